@@ -1,0 +1,31 @@
+# The road from preference data to a chat model, in the order of the rule files.
+#
+#   output/data/DATASET      records            output/sft/RECIPE      fine-tuned model
+#   output/split/DATASET     rows of phases     output/reward/RECIPE   reward model
+#   output/tokens/PHASE/...  token arrays       output/rlhf/RECIPE     chat model
+#   output/models/MODEL      base models        output/eval/...        figures of each model
+#
+# Each result folder has its NAME.manifest.json beside it: what it was made from, and its files.
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/data.smk"
+include: "rules/models.smk"
+include: "rules/sft.smk"
+include: "rules/reward.smk"
+include: "rules/rlhf.smk"
+include: "rules/report.smk"
+
+
+# Without a target: what was built before is brought up to date; in a fresh tree, the tiny recipe.
+rule all:
+    default_target: True
+    input:
+        built_targets(),

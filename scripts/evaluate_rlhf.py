@@ -1,0 +1,116 @@
+"""Compare a chat model with the SFT model that it comes from, on held-out prompts.
+
+Both answer the same prompts several times, sampled. Differences come with 95 % intervals, by
+resampling the prompts.
+"""
+
+import json
+
+import numpy as np
+import torch
+
+from rlhf import toy
+from rlhf.batches import micro_batches, pad, span_mask
+from rlhf.generate import sample_responses
+from rlhf.job import run
+from rlhf.metrics import bootstrap_interval, write_json
+from rlhf.models import Policy, Scorer, choose_device, load_causal, load_scorer, score_last_tokens
+from rlhf.tokens import Ragged, load_tokenizer
+
+# Datasets whose answers can be told right from wrong exactly.
+EXACT_CHECKS = {"shop": toy.is_right}
+
+
+def main(job):
+    """Answers, scores, rates; metrics.json has the figures and answers.jsonl every answer."""
+    settings, placement = job.settings, job.placement
+    device = choose_device(placement)
+    max_tokens = placement["micro_batch_tokens"]
+    tokenizer = load_tokenizer(job.inputs["rlhf"])
+    held_out = Ragged(job.inputs["tokens"], "eval.prompt")
+    prompts = [list(map(int, held_out[row])) for row in range(min(len(held_out), settings.prompts))]
+    policies = {
+        name: Policy(load_causal(job.inputs[name], "fp32", tokenizer)).to(device).eval()
+        for name in ("sft", "rlhf")
+    }
+    reward = Scorer(load_scorer(job.inputs["reward"], "fp32", tokenizer)).to(device).eval()
+
+    asked = [prompt for prompt in prompts for _ in range(settings.samples)]
+    per_answer, answers = {}, []
+    for name, policy in policies.items():
+        torch.manual_seed(settings.seed)
+        responses = sample_responses(
+            policy.causal,
+            asked,
+            tokenizer,
+            settings.max_response_length,
+            settings.temperature,
+            max_tokens,
+        )
+        sequences = [[*p, *r] for p, r in zip(asked, responses, strict=True)]
+        scores = score_last_tokens(reward, sequences, tokenizer.pad_token_id, max_tokens)
+        sums = {
+            other: response_logprobs(policies[other], asked, responses, tokenizer, settings, max_tokens)
+            for other in policies
+        }
+        texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
+        questions = tokenizer.batch_decode(asked, skip_special_tokens=True)
+        figures = {
+            "score": scores.cpu().numpy(),
+            "length": np.array([len(response) for response in responses]),
+            "ended_by_eos": np.array([r[-1] == tokenizer.eos_token_id for r in responses]),
+            "kl_to_sft": sums[name] - sums["sft"],
+        }
+        if settings.exact_check:
+            check = EXACT_CHECKS[settings.exact_check]
+            right = [check(q, t) for q, t in zip(questions, texts, strict=True)]
+            figures["success"] = np.array(right) & figures["ended_by_eos"]
+        per_answer[name] = figures
+        answers += [
+            {"model": name, "prompt": q, "answer": t, "score": float(s)}
+            for q, t, s in zip(questions, texts, figures["score"], strict=True)
+        ]
+
+    write_json(job.result / "metrics.json", compare(per_answer, len(prompts), settings))
+    with open(job.result / "answers.jsonl", "w") as file:
+        file.writelines(json.dumps(answer) + "\n" for answer in answers)
+
+
+@torch.no_grad()
+def response_logprobs(policy, prompts, responses, tokenizer, settings, max_tokens):
+    """Log-probability of each whole response [n]."""
+    device = next(policy.parameters()).device
+    sums = np.zeros(len(prompts))
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+    for rows in micro_batches(range(len(prompts)), lengths, max_tokens):
+        sequences = [[*prompts[row], *responses[row]] for row in rows]
+        input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
+        starts, ends = [len(prompts[row]) for row in rows], [lengths[row] for row in rows]
+        tokens = span_mask(starts, ends, input_ids.shape[1], device)
+        logprobs, _ = policy(input_ids, attention_mask, tokens, settings.temperature)
+        table = torch.zeros(tokens.shape, device=device).masked_scatter(tokens, logprobs)
+        sums[rows] = table.double().sum(dim=1).cpu().numpy()
+    return sums
+
+
+def compare(per_answer, num_prompts, settings):
+    """Means of both models, and the difference of scores and success with its interval."""
+    figures = {"prompts": num_prompts, "samples": settings.samples}
+    for name, values in per_answer.items():
+        figures[name] = {key: float(np.mean(value)) for key, value in values.items()}
+    for key in ("score", "success"):
+        if key in per_answer["rlhf"]:
+            # Answers to one prompt are alike: the prompt is what is drawn anew.
+            by_prompt = [
+                per_answer[name][key].astype(float).reshape(num_prompts, -1).mean(axis=1)
+                for name in ("rlhf", "sft")
+            ]
+            difference = by_prompt[0] - by_prompt[1]
+            interval = bootstrap_interval(difference, settings.bootstrap, settings.seed)
+            figures[f"{key}_difference"] = {"mean": float(difference.mean()), "interval_95": interval}
+            print(f"{key}: {figures['sft'][key]:.3f} -> {figures['rlhf'][key]:.3f}")
+    return figures
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,74 @@
+"""Make a model from a config with random weights, and its tokenizer."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlhf.digests import file_digest
+from rlhf.job import InputError, run
+from rlhf.records import read_records
+from rlhf.tokens import load_tokenizer
+
+
+def main(job):
+    """The tokenizer first: the config's vocabulary and special ids are the tokenizer's."""
+    if "train_on" in job.settings.tokenizer:
+        records = read_records(job.inputs["records"] / "train.parquet")
+        train_tokenizer(records, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
+    else:
+        copy_tokenizer(job)
+    tokenizer = load_tokenizer(job.result)
+    config = AutoConfig.for_model(
+        **job.settings.init,
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(job.settings.seed)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(job.result)
+    print(f"{job.spec['name']}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
+
+
+def train_tokenizer(records, vocab_size):
+    """A byte-level BPE of a dataset's texts, with <s> in front of what it encodes, as OPT's has."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (text for row in records for text in row.values())
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def copy_tokenizer(job):
+    """Copy a tokenizer's files, each checked against the digest that was planned."""
+    for name, planned in job.spec["files"].items():
+        path = Path(job.placement["source"], name)
+        if not path.is_file() or file_digest(path) != planned:
+            raise InputError(f"{path} changed since this build was planned: start it again")
+        shutil.copyfile(path, job.result / name)
+
+
+if __name__ == "__main__":
+    run(main)

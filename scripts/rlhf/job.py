@@ -1,0 +1,167 @@
+"""The frame of every program: a spec comes in, a result folder and its manifest go out.
+
+A spec (output/specs/RULE/NAME-DIGEST.json) holds all that determines a result. The manifest
+(output/STAGE/NAME.manifest.json) repeats the spec and lists size and sha256 of every file of the
+result. It has no times in it: the same build gives the same bytes. When and where a job ran is in
+NAME.run.json beside it.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from rlhf.digests import code_digests, digest, file_digest, write_atomically
+
+# Snakemake leaves this empty file in folders that a user asks for by name.
+NOT_OURS = {".snakemake_timestamp", "manifest.json"}
+
+
+class InputError(Exception):
+    """A user's mistake or damaged input: told in one line, without a traceback."""
+
+
+class Job:
+    """One run of a program.
+
+    settings: the science, from the spec. placement: where and how it runs, from the command line.
+    inputs: the result folders of the jobs before it, by name. result: the folder to fill.
+    """
+
+    def __init__(self, spec, placement):
+        self.spec = spec
+        self.placement = placement
+        self.settings = SimpleNamespace(**spec["settings"])
+        self.inputs = {name: Path(job["path"]) for name, job in spec["inputs"].items()}
+        self.target = Path(spec["path"])
+        self.manifest = manifest_of(self.target)
+        self.result = self.target.with_name(f".{self.target.name}.tmp")
+        self.log_folder = Path("output/logs", spec["rule"], spec["name"])
+
+
+def manifest_of(folder):
+    """Path of the manifest beside a result folder."""
+    return Path(f"{folder}.manifest.json")
+
+
+def result_files(folder):
+    """Size and sha256 of every file in a result folder, by relative path."""
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {
+            "size": path.stat().st_size,
+            "sha256": file_digest(path),
+        }
+        for path in paths
+        if path.name not in NOT_OURS
+    }
+
+
+def run(main):
+    """Run main(job), then publish job.result. The old result stays until the new one is whole.
+
+    Exits with 1 and one line on standard error where the input, the code or the spec is wrong.
+    """
+    parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
+    parser.add_argument("--spec", required=True, help="spec file of the job")
+    parser.add_argument(
+        "--placement", default="{}", type=json.loads, help="JSON: where and how the job runs"
+    )
+    arguments = parser.parse_args()
+    started = time.time()
+    try:
+        spec = json.loads(Path(arguments.spec).read_text())
+        job = Job(spec, arguments.placement)
+        check_code(spec)
+        inputs = {name: check_input(entry) for name, entry in spec["inputs"].items()}
+        if not is_complete(job.target, spec, inputs):
+            shutil.rmtree(job.result, ignore_errors=True)
+            job.result.mkdir(parents=True)
+            main(job)
+            publish(job, inputs)
+        # A complete folder without its manifest beside it: an interrupted or failed rerun removed
+        # the manifest alone. Nothing has to be computed again.
+        write_atomically(job.manifest, (job.target / "manifest.json").read_text())
+        write_run_record(job, started)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno is None:
+            raise
+        sys.exit(f"error: {error.strerror}: {error.filename or job.target}")
+
+
+def check_code(spec):
+    """The code that runs must be the code that was planned: an edit in between is refused."""
+    planned, now = spec["code"], code_digests(Path(sys.argv[0]))
+    changed = sorted(name for name in planned.keys() | now if planned.get(name) != now.get(name))
+    if changed:
+        raise InputError(f"{', '.join(changed)} changed since this build was planned: start it again")
+
+
+def check_input(entry):
+    """The digest of an input's manifest, once its spec and files are found to be the planned ones."""
+    path = manifest_of(entry["path"])
+    manifest = json.loads(path.read_text())
+    if digest(manifest["spec"]) != entry["spec"]:
+        raise InputError(f"{path} was made from another spec than this job's: start the build again")
+    files = result_files(entry["path"])
+    for name in sorted(manifest["files"].keys() | files):
+        if manifest["files"].get(name) != files.get(name):
+            raise InputError(
+                f"{entry['path']}/{name} is not the file that its manifest names:"
+                f" delete {entry['path']} and start the build again"
+            )
+    return file_digest(path)
+
+
+def is_complete(folder, spec, inputs):
+    """Whether a result folder was made from this spec and these inputs, and is undamaged."""
+    path = Path(folder, "manifest.json")
+    if not path.exists():
+        return False
+    manifest = json.loads(path.read_text())
+    return (
+        manifest["spec"] == spec
+        and manifest["inputs"] == inputs
+        and manifest["files"] == result_files(folder)
+    )
+
+
+def publish(job, inputs):
+    """Put the finished folder, with its manifest inside, in the place of the old one."""
+    manifest = {"spec": job.spec, "inputs": inputs, "files": result_files(job.result)}
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_atomically(job.result / "manifest.json", text)
+    old = job.target.with_name(f".{job.target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if job.target.exists():
+        os.replace(job.target, old)
+    os.replace(job.result, job.target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_run_record(job, started):
+    """NAME.run.json: times, machine, placement and installed versions of this run."""
+    requirements = Path(sys.argv[0]).resolve().parent.parent / "requirements.txt"
+    pins = re.findall(r"^([\w.-]+)==", requirements.read_text(), flags=re.MULTILINE)
+    record = {
+        "spec": digest(job.spec),
+        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
+        "seconds": round(time.time() - started, 3),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "placement": job.placement,
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in pins},
+    }
+    write_atomically(f"{job.target}.run.json", json.dumps(record, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,16 @@
+"""Losses of preference pairs: tensors in, tensors out."""
+
+import torch.nn.functional as F
+
+
+def pairwise_loss(chosen_scores, rejected_scores):
+    """-log sigmoid(chosen - rejected) of each pair [B] (Bradley-Terry; Ouyang et al. 2022, eq. 1)."""
+    return -F.logsigmoid(chosen_scores - rejected_scores)
+
+
+def accuracy_and_ties(chosen_scores, rejected_scores):
+    """Share of pairs with chosen > rejected, and of pairs with equal scores, which are no success."""
+    return (
+        (chosen_scores > rejected_scores).float().mean().item(),
+        (chosen_scores == rejected_scores).float().mean().item(),
+    )

@@ -1,0 +1,232 @@
+"""Train a chat model on the reward model's scores by PPO.
+
+Each step: (1) sample a response to each prompt, (2) score it, (3) take the log-probabilities of
+actor and reference and the values of the critic, (4) make rewards, advantages and returns of them,
+(5) update actor and critic. Mathematics: rlhf/ppo.py. Reference: the SFT model, frozen. Critic: the
+reward model to begin with.
+"""
+
+import numpy as np
+import torch
+
+from rlhf import ppo
+from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf.engine import Engine, start
+from rlhf.generate import sample_responses
+from rlhf.job import InputError, run
+from rlhf.metrics import StepLog
+from rlhf.models import (
+    Policy,
+    Scorer,
+    add_lora,
+    load_causal,
+    load_scorer,
+    save_model,
+    score_last_tokens,
+)
+from rlhf.tokens import Ragged, load_tokenizer
+
+
+def main(job):
+    """Data, models, loop, save."""
+    settings, placement = job.settings, job.placement
+    device = start(placement)
+    torch.manual_seed(settings.seed)
+
+    prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    tokenizer = load_tokenizer(job.inputs["actor"])
+    if tokenizer.get_vocab() != load_tokenizer(job.inputs["reward"]).get_vocab():
+        raise InputError(
+            f"{job.inputs['actor']} and {job.inputs['reward']} have different tokenizers:"
+            " a reward model can only score tokens that it knows"
+        )
+
+    actor = load_causal(job.inputs["actor"], settings.dtype, tokenizer)
+    if settings.lora_rank:
+        actor = add_lora(actor, settings.lora_rank, settings.lora_alpha)
+    actor = Policy(actor).to(device)
+    critic = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device)
+    ref = Policy(load_causal(job.inputs["actor"], settings.dtype, tokenizer)).to(device).eval()
+    reward = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device).eval()
+
+    steps = num_steps(len(prompts), settings.rollout_batch_size, settings.epochs)
+    updates = sum(
+        num_steps(len(rows), settings.global_batch_size, settings.ppo_epochs)
+        for rows in global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, 0)
+    )
+    actor_engine = Engine(actor, settings, settings.actor_learning_rate, updates, placement)
+    critic_engine = Engine(critic, settings, settings.critic_learning_rate, updates, placement)
+    rollouts = Rollouts(settings, placement, tokenizer, device)
+
+    score_mean, score_deviation = 0.0, 1.0
+    batches = global_batches(
+        len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed
+    )
+    with StepLog(job, steps) as log:
+        for step, rows in enumerate(batches, start=1):
+            # 1. Responses.
+            rollouts.sample(actor.causal, [prompts[row] for row in rows])
+
+            # 2. Scores. The first step's answers are the SFT model's own.
+            scores = rollouts.scores(reward)
+            if not torch.isfinite(scores).all():
+                raise InputError(f"step {step}: the reward model gives scores that are no numbers")
+            if step == 1 and settings.standardize_scores:
+                score_mean, score_deviation = scores.mean(), scores.std()
+                if score_deviation == 0:
+                    raise InputError("the reward model gives every answer the same score")
+            standardized = (scores - score_mean) / score_deviation
+            clipped = standardized.clamp(-settings.score_clip, settings.score_clip)
+
+            # 3. Log-probabilities and values of each token of the responses.
+            with torch.no_grad():
+                logprobs, entropies = rollouts.logprobs(actor)
+                ref_logprobs, _ = rollouts.logprobs(ref)
+                values = rollouts.values(critic)
+
+            # 4. Rewards, advantages, returns.
+            mask = rollouts.response_mask
+            rewards = ppo.token_rewards(clipped, logprobs, ref_logprobs, mask, settings.kl_coef)
+            advantages, returns = ppo.gae(
+                rewards, values, mask, settings.gamma, settings.gae_lambda
+            )
+            if settings.whiten_advantages:
+                advantages = ppo.whiten(advantages, mask)
+
+            # 5. Updates.
+            rollouts.old_logprobs, rollouts.old_values = logprobs, values
+            rollouts.advantages, rollouts.returns = advantages, returns
+            updated = [
+                update(rollouts, minibatch, actor_engine, critic_engine, settings)
+                for minibatch in global_batches(
+                    len(rows), settings.global_batch_size, settings.ppo_epochs, settings.seed + step
+                )
+            ]
+
+            kl = ((logprobs - ref_logprobs) * mask).sum(dim=1)
+            figures = {
+                "objective/scores": scores.mean().item(),
+                "objective/kl": kl.mean().item(),
+                "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
+                "objective/entropy": ppo.masked_mean(entropies, mask).item(),
+                "value/explained_variance": ppo.explained_variance(values, returns, mask),
+                "response/length": mask.sum(dim=1).float().mean().item(),
+                "response/ended_by_eos": float(np.mean(rollouts.ended)),
+            }
+            for name in updated[0]:
+                figures[name] = float(np.mean([u[name] for u in updated]))
+            # Before the first update of a step the ratio is 1 and nothing is clipped.
+            for name in ("ratio", "approx_kl", "clip_fraction"):
+                figures[f"policy/first_{name}"] = updated[0][f"policy/{name}"]
+            log.write(step, ["objective/scores", "objective/kl"], **figures)
+
+    save_model(actor.model, tokenizer, job.result)
+
+
+def update(rollouts, rows, actor_engine, critic_engine, settings):
+    """One optimizer step of actor and critic on some rollouts; returns means over their tokens."""
+    num_tokens = int(rollouts.response_mask[rows].sum())
+    sums = dict.fromkeys(("policy/loss", "value/loss"), 0.0)
+    sums |= dict.fromkeys(("policy/ratio", "policy/approx_kl", "policy/clip_fraction"), 0.0)
+    passes = list(rollouts.passes(rows))
+    for number, (group, batch) in enumerate(passes, start=1):
+        input_ids, attention_mask, tokens, states, mask = batch
+        last = number == len(passes)
+
+        logprobs, _ = actor_engine(input_ids, attention_mask, tokens, settings.temperature)
+        old_logprobs = rollouts.old_logprobs[group][mask]
+        advantages = rollouts.advantages[group][mask]
+        losses = ppo.policy_loss(logprobs, old_logprobs, advantages, settings.clip_range)
+        policy_loss = losses.sum() / num_tokens
+        actor_engine.backward(policy_loss, last)
+
+        values = critic_engine(input_ids, attention_mask, states)
+        losses = ppo.value_loss(
+            values,
+            rollouts.old_values[group][mask],
+            rollouts.returns[group][mask],
+            settings.value_clip_range,
+        )
+        value_loss = losses.sum() / num_tokens
+        critic_engine.backward(value_loss, last)
+
+        sums["policy/loss"] += policy_loss.item()
+        sums["value/loss"] += value_loss.item()
+        statistics = ppo.ratio_statistics(logprobs.detach(), old_logprobs, settings.clip_range)
+        for name, value in statistics.items():
+            sums[f"policy/{name}"] += value / num_tokens
+    return sums
+
+
+class Rollouts:
+    """The prompts and responses of a step, and what the models say of them: tensors [B, R]."""
+
+    def __init__(self, settings, placement, tokenizer, device):
+        self.settings = settings
+        self.max_tokens = placement["micro_batch_tokens"]
+        self.tokenizer = tokenizer
+        self.device = device
+
+    def sample(self, causal, prompts):
+        """Have the actor answer the prompts."""
+        settings = self.settings
+        responses = sample_responses(
+            causal,
+            prompts,
+            self.tokenizer,
+            settings.max_response_length,
+            settings.temperature,
+            self.max_tokens,
+        )
+        self.starts = [len(prompt) for prompt in prompts]
+        self.sequences = [[*p, *r] for p, r in zip(prompts, responses, strict=True)]
+        self.ended = [response[-1] == self.tokenizer.eos_token_id for response in responses]
+        lengths = [len(response) for response in responses]
+        self.response_mask = span_mask([0] * len(lengths), lengths, max(lengths), self.device)
+
+    def passes(self, rows=None):
+        """Rows of each pass, and its tensors.
+
+        The tensors: input_ids, attention_mask, the response tokens, the states before them (all
+        [b, T]) and response_mask [b, R].
+        """
+        rows = range(len(self.sequences)) if rows is None else rows
+        lengths = [len(self.sequences[row]) for row in rows]
+        for group in micro_batches(rows, lengths, self.max_tokens):
+            sequences = [self.sequences[row] for row in group]
+            input_ids, attention_mask = pad(sequences, self.tokenizer.pad_token_id, self.device)
+            starts, ends = [self.starts[row] for row in group], [len(s) for s in sequences]
+            width = input_ids.shape[1]
+            tokens = span_mask(starts, ends, width, self.device)
+            before = [start - 1 for start in starts], [end - 1 for end in ends]
+            states = span_mask(*before, width, self.device)
+            yield group, (input_ids, attention_mask, tokens, states, self.response_mask[group])
+
+    def scores(self, reward):
+        """The reward model's score of each response [B]."""
+        pad_id = self.tokenizer.pad_token_id
+        return score_last_tokens(reward, self.sequences, pad_id, self.max_tokens)
+
+    def logprobs(self, policy):
+        """Log-probability and entropy of each response token, [B, R] both."""
+        logprobs = torch.zeros(self.response_mask.shape, device=self.device)
+        entropies = torch.zeros_like(logprobs)
+        for group, (input_ids, attention_mask, tokens, _, mask) in self.passes():
+            found = policy(input_ids, attention_mask, tokens, self.settings.temperature)
+            for table, values in zip((logprobs, entropies), found, strict=True):
+                table[group] = torch.zeros(mask.shape, device=self.device).masked_scatter(
+                    mask, values
+                )
+        return logprobs, entropies
+
+    def values(self, critic):
+        """The critic's value before each response token [B, R]."""
+        values = torch.zeros(self.response_mask.shape, device=self.device)
+        for group, (input_ids, attention_mask, _, states, mask) in self.passes():
+            found = critic(input_ids, attention_mask, states)
+            values[group] = torch.zeros(mask.shape, device=self.device).masked_scatter(mask, found)
+        return values
+
+
+if __name__ == "__main__":
+    run(main)
