@@ -12,10 +12,11 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-configfile: "config.yaml"
+configfile: f"{workflow.basedir}/config.yaml"
 
 
 include: "rules/common.smk"
+include: "rules/specs.smk"
 include: "rules/data.smk"
 include: "rules/models.smk"
 include: "rules/sft.smk"

@@ -1,9 +1,4 @@
-# Helpers of the rules: the checked config, and the spec of each job.
-#
-# A spec is the canonical JSON of all that determines a job's result, the digests of its upstream
-# jobs' specs among it. Staleness is decided here, by comparing the spec with the manifest of the
-# result on disk, and told to Snakemake by the one thing that it always looks at: file times. The
-# default profile leaves it no other trigger.
+# Helpers of the rules: the checked config, and where things run and lie.
 
 import json
 import os
@@ -18,15 +13,7 @@ import yaml
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from rlhf.digests import (
-    DigestCache,
-    canonical_json,
-    code_digests,
-    digest,
-    file_digest,
-    requirements_digest,
-    write_atomically,
-)
+from rlhf.digests import canonical_json
 
 # No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -101,6 +88,11 @@ def placement_json(stage):
     return lookup
 
 
+def program(rule):
+    """Path of the program of a rule, from the working directory."""
+    return os.path.relpath(ROOT / f"scripts/{rule}.py")
+
+
 def check_references():
     """Stop if a recipe names a model, dataset or recipe that the config does not have."""
     for name, model in config["models"].items():
@@ -136,135 +128,17 @@ def tokenizer_model(stage, name):
     return tokenizer_model("sft", model) if made_by == "train_sft" else (made_by, model)
 
 
-# --- specs ----------------------------------------------------------------------------------
-
-DESCRIPTIONS = {}
-
-
-def job(rule, folder):
-    """Register a function of a name that describes the rule's job: settings, inputs, files."""
-
-    def register(describe):
-        DESCRIPTIONS[rule] = (folder, describe)
-        return describe
-
-    return register
+def dataset_place(wildcards):
+    return canonical_json({"source": config["datasets"][wildcards.name].get("path")})
 
 
-def folder_of(rule, name):
-    return f"output/{DESCRIPTIONS[rule][0]}/{name}"
+def tokenizer_place(wildcards):
+    return canonical_json({"source": config["models"][wildcards.name]["tokenizer"].get("path")})
 
 
-def manifest_of(rule, name):
-    return f"{folder_of(rule, name)}.manifest.json"
-
-
-@cache
-def code_of(rule):
-    return code_digests(ROOT / f"scripts/{rule}.py")
-
-
-@cache
-def requirements():
-    return requirements_digest(ROOT / "requirements.txt")
-
-
-@cache
-def digest_cache():
-    return DigestCache("output/specs/digests.json")
-
-
-@cache
-def spec_of(rule, name):
-    """The spec of a job and its digest."""
-    described = DESCRIPTIONS[rule][1](name)
-    inputs = {
-        key: {
-            "rule": upstream,
-            "name": upstream_name,
-            "path": folder_of(upstream, upstream_name),
-            "spec": spec_of(upstream, upstream_name)[1],
-        }
-        for key, (upstream, upstream_name) in described.get("inputs", {}).items()
-    }
-    spec = {
-        "rule": rule,
-        "name": name,
-        "path": folder_of(rule, name),
-        "settings": described["settings"],
-        "inputs": inputs,
-        "files": described.get("files", {}),
-        "code": code_of(rule),
-        "requirements": requirements(),
-    }
-    return spec, digest(spec)
-
-
-def is_fresh(rule, name):
-    """Whether the result on disk was made from today's spec and inputs, and is all there."""
-    spec, spec_digest = spec_of(rule, name)
-    try:
-        manifest = json.loads(Path(manifest_of(rule, name)).read_text())
-        made_from, inputs, files = (manifest[key] for key in ("spec", "inputs", "files"))
-    except (FileNotFoundError, ValueError, KeyError):
-        return False
-    folder = Path(folder_of(rule, name))
-    return (
-        digest(made_from) == spec_digest
-        and all(
-            (folder / file).is_file() and (folder / file).stat().st_size == facts["size"]
-            for file, facts in files.items()
-        )
-        and all(
-            not Path(path).exists() or file_digest(path) == inputs.get(key)
-            for key, job in spec["inputs"].items()
-            for path in [f"{job['path']}.manifest.json"]
-        )
-    )
-
-
-@cache
-def spec_file(rule, name):
-    """Path of the job's spec, written if it is new, with times set for Snakemake to see.
-
-    A stale result is older than its spec. A fresh one is as new as its spec and its inputs at
-    least, whatever has been touched, copied or replaced since.
-    """
-    spec, spec_digest = spec_of(rule, name)
-    path = Path(f"output/specs/{rule}/{name}-{spec_digest[:16]}.json")
-    if not path.exists():
-        write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
-    for job in spec["inputs"].values():
-        spec_file(job["rule"], job["name"])
-    if not is_fresh(rule, name):
-        os.utime(path)
-        return str(path)
-    manifest = Path(manifest_of(rule, name))
-    before = [path, *(Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values())]
-    newest = max(file.stat().st_mtime_ns for file in before if file.exists())
-    if manifest.stat().st_mtime_ns < newest:
-        os.utime(path, ns=(0, 0))
-        os.utime(manifest, ns=(newest, newest))
-    return str(path)
-
-
-def inputs(rule):
-    """Input function of a rule: its spec, and the manifests of the jobs before it."""
-
-    def lookup(wildcards):
-        spec, _ = spec_of(rule, wildcards.name)
-        manifests = {
-            key: manifest_of(job["rule"], job["name"])
-            for key, job in spec["inputs"].items()
-        }
-        return {"spec": spec_file(rule, wildcards.name), **manifests}
-
-    return lookup
-
-
-def science(settings):
-    """Settings without their placement, with the seed: what a training program needs to know."""
-    return {"seed": config["seed"]} | {k: v for k, v in settings.items() if k != "placement"}
+def models_from(origin):
+    """Constraint on names: the models that come from this origin."""
+    return "|".join(re.escape(n) for n, m in config["models"].items() if origin in m) or "(?!)"
 
 
 def built_targets():

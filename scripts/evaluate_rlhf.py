@@ -50,8 +50,8 @@ def main(job):
         sequences = [[*p, *r] for p, r in zip(asked, responses, strict=True)]
         scores = score_last_tokens(reward, sequences, tokenizer.pad_token_id, max_tokens)
         sums = {
-            other: response_logprobs(policies[other], asked, responses, tokenizer, settings, max_tokens)
-            for other in policies
+            other: response_logprobs(by, asked, responses, tokenizer, settings, max_tokens)
+            for other, by in policies.items()
         }
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         questions = tokenizer.batch_decode(asked, skip_special_tokens=True)
@@ -107,7 +107,10 @@ def compare(per_answer, num_prompts, settings):
             ]
             difference = by_prompt[0] - by_prompt[1]
             interval = bootstrap_interval(difference, settings.bootstrap, settings.seed)
-            figures[f"{key}_difference"] = {"mean": float(difference.mean()), "interval_95": interval}
+            figures[f"{key}_difference"] = {
+                "mean": float(difference.mean()),
+                "interval_95": interval,
+            }
             print(f"{key}: {figures['sft'][key]:.3f} -> {figures['rlhf'][key]:.3f}")
     return figures
 

@@ -24,7 +24,8 @@ def main(job):
             policy, prompts, responses, tokenizer.pad_token_id, job.placement["micro_batch_tokens"]
         )
     write_json(job.result / "metrics.json", figures)
-    print(f"perplexity {figures['before']['perplexity']:.3f} -> {figures['after']['perplexity']:.3f}")
+    before, after = (figures[name]["perplexity"] for name in ("before", "after"))
+    print(f"perplexity {before:.3f} -> {after:.3f}")
 
 
 @torch.no_grad()

@@ -3,33 +3,25 @@
 import shutil
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rlhf.digests import file_digest
 from rlhf.job import InputError, run
+from rlhf.models import make_causal
 from rlhf.records import read_records
 from rlhf.tokens import load_tokenizer
 
 
 def main(job):
-    """The tokenizer first: the config's vocabulary and special ids are the tokenizer's."""
+    """The tokenizer first: the model's vocabulary and special ids are the tokenizer's."""
     if "train_on" in job.settings.tokenizer:
         records = read_records(job.inputs["records"] / "train.parquet")
         train_tokenizer(records, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
         copy_tokenizer(job)
     tokenizer = load_tokenizer(job.result)
-    config = AutoConfig.for_model(
-        **job.settings.init,
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(job.settings.seed)
-    model = AutoModelForCausalLM.from_config(config)
+    model = make_causal(job.settings.init, tokenizer, job.settings.seed)
     model.save_pretrained(job.result)
     print(f"{job.spec['name']}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
 

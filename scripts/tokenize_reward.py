@@ -29,8 +29,9 @@ def main(job):
         }
         # Answers that differ only behind the cut are equal to the model.
         differ = [n for n in range(len(rows)) if chosen[n] != rejected[n]]
-        dropped = {"empty answer": len(records) - len(full), "equal answers": len(full) - len(differ)}
-        return {name: [ids[n] for n in differ] for name, ids in fields.items()}, dropped
+        kept = {name: [ids[n] for n in differ] for name, ids in fields.items()}
+        equal = len(full) - len(differ)
+        return kept, {"empty answer": len(records) - len(full), "equal answers": equal}
 
     write_phase(job, "reward", encode, len(tokenizer))
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.job import run
 from rlhf.metrics import StepLog
@@ -67,6 +68,7 @@ def main(job):
             )
 
     save_model(scorer.model, tokenizer, job.result)
+    write_card(job)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 
 from rlhf import ppo
 from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.generate import sample_responses
 from rlhf.job import InputError, run
@@ -58,7 +59,6 @@ def main(job):
     critic_engine = Engine(critic, settings, settings.critic_learning_rate, updates, placement)
     rollouts = Rollouts(settings, placement, tokenizer, device)
 
-    score_mean, score_deviation = 0.0, 1.0
     batches = global_batches(
         len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed
     )
@@ -67,15 +67,13 @@ def main(job):
             # 1. Responses.
             rollouts.sample(actor.causal, [prompts[row] for row in rows])
 
-            # 2. Scores. The first step's answers are the SFT model's own.
+            # 2. Scores.
             scores = rollouts.scores(reward)
             if not torch.isfinite(scores).all():
                 raise InputError(f"step {step}: the reward model gives scores that are no numbers")
             if step == 1 and settings.standardize_scores:
-                score_mean, score_deviation = scores.mean(), scores.std()
-                if score_deviation == 0:
-                    raise InputError("the reward model gives every answer the same score")
-            standardized = (scores - score_mean) / score_deviation
+                standardize(scores, critic)
+            standardized = (scores - critic.mean) / critic.deviation
             clipped = standardized.clamp(-settings.score_clip, settings.score_clip)
 
             # 3. Log-probabilities and values of each token of the responses.
@@ -121,6 +119,14 @@ def main(job):
             log.write(step, ["objective/scores", "objective/kl"], **figures)
 
     save_model(actor.model, tokenizer, job.result)
+    write_card(job)
+
+
+def standardize(scores, critic):
+    """Make mean and deviation of these scores, of the SFT model's answers, the critic's units."""
+    critic.mean, critic.deviation = scores.mean().item(), scores.std().item()
+    if critic.deviation == 0:
+        raise InputError("the reward model gives every answer the same score")
 
 
 def update(rollouts, rows, actor_engine, critic_engine, settings):

@@ -7,6 +7,7 @@ response), whatever passes they stand in.
 import torch
 
 from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.job import run
 from rlhf.metrics import StepLog
@@ -67,6 +68,7 @@ def main(job):
             )
 
     save_model(policy.model, tokenizer, job.result)
+    write_card(job)
 
 
 if __name__ == "__main__":

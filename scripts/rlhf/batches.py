@@ -18,7 +18,7 @@ def global_batches(num_rows, batch_size, epochs, seed):
 
 
 def micro_batches(rows, lengths, max_tokens):
-    """Share rows among passes of at most max_tokens tokens, padding included, like lengths together.
+    """Share rows among passes of at most max_tokens tokens with padding, like lengths together.
 
     rows: row numbers; lengths: length of each of them. A row longer than max_tokens passes alone.
     """

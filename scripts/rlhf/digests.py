@@ -44,7 +44,7 @@ def file_digest(path):
 
 
 class DigestCache:
-    """File digests remembered by (size, mtime_ns, ctime_ns, inode), so that planning again is cheap.
+    """File digests remembered by (size, mtime_ns, ctime_ns, inode), to plan again at no cost.
 
     ctime is in the key because an edit can restore mtime but not ctime.
     """
@@ -121,5 +121,6 @@ def code_digests(program):
 
 def requirements_digest(path):
     """Digest of the pinned requirements: order, case and comments do not count."""
-    lines = (re.sub(r"\s*#.*", "", line).strip().lower() for line in open(path))
+    lines = Path(path).read_text().lower().splitlines()
+    lines = (re.sub(r"\s*#.*", "", line).strip() for line in lines)
     return digest(sorted(line for line in lines if line))

@@ -9,18 +9,14 @@ import os
 import socket
 
 import torch
-
-# Before deepspeed is imported: it looks for an accelerator then, and warns where there is none.
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
-
-import deepspeed
-import deepspeed.ops
 from transformers import get_scheduler
 
 from rlhf.job import InputError
 from rlhf.models import choose_device
+
+# After rlhf.models, which tells DeepSpeed of the CPU: it looks for an accelerator when imported.
+import deepspeed  # isort: skip
+import deepspeed.ops  # isort: skip
 
 
 def start(placement):

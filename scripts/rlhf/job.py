@@ -104,15 +104,19 @@ def check_code(spec):
     planned, now = spec["code"], code_digests(Path(sys.argv[0]))
     changed = sorted(name for name in planned.keys() | now if planned.get(name) != now.get(name))
     if changed:
-        raise InputError(f"{', '.join(changed)} changed since this build was planned: start it again")
+        raise InputError(
+            f"{', '.join(changed)} changed since this build was planned: start it again"
+        )
 
 
 def check_input(entry):
-    """The digest of an input's manifest, once its spec and files are found to be the planned ones."""
+    """The digest of an input's manifest, if its spec and files are those that were planned."""
     path = manifest_of(entry["path"])
     manifest = json.loads(path.read_text())
     if digest(manifest["spec"]) != entry["spec"]:
-        raise InputError(f"{path} was made from another spec than this job's: start the build again")
+        raise InputError(
+            f"{path} was made from another spec than this job's: start the build again"
+        )
     files = result_files(entry["path"])
     for name in sorted(manifest["files"].keys() | files):
         if manifest["files"].get(name) != files.get(name):

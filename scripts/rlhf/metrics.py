@@ -15,7 +15,7 @@ class StepLog:
     """
 
     def __init__(self, job, num_steps):
-        self.file = open(job.result / "metrics.jsonl", "w")
+        self.file = (job.result / "metrics.jsonl").open("w")
         board = job.log_folder / "tensorboard"
         shutil.rmtree(board, ignore_errors=True)
         self.board = SummaryWriter(board)
@@ -35,7 +35,8 @@ class StepLog:
         self.file.flush()
         for name, value in figures.items():
             self.board.add_scalar(name, value, step)
-        self.bar.set_postfix({name.split("/")[-1]: f"{figures[name]:.3f}" for name in shown})
+        figures = {name.split("/")[-1]: f"{figures[name]:.3f}" for name in shown}
+        self.bar.set_postfix(figures, refresh=False)
         self.bar.update(step - self.bar.n)
 
 

@@ -7,8 +7,10 @@ Shapes: B sequences, T tokens, N selected tokens of all sequences, row after row
 """
 
 import math
+import os
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
@@ -21,7 +23,16 @@ from transformers import (
 from rlhf.batches import micro_batches, pad, span_mask
 from rlhf.job import InputError
 
+# Progress bars of single files and reports on heads that are meant to be new say nothing here.
+transformers.logging.disable_progress_bar()
+transformers.logging.set_verbosity_error()
+# transformers imports DeepSpeed when it is installed, which warns where it finds no accelerator.
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Dropout is off in every phase: PPO's first ratio is then exactly 1, and a run can be repeated.
 DROPOUTS = (
@@ -56,6 +67,26 @@ def _config(folder, **changes):
     return config
 
 
+def make_causal(init, tokenizer, seed):
+    """A causal language model with random weights, for a tokenizer.
+
+    init: keys of the model's transformers config. Raises InputError where they make no model.
+    """
+    ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+    torch.manual_seed(seed)
+    try:
+        config = AutoConfig.for_model(**init, vocab_size=len(tokenizer), **ids)
+        return AutoModelForCausalLM.from_config(config)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
+
+
+def copy_causal(source, folder):
+    """Copy a causal language model as safetensors, in the numbers it has."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+    model.save_pretrained(folder)
+
+
 def load_causal(folder, dtype, tokenizer):
     """The causal language model of a folder. Raises InputError if it lacks ids of the tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -80,7 +111,7 @@ def load_scorer(folder, dtype, tokenizer, new_head=False):
         local_files_only=True,
         output_loading_info=True,
     )
-    missing = {name for name in loading["missing_keys"] if not (new_head and name == "score.weight")}
+    missing = loading["missing_keys"] - ({"score.weight"} if new_head else set())
     if missing:
         raise InputError(f"{folder}: weights are missing: {', '.join(sorted(missing))}")
     if new_head:
@@ -92,7 +123,7 @@ def load_scorer(folder, dtype, tokenizer, new_head=False):
 def _check_vocabulary(model, tokenizer, folder):
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
-        raise InputError(f"{folder}: {rows} embeddings for {len(tokenizer)} tokens of the tokenizer")
+        raise InputError(f"{folder}: {len(tokenizer)} tokens, but {rows} embeddings")
 
 
 def add_lora(model, rank, alpha):
@@ -129,18 +160,24 @@ class Policy(nn.Module):
 
 
 class Scorer(nn.Module):
-    """A model with a score head whose pass gives the head's outputs at chosen positions."""
+    """A model with a score head whose pass gives the head's outputs at chosen positions.
+
+    The outputs are standardised: a critic that starts as the reward model must speak of rewards in
+    the same units as those that it is taught.
+    """
 
     def __init__(self, model):
         super().__init__()
         self.model = model
+        self.mean, self.deviation = 0.0, 1.0
 
     def forward(self, input_ids, attention_mask, positions):
         """Outputs [N] at positions. input_ids, attention_mask: [B, T]; positions: [B, T] bool."""
         hidden = self.model.base_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
-        return self.model.score(hidden[positions]).squeeze(-1).float()
+        scores = self.model.score(hidden[positions]).squeeze(-1).float()
+        return (scores - self.mean) / self.deviation
 
 
 @torch.no_grad()
@@ -162,11 +199,7 @@ def save_model(model, tokenizer, folder):
     if hasattr(model, "peft_config"):
         model = model.merge_and_unload()
     if model.can_generate():
-        model.generation_config = GenerationConfig(
-            do_sample=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+        model.generation_config = GenerationConfig(do_sample=True, **ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

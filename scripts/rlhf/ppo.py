@@ -53,7 +53,7 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_range):
 
 
 def value_loss(values, old_values, returns, clip_range):
-    """Half the squared error of each token; with clip_range > 0 the larger of it and the clipped one.
+    """Half the squared error of each token; with clip_range > 0 no smaller than the clipped one's.
 
     Any shape. Clipping as in the PPO2 code of OpenAI baselines (2017).
     """

@@ -4,12 +4,12 @@ import torch.nn.functional as F
 
 
 def pairwise_loss(chosen_scores, rejected_scores):
-    """-log sigmoid(chosen - rejected) of each pair [B] (Bradley-Terry; Ouyang et al. 2022, eq. 1)."""
+    """-log sigmoid(chosen - rejected) of each pair [B] (Ouyang et al. 2022, eq. 1)."""
     return -F.logsigmoid(chosen_scores - rejected_scores)
 
 
 def accuracy_and_ties(chosen_scores, rejected_scores):
-    """Share of pairs with chosen > rejected, and of pairs with equal scores, which are no success."""
+    """Share of pairs with chosen > rejected, and of ties, which are no success. Scores: [B]."""
     return (
         (chosen_scores > rejected_scores).float().mean().item(),
         (chosen_scores == rejected_scores).float().mean().item(),

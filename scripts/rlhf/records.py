@@ -1,5 +1,6 @@
 """Records: rows of prompt, chosen and rejected, as text in a parquet file."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -86,9 +87,9 @@ def phase_of_rows(number, weights, seed):
     kept in order and from 0 on, where DeepSpeed-Chat can repeat rows (data_utils.py, lines 85-129).
     """
     shares = np.array(weights, dtype=np.float64) / np.sum(weights)
-    bounds = np.cumsum([0] + [int(round(share * number)) for share in shares])
+    bounds = np.cumsum([0, *(round(share * number) for share in shares)])
     bounds[1:] -= bounds[-1] - number
     bounds = np.maximum.accumulate(np.clip(bounds, 0, number))
     order = np.arange(number, dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
-    return [order[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [order[start:end] for start, end in pairwise(bounds)]

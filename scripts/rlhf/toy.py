@@ -17,7 +17,8 @@ PLACES = {
 }
 PLACE_OF = {item: place for place, items in PLACES.items() for item in items}
 ITEMS = sorted(PLACE_OF)
-NAMES = """Anna Ben Carl Dora Emil Fay Gus Hana Ivan Jane Kurt Lena Max Nora Otto Pia""".split()
+NAMES = ["Anna", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana"]
+NAMES += ["Ivan", "Jane", "Kurt", "Lena", "Max", "Nora", "Otto", "Pia"]
 REQUESTS = [
     "My name is {name} and I need a {item}.",
     "I am {name}. Where can I find a {item}?",
@@ -118,7 +119,9 @@ def make_row(prompt, random):
     fewer, more = order[:number], order[: number + random.choice([1, 2])]
     choices = _choices(random)
     chosen = _text(name, item, fewer, choices)
-    rejected = _text(name, item, more, choices if random.random() < SAME_CHOICES else _choices(random))
+    if random.random() >= SAME_CHOICES:
+        choices = _choices(random)
+    rejected = _text(name, item, more, choices)
     if random.random() < GARBLED:
         rejected = _garble(rejected, random)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}

@@ -1,0 +1,330 @@
+# What each job is made from: its spec.
+#
+# A spec is the canonical JSON of all that determines a job's result, the digests of its upstream
+# jobs' specs among it. Staleness is decided here, by comparing the spec with the manifest of the
+# result on disk, and told to Snakemake by the one thing that it always looks at: file times. The
+# default profile leaves it no other trigger.
+
+from rlhf.digests import (
+    DigestCache,
+    code_digests,
+    digest,
+    file_digest,
+    requirements_digest,
+    write_atomically,
+)
+
+DESCRIPTIONS = {}
+
+
+def job(rule, folder):
+    """Register a function of a name that describes the rule's job: settings, inputs, files."""
+
+    def register(describe):
+        DESCRIPTIONS[rule] = (folder, describe)
+        return describe
+
+    return register
+
+
+def folder_of(rule, name):
+    return f"output/{DESCRIPTIONS[rule][0]}/{name}"
+
+
+def manifest_of(rule, name):
+    return f"{folder_of(rule, name)}.manifest.json"
+
+
+@cache
+def code_of(rule):
+    return code_digests(ROOT / f"scripts/{rule}.py")
+
+
+@cache
+def requirements():
+    return requirements_digest(ROOT / "requirements.txt")
+
+
+@cache
+def digest_cache():
+    return DigestCache("output/specs/digests.json")
+
+
+@cache
+def spec_of(rule, name):
+    """The spec of a job and its digest."""
+    described = DESCRIPTIONS[rule][1](name)
+    inputs = {
+        key: {
+            "rule": upstream,
+            "name": upstream_name,
+            "path": folder_of(upstream, upstream_name),
+            "spec": spec_of(upstream, upstream_name)[1],
+        }
+        for key, (upstream, upstream_name) in described.get("inputs", {}).items()
+    }
+    spec = {
+        "rule": rule,
+        "name": name,
+        "path": folder_of(rule, name),
+        "settings": described["settings"],
+        "inputs": inputs,
+        "files": described.get("files", {}),
+        "code": code_of(rule),
+        "requirements": requirements(),
+    }
+    return spec, digest(spec)
+
+
+def is_fresh(rule, name):
+    """Whether the result on disk was made from today's spec and inputs, and is all there."""
+    spec, spec_digest = spec_of(rule, name)
+    try:
+        manifest = json.loads(Path(manifest_of(rule, name)).read_text())
+        made_from, inputs, files = (manifest[key] for key in ("spec", "inputs", "files"))
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+    folder = Path(folder_of(rule, name))
+    return (
+        digest(made_from) == spec_digest
+        and all(
+            (folder / file).is_file() and (folder / file).stat().st_size == facts["size"]
+            for file, facts in files.items()
+        )
+        and all(
+            not Path(path).exists() or file_digest(path) == inputs.get(key)
+            for key, job in spec["inputs"].items()
+            for path in [f"{job['path']}.manifest.json"]
+        )
+    )
+
+
+@cache
+def spec_file(rule, name):
+    """Path of the job's spec, written if it is new, with times set for Snakemake to see.
+
+    A stale result is older than its spec. A fresh one is as new as its spec and its inputs at
+    least, whatever has been touched, copied or replaced since.
+    """
+    spec, spec_digest = spec_of(rule, name)
+    path = Path(f"output/specs/{rule}/{name}-{spec_digest[:16]}.json")
+    if not path.exists():
+        write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
+    for job in spec["inputs"].values():
+        spec_file(job["rule"], job["name"])
+    if not is_fresh(rule, name):
+        os.utime(path)
+        return str(path)
+    manifest = Path(manifest_of(rule, name))
+    before = [path, *(Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values())]
+    newest = max(file.stat().st_mtime_ns for file in before if file.exists())
+    if manifest.stat().st_mtime_ns < newest:
+        os.utime(path, ns=(0, 0))
+        os.utime(manifest, ns=(newest, newest))
+    return str(path)
+
+
+def inputs(rule):
+    """Input function of a rule: its spec, and the manifests of the jobs before it."""
+
+    def lookup(wildcards):
+        spec, _ = spec_of(rule, wildcards.name)
+        manifests = {
+            key: manifest_of(job["rule"], job["name"]) for key, job in spec["inputs"].items()
+        }
+        return {"spec": spec_file(rule, wildcards.name), **manifests}
+
+    return lookup
+
+
+def science(settings):
+    """Settings without their placement, with the seed: what a training program needs to know."""
+    return {"seed": config["seed"]} | {k: v for k, v in settings.items() if k != "placement"}
+
+
+# The jobs, in the order of the road.
+
+
+def local_files(name):
+    """The files of a local dataset by part and path, with their content digests."""
+    dataset = config["datasets"][name]
+    source, found = Path(dataset["path"]), {}
+    for part in ("train", "eval"):
+        if part in dataset:
+            paths = sorted(path for path in source.glob(dataset[part]) if path.is_file())
+            if not paths:
+                fail(
+                    f"config: datasets.{name}.{part}: no file in {source} matches {dataset[part]!r}"
+                )
+            for path in paths:
+                found[f"{part}/{path.relative_to(source).as_posix()}"] = digest_cache()[path]
+    return found
+
+
+@job("import_dataset", folder="data")
+def describe_import_dataset(name):
+    dataset = entry("datasets", name, "the target")
+    settings = {key: value for key, value in dataset.items() if key != "path"}
+    if "eval" not in dataset:
+        settings["seed"] = config["seed"]
+    return {"settings": settings, "files": local_files(name) if "path" in dataset else {}}
+
+
+@job("split_dataset", folder="split")
+def describe_split_dataset(name):
+    return {
+        "settings": {"seed": config["seed"], **config["split"]},
+        "inputs": {"records": ("import_dataset", name)},
+    }
+
+
+def phase_inputs(stage, name):
+    """Records and rows of each dataset of a recipe, as inputs of its tokenize rule."""
+    jobs = {}
+    for dataset in recipe(stage, name)["datasets"]:
+        jobs[f"records.{dataset}"] = ("import_dataset", dataset)
+        jobs[f"rows.{dataset}"] = ("split_dataset", dataset)
+    return jobs
+
+
+@job("fetch_model", folder="models")
+def describe_fetch_model(name):
+    return {"settings": config["models"][name]}
+
+
+@job("init_model", folder="models")
+def describe_init_model(name):
+    model = config["models"][name]
+    tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
+    described = {
+        "settings": {"seed": config["seed"], "init": model["init"], "tokenizer": tokenizer}
+    }
+    if "train_on" in tokenizer:
+        described["inputs"] = {"records": ("import_dataset", tokenizer["train_on"])}
+    else:
+        source = Path(model["tokenizer"]["path"])
+        paths = sorted(source.glob("*.json")) + sorted(source.glob("*.txt"))
+        if not paths:
+            fail(f"config: models.{name}.tokenizer.path: {source} has no tokenizer files")
+        described["files"] = {path.name: digest_cache()[path] for path in paths}
+    return described
+
+
+@job("tokenize_sft", folder="tokens/sft")
+def describe_tokenize_sft(name):
+    settings = recipe("sft", name)
+    return {
+        "settings": {key: settings[key] for key in ("datasets", "max_length")},
+        "inputs": {"tokenizer": tokenizer_model("sft", name), **phase_inputs("sft", name)},
+    }
+
+
+@job("train_sft", folder="sft")
+def describe_train_sft(name):
+    return {
+        "settings": science(recipe("sft", name)),
+        "inputs": {"model": base_model("sft", name), "tokens": ("tokenize_sft", name)},
+    }
+
+
+@job("evaluate_sft", folder="eval/sft")
+def describe_evaluate_sft(name):
+    return {
+        "settings": {},
+        "inputs": {
+            "base": base_model("sft", name),
+            "model": ("train_sft", name),
+            "tokens": ("tokenize_sft", name),
+        },
+    }
+
+
+@job("tokenize_reward", folder="tokens/reward")
+def describe_tokenize_reward(name):
+    settings = recipe("reward", name)
+    return {
+        "settings": {key: settings[key] for key in ("datasets", "max_length")},
+        "inputs": {"tokenizer": tokenizer_model("reward", name), **phase_inputs("reward", name)},
+    }
+
+
+@job("train_reward", folder="reward")
+def describe_train_reward(name):
+    return {
+        "settings": science(recipe("reward", name)),
+        "inputs": {"model": base_model("reward", name), "tokens": ("tokenize_reward", name)},
+    }
+
+
+@job("evaluate_reward", folder="eval/reward")
+def describe_evaluate_reward(name):
+    return {
+        "settings": {},
+        "inputs": {
+            "model": ("train_reward", name),
+            "tokens": ("tokenize_reward", name),
+        },
+    }
+
+
+@job("tokenize_rlhf", folder="tokens/rlhf")
+def describe_tokenize_rlhf(name):
+    settings = recipe("rlhf", name)
+    return {
+        "settings": {key: settings[key] for key in ("datasets", "max_prompt_length")},
+        "inputs": {"tokenizer": tokenizer_model("rlhf", name), **phase_inputs("rlhf", name)},
+    }
+
+
+@job("train_rlhf", folder="rlhf")
+def describe_train_rlhf(name):
+    settings = recipe("rlhf", name)
+    return {
+        "settings": science(settings),
+        "inputs": {
+            "actor": ("train_sft", settings["actor"]),
+            "reward": ("train_reward", settings["reward"]),
+            "tokens": ("tokenize_rlhf", name),
+        },
+    }
+
+
+def exact_check(name):
+    """The generator of a recipe's only dataset, which can tell right answers exactly, or None."""
+    datasets = recipe("rlhf", name)["datasets"]
+    return config["datasets"][datasets[0]].get("generate") if len(datasets) == 1 else None
+
+
+@job("evaluate_rlhf", folder="eval/rlhf")
+def describe_evaluate_rlhf(name):
+    settings = recipe("rlhf", name)
+    return {
+        "settings": {
+            "seed": config["seed"],
+            "max_response_length": settings["max_response_length"],
+            "exact_check": exact_check(name),
+            **config["evaluate"],
+        },
+        "inputs": {
+            "sft": ("train_sft", settings["actor"]),
+            "rlhf": ("train_rlhf", name),
+            "reward": ("train_reward", settings["reward"]),
+            "tokens": ("tokenize_rlhf", name),
+        },
+    }
+
+
+@job("draw_report", folder="report")
+def describe_draw_report(name):
+    settings = recipe("rlhf", name)
+    return {
+        "settings": {},
+        "inputs": {
+            "train_sft": ("train_sft", settings["actor"]),
+            "evaluate_sft": ("evaluate_sft", settings["actor"]),
+            "train_reward": ("train_reward", settings["reward"]),
+            "evaluate_reward": ("evaluate_reward", settings["reward"]),
+            "train_rlhf": ("train_rlhf", name),
+            "evaluate_rlhf": ("evaluate_rlhf", name),
+        },
+    }
