@@ -1,7 +1,103 @@
-"""scripts/ on the path, and the one tiny build that many tests look at."""
+"""scripts/ on the path, Snakemake as users call it, and the builds that many tests look at."""
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+
+# All that a build reads; the rest of a checkout does not matter to it.
+SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "profiles", "envs")
+
+
+class Workflow:
+    """A copy of the sources with an output folder of its own, and Snakemake called in it."""
+
+    def __init__(self, folder, *options):
+        self.folder = folder
+        self.options = options
+
+    def snakemake(self, *arguments):
+        """Run Snakemake with the workflow's options."""
+        return self.run("snakemake", *arguments, *self.options)
+
+    def run(self, *command):
+        """Run a command; returns the finished process, its output as text."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def build(self, target):
+        """Build a target on two cores; the output of Snakemake is shown where it fails."""
+        process = self.snakemake(target, "--cores", "2")
+        assert process.returncode == 0, process.stdout[-5000:]
+        return process.stdout
+
+    def planned(self, target="output/rlhf/tiny"):
+        """Names of the rules that a dry run would run for a target."""
+        process = self.snakemake(target, "-n")
+        assert process.returncode == 0, process.stdout
+        if "Nothing to be done" in process.stdout:
+            return set()
+        table = re.search(r"Job stats:\n(.*?)\n\n", process.stdout, re.DOTALL).group(1)
+        return {line.split()[0] for line in table.splitlines()[2:]} - {"total"}
+
+
+def copy_sources(folder):
+    """Copy what a build reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A workflow without any output."""
+    copy_sources(tmp_path / "sources")
+    return Workflow(tmp_path / "sources")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The tiny recipe, built as users build it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    copy_sources(folder)
+    workflow = Workflow(folder)
+    workflow.build("output/rlhf/tiny")
+    return workflow
+
+
+def quick_build(folder):
+    """A workflow with the quick build of the tiny recipe."""
+    copy_sources(folder)
+    workflow = Workflow(folder, "--configfile", str(ROOT / "tests/quick.yaml"))
+    workflow.build("output/rlhf/tiny")
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory):
+    """The quick build. Tests that change it put it back."""
+    return quick_build(tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Real preference data, where the checkout has it beside itself."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.exists():
+        pytest.skip("needs the data in ../shared/data")
+    return folder

@@ -97,16 +97,22 @@ def source_digest(path):
 
 
 def _imported_modules(path, root):
-    """Files under root/rlhf that a Python file imports, anywhere in it."""
+    """Files under root/rlhf that a Python file imports in any form, anywhere in it."""
     for node in ast.walk(ast.parse(Path(path).read_text(), filename=str(path))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlhf."):
-            yield root / f"{node.module.replace('.', '/')}.py"
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "rlhf":
+            names = [f"rlhf.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module]
+        yield from (root / f"{name.replace('.', '/')}.py" for name in names if name[:5] == "rlhf.")
 
 
 def code_digests(program):
     """Digest of a program and of each module of ours it imports, directly or not, by file name.
 
-    program: path of scripts/NAME.py. Modules are imported as `from rlhf.x import y` only.
+    program: path of scripts/NAME.py.
     """
     root = Path(program).parent
     found, todo = {}, [Path(program)]

@@ -1,0 +1,252 @@
+"""What is stale, and nothing else: edits to a finished build, and the rules that must run then."""
+
+import contextlib
+import os
+import shutil
+import time
+
+import pytest
+import yaml
+
+from conftest import Workflow
+
+# Downstream of a rule in the tiny recipe, whose reward model starts from the SFT model.
+AFTER_RLHF = {"evaluate_rlhf", "draw_report"}
+AFTER_REWARD = {"evaluate_reward", "train_rlhf"} | AFTER_RLHF
+AFTER_SFT = {"evaluate_sft", "train_reward"} | AFTER_REWARD
+TOKENIZE = {"tokenize_sft", "tokenize_reward", "tokenize_rlhf"}
+AFTER_SPLIT = TOKENIZE | {"train_sft"} | AFTER_SFT
+ALL = {"import_dataset", "split_dataset", "init_model"} | AFTER_SPLIT
+
+
+@contextlib.contextmanager
+def edited(path, *replacements):
+    """Replace texts in a file, and put the file back afterwards."""
+    before = path.read_text()
+    after = before
+    for old, new in replacements:
+        assert old in after, f"{old!r} is not in {path}"
+        after = after.replace(old, new, 1)
+    path.write_text(after)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+EDITS = {
+    "a comment in a module": ("scripts/rlhf/ppo.py", "import torch\n", "import torch  # maths\n"),
+    "a docstring of a module": ("scripts/rlhf/ppo.py", '"""The mathematics', '"""The beauty'),
+    "the layout of a module": ("scripts/rlhf/ppo.py", "import torch\n", "import torch\n\n\n\n"),
+    "a comment in the pins": ("requirements.txt", "# The one set", "# One set"),
+    "a number's spelling": (
+        "config.yaml",
+        "actor_learning_rate: 1.0e-3",
+        "actor_learning_rate: .001",
+    ),
+    "a placement": (
+        "config.yaml",
+        "micro_batch_tokens: 8192, threads: 2",
+        "micro_batch_tokens: 4096, threads: 2",
+    ),
+    "another recipe": ("config.yaml", "350m: {}", "350m: {epochs: 3}"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edit_that_changes_no_result_makes_nothing_stale(quick, edit):
+    path, old, new = EDITS[edit]
+    with edited(quick.folder / path, (old, new)):
+        assert quick.planned() == set()
+
+
+STALE = {
+    "module of one program": (
+        "scripts/rlhf/ppo.py",
+        "variance + 1e-8",
+        "variance + 1e-7",
+        {"train_rlhf"} | AFTER_RLHF,
+    ),
+    "module of all trainers": (
+        "scripts/rlhf/engine.py",
+        '"train_batch_size": 1',
+        '"train_batch_size": int(1)',
+        {"train_sft"} | AFTER_SFT,
+    ),
+    "module of the tokenizing": (
+        "scripts/rlhf/tokens.py",
+        "not text.strip()",
+        "text.strip() == ''",
+        ALL - {"import_dataset", "split_dataset"},
+    ),
+    "program": (
+        "scripts/evaluate_reward.py",
+        '"margin"',
+        '"gap"',
+        {"evaluate_reward", "draw_report"},
+    ),
+    "pin": ("requirements.txt", "peft==0.21.2", "peft==0.21.1", ALL),
+    "seed": ("config.yaml", "seed: 1234", "seed: 1235", ALL),
+    "sft learning rate": (
+        "config.yaml",
+        "learning_rate: 4.0e-3",
+        "learning_rate: 3.0e-3",
+        {"train_sft"} | AFTER_SFT,
+    ),
+    "reward learning rate": (
+        "config.yaml",
+        "      learning_rate: 1.0e-3",
+        "      learning_rate: 2.0e-3",
+        {"train_reward"} | AFTER_REWARD,
+    ),
+    "prompt limit": (
+        "config.yaml",
+        "max_prompt_length: 48",
+        "max_prompt_length: 47",
+        {"tokenize_rlhf", "train_rlhf"} | AFTER_RLHF,
+    ),
+    "split": ("config.yaml", "by: row", "by: prompt", {"split_dataset"} | AFTER_SPLIT),
+    "default that the recipe uses": (
+        "config.yaml",
+        "gae_lambda: 0.95",
+        "gae_lambda: 0.9",
+        {"train_rlhf"} | AFTER_RLHF,
+    ),
+    "weights of the start": (
+        "config.yaml",
+        "init_std: 0.06",
+        "init_std: 0.05",
+        ALL - {"import_dataset", "split_dataset"},
+    ),
+    "evaluation": (
+        "config.yaml",
+        "  temperature: 1.0\n  # Resamp",
+        "  temperature: 0.9\n  # Resamp",
+        AFTER_RLHF,
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", STALE)
+def test_edit_makes_exactly_what_depends_on_it_stale(quick, edit):
+    path, old, new, expected = STALE[edit]
+    with edited(quick.folder / path, (old, new)):
+        assert quick.planned() == expected
+    # After the dry run of the edit, the build is as fresh as before it.
+    assert quick.planned() == set()
+
+
+def test_swapped_values_are_stale(quick):
+    config = quick.folder / "config.yaml"
+    apart = ("critic_learning_rate: 1.0e-3", "critic_learning_rate: 2.0e-3")
+    with edited(config, apart):
+        assert quick.planned() == {"train_rlhf"} | AFTER_RLHF
+        apart_specs = set((quick.folder / "output/specs/train_rlhf").iterdir())
+    swapped = ("actor_learning_rate: 1.0e-3", "actor_learning_rate: 2.0e-3")
+    with edited(config, swapped):
+        assert quick.planned() == {"train_rlhf"} | AFTER_RLHF
+        assert set((quick.folder / "output/specs/train_rlhf").iterdir()) > apart_specs
+
+
+def test_order_of_keys_does_not_matter(quick):
+    config = quick.folder / "config.yaml"
+    before = config.read_text()
+    backwards = {key: value for key, value in reversed(yaml.safe_load(before).items())}
+    config.write_text(yaml.safe_dump(backwards, sort_keys=False))
+    try:
+        assert quick.planned() == set()
+    finally:
+        config.write_text(before)
+
+
+def test_touched_copied_and_without_snakemakes_memory(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    # Copies without times, written in another order than they were made in.
+    shutil.copytree(quick.folder, copy.folder, copy_function=shutil.copyfile, symlinks=True)
+    assert copy.planned() == set()
+    now = time.time()
+    for number, path in enumerate(sorted(copy.folder.rglob("*"), reverse=True)):
+        os.utime(path, (now - number, now - number))
+    assert copy.planned() == set()
+    shutil.rmtree(copy.folder / ".snakemake")
+    assert copy.planned() == set()
+
+
+def test_lost_and_cut_results_are_stale(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    metrics = copy.folder / "output/eval/reward/tiny/metrics.json"
+    metrics.write_text("")
+    assert copy.planned() == {"evaluate_reward", "draw_report"}
+    shutil.rmtree(metrics.parent)
+    assert copy.planned() == {"evaluate_reward", "draw_report"}
+    manifest = copy.folder / "output/rlhf/tiny.manifest.json"
+    manifest.unlink()
+    assert copy.planned() == {"rlhf", "train_rlhf", "evaluate_reward"} | AFTER_RLHF
+
+
+def test_failed_job_costs_nothing_and_stays_stale(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    program = copy.folder / "scripts/evaluate_sft.py"
+    result = copy.folder / "output/eval/sft/tiny/metrics.json"
+    before = result.read_bytes(), result.stat().st_mtime_ns
+    full_disk = ("    figures = {", "    raise OSError(28, 'No space left')\n    figures = {")
+    with edited(program, full_disk):
+        process = copy.snakemake("output/rlhf/tiny", "--cores", "2")
+        assert process.returncode != 0
+        assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
+        assert (result.read_bytes(), result.stat().st_mtime_ns) == before
+        assert copy.planned() == {"evaluate_sft", "draw_report"}
+    # The edit is gone, the old result is still there: it is taken up again, not made again.
+    copy.build("output/rlhf/tiny")
+    assert (result.read_bytes(), result.stat().st_mtime_ns) == before
+    assert copy.planned() == set()
+
+
+def test_code_edited_after_planning_is_refused(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    # On a cluster a job may wait for hours between its planning and its start.
+    spec = next((copy.folder / "output/specs/evaluate_reward").glob("tiny-*.json"))
+    program = copy.folder / "scripts/evaluate_reward.py"
+    with edited(program, ('"margin"', '"gap"')):
+        job = copy.run("python", "scripts/evaluate_reward.py", "--spec", str(spec))
+    assert job.returncode == 1
+    assert job.stdout == (
+        "error: evaluate_reward.py changed since this build was planned: start it again\n"
+    )
+
+
+def test_damaged_input_is_refused(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    weights = copy.folder / "output/sft/tiny/model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    spec = next((copy.folder / "output/specs/evaluate_sft").glob("tiny-*.json"))
+    job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
+    assert job.returncode == 1
+    assert job.stdout == (
+        "error: output/sft/tiny/model.safetensors is not the file that its manifest names:"
+        " delete output/sft/tiny and start the build again\n"
+    )
+
+
+def test_dry_run_is_quick_and_needs_no_torch(sources):
+    # A torch that cannot be imported shadows the real one.
+    (sources.folder / "torch.py").write_text("raise ImportError('a dry run imports torch')\n")
+    started = time.monotonic()
+    assert sources.planned() >= ALL
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("name", ["13b", "66b", "llama2-7b"])
+def test_large_recipes_plan(sources, name):
+    assert sources.planned(f"output/rlhf/{name}") >= {"fetch_model", "train_rlhf", "evaluate_rlhf"}
+
+
+def test_lint(sources):
+    process = sources.snakemake("--lint")
+    assert process.returncode == 0, process.stdout
