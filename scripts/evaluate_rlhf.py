@@ -87,7 +87,7 @@ def response_logprobs(policy, prompts, responses, tokenizer, settings, max_token
         input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
         starts, ends = [len(prompts[row]) for row in rows], [lengths[row] for row in rows]
         tokens = span_mask(starts, ends, input_ids.shape[1], device)
-        logprobs, _ = policy(input_ids, attention_mask, tokens, settings.temperature)
+        logprobs = policy(input_ids, attention_mask, tokens, settings.temperature)
         table = torch.zeros(tokens.shape, device=device).masked_scatter(tokens, logprobs)
         sums[rows] = table.double().sum(dim=1).cpu().numpy()
     return sums

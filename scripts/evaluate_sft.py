@@ -40,7 +40,7 @@ def perplexities(policy, prompts, responses, pad_id, max_tokens):
         width, ends = input_ids.shape[1], lengths[rows]
         learnt = span_mask([1] * len(rows), ends, width, device)
         answers = span_mask(prompts.lengths[rows], ends, width, device)
-        logprobs, _ = policy(input_ids, attention_mask, learnt)
+        logprobs = policy(input_ids, attention_mask, learnt)
         loss -= logprobs.double().sum().item()
         response_loss -= logprobs.double()[answers[learnt]].sum().item()
     tokens, response_tokens = int((lengths - 1).sum()), int(responses.lengths.sum())

@@ -78,8 +78,8 @@ def main(job):
 
             # 3. Log-probabilities and values of each token of the responses.
             with torch.no_grad():
-                logprobs, entropies = rollouts.logprobs(actor)
-                ref_logprobs, _ = rollouts.logprobs(ref)
+                logprobs, entropies = rollouts.logprobs(actor, entropies=True)
+                ref_logprobs = rollouts.logprobs(ref)
                 values = rollouts.values(critic)
 
             # 4. Rewards, advantages, returns.
@@ -139,7 +139,7 @@ def update(rollouts, rows, actor_engine, critic_engine, settings):
         input_ids, attention_mask, tokens, states, mask = batch
         last = number == len(passes)
 
-        logprobs, _ = actor_engine(input_ids, attention_mask, tokens, settings.temperature)
+        logprobs = actor_engine(input_ids, attention_mask, tokens, settings.temperature)
         old_logprobs = rollouts.old_logprobs[group][mask]
         advantages = rollouts.advantages[group][mask]
         losses = ppo.policy_loss(logprobs, old_logprobs, advantages, settings.clip_range)
@@ -213,25 +213,29 @@ class Rollouts:
         pad_id = self.tokenizer.pad_token_id
         return score_last_tokens(reward, self.sequences, pad_id, self.max_tokens)
 
-    def logprobs(self, policy):
-        """Log-probability and entropy of each response token, [B, R] both."""
-        logprobs = torch.zeros(self.response_mask.shape, device=self.device)
-        entropies = torch.zeros_like(logprobs)
-        for group, (input_ids, attention_mask, tokens, _, mask) in self.passes():
-            found = policy(input_ids, attention_mask, tokens, self.settings.temperature)
-            for table, values in zip((logprobs, entropies), found, strict=True):
-                table[group] = torch.zeros(mask.shape, device=self.device).masked_scatter(
-                    mask, values
-                )
-        return logprobs, entropies
+    def logprobs(self, policy, entropies=False):
+        """Log-probability of each response token [B, R]; with entropies, a pair of such tables."""
+        temperature = self.settings.temperature
+
+        def look(input_ids, attention_mask, tokens, states):
+            found = policy(input_ids, attention_mask, tokens, temperature, entropies)
+            return found if entropies else (found,)
+
+        tables = self.tables(look)
+        return tables if entropies else tables[0]
 
     def values(self, critic):
         """The critic's value before each response token [B, R]."""
-        values = torch.zeros(self.response_mask.shape, device=self.device)
-        for group, (input_ids, attention_mask, _, states, mask) in self.passes():
-            found = critic(input_ids, attention_mask, states)
-            values[group] = torch.zeros(mask.shape, device=self.device).masked_scatter(mask, found)
-        return values
+        return self.tables(lambda ids, mask, tokens, states: (critic(ids, mask, states),))[0]
+
+    def tables(self, look):
+        """What a function finds at the response tokens, pass by pass, as tables [B, R]."""
+        parts = [(group, mask, look(*batch)) for group, (*batch, mask) in self.passes()]
+        tables = [torch.zeros(self.response_mask.shape, device=self.device) for _ in parts[0][2]]
+        for group, mask, found in parts:
+            for table, values in zip(tables, found, strict=True):
+                table[group] = table[group].masked_scatter(mask, values)
+        return tables
 
 
 if __name__ == "__main__":

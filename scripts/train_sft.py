@@ -55,7 +55,7 @@ def main(job):
                     input_ids.shape[1],
                     device,
                 )
-                logprobs, _ = engine(input_ids, attention_mask, targets)
+                logprobs = engine(input_ids, attention_mask, targets)
                 loss = -logprobs.sum() / num_tokens
                 engine.backward(loss, last=number == len(passes))
                 loss_sum += loss.item()

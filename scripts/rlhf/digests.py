@@ -102,10 +102,9 @@ def _imported_modules(path, root):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "rlhf":
-            names = [f"rlhf.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module]
+            module = ".".join(filter(None, ["rlhf" if node.level else "", node.module]))
+            names = [module, *(f"rlhf.{alias.name}" for alias in node.names if module == "rlhf")]
         yield from (root / f"{name.replace('.', '/')}.py" for name in names if name[:5] == "rlhf.")
 
 

@@ -67,6 +67,7 @@ class Engine:
                 {"min_lr_rate": settings.min_lr_ratio} if settings.lr_schedule == "cosine" else {}
             ),
         )
+        bf16 = settings.dtype == "bf16"
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
@@ -76,8 +77,11 @@ class Engine:
                 "train_batch_size": 1,
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_clipping": settings.max_grad_norm,
-                "bf16": {"enabled": settings.dtype == "bf16"},
-                "zero_optimization": {"stage": placement["zero_stage"]},
+                "bf16": {"enabled": bf16},
+                # Small passes must not drown in a bf16 sum, which only stages 2 and 3 keep in
+                # fp32 exactly. Stage 0 would also start with an optimizer step of no gradient.
+                "data_types": {"grad_accum_dtype": "fp32"},
+                "zero_optimization": {"stage": max(placement["zero_stage"], 2 if bf16 else 0)},
                 "steps_per_print": 1 << 40,
             },
         )

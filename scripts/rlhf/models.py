@@ -13,6 +13,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -144,19 +145,21 @@ class Policy(nn.Module):
         """The transformers model, inside its adapters if it has some."""
         return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
 
-    def forward(self, input_ids, attention_mask, targets, temperature=1.0):
-        """Log-probabilities and entropies [N] of the tokens at targets, each given those before it.
+    def forward(self, input_ids, attention_mask, targets, temperature=1.0, entropies=False):
+        """Log-probabilities [N] of the tokens at targets, each given those before it.
 
-        input_ids, attention_mask: [B, T]; targets: [B, T] bool, false at position 0.
+        input_ids, attention_mask: [B, T]; targets: [B, T] bool, false at position 0. With
+        entropies, a pair: these, and the entropy [N] of what each token was drawn from.
         """
         hidden = self.causal.base_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
         logits = self.causal.get_output_embeddings()(hidden[:, :-1][targets[:, 1:]])
-        logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-        tokens = input_ids[targets]
-        entropies = -(logprobs.detach().exp() * logprobs.detach()).sum(dim=-1)
-        return logprobs.gather(1, tokens[:, None]).squeeze(1), entropies
+        logits = logits.float() / temperature
+        logprobs = -functional.cross_entropy(logits, input_ids[targets], reduction="none")
+        if not entropies:
+            return logprobs
+        return logprobs, torch.distributions.Categorical(logits=logits.detach()).entropy()
 
 
 class Scorer(nn.Module):

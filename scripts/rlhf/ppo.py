@@ -81,4 +81,4 @@ def ratio_statistics(logprobs, old_logprobs, clip_range):
 def explained_variance(values, returns, mask):
     """1 - Var(returns - values) / Var(returns) over the masked tokens."""
     error, target = (returns - values)[mask], returns[mask]
-    return (1 - error.var() / (target.var() + 1e-8)).item()
+    return (1 - error.var(correction=0) / (target.var(correction=0) + 1e-8)).item()

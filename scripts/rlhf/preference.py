@@ -1,11 +1,11 @@
 """Losses of preference pairs: tensors in, tensors out."""
 
-import torch.nn.functional as F
+from torch.nn import functional
 
 
 def pairwise_loss(chosen_scores, rejected_scores):
     """-log sigmoid(chosen - rejected) of each pair [B] (Ouyang et al. 2022, eq. 1)."""
-    return -F.logsigmoid(chosen_scores - rejected_scores)
+    return -functional.logsigmoid(chosen_scores - rejected_scores)
 
 
 def accuracy_and_ties(chosen_scores, rejected_scores):

@@ -42,12 +42,12 @@ FORMATS = {"plain": _plain, "instruct": _instruct, "last_turn": _last_turn}
 def read_source(path, format):
     """Records of one source file, in its order.
 
-    Raises InputError for a file that is no parquet, lacks a column, or has a cell that is no text.
+    Raises InputError for a file that is no parquet, has no rows, lacks a column, or has a cell
+    that is no text.
     """
     try:
-        # A file object, so that a path with "=" in it is not taken for a partition.
-        with open(path, "rb") as file:
-            table = pq.read_table(file)
+        # Not read_table: it takes "a=b" in a path for a partition, and starts threads for it.
+        table = pq.ParquetFile(path).read()
     except (pa.ArrowInvalid, OSError) as error:
         size = Path(path).stat().st_size
         raise InputError(
@@ -58,7 +58,12 @@ def read_source(path, format):
         raise InputError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}"
         )
-    rows = table.select(COLUMNS).to_pylist()
+    if table.num_rows == 0:
+        raise InputError(f"{path}: no rows")
+    try:
+        rows = table.select(COLUMNS).to_pylist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: text that is not UTF-8: {error.object[:40]!r}") from None
     for number, row in enumerate(rows):
         for name, cell in row.items():
             if not isinstance(cell, str):
@@ -76,7 +81,7 @@ def write_records(path, rows):
 
 def read_records(path, rows=None):
     """Records of a file written by write_records; of these rows, in their order, if given."""
-    table = pq.read_table(path)
+    table = pq.ParquetFile(path).read()
     return (table if rows is None else table.take(pa.array(rows))).to_pylist()
 
 

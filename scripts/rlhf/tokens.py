@@ -33,13 +33,25 @@ def load_tokenizer(folder):
 
 def prompt_ids(tokenizer, texts):
     """Ids of prompts, with whatever the tokenizer puts in front (bos)."""
-    return tokenizer(texts, return_attention_mask=False)["input_ids"] if texts else []
+    return _ids(tokenizer, texts, add_special_tokens=True)
 
 
 def response_ids(tokenizer, texts):
     """Ids of responses, each closed by eos: the same eos in every phase."""
-    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    ids = _ids(tokenizer, texts, add_special_tokens=False)
     return [[*row, tokenizer.eos_token_id] for row in ids]
+
+
+def _ids(tokenizer, texts, add_special_tokens):
+    if not texts:
+        return []
+    return tokenizer(
+        texts,
+        add_special_tokens=add_special_tokens,
+        # "</s>" in somebody's text is text: it ends no answer.
+        split_special_tokens=True,
+        return_attention_mask=False,
+    )["input_ids"]
 
 
 def phase_records(job, phase, part):

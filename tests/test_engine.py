@@ -1,0 +1,322 @@
+"""Training steps through DeepSpeed, against plain PyTorch. One process, on the CPU."""
+
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rlhf.engine import Engine, start
+from rlhf.job import InputError
+
+# After rlhf, which tells DeepSpeed of the CPU.
+import deepspeed  # isort: skip
+
+# DeepSpeed calls functions of torch that are about to be renamed.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+SETTINGS = {
+    "weight_decay": 0.1,
+    "adam_betas": [0.9, 0.95],
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "max_grad_norm": 1.0,
+    "dtype": "fp32",
+}
+RATE = 0.01
+
+
+def placement(**changes):
+    return {
+        "nodes": 1,
+        "gpus_per_node": 0,
+        "zero_stage": 0,
+        "micro_batch_tokens": 8192,
+    } | changes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    """The group of one process; the environment that it needs does not outlive this module."""
+    before = dict(os.environ)
+    yield start(placement())
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def network():
+    """Matrices, biases and a norm: the same weights at each call."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1))
+
+
+def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
+    settings = SimpleNamespace(**{**SETTINGS, **changes})
+    return Engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
+
+
+def rows(number, seed=1):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 4, generator=random), torch.randn(number, 1, generator=random)
+
+
+def squared_error(output, targets, number):
+    """The part of a step's mean that a pass has."""
+    return (output - targets).square().sum() / number
+
+
+def weights_of(module):
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
+
+
+def run_step(engine, inputs, targets, passes, scale=1.0):
+    """One optimizer step whose rows are shared among passes."""
+    groups = list(zip(inputs.chunk(passes), targets.chunk(passes), strict=True))
+    for number, (some_inputs, some_targets) in enumerate(groups, start=1):
+        loss = squared_error(engine(some_inputs), some_targets, len(inputs)) * scale
+        engine.backward(loss, last=number == len(groups))
+
+
+def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
+    """Weights after steps (inputs, targets) of plain PyTorch on whole batches, and the norms."""
+    module = network()
+    groups = [
+        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
+        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    norms = []
+    for inputs, targets in steps:
+        optimizer.zero_grad()
+        (squared_error(module(inputs), targets, len(inputs)) * scale).backward()
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm).item())
+        optimizer.step()
+    return weights_of(module), norms
+
+
+def assert_same(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def test_training_on_the_cpu_is_on_the_cpu(group):
+    assert group == torch.device("cpu")
+
+
+@pytest.mark.parametrize("changes", [{"nodes": 2}, {"gpus_per_node": 8}, {"nodes": 4}])
+def test_several_processes_are_refused(changes):
+    with pytest.raises(InputError, match="several processes is not supported"):
+        start(placement(**changes))
+
+
+def test_a_launcher_with_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="WORLD_SIZE is 2"):
+        start(placement())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_where_there_is_none_is_refused():
+    with pytest.raises(InputError, match="torch finds none"):
+        start(placement(gpus_per_node=1))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 8])
+def test_a_step_is_the_same_however_its_rows_share_passes(passes):
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    module = network()
+    engine = engine_for(module)
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, passes)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_steps_may_have_different_numbers_of_passes_and_rows():
+    steps = [rows(8, 1), rows(3, 2), rows(5, 3)]
+    module = network()
+    engine = engine_for(module)
+    for (inputs, targets), passes in zip(steps, (4, 3, 1), strict=True):
+        run_step(engine, inputs, targets, passes)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_weights_move_at_the_last_pass_only():
+    inputs, targets = rows(2)
+    module = network()
+    engine = engine_for(module)
+    before = weights_of(module)
+    engine.backward(squared_error(engine(inputs[:1]), targets[:1], 2), last=False)
+    assert torch.equal(weights_of(module), before)
+    engine.backward(squared_error(engine(inputs[1:]), targets[1:], 2), last=True)
+    assert not torch.equal(weights_of(module), before)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_gradients_are_clipped_to_max_grad_norm(passes):
+    # Adam's first step does not see the size of a gradient: what comes after a huge one does.
+    scales = [1e4, 1.0, 1.0]
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    found, expected, unclipped = network(), network(), network()
+    engine = engine_for(found, max_grad_norm=0.5, weight_decay=0.0)
+    for (inputs, targets), scale in zip(steps, scales, strict=True):
+        run_step(engine, inputs, targets, passes, scale)
+    norms = []
+    for module, limit in ((expected, 0.5), (unclipped, math.inf)):
+        optimizer = torch.optim.AdamW(
+            module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        for (inputs, targets), scale in zip(steps, scales, strict=True):
+            optimizer.zero_grad()
+            (squared_error(module(inputs), targets, 8) * scale).backward()
+            norms.append(nn.utils.clip_grad_norm_(module.parameters(), limit).item())
+            optimizer.step()
+    assert norms[0] > 1000
+    assert_same(weights_of(found), weights_of(expected))
+    assert (weights_of(expected) - weights_of(unclipped)).abs().max() > 1e-3
+
+
+def test_gradients_under_the_limit_are_left_alone():
+    steps = [rows(8, seed) for seed in (1, 2)]
+    expected, norms = plain_weights(steps, max_grad_norm=1e9)
+    module = network()
+    engine = engine_for(module, max_grad_norm=2 * max(norms))
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, 2)
+    assert_same(weights_of(module), expected)
+
+
+def test_weight_decay_shrinks_matrices_and_neither_biases_nor_norms():
+    module = network()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.fill_(1.0)
+    engine = engine_for(module, weight_decay=0.5)
+    engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
+    # No gradient: decay alone, 1 - .01 * .5.
+    for weight in module.parameters():
+        expected = 0.995 if weight.ndim > 1 else 1.0
+        torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
+
+
+def test_frozen_weights_stay():
+    module = network()
+    module[0].weight.requires_grad_(False)
+    before = module[0].weight.clone()
+    engine = engine_for(module)
+    run_step(engine, *rows(8), passes=2)
+    assert torch.equal(module[0].weight, before)
+    assert not torch.equal(module[3].weight, network()[3].weight)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_all_zero_stages_give_the_weights_of_plain_training(zero_stage):
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    module = network()
+    engine = engine_for(module, zero_stage=zero_stage)
+    assert engine.engine.zero_optimization_stage() == zero_stage
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, passes=2)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_two_engines_in_turn_do_not_disturb_each_other():
+    # As actor and critic: pass of one, pass of the other, until both update.
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    first, second = network(), network()
+    engines = engine_for(first), engine_for(second)
+    for inputs, targets in steps:
+        for number in range(2):
+            part = slice(4 * number, 4 * number + 4)
+            for engine, sign in zip(engines, (1, -1), strict=True):
+                loss = squared_error(engine(inputs[part]), sign * targets[part], 8)
+                engine.backward(loss, last=number == 1)
+    assert_same(weights_of(first), plain_weights(steps)[0])
+    assert_same(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
+
+
+def cosine(progress, least=0.0):
+    return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "least", "warmup", "shares"),
+    [
+        ("constant", 0.0, 0, [1, 1, 1, 1, 1, 1]),
+        ("constant", 0.0, 2, [0, 0.5, 1, 1, 1, 1]),
+        # Six steps: five sixths of the way down at the last one.
+        ("linear", 0.0, 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 0.0, 2, [0, 0.5, 1, 0.75, 0.5, 0.25]),
+        ("cosine", 0.0, 0, [cosine(step / 6) for step in range(6)]),
+        ("cosine", 0.0, 2, [0, 0.5, *(cosine(step / 4) for step in range(4))]),
+        ("cosine", 0.1, 2, [0, 0.5, *(cosine(step / 4, 0.1) for step in range(4))]),
+    ],
+)
+def test_learning_rates(schedule, least, warmup, shares):
+    engine = engine_for(
+        network(), num_steps=6, lr_schedule=schedule, min_lr_ratio=least, warmup_steps=warmup
+    )
+    rates = []
+    for seed in range(6):
+        rates.append(engine.learning_rate)
+        run_step(engine, *rows(4, seed), passes=2)
+    assert rates == pytest.approx([RATE * share for share in shares])
+
+
+def test_passes_before_the_last_do_not_move_the_schedule():
+    engine = engine_for(network(), num_steps=4, lr_schedule="linear")
+    inputs, _ = rows(1)
+    for _ in range(5):
+        engine.backward(engine(inputs).sum(), last=False)
+        assert engine.learning_rate == RATE
+    engine.backward(engine(inputs).sum(), last=True)
+    assert engine.learning_rate == pytest.approx(0.75 * RATE)
+
+
+def test_the_rate_of_the_first_step_is_what_weights_move_by():
+    # Adam's first step is the rate times the sign of the gradient.
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 2.0)
+    engine = engine_for(module, weight_decay=0.0)
+    engine.backward(engine(torch.tensor([[3.0]])).sum(), last=True)
+    assert module.weight.item() == pytest.approx(2.0 - RATE, abs=1e-6)
+
+
+def bf16_line(zero_stage, **changes):
+    module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
+    nn.init.constant_(module.weight, 0.5)
+    changes = {"dtype": "bf16", "weight_decay": 0.0, **changes}
+    return module, engine_for(module, zero_stage=zero_stage, **changes)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
+    # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
+    module, engine = bf16_line(zero_stage, rate=0.1)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    engine.backward(engine(inputs).float().sum(), last=True)
+    assert weights_of(module).float().tolist() == pytest.approx([0.4, 0.4], abs=0.001)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_small_steps_add_up_in_bf16(zero_stage):
+    module, engine = bf16_line(zero_stage, rate=1e-5)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    for _ in range(400):
+        engine.backward(engine(inputs).float().sum(), last=True)
+    # .5 - 400 * 1e-5 = .496. One step alone is less than bf16 tells apart (.002 below .5).
+    assert weights_of(module).float().tolist() == pytest.approx([0.496, 0.496], abs=0.0011)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_small_passes_add_up_in_bf16(zero_stage):
+    # One gradient of 1 and 700 of -1/520: -.35 in all, so that weights go up. In bf16, whose next
+    # number under 1 is 1 - 1/256, each of the small ones would be lost, and weights go down.
+    module, engine = bf16_line(zero_stage, rate=0.1)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    engine.backward(engine(inputs).float().sum(), last=False)
+    for number in range(1, 701):
+        engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
+    assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)

@@ -1,0 +1,132 @@
+"""Figures of a run: lines of steps, scalars, intervals."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlhf.metrics import StepLog, bootstrap_interval, write_json
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    def job(name="job"):
+        result = tmp_path / name
+        result.mkdir(exist_ok=True)
+        return SimpleNamespace(
+            result=result, log_folder=tmp_path / f"{name}.logs", spec={"rule": "train_sft"}
+        )
+
+    return job
+
+
+def log_steps(job, steps=3):
+    with StepLog(job, steps) as log:
+        for step in range(1, steps + 1):
+            log.write(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
+
+
+def test_each_step_is_one_json_line_with_its_figures_and_nothing_else(make_job):
+    job = make_job()
+    log_steps(job)
+    lines = (job.result / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 1, "objective/kl": 0.125, "loss": 2.0},
+        {"step": 2, "objective/kl": 0.25, "loss": 1.0},
+        {"step": 3, "objective/kl": 0.375, "loss": 2.0 / 3},
+    ]
+
+
+def test_the_same_figures_give_the_same_bytes(make_job):
+    for name in ("first", "second"):
+        log_steps(make_job(name))
+    first, second = (make_job(name).result / "metrics.jsonl" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_nothing_but_the_lines_is_in_the_result(make_job):
+    job = make_job()
+    log_steps(job)
+    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_step_is_on_disk_before_the_next_one(make_job):
+    job = make_job()
+    with StepLog(job, 2) as log:
+        log.write(1, ["loss"], loss=0.5)
+        assert json.loads((job.result / "metrics.jsonl").read_text())["loss"] == 0.5
+
+
+def scalars(job, name):
+    board = EventAccumulator(str(job.log_folder / "tensorboard"))
+    board.Reload()
+    return [(event.step, event.value) for event in board.Scalars(name)]
+
+
+def test_figures_are_tensorboard_scalars(make_job):
+    job = make_job()
+    log_steps(job)
+    assert scalars(job, "objective/kl") == [(1, 0.125), (2, 0.25), (3, 0.375)]
+
+
+def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
+    job = make_job()
+    log_steps(job, steps=3)
+    log_steps(job, steps=1)
+    assert scalars(job, "objective/kl") == [(1, 0.125)]
+
+
+def test_the_bar_shows_the_figures_asked_for(make_job, capsys):
+    log_steps(make_job())
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert "kl=0.375" in shown
+    assert "loss=" not in shown
+
+
+def test_json_is_written_in_the_order_of_its_keys(tmp_path):
+    write_json(tmp_path / "a", {"b": 1, "a": {"d": 0.1, "c": None}})
+    write_json(tmp_path / "b", {"a": {"c": None, "d": 0.1}, "b": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert json.loads((tmp_path / "a").read_text()) == {"a": {"c": None, "d": 0.1}, "b": 1}
+
+
+def test_the_interval_of_constant_values_is_their_value():
+    assert bootstrap_interval([0.25] * 40, 200, 1) == [0.25, 0.25]
+
+
+def test_the_interval_of_normal_values_is_that_of_their_mean():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=400)
+    low, high = bootstrap_interval(values, 4000, 1)
+    # Mean plus or minus 1.96 standard errors; 4,000 resamplings place the bounds to some percent.
+    error = values.std() / 20
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+
+
+def test_intervals_cover_the_true_mean_in_about_95_of_100_cases():
+    random = np.random.default_rng(2)
+    covered = 0
+    for _ in range(200):
+        low, high = bootstrap_interval(random.normal(1.0, 1.0, size=60), 200, 3)
+        covered += low <= 1.0 <= high
+    # 190 expected, with a deviation of 3.
+    assert 178 <= covered <= 199
+
+
+def test_the_interval_of_yes_and_no_values_is_between_0_and_1():
+    low, high = bootstrap_interval([1.0] * 5 + [0.0] * 5, 500, 1)
+    # 5 of 10: deviation of the mean .158.
+    assert 0.1 <= low < 0.5 < high <= 0.9
+
+
+def test_same_seed_same_interval():
+    values = [0.1, 0.9, 0.4, 0.7, 0.2]
+    assert bootstrap_interval(values, 100, 5) == bootstrap_interval(values, 100, 5)
+    assert bootstrap_interval(values, 100, 5) != bootstrap_interval(values, 100, 6)
+
+
+def test_interval_bounds_can_be_written_as_json():
+    assert json.loads(json.dumps(bootstrap_interval([0.1, 0.9], 100, 5)))

@@ -1,0 +1,150 @@
+"""Whole builds, looked at from outside: what was learnt, what was written, what loads."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from conftest import ROOT, Workflow, copy_sources, quick_build
+
+
+def figures(workflow, stage, name="tiny"):
+    return json.loads((workflow.folder / f"output/eval/{stage}/{name}/metrics.json").read_text())
+
+
+def steps(workflow, stage, name="tiny"):
+    lines = (workflow.folder / f"output/{stage}/{name}/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_sft_halves_the_perplexity(tiny):
+    sft = figures(tiny, "sft")
+    assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
+
+
+def test_reward_model_tells_better_answers(tiny):
+    reward = figures(tiny, "reward")
+    assert reward["accuracy"] >= 0.90
+    assert reward["ties"] < 0.005
+    # Length alone does not tell them.
+    assert reward["longer_wins_accuracy"] < 0.6
+
+
+def test_ppo_raises_the_success_rate(tiny):
+    rlhf = figures(tiny, "rlhf")
+    assert rlhf["success_difference"]["mean"] >= 0.20
+    assert rlhf["success_difference"]["interval_95"][0] > 0
+    assert rlhf["rlhf"]["ended_by_eos"] >= 0.95
+    assert 0 < rlhf["rlhf"]["kl_to_sft"] < 5
+
+
+def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
+    for step in steps(tiny, "rlhf"):
+        assert step["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
+        assert step["policy/first_approx_kl"] == pytest.approx(0, abs=1e-5)
+        assert step["policy/first_clip_fraction"] == 0
+    assert steps(tiny, "rlhf")[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+
+
+def test_finished_build_has_nothing_to_do(tiny):
+    assert tiny.planned() == set()
+
+
+def test_report_is_made_offline_from_the_build(tiny):
+    process = tiny.snakemake("--report", "report.html")
+    assert process.returncode == 0, process.stdout
+    report = (tiny.folder / "report.html").read_text()
+    for figure in ("sft.svg", "reward.svg", "rlhf.svg", "figures.csv"):
+        assert figure in report
+
+
+def test_chat_model_loads_and_answers(tiny):
+    folder = tiny.folder / "output/rlhf/tiny"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
+    tokens = tokenizer(prompt, return_tensors="pt")
+    answer = model.generate(**tokens, do_sample=False, max_new_tokens=24)[0]
+    text = tokenizer.decode(answer[tokens.input_ids.shape[1] :], skip_special_tokens=True)
+    assert text.startswith(" Hello Carl, get a hat at the boutique.")
+    assert answer[-1] == tokenizer.eos_token_id
+
+
+def test_reward_model_loads_and_scores(tiny):
+    folder = tiny.folder / "output/reward/tiny"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
+    good = f"{prompt} Hello Carl, get a hat at the boutique. You are welcome!</s>"
+    bad = f"{prompt} Hello Fay, get a pie at the garage. Now go away!</s>"
+    with torch.no_grad():
+        scores = model(**tokenizer([good, bad], return_tensors="pt", padding=True)).logits[:, 0]
+    assert scores[0] > scores[1] + 1
+
+
+def test_weights_are_safetensors_and_nothing_is_pickled(tiny):
+    names = {path.name for path in (tiny.folder / "output").rglob("*") if path.is_file()}
+    assert "model.safetensors" in names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
+
+
+def test_no_half_results_are_left(tiny):
+    hidden = [
+        path for path in (tiny.folder / "output").rglob(".*") if path.name != ".snakemake_timestamp"
+    ]
+    assert hidden == []
+
+
+def test_two_builds_have_the_same_manifests(quick, tmp_path):
+    again = quick_build(tmp_path / "again")
+    manifests = sorted(
+        path.relative_to(quick.folder) for path in quick.folder.glob("output/**/*.manifest.json")
+    )
+    assert len(manifests) == 12
+    for path in manifests:
+        assert (again.folder / path).read_bytes() == (quick.folder / path).read_bytes(), path
+
+
+def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    weights = copy.folder / "output/rlhf/tiny/model.safetensors"
+    made = weights.stat().st_mtime_ns
+    shutil.rmtree(copy.folder / "output/sft/tiny")
+    copy.build("output/rlhf/tiny")
+    assert (copy.folder / "output/sft/tiny/model.safetensors").exists()
+    assert weights.stat().st_mtime_ns == made
+    assert copy.planned() == set()
+
+
+@pytest.mark.slow
+def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
+    # The config names the data beside the working directory.
+    copy_sources(tmp_path / "work")
+    (tmp_path / "shared").symlink_to(shared_data.parent)
+    workflow = Workflow(tmp_path / "work", "--configfile", str(ROOT / "tests/hh_harmless.yaml"))
+    workflow.build("output/rlhf/hh")
+    sft = figures(workflow, "sft", "hh")
+    assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
+    assert figures(workflow, "reward", "hh")["pairs"] == 84
+    assert figures(workflow, "rlhf", "hh")["prompts"] == 40
+    first = steps(workflow, "rlhf", "hh")[0]
+    assert first["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
+    assert first["policy/first_approx_kl"] == pytest.approx(0, abs=1e-5)
+    assert first["policy/first_clip_fraction"] == 0
+    assert first["objective/kl"] == pytest.approx(0, abs=1e-4)
+    # One chosen answer of the SFT phase is a single blank.
+    stats = json.loads((workflow.folder / "output/tokens/sft/hh/stats.json").read_text())
+    assert stats["train"] == {
+        "rows": 418,
+        "dropped": {"empty answer": 1},
+        "chosen_tokens": stats["train"]["chosen_tokens"],
+        "prompt_tokens": stats["train"]["prompt_tokens"],
+    }
+    assert workflow.planned("output/rlhf/hh") == set()
