@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import yaml
+from snakemake.logging import logger
 
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -21,6 +22,12 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 wildcard_constraints:
     name=rf"{NAME}(?<!\.json)",
+
+
+# True of every folder that a user asks for: the job before put it there (rules without a command).
+logger.addFilter(
+    lambda record: "were not present when the DAG was created" not in record.getMessage()
+)
 
 
 def fail(message):

@@ -230,7 +230,7 @@ def describe_train_sft(name):
 @job("evaluate_sft", folder="eval/sft")
 def describe_evaluate_sft(name):
     return {
-        "settings": {},
+        "settings": {"dtype": recipe("sft", name)["dtype"]},
         "inputs": {
             "base": base_model("sft", name),
             "model": ("train_sft", name),
@@ -301,6 +301,7 @@ def describe_evaluate_rlhf(name):
     return {
         "settings": {
             "seed": config["seed"],
+            "dtype": settings["dtype"],
             "max_response_length": settings["max_response_length"],
             "exact_check": exact_check(name),
             **config["evaluate"],

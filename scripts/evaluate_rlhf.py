@@ -30,7 +30,7 @@ def main(job):
     held_out = Ragged(job.inputs["tokens"], "eval.prompt")
     prompts = [list(map(int, held_out[row])) for row in range(min(len(held_out), settings.prompts))]
     policies = {
-        name: Policy(load_causal(job.inputs[name], "fp32", tokenizer)).to(device).eval()
+        name: Policy(load_causal(job.inputs[name], settings.dtype, tokenizer)).to(device).eval()
         for name in ("sft", "rlhf")
     }
     reward = Scorer(load_scorer(job.inputs["reward"], "fp32", tokenizer)).to(device).eval()

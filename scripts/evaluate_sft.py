@@ -19,7 +19,7 @@ def main(job):
     tokenizer = load_tokenizer(job.inputs["model"])
     figures = {"rows": len(prompts)}
     for name, folder in (("before", job.inputs["base"]), ("after", job.inputs["model"])):
-        policy = Policy(load_causal(folder, "fp32", tokenizer)).to(device).eval()
+        policy = Policy(load_causal(folder, job.settings.dtype, tokenizer)).to(device).eval()
         figures[name] = perplexities(
             policy, prompts, responses, tokenizer.pad_token_id, job.placement["micro_batch_tokens"]
         )

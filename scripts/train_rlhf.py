@@ -92,13 +92,13 @@ def main(job):
                 advantages = ppo.whiten(advantages, mask)
 
             # 5. Updates.
-            rollouts.old_logprobs, rollouts.old_values = logprobs, values
-            rollouts.advantages, rollouts.returns = advantages, returns
+            experience = (logprobs, values, advantages, returns)
+            minibatches = global_batches(
+                len(rows), settings.global_batch_size, settings.ppo_epochs, settings.seed + step
+            )
             updated = [
-                update(rollouts, minibatch, actor_engine, critic_engine, settings)
-                for minibatch in global_batches(
-                    len(rows), settings.global_batch_size, settings.ppo_epochs, settings.seed + step
-                )
+                update(rollouts, experience, minibatch, actor_engine, critic_engine, settings)
+                for minibatch in minibatches
             ]
 
             kl = ((logprobs - ref_logprobs) * mask).sum(dim=1)
@@ -124,35 +124,32 @@ def main(job):
 
 def standardize(scores, critic):
     """Make mean and deviation of these scores, of the SFT model's answers, the critic's units."""
-    critic.mean, critic.deviation = scores.mean().item(), scores.std().item()
+    critic.mean, critic.deviation = scores.mean().item(), scores.std(correction=0).item()
     if critic.deviation == 0:
         raise InputError("the reward model gives every answer the same score")
 
 
-def update(rollouts, rows, actor_engine, critic_engine, settings):
-    """One optimizer step of actor and critic on some rollouts; returns means over their tokens."""
+def update(rollouts, experience, rows, actor_engine, critic_engine, settings):
+    """One optimizer step of actor and critic on some rollouts; returns means over their tokens.
+
+    experience: old log-probabilities, old values, advantages and returns of all rollouts [B, R].
+    """
     num_tokens = int(rollouts.response_mask[rows].sum())
     sums = dict.fromkeys(("policy/loss", "value/loss"), 0.0)
     sums |= dict.fromkeys(("policy/ratio", "policy/approx_kl", "policy/clip_fraction"), 0.0)
     passes = list(rollouts.passes(rows))
     for number, (group, batch) in enumerate(passes, start=1):
         input_ids, attention_mask, tokens, states, mask = batch
+        old_logprobs, old_values, advantages, returns = (x[group][mask] for x in experience)
         last = number == len(passes)
 
         logprobs = actor_engine(input_ids, attention_mask, tokens, settings.temperature)
-        old_logprobs = rollouts.old_logprobs[group][mask]
-        advantages = rollouts.advantages[group][mask]
         losses = ppo.policy_loss(logprobs, old_logprobs, advantages, settings.clip_range)
         policy_loss = losses.sum() / num_tokens
         actor_engine.backward(policy_loss, last)
 
         values = critic_engine(input_ids, attention_mask, states)
-        losses = ppo.value_loss(
-            values,
-            rollouts.old_values[group][mask],
-            rollouts.returns[group][mask],
-            settings.value_clip_range,
-        )
+        losses = ppo.value_loss(values, old_values, returns, settings.value_clip_range)
         value_loss = losses.sum() / num_tokens
         critic_engine.backward(value_loss, last)
 

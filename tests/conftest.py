@@ -22,6 +22,7 @@ class Workflow:
     def __init__(self, folder, *options):
         self.folder = folder
         self.options = options
+        self.environment = {}
 
     def snakemake(self, *arguments):
         """Run Snakemake with the workflow's options."""
@@ -33,7 +34,7 @@ class Workflow:
         return subprocess.run(
             command,
             cwd=self.folder,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, **self.environment, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

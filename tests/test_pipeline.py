@@ -103,12 +103,11 @@ def test_no_half_results_are_left(tiny):
 
 def test_two_builds_have_the_same_manifests(quick, tmp_path):
     again = quick_build(tmp_path / "again")
-    manifests = sorted(
-        path.relative_to(quick.folder) for path in quick.folder.glob("output/**/*.manifest.json")
-    )
-    assert len(manifests) == 12
+    manifests = sorted(quick.folder.glob("output/**/*.manifest.json"))
+    assert len(manifests) == 13
     for path in manifests:
-        assert (again.folder / path).read_bytes() == (quick.folder / path).read_bytes(), path
+        twin = again.folder / path.relative_to(quick.folder)
+        assert twin.read_bytes() == path.read_bytes(), path
 
 
 def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tmp_path):

@@ -8,6 +8,8 @@ Shapes: B sequences, T tokens, N selected tokens of all sequences, row after row
 
 import math
 import os
+import pickle
+import warnings
 
 import torch
 import transformers
@@ -27,6 +29,8 @@ from rlhf.job import InputError
 # Progress bars of single files and reports on heads that are meant to be new say nothing here.
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
+# Between peft and transformers: nothing that a user could change.
+warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
 # transformers imports DeepSpeed when it is installed, which warns where it finds no accelerator.
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -83,8 +87,20 @@ def make_causal(init, tokenizer, seed):
 
 
 def copy_causal(source, folder):
-    """Copy a causal language model as safetensors, in the numbers it has."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+    """Copy a causal language model as safetensors, in the numbers it has.
+
+    Raises InputError where weights are missing, which transformers would make up at random, or
+    where their file holds more than tensors: pickled objects are never made.
+    """
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            source, dtype="auto", local_files_only=True, output_loading_info=True
+        )
+    except pickle.UnpicklingError:
+        # torch's own message advises to load them all the same.
+        raise InputError("weights that are more than tensors, or damaged: not loaded") from None
+    if loading["missing_keys"]:
+        raise InputError(f"weights are missing: {', '.join(sorted(loading['missing_keys']))}")
     model.save_pretrained(folder)
 
 

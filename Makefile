@@ -1,0 +1,30 @@
+# make demo: the tiny recipe, from nothing to a report. make test: every test without cluster or GPU.
+
+PYTHON ?= python3
+VENV := .venv
+ACTIVATE := . $(VENV)/bin/activate &&
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/demo
+	$(ACTIVATE) snakemake --cores 2 output/rlhf/tiny
+	$(ACTIVATE) snakemake --report report.html
+	@echo "Model: output/rlhf/tiny  Figures: output/eval/rlhf/tiny/metrics.json  Report: report.html"
+
+test: $(VENV)/test lint
+	$(ACTIVATE) pytest
+
+lint: $(VENV)/test
+	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules
+
+clean:
+	rm -rf $(VENV) .snakemake
+
+$(VENV)/demo: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(ACTIVATE) pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/test: requirements-test.txt $(VENV)/demo
+	$(ACTIVATE) pip install --quiet --requirement requirements-test.txt
+	touch $@

@@ -1,0 +1,80 @@
+"""What holds the project together: one word for a thing, nothing unused, all in its room."""
+
+import ast
+import re
+
+import yaml
+
+from conftest import ROOT
+from rlhf.digests import code_digests
+
+RULES = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+PROGRAMS = sorted((ROOT / "scripts").glob("*.py"))
+
+
+def imports(path):
+    """Top names of all modules that a Python file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+def test_each_program_is_run_by_the_rule_of_its_name():
+    with_program = re.findall(r'rule (\w+):(?:(?!\nrule ).)*?program\("(\w+)"\)', RULES, re.DOTALL)
+    assert all(rule == program for rule, program in with_program)
+    assert sorted(rule for rule, _ in with_program) == [path.stem for path in PROGRAMS]
+
+
+def test_each_module_is_used():
+    used = {name for path in PROGRAMS for name in code_digests(path)}
+    modules = {f"rlhf/{path.name}" for path in (ROOT / "scripts/rlhf").glob("*.py")}
+    assert modules - used == {"rlhf/__init__.py"}
+
+
+def test_programs_do_not_import_one_another():
+    names = {path.stem for path in PROGRAMS}
+    for path in [*PROGRAMS, *(ROOT / "scripts/rlhf").glob("*.py")]:
+        assert not names & set(imports(path)), path
+
+
+def test_libraries_stay_in_their_rooms():
+    rooms = {"deepspeed": {"engine"}, "huggingface_hub": {"hub"}, "matplotlib": {"draw_report"}}
+    for path in [*PROGRAMS, *(ROOT / "scripts/rlhf").glob("*.py")]:
+        for library, room in rooms.items():
+            assert library not in imports(path) or path.stem in room, path
+
+
+def test_the_frame_of_the_programs_is_standard_library():
+    # The workflow imports digests while it plans; an import of a dataset must not wait for torch.
+    for name in ("digests", "job", "card", "toy"):
+        path = ROOT / f"scripts/rlhf/{name}.py"
+        assert not {"torch", "numpy", "transformers"} & set(imports(path)), path
+
+
+def test_each_setting_of_a_recipe_is_in_the_schema_and_has_a_default():
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())["$defs"]
+    for stage in ("sft", "reward", "rlhf"):
+        defaults = set(config[stage]["defaults"])
+        assert defaults == set(schema[f"{stage}_recipe"]["properties"])
+        required = schema[f"{stage}_stage"]["properties"]["defaults"]["required"]
+        assert defaults == set(required)
+
+
+def test_each_setting_is_read_by_the_stage_it_belongs_to():
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for stage in ("sft", "reward", "rlhf"):
+        read = (ROOT / "rules/specs.smk").read_text() + (ROOT / "rules/common.smk").read_text()
+        for name in code_digests(ROOT / f"scripts/train_{stage}.py"):
+            read += (ROOT / "scripts" / name).read_text()
+        for key in set(config[stage]["defaults"]) - {"placement"}:
+            assert re.search(rf'settings\.{key}\b|"{key}"', read), f"{stage}.{key}"
+
+
+def test_both_readmes_show_the_same_commands():
+    command = re.compile(r"^\s*(snakemake [^#\n]+?|make \w+)\s*(?:#.*)?$", re.MULTILINE)
+    names = ("README.md", "README.zh-CN.md")
+    blocks = [command.findall((ROOT / name).read_text()) for name in names]
+    assert blocks[0] == blocks[1] and blocks[0]
