@@ -21,6 +21,7 @@ clean:
 	rm -rf $(VENV) .snakemake
 
 $(VENV)/demo: requirements.txt
+	@echo "Installing requirements.txt into $(VENV): some minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	$(ACTIVATE) pip install --quiet --requirement requirements.txt
 	touch $@

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 # All that a build reads; the rest of a checkout does not matter to it.
-SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "profiles", "envs")
+SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
+SOURCES += ("profiles", "slurm")
 
 
 class Workflow:

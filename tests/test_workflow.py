@@ -247,6 +247,11 @@ def test_large_recipes_plan(sources, name):
     assert sources.planned(f"output/rlhf/{name}") >= {"fetch_model", "train_rlhf", "evaluate_rlhf"}
 
 
+def test_slurm_profile_plans(sources):
+    process = sources.snakemake("-n", "output/rlhf/1.3b", "--profile", "slurm")
+    assert process.returncode == 0, process.stdout
+
+
 def test_lint(sources):
     process = sources.snakemake("--lint")
     assert process.returncode == 0, process.stdout
