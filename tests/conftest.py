@@ -1,5 +1,6 @@
 """scripts/ on the path, Snakemake as users call it, and the builds that many tests look at."""
 
+import json
 import os
 import re
 import shutil
@@ -46,6 +47,10 @@ class Workflow:
         process = self.snakemake(target, "--cores", "2")
         assert process.returncode == 0, process.stdout[-5000:]
         return process.stdout
+
+    def spec_of(self, result):
+        """The spec that a result was made from."""
+        return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
 
     def planned(self, target="output/rlhf/tiny"):
         """Names of the rules that a dry run would run for a target."""

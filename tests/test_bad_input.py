@@ -1,5 +1,6 @@
 """Mistakes of users and damaged data: one line each, before any training, and nothing lost."""
 
+import json
 import os
 
 import pyarrow as pa
@@ -185,11 +186,11 @@ def test_missing_dataset_names_its_folder(mine):
 def test_training_on_a_gpu_that_is_not_there(quick, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    spec = next((quick.folder / "output/specs/evaluate_sft").glob("tiny-*.json"))
     placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192}'
     other = tmp_path / "spec.json"
     # Another name: this result does not exist yet, so that the program has something to do.
-    other.write_text(spec.read_text().replace("output/eval/sft/tiny", "output/eval/sft/other"))
+    spec = quick.spec_of("output/eval/sft/tiny")
+    other.write_text(json.dumps({**spec, "path": "output/eval/sft/other"}))
     process = quick.run(
         "python", "scripts/evaluate_sft.py", "--spec", str(other), "--placement", placement
     )

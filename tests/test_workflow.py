@@ -1,6 +1,7 @@
 """What is stale, and nothing else: edits to a finished build, and the rules that must run then."""
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -208,7 +209,8 @@ def test_code_edited_after_planning_is_refused(quick, tmp_path):
     copy = Workflow(tmp_path / "copy", *quick.options)
     shutil.copytree(quick.folder, copy.folder, symlinks=True)
     # On a cluster a job may wait for hours between its planning and its start.
-    spec = next((copy.folder / "output/specs/evaluate_reward").glob("tiny-*.json"))
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(copy.spec_of("output/eval/reward/tiny")))
     program = copy.folder / "scripts/evaluate_reward.py"
     with edited(program, ('"margin"', '"gap"')):
         job = copy.run("python", "scripts/evaluate_reward.py", "--spec", str(spec))
@@ -225,7 +227,8 @@ def test_damaged_input_is_refused(quick, tmp_path):
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
-    spec = next((copy.folder / "output/specs/evaluate_sft").glob("tiny-*.json"))
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(copy.spec_of("output/eval/sft/tiny")))
     job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
     assert job.returncode == 1
     assert job.stdout == (
