@@ -149,14 +149,20 @@ def models_from(origin):
 
 
 def built_targets():
-    """Recipes that have a result under output/, or the tiny one."""
+    """Recipes with a result under output/, or the tiny one; a chat model stands for its parts."""
     built = [
-        f"output/{stage}/{name}"
+        (stage, name)
         for stage in ("sft", "reward", "rlhf")
         for name in config[stage]["recipes"]
         if Path(f"output/{stage}/{name}.manifest.json").exists()
     ]
-    return built or ["output/rlhf/tiny"]
+    parts = set()
+    for stage, name in built:
+        if stage == "rlhf":
+            settings = recipe(stage, name)
+            parts |= {("sft", settings["actor"]), ("reward", settings["reward"])}
+    targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in parts]
+    return targets or ["output/rlhf/tiny"]
 
 
 check_config()

@@ -101,10 +101,10 @@ def is_fresh(rule, name):
 
 @cache
 def spec_file(rule, name):
-    """Path of the job's spec, written if it is new, with times set for Snakemake to see.
+    """Path of the job's spec, written if it is new, once the result's time tells its state.
 
-    A stale result is older than its spec. A fresh one is as new as its spec and its inputs at
-    least, whatever has been touched, copied or replaced since.
+    A stale result is made older than anything. A fresh one is made as new as its spec and its
+    inputs at least, whatever has been touched, copied or replaced since.
     """
     spec, spec_digest = spec_of(rule, name)
     path = Path(f"output/specs/{rule}/{name}-{spec_digest[:16]}.json")
@@ -112,15 +112,14 @@ def spec_file(rule, name):
         write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
     for job in spec["inputs"].values():
         spec_file(job["rule"], job["name"])
-    if not is_fresh(rule, name):
-        os.utime(path)
-        return str(path)
     manifest = Path(manifest_of(rule, name))
-    before = [path, *(Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values())]
-    newest = max(file.stat().st_mtime_ns for file in before if file.exists())
-    if manifest.stat().st_mtime_ns < newest:
-        os.utime(path, ns=(0, 0))
-        os.utime(manifest, ns=(newest, newest))
+    if is_fresh(rule, name):
+        upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
+        times = [file.stat().st_mtime_ns for file in (manifest, path, *upstream) if file.exists()]
+        os.utime(manifest, ns=(max(times), max(times)))
+    elif manifest.exists():
+        # Not 0, which Snakemake takes for no time at all.
+        os.utime(manifest, (1, 1))
     return str(path)
 
 

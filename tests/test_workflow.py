@@ -173,6 +173,18 @@ def test_touched_copied_and_without_snakemakes_memory(quick, tmp_path):
     assert copy.planned() == set()
 
 
+def test_clock_that_runs_ahead_hides_nothing(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    # As a node whose clock is an hour ahead would leave its results.
+    ahead = time.time() + 3600
+    for path in (copy.folder / "output").rglob("*"):
+        os.utime(path, (ahead, ahead))
+    with edited(copy.folder / "config.yaml", ("gae_lambda: 0.95", "gae_lambda: 0.9")):
+        assert copy.planned() == {"train_rlhf"} | AFTER_RLHF
+    assert copy.planned() == set()
+
+
 def test_lost_and_cut_results_are_stale(quick, tmp_path):
     copy = Workflow(tmp_path / "copy", *quick.options)
     shutil.copytree(quick.folder, copy.folder, symlinks=True)
