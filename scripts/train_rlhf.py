@@ -69,8 +69,6 @@ def main(job):
 
             # 2. Scores.
             scores = rollouts.scores(reward)
-            if not torch.isfinite(scores).all():
-                raise InputError(f"step {step}: the reward model gives scores that are no numbers")
             if step == 1 and settings.standardize_scores:
                 standardize(scores, critic)
             standardized = (scores - critic.mean) / critic.deviation

@@ -1,12 +1,14 @@
 """Figures of a run: lines of steps, scalars, intervals."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlhf.job import InputError
 from rlhf.metrics import StepLog, bootstrap_interval, write_json
 
 
@@ -63,6 +65,14 @@ def scalars(job, name):
     board = EventAccumulator(str(job.log_folder / "tensorboard"))
     board.Reload()
     return [(event.step, event.value) for event in board.Scalars(name)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
+    with StepLog(make_job(), 3) as log:
+        log.write(1, ["loss"], loss=2.0)
+        with pytest.raises(InputError, match=f"step 2: loss is {value}: the run has diverged"):
+            log.write(2, ["loss"], loss=value)
 
 
 def test_figures_are_tensorboard_scalars(make_job):

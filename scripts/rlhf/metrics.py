@@ -1,11 +1,14 @@
 """Figures of a run: one JSON line for each step, TensorBoard scalars, intervals."""
 
 import json
+import math
 import shutil
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+from rlhf.job import InputError
 
 
 class StepLog:
@@ -30,7 +33,16 @@ class StepLog:
         self.bar.close()
 
     def write(self, step, shown, **figures):
-        """Log a step's figures; those named in shown stand beside the progress bar."""
+        """Log a step's figures; those named in shown stand beside the progress bar.
+
+        Raises InputError for a figure that is no number: the run has diverged.
+        """
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise InputError(
+                    f"step {step}: {name} is {value}: the run has diverged;"
+                    " nothing is kept of it; a lower learning rate may help"
+                )
         self.file.write(json.dumps({"step": step, **figures}) + "\n")
         self.file.flush()
         for name, value in figures.items():
