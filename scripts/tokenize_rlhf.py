@@ -1,7 +1,7 @@
 """Tokenize the RLHF phase: the prompts."""
 
 from rlhf.job import run
-from rlhf.tokens import load_tokenizer, prompt_ids, write_phase
+from rlhf.tokens import is_blank, load_tokenizer, prompt_ids, write_phase
 
 
 def main(job):
@@ -9,9 +9,13 @@ def main(job):
     tokenizer = load_tokenizer(job.inputs["tokenizer"])
 
     def encode(records):
-        prompts = prompt_ids(tokenizer, [row["prompt"] for row in records])
+        texts = [row["prompt"] for row in records if not is_blank(row["prompt"])]
+        prompts = prompt_ids(tokenizer, texts)
         kept = [ids for ids in prompts if len(ids) <= job.settings.max_prompt_length]
-        return {"prompt": kept}, {"prompt too long": len(prompts) - len(kept)}
+        return {"prompt": kept}, {
+            "empty prompt": len(records) - len(texts),
+            "prompt too long": len(prompts) - len(kept),
+        }
 
     write_phase(job, "rlhf", encode, len(tokenizer))
 

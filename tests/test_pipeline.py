@@ -142,7 +142,7 @@ def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
     stats = json.loads((workflow.folder / "output/tokens/sft/hh/stats.json").read_text())
     assert stats["train"] == {
         "rows": 418,
-        "dropped": {"empty answer": 1},
+        "dropped": {"empty answer": 1, "empty prompt": 0},
         "chosen_tokens": stats["train"]["chosen_tokens"],
         "prompt_tokens": stats["train"]["prompt_tokens"],
     }

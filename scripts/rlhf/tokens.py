@@ -54,6 +54,13 @@ def _ids(tokenizer, texts, add_special_tokens):
     )["input_ids"]
 
 
+def end_of_prompt(tokenizer, ids, room):
+    """The last ids of a prompt that fit into room, behind its bos if it begins with one."""
+    if len(ids) > room > 1 and ids[0] == tokenizer.bos_token_id:
+        return [ids[0], *ids[len(ids) - room + 1 :]]
+    return ids[-room:]
+
+
 def phase_records(job, phase, part):
     """Records of a recipe's datasets that belong to a phase, dataset after dataset."""
     rows = []
