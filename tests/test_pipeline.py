@@ -115,10 +115,13 @@ def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tm
     shutil.copytree(quick.folder, copy.folder, symlinks=True)
     weights = copy.folder / "output/rlhf/tiny/model.safetensors"
     made = weights.stat().st_mtime_ns
+    record = (copy.folder / "output/rlhf/tiny.run.json").read_text()
     shutil.rmtree(copy.folder / "output/sft/tiny")
     copy.build("output/rlhf/tiny")
     assert (copy.folder / "output/sft/tiny/model.safetensors").exists()
     assert weights.stat().st_mtime_ns == made
+    # The record still tells of the run that made the weights.
+    assert (copy.folder / "output/rlhf/tiny.run.json").read_text() == record
     assert copy.planned() == set()
 
 

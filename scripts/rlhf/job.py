@@ -87,10 +87,10 @@ def run(main):
             job.result.mkdir(parents=True)
             main(job)
             publish(job, inputs)
+            write_run_record(job, started)
         # A complete folder without its manifest beside it: an interrupted or failed rerun removed
         # the manifest alone. Nothing has to be computed again.
         write_atomically(job.manifest, (job.target / "manifest.json").read_text())
-        write_run_record(job, started)
     except InputError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
