@@ -5,14 +5,8 @@
 # result on disk, and told to Snakemake by the one thing that it always looks at: file times. The
 # default profile leaves it no other trigger.
 
-from rlhf.digests import (
-    DigestCache,
-    code_digests,
-    digest,
-    file_digest,
-    requirements_digest,
-    write_atomically,
-)
+from rlhf.code import code_digests, requirements_digest
+from rlhf.digests import DigestCache, digest, file_digest, write_atomically
 
 DESCRIPTIONS = {}
 

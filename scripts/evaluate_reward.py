@@ -4,7 +4,8 @@ import torch
 
 from rlhf.job import run
 from rlhf.metrics import write_json
-from rlhf.models import Scorer, choose_device, load_scorer, score_last_tokens
+from rlhf.models import choose_device, load_scorer
+from rlhf.passes import Scorer, score_last_tokens
 from rlhf.preference import accuracy_and_ties, pairwise_loss
 from rlhf.tokens import Ragged, load_tokenizer
 

@@ -14,7 +14,8 @@ from rlhf.batches import micro_batches, pad, span_mask
 from rlhf.generate import sample_responses
 from rlhf.job import run
 from rlhf.metrics import bootstrap_interval, write_json
-from rlhf.models import Policy, Scorer, choose_device, load_causal, load_scorer, score_last_tokens
+from rlhf.models import choose_device, load_causal, load_scorer
+from rlhf.passes import Policy, Scorer, score_last_tokens
 from rlhf.tokens import Ragged, load_tokenizer
 
 # Datasets whose answers can be told right from wrong exactly.

@@ -7,7 +7,8 @@ import torch
 from rlhf.batches import micro_batches, pad, span_mask
 from rlhf.job import run
 from rlhf.metrics import write_json
-from rlhf.models import Policy, choose_device, load_causal
+from rlhf.models import choose_device, load_causal
+from rlhf.passes import Policy
 from rlhf.tokens import Ragged, load_tokenizer
 
 

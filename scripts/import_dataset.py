@@ -3,8 +3,7 @@
 import random
 from pathlib import Path
 
-from rlhf.digests import file_digest
-from rlhf.job import InputError, run
+from rlhf.job import InputError, check_file, run
 from rlhf.records import phase_of_rows, read_source, write_records
 from rlhf.toy import make_rows
 
@@ -40,8 +39,7 @@ def local_files(job):
     for name, planned in job.spec["files"].items():
         part, _, relative = name.partition("/")
         path = Path(job.placement["source"], relative)
-        if not path.is_file() or file_digest(path) != planned:
-            raise InputError(f"{path} changed since this build was planned: start it again")
+        check_file(path, planned)
         files.setdefault(part, []).append(path)
     return files
 

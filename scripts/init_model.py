@@ -6,8 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf.digests import file_digest
-from rlhf.job import InputError, run
+from rlhf.job import check_file, run
 from rlhf.models import make_causal
 from rlhf.records import read_records
 from rlhf.tokens import load_tokenizer
@@ -57,8 +56,7 @@ def copy_tokenizer(job):
     """Copy a tokenizer's files, each checked against the digest that was planned."""
     for name, planned in job.spec["files"].items():
         path = Path(job.placement["source"], name)
-        if not path.is_file() or file_digest(path) != planned:
-            raise InputError(f"{path} changed since this build was planned: start it again")
+        check_file(path, planned)
         shutil.copyfile(path, job.result / name)
 
 

@@ -12,7 +12,8 @@ from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.job import run
 from rlhf.metrics import StepLog
-from rlhf.models import Scorer, load_scorer, save_model
+from rlhf.models import load_scorer, save_model
+from rlhf.passes import Scorer
 from rlhf.preference import accuracy_and_ties, pairwise_loss
 from rlhf.tokens import Ragged, load_tokenizer
 

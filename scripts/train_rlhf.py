@@ -16,15 +16,8 @@ from rlhf.engine import Engine, start
 from rlhf.generate import sample_responses
 from rlhf.job import InputError, run
 from rlhf.metrics import StepLog
-from rlhf.models import (
-    Policy,
-    Scorer,
-    add_lora,
-    load_causal,
-    load_scorer,
-    save_model,
-    score_last_tokens,
-)
+from rlhf.models import add_lora, load_causal, load_scorer, save_model
+from rlhf.passes import Policy, Scorer, score_last_tokens
 from rlhf.tokens import Ragged, load_tokenizer
 
 

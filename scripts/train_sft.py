@@ -11,7 +11,8 @@ from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.job import run
 from rlhf.metrics import StepLog
-from rlhf.models import Policy, add_lora, load_causal, save_model
+from rlhf.models import add_lora, load_causal, save_model
+from rlhf.passes import Policy
 from rlhf.tokens import Ragged, load_tokenizer
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -16,6 +17,22 @@ sys.path.insert(0, str(ROOT / "scripts"))
 # All that a build reads; the rest of a checkout does not matter to it.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("profiles", "slurm")
+
+
+# A language model that is made in no time.
+INIT = {
+    "model_type": "opt",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "num_attention_heads": 2,
+    "ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "init_std": 0.06,
+}
+
+SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 
 class Workflow:
@@ -68,6 +85,60 @@ def copy_sources(folder):
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A tokenizer of 300 tokens."""
+    # Only here: most tests of the workflow need no torch.
+    from init_model import train_tokenizer
+    from rlhf import toy
+
+    rows, _ = toy.make_rows(100, 10, random.Random(1))
+    return train_tokenizer(rows, 300)
+
+
+@pytest.fixture
+def model(tokenizer):
+    """A language model with random weights for that tokenizer."""
+    from rlhf.models import make_causal
+
+    return make_causal(INIT, tokenizer, 1)
+
+
+@pytest.fixture
+def folder(model, tokenizer, tmp_path):
+    """The model, saved."""
+    from rlhf.models import save_model
+
+    save_model(model, tokenizer, tmp_path / "causal")
+    return tmp_path / "causal"
+
+
+@pytest.fixture
+def scorer_folder(folder, tokenizer, tmp_path):
+    """A reward model that starts from it, saved."""
+    import torch
+
+    from rlhf.models import load_scorer, save_model
+
+    torch.manual_seed(3)
+    scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
+    save_model(scorer, tokenizer, tmp_path / "scorer")
+    return tmp_path / "scorer"
+
+
+@pytest.fixture
+def batch(tokenizer):
+    """SEQUENCES as ids and mask, and as targets all tokens of each but its first."""
+    import torch
+
+    from rlhf.batches import pad
+
+    input_ids, attention_mask = pad(SEQUENCES, tokenizer.pad_token_id, torch.device("cpu"))
+    targets = attention_mask.bool()
+    targets[:, 0] = False
+    return input_ids, attention_mask, targets
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import yaml
 
 from conftest import ROOT
-from rlhf.digests import code_digests
+from rlhf.code import code_digests
 
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
 PROGRAMS = sorted((ROOT / "scripts").glob("*.py"))
@@ -48,7 +48,7 @@ def test_libraries_stay_in_their_rooms():
 
 def test_the_frame_of_the_programs_is_standard_library():
     # The workflow imports digests while it plans; an import of a dataset must not wait for torch.
-    for name in ("digests", "job", "card", "toy"):
+    for name in ("digests", "code", "job", "card", "toy"):
         path = ROOT / f"scripts/rlhf/{name}.py"
         assert not {"torch", "numpy", "transformers"} & set(imports(path)), path
 

@@ -1,7 +1,6 @@
-"""Loading, saving, and the passes of models: against transformers' own forward."""
+"""Making, loading and saving models, and their adapters."""
 
 import math
-import os
 import random
 
 import pytest
@@ -14,13 +13,11 @@ from transformers import (
     GenerationConfig,
 )
 
+from conftest import INIT
 from init_model import train_tokenizer
 from rlhf import toy
-from rlhf.batches import pad
 from rlhf.job import InputError
 from rlhf.models import (
-    Policy,
-    Scorer,
     add_lora,
     choose_device,
     copy_causal,
@@ -28,57 +25,10 @@ from rlhf.models import (
     load_scorer,
     make_causal,
     save_model,
-    score_last_tokens,
 )
+from rlhf.passes import Policy, Scorer
 
-INIT = {
-    "model_type": "opt",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "num_attention_heads": 2,
-    "ffn_dim": 64,
-    "max_position_embeddings": 64,
-    "dropout": 0.0,
-    "init_std": 0.06,
-}
-
-SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    rows, _ = toy.make_rows(100, 10, random.Random(1))
-    return train_tokenizer(rows, 300)
-
-
-@pytest.fixture
-def model(tokenizer):
-    return make_causal(INIT, tokenizer, 1)
-
-
-@pytest.fixture
-def folder(model, tokenizer, tmp_path):
-    save_model(model, tokenizer, tmp_path / "causal")
-    return tmp_path / "causal"
-
-
-@pytest.fixture
-def scorer_folder(folder, tokenizer, tmp_path):
-    torch.manual_seed(3)
-    model = load_scorer(folder, "fp32", tokenizer, new_head=True)
-    save_model(model, tokenizer, tmp_path / "scorer")
-    return tmp_path / "scorer"
-
-
-@pytest.fixture
-def batch(tokenizer):
-    """Ids, mask, and targets: all tokens of each sequence but its first."""
-    input_ids, attention_mask = pad(SEQUENCES, tokenizer.pad_token_id, CPU)
-    targets = attention_mask.bool()
-    targets[:, 0] = False
-    return input_ids, attention_mask, targets
 
 
 def weights_equal(first, second):
@@ -138,69 +88,6 @@ def test_an_init_without_a_model_type_is_refused(tokenizer):
     init = {key: value for key, value in INIT.items() if key != "model_type"}
     with pytest.raises(InputError):
         make_causal(init, tokenizer, 1)
-
-
-# Passes of a policy.
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_policy_gives_the_logprobs_of_the_plain_model(model, batch, temperature):
-    input_ids, attention_mask, targets = batch
-    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits / temperature
-    expected = []
-    for row, position in targets.nonzero().tolist():
-        distribution = torch.log_softmax(logits[row, position - 1], dim=-1)
-        expected.append(distribution[input_ids[row, position]])
-    logprobs = Policy(model)(input_ids, attention_mask, targets, temperature)
-    torch.testing.assert_close(logprobs, torch.stack(expected))
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_policy_gives_the_entropies_of_the_plain_model(model, batch, temperature):
-    input_ids, attention_mask, targets = batch
-    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits / temperature
-    expected = [
-        torch.distributions.Categorical(logits=logits[row, position - 1]).entropy()
-        for row, position in targets.nonzero().tolist()
-    ]
-    policy = Policy(model)
-    logprobs, entropies = policy(*batch, temperature, entropies=True)
-    torch.testing.assert_close(entropies, torch.stack(expected))
-    assert torch.equal(logprobs, policy(*batch, temperature))
-
-
-def test_only_targets_are_given_and_padding_does_not_change_them(model, batch):
-    input_ids, attention_mask, targets = batch
-    targets = torch.zeros_like(targets)
-    targets[1, 2:4] = True
-    together = Policy(model)(input_ids, attention_mask, targets)
-    alone = torch.tensor([SEQUENCES[1]])
-    apart = Policy(model)(alone, torch.ones_like(alone), targets[1:2, :4])
-    assert together.shape == (2,)
-    torch.testing.assert_close(together, apart)
-
-
-def test_the_gradient_of_a_policy_is_that_of_cross_entropy(model, batch):
-    input_ids, attention_mask, targets = batch
-    logprobs, entropies = Policy(model)(input_ids, attention_mask, targets, entropies=True)
-    (-logprobs.sum()).backward()
-    ours = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    model.zero_grad()
-    labels = input_ids.masked_fill(~targets, -100)
-    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits[:, :-1]
-    torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), labels[:, 1:], reduction="sum"
-    ).backward()
-    for name, weight in model.named_parameters():
-        torch.testing.assert_close(ours[name], weight.grad, rtol=1e-4, atol=1e-5)
-    assert not entropies.requires_grad
-
-
-def test_a_bf16_policy_gives_fp32_logprobs(folder, tokenizer, batch):
-    model = load_causal(folder, "bf16", tokenizer)
-    assert next(model.parameters()).dtype == torch.bfloat16
-    logprobs, entropies = Policy(model)(*batch, entropies=True)
-    assert logprobs.dtype == entropies.dtype == torch.float32
 
 
 # Loading and saving.
@@ -273,27 +160,7 @@ def test_copying_makes_safetensors_of_torchs_format(model, folder, tmp_path):
     assert weights_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path / "copy"))
 
 
-class Payload:
-    """An object whose unpickling makes a folder."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
-def test_copying_does_not_run_what_is_pickled_in_weights(model, folder, tmp_path):
-    (folder / "model.safetensors").unlink()
-    hidden = {**model.state_dict(), "payload": Payload(tmp_path / "ran")}
-    torch.save(hidden, folder / "pytorch_model.bin")
-    # Which error it is, is torch's affair.
-    with pytest.raises(Exception, match=r"(?i)weights|unpickl|load"):
-        copy_causal(folder, tmp_path / "copy")
-    assert not (tmp_path / "ran").exists()
-
-
-# Scorers.
+# Models with a score head.
 
 
 def test_a_folder_without_a_head_is_refused_as_a_scorer(folder, tokenizer):
@@ -325,46 +192,6 @@ def test_a_reloaded_scorer_is_the_one_that_was_saved(scorer_folder, tokenizer):
     loaded = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
     assert loaded.config.num_labels == 1
     assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
-
-
-def test_transformers_scores_a_padded_batch_as_we_do_at_the_last_token(
-    scorer_folder, tokenizer, batch
-):
-    input_ids, attention_mask, _ = batch
-    plain = AutoModelForSequenceClassification.from_pretrained(scorer_folder).eval()
-    expected = plain(input_ids=input_ids, attention_mask=attention_mask).logits.squeeze(-1)
-    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
-    scores = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 8192)
-    torch.testing.assert_close(scores, expected)
-    # The scores are apart, so that a mixed-up order could not pass.
-    assert (scores[:, None] - scores[None, :]).abs().add(torch.eye(3)).min() > 1e-3
-
-
-def test_scores_keep_the_order_of_sequences_however_they_share_passes(scorer_folder, tokenizer):
-    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
-    together = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 8192)
-    apart = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 7)
-    torch.testing.assert_close(together, apart)
-
-
-def test_a_scorer_gives_the_heads_output_at_positions_row_after_row(
-    scorer_folder, tokenizer, batch
-):
-    input_ids, attention_mask, _ = batch
-    model = load_scorer(scorer_folder, "fp32", tokenizer)
-    positions = torch.zeros_like(input_ids, dtype=torch.bool)
-    positions[0, 3] = positions[1, 0] = positions[1, 2] = True
-    hidden = model.base_model(input_ids=input_ids, attention_mask=attention_mask)[0]
-    expected = [model.score.weight[0] @ hidden[row, t] for row, t in [(0, 3), (1, 0), (1, 2)]]
-    found = Scorer(model)(input_ids, attention_mask, positions)
-    torch.testing.assert_close(found, torch.stack(expected))
-
-
-def test_outputs_are_in_units_of_mean_and_deviation(scorer_folder, tokenizer, batch):
-    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
-    raw = scorer(*batch)
-    scorer.mean, scorer.deviation = 3.0, 0.5
-    torch.testing.assert_close(scorer(*batch), (raw - 3.0) * 2.0)
 
 
 # LoRA.
@@ -424,12 +251,6 @@ def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer, tmp_path):
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").get_submodule(name).weight
     # 8 / 2.
     torch.testing.assert_close(after, before + 4 * product)
-
-
-def test_the_causal_model_of_a_policy_is_the_one_inside_its_adapters(folder, tokenizer):
-    plain, inner = load_causal(folder, "fp32", tokenizer), load_causal(folder, "fp32", tokenizer)
-    assert Policy(plain).causal is plain
-    assert Policy(add_lora(inner, 2, 1)).causal is inner
 
 
 def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):

@@ -1,14 +1,12 @@
-"""What things are, told by their content: digests of settings, files, code and requirements.
+"""What things are, told by their content: digests of values and files.
 
 Standard library only: the workflow imports this module while it plans, so that a dry run needs
 neither torch nor any other library of the training programs.
 """
 
-import ast
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 
 CHUNK = 1 << 20
@@ -70,62 +68,3 @@ def write_atomically(path, text):
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)
-
-
-def _tree(node):
-    """The syntax tree as nested lists without docstrings, positions and empty fields.
-
-    Empty fields are left out because newer Pythons add some (type_params): the digest must not
-    depend on the Python that plans.
-    """
-    if isinstance(node, list):
-        return [_tree(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return f"{type(node).__name__} {node!r}"
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        first = node.body[0] if node.body else None
-        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-            fields["body"] = node.body[1:]
-    kept = {key: _tree(value) for key, value in fields.items() if value not in (None, [])}
-    return [type(node).__name__, kept]
-
-
-def source_digest(path):
-    """Digest of a Python file's meaning: comments, docstrings and layout do not count."""
-    return digest(_tree(ast.parse(Path(path).read_text(), filename=str(path))))
-
-
-def _imported_modules(path, root):
-    """Files under root/rlhf that a Python file imports in any form, anywhere in it."""
-    for node in ast.walk(ast.parse(Path(path).read_text(), filename=str(path))):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = ".".join(filter(None, ["rlhf" if node.level else "", node.module]))
-            names = [module, *(f"rlhf.{alias.name}" for alias in node.names if module == "rlhf")]
-        yield from (root / f"{name.replace('.', '/')}.py" for name in names if name[:5] == "rlhf.")
-
-
-def code_digests(program):
-    """Digest of a program and of each module of ours it imports, directly or not, by file name.
-
-    program: path of scripts/NAME.py.
-    """
-    root = Path(program).parent
-    found, todo = {}, [Path(program)]
-    while todo:
-        path = todo.pop()
-        name = path.relative_to(root).as_posix()
-        if name not in found:
-            found[name] = source_digest(path)
-            todo.extend(_imported_modules(path, root))
-    return found
-
-
-def requirements_digest(path):
-    """Digest of the pinned requirements: order, case and comments do not count."""
-    lines = Path(path).read_text().lower().splitlines()
-    lines = (re.sub(r"\s*#.*", "", line).strip() for line in lines)
-    return digest(sorted(line for line in lines if line))

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from rlhf.digests import code_digests, digest, file_digest, write_atomically
+from rlhf.code import code_digests
+from rlhf.digests import digest, file_digest, write_atomically
 
 # Snakemake leaves this empty file in folders that a user asks for by name.
 NOT_OURS = {".snakemake_timestamp", "manifest.json"}
@@ -125,6 +126,12 @@ def check_input(entry):
                 f" delete {entry['path']} and start the build again"
             )
     return file_digest(path)
+
+
+def check_file(path, planned):
+    """A file from outside must have the content that was planned."""
+    if not path.is_file() or file_digest(path) != planned:
+        raise InputError(f"{path} changed since this build was planned: start it again")
 
 
 def is_complete(folder, spec, inputs):

@@ -1,0 +1,115 @@
+"""The passes of models, against transformers' own forward."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from conftest import SEQUENCES
+from rlhf.models import add_lora, load_causal, load_scorer
+from rlhf.passes import Policy, Scorer, score_last_tokens
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_policy_gives_the_logprobs_of_the_plain_model(model, batch, temperature):
+    input_ids, attention_mask, targets = batch
+    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits / temperature
+    expected = []
+    for row, position in targets.nonzero().tolist():
+        distribution = torch.log_softmax(logits[row, position - 1], dim=-1)
+        expected.append(distribution[input_ids[row, position]])
+    logprobs = Policy(model)(input_ids, attention_mask, targets, temperature)
+    torch.testing.assert_close(logprobs, torch.stack(expected))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_policy_gives_the_entropies_of_the_plain_model(model, batch, temperature):
+    input_ids, attention_mask, targets = batch
+    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits / temperature
+    expected = [
+        torch.distributions.Categorical(logits=logits[row, position - 1]).entropy()
+        for row, position in targets.nonzero().tolist()
+    ]
+    policy = Policy(model)
+    logprobs, entropies = policy(*batch, temperature, entropies=True)
+    torch.testing.assert_close(entropies, torch.stack(expected))
+    assert torch.equal(logprobs, policy(*batch, temperature))
+
+
+def test_only_targets_are_given_and_padding_does_not_change_them(model, batch):
+    input_ids, attention_mask, targets = batch
+    targets = torch.zeros_like(targets)
+    targets[1, 2:4] = True
+    together = Policy(model)(input_ids, attention_mask, targets)
+    alone = torch.tensor([SEQUENCES[1]])
+    apart = Policy(model)(alone, torch.ones_like(alone), targets[1:2, :4])
+    assert together.shape == (2,)
+    torch.testing.assert_close(together, apart)
+
+
+def test_the_gradient_of_a_policy_is_that_of_cross_entropy(model, batch):
+    input_ids, attention_mask, targets = batch
+    logprobs, entropies = Policy(model)(input_ids, attention_mask, targets, entropies=True)
+    (-logprobs.sum()).backward()
+    ours = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    labels = input_ids.masked_fill(~targets, -100)
+    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits[:, :-1]
+    torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), labels[:, 1:], reduction="sum"
+    ).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(ours[name], weight.grad, rtol=1e-4, atol=1e-5)
+    assert not entropies.requires_grad
+
+
+def test_a_bf16_policy_gives_fp32_logprobs(folder, tokenizer, batch):
+    model = load_causal(folder, "bf16", tokenizer)
+    assert next(model.parameters()).dtype == torch.bfloat16
+    logprobs, entropies = Policy(model)(*batch, entropies=True)
+    assert logprobs.dtype == entropies.dtype == torch.float32
+
+
+def test_the_causal_model_of_a_policy_is_the_one_inside_its_adapters(folder, tokenizer):
+    plain, inner = load_causal(folder, "fp32", tokenizer), load_causal(folder, "fp32", tokenizer)
+    assert Policy(plain).causal is plain
+    assert Policy(add_lora(inner, 2, 1)).causal is inner
+
+
+def test_transformers_scores_a_padded_batch_as_we_do_at_the_last_token(
+    scorer_folder, tokenizer, batch
+):
+    input_ids, attention_mask, _ = batch
+    plain = AutoModelForSequenceClassification.from_pretrained(scorer_folder).eval()
+    expected = plain(input_ids=input_ids, attention_mask=attention_mask).logits.squeeze(-1)
+    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
+    scores = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 8192)
+    torch.testing.assert_close(scores, expected)
+    # The scores are apart, so that a mixed-up order could not pass.
+    assert (scores[:, None] - scores[None, :]).abs().add(torch.eye(3)).min() > 1e-3
+
+
+def test_scores_keep_the_order_of_sequences_however_they_share_passes(scorer_folder, tokenizer):
+    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
+    together = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 8192)
+    apart = score_last_tokens(scorer, SEQUENCES, tokenizer.pad_token_id, 7)
+    torch.testing.assert_close(together, apart)
+
+
+def test_a_scorer_gives_the_heads_output_at_positions_row_after_row(
+    scorer_folder, tokenizer, batch
+):
+    input_ids, attention_mask, _ = batch
+    model = load_scorer(scorer_folder, "fp32", tokenizer)
+    positions = torch.zeros_like(input_ids, dtype=torch.bool)
+    positions[0, 3] = positions[1, 0] = positions[1, 2] = True
+    hidden = model.base_model(input_ids=input_ids, attention_mask=attention_mask)[0]
+    expected = [model.score.weight[0] @ hidden[row, t] for row, t in [(0, 3), (1, 0), (1, 2)]]
+    found = Scorer(model)(input_ids, attention_mask, positions)
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_outputs_are_in_units_of_mean_and_deviation(scorer_folder, tokenizer, batch):
+    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
+    raw = scorer(*batch)
+    scorer.mean, scorer.deviation = 3.0, 0.5
+    torch.testing.assert_close(scorer(*batch), (raw - 3.0) * 2.0)
