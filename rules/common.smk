@@ -15,6 +15,7 @@ ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from rlhf.digests import canonical_json
+from rlhf.formats import columns_of, has_pairs
 
 # No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -102,19 +103,49 @@ def program(rule):
 
 def check_references():
     """Stop if a recipe names a model, dataset or recipe that the config does not have."""
+    for name, dataset in config["datasets"].items():
+        try:
+            if "format" in dataset:
+                columns_of(dataset["format"], dataset.get("columns"))
+        except ValueError as error:
+            fail(f"config: datasets.{name}: {error}")
     for name, model in config["models"].items():
         if "train_on" in model.get("tokenizer", {}):
             entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
     for stage in ("sft", "reward", "rlhf"):
         for name in config[stage]["recipes"]:
             settings = recipe(stage, name)
-            for dataset in settings["datasets"]:
-                entry("datasets", dataset, f"{stage}.recipes.{name}.datasets")
+            for dataset, _ in blend(stage, name):
+                check_use(dataset, stage, f"{stage}.recipes.{name}.datasets")
             if stage == "rlhf":
                 recipe("sft", settings["actor"])
                 recipe("reward", settings["reward"])
+                check_templates(name, settings)
             else:
                 base_model(stage, name)
+
+
+def check_use(dataset, stage, used_by):
+    """Stop if a dataset has nothing for a stage that names it."""
+    settings = entry("datasets", dataset, used_by)
+    if not split_weights(dataset)[stage]:
+        fail(f"config: {used_by} names {dataset}, whose split gives no rows to {stage}")
+    pairs = "generate" in settings or has_pairs(settings["format"], settings.get("columns"))
+    if stage == "reward" and not pairs:
+        fail(
+            f"config: {used_by} names {dataset}, which has no rejected answers (format"
+            f" {settings['format']}): it can serve sft and the prompts of rlhf"
+        )
+
+
+def check_templates(name, settings):
+    """Stop if the actor and the reward model of a recipe would read a dialogue differently."""
+    templates = {
+        stage: template(stage, recipe_name)
+        for stage, recipe_name in (("sft", settings["actor"]), ("reward", settings["reward"]))
+    }
+    if templates["sft"] != templates["reward"]:
+        fail(f"config: rlhf.recipes.{name}: actor and reward have the templates {templates}")
 
 
 def base_model(stage, name):
@@ -135,8 +166,35 @@ def tokenizer_model(stage, name):
     return tokenizer_model("sft", model) if made_by == "train_sft" else (made_by, model)
 
 
+def template(stage, name):
+    """How dialogues become text for the base model behind a recipe: dialogue or chat."""
+    _, model = tokenizer_model(stage, name)
+    return config["models"][model].get("template", config["template"])
+
+
+def blend(stage, name):
+    """[dataset, weight] of each dataset of a recipe; without a weight of its own it weighs 1."""
+    named = [
+        item if isinstance(item, dict) else {item: 1} for item in recipe(stage, name)["datasets"]
+    ]
+    return [[dataset, weight] for item in named for dataset, weight in item.items()]
+
+
+def split_weights(dataset):
+    """Shares of the phases in a dataset's rows: its own, or those of all."""
+    return config["datasets"][dataset].get("split", config["split"]["weights"])
+
+
+def source_of(dataset):
+    """The local folder or file of a dataset; None where it comes from elsewhere."""
+    path = config["datasets"][dataset].get("path")
+    return None if path is None else Path(path).expanduser()
+
+
 def dataset_place(wildcards):
-    return canonical_json({"source": config["datasets"][wildcards.name].get("path")})
+    source = source_of(wildcards.name)
+    folder = source and str(source.parent if source.is_file() else source)
+    return canonical_json({"source": folder})
 
 
 def tokenizer_place(wildcards):

@@ -10,12 +10,13 @@ rule tokenize_reward:
         "output/logs/tokenize_reward/{name}.log",
     conda:
         "../envs/rlhf.yaml"
+    threads: placement("reward", "threads")
     params:
         program=program("tokenize_reward"),
     message:
         "Tokenizing the reward phase for {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
 
 
 rule train_reward:

@@ -10,12 +10,13 @@ rule tokenize_rlhf:
         "output/logs/tokenize_rlhf/{name}.log",
     conda:
         "../envs/rlhf.yaml"
+    threads: placement("rlhf", "threads")
     params:
         program=program("tokenize_rlhf"),
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
 
 
 rule train_rlhf:

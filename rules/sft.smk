@@ -10,12 +10,13 @@ rule tokenize_sft:
         "output/logs/tokenize_sft/{name}.log",
     conda:
         "../envs/rlhf.yaml"
+    threads: placement("sft", "threads")
     params:
         program=program("tokenize_sft"),
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
 
 
 rule train_sft:

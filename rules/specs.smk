@@ -7,6 +7,8 @@
 
 from rlhf.code import code_digests, requirements_digest
 from rlhf.digests import DigestCache, digest, file_digest, write_atomically
+from rlhf.job import InputError
+from rlhf.parts import local_paths, parts_of
 
 DESCRIPTIONS = {}
 
@@ -140,41 +142,65 @@ def science(settings):
 
 def local_files(name):
     """The files of a local dataset by part and path, with their content digests."""
-    dataset = config["datasets"][name]
-    source, found = Path(dataset["path"]), {}
-    for part in ("train", "eval"):
-        if part in dataset:
-            paths = sorted(path for path in source.glob(dataset[part]) if path.is_file())
-            if not paths:
-                fail(
-                    f"config: datasets.{name}.{part}: no file in {source} matches {dataset[part]!r}"
-                )
-            for path in paths:
-                found[f"{part}/{path.relative_to(source).as_posix()}"] = digest_cache()[path]
-    return found
+    dataset, source = config["datasets"][name], source_of(name)
+    if source.is_file():
+        return {f"train/{source.name}": digest_cache()[source]}
+    if not source.is_dir():
+        fail(f"config: datasets.{name}.path: there is no {source}")
+    globs = {part: dataset[part] for part in ("train", "eval") if part in dataset}
+    try:
+        parts = parts_of(local_paths(source), globs)
+    except InputError as error:
+        fail(f"config: datasets.{name}: {source}: {error}")
+    return {
+        f"{part}/{path}": digest_cache()[source / path]
+        for part, paths in parts.items()
+        for path in paths
+    }
 
 
 @job("import_dataset", folder="data")
 def describe_import_dataset(name):
     dataset = entry("datasets", name, "the target")
-    settings = {key: value for key, value in dataset.items() if key != "path"}
-    if "eval" not in dataset:
-        settings["seed"] = config["seed"]
+    if "generate" in dataset:
+        keys = ("generate", "rows", "eval_rows")
+        return {"settings": {"seed": config["seed"]} | {key: dataset[key] for key in keys}}
+    keys = ["format", "columns", "remove", "on_bad_row"]
+    if "path" not in dataset:
+        keys += ["hub", "revision", "train", "eval"]
+    settings = {"on_bad_row": config["on_bad_row"]}
+    settings |= {key: dataset[key] for key in keys if key in dataset}
     return {"settings": settings, "files": local_files(name) if "path" in dataset else {}}
 
 
 @job("split_dataset", folder="split")
 def describe_split_dataset(name):
     return {
-        "settings": {"seed": config["seed"], **config["split"]},
+        "settings": {
+            "seed": config["seed"],
+            "weights": split_weights(name),
+            "by": config["split"]["by"],
+            "max_rows": config["datasets"][name].get("max_rows"),
+        },
         "inputs": {"records": ("import_dataset", name)},
+    }
+
+
+def tokenize_settings(stage, name, *keys):
+    """What a tokenize program needs to know."""
+    settings = recipe(stage, name)
+    return {
+        "seed": config["seed"],
+        "datasets": blend(stage, name),
+        "template": template(stage, name),
+        **{key: settings[key] for key in keys},
     }
 
 
 def phase_inputs(stage, name):
     """Records and rows of each dataset of a recipe, as inputs of its tokenize rule."""
     jobs = {}
-    for dataset in recipe(stage, name)["datasets"]:
+    for dataset, _ in blend(stage, name):
         jobs[f"records.{dataset}"] = ("import_dataset", dataset)
         jobs[f"rows.{dataset}"] = ("split_dataset", dataset)
     return jobs
@@ -205,9 +231,8 @@ def describe_init_model(name):
 
 @job("tokenize_sft", folder="tokens/sft")
 def describe_tokenize_sft(name):
-    settings = recipe("sft", name)
     return {
-        "settings": {key: settings[key] for key in ("datasets", "max_length")},
+        "settings": tokenize_settings("sft", name, "max_length", "truncation_side"),
         "inputs": {"tokenizer": tokenizer_model("sft", name), **phase_inputs("sft", name)},
     }
 
@@ -234,9 +259,8 @@ def describe_evaluate_sft(name):
 
 @job("tokenize_reward", folder="tokens/reward")
 def describe_tokenize_reward(name):
-    settings = recipe("reward", name)
     return {
-        "settings": {key: settings[key] for key in ("datasets", "max_length")},
+        "settings": tokenize_settings("reward", name, "max_length", "truncation_side"),
         "inputs": {"tokenizer": tokenizer_model("reward", name), **phase_inputs("reward", name)},
     }
 
@@ -262,9 +286,8 @@ def describe_evaluate_reward(name):
 
 @job("tokenize_rlhf", folder="tokens/rlhf")
 def describe_tokenize_rlhf(name):
-    settings = recipe("rlhf", name)
     return {
-        "settings": {key: settings[key] for key in ("datasets", "max_prompt_length")},
+        "settings": tokenize_settings("rlhf", name, "max_prompt_length"),
         "inputs": {"tokenizer": tokenizer_model("rlhf", name), **phase_inputs("rlhf", name)},
     }
 
@@ -284,8 +307,8 @@ def describe_train_rlhf(name):
 
 def exact_check(name):
     """The generator of a recipe's only dataset, which can tell right answers exactly, or None."""
-    datasets = recipe("rlhf", name)["datasets"]
-    return config["datasets"][datasets[0]].get("generate") if len(datasets) == 1 else None
+    datasets = blend("rlhf", name)
+    return config["datasets"][datasets[0][0]].get("generate") if len(datasets) == 1 else None
 
 
 @job("evaluate_rlhf", folder="eval/rlhf")
@@ -311,9 +334,14 @@ def describe_evaluate_rlhf(name):
 @job("draw_report", folder="report")
 def describe_draw_report(name):
     settings = recipe("rlhf", name)
+    recipes = {"sft": settings["actor"], "reward": settings["reward"], "rlhf": name}
+    datasets = {dataset for stage, name in recipes.items() for dataset, _ in blend(stage, name)}
     return {
         "settings": {},
         "inputs": {
+            **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
+            **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
+            **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
             "train_sft": ("train_sft", settings["actor"]),
             "evaluate_sft": ("evaluate_sft", settings["actor"]),
             "train_reward": ("train_reward", settings["reward"]),

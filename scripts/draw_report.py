@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from rlhf.job import run
 
 # Okabe and Ito's colours, apart for all kinds of colour vision.
-COLOUR = "#0072B2"
+COLOURS = ["#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#F0E442", "#000000"]
 
 CURVES = {
     "sft": ("train_sft", {"loss": "loss (nats per token)", "learning_rate": "learning rate"}),
@@ -32,7 +32,8 @@ CURVES = {
 
 
 def main(job):
-    """One figure for each stage, and figures.csv with the evaluations."""
+    """One figure of the data and one for each stage; data.csv and figures.csv have the numbers."""
+    report_data(job)
     for stage, (name, curves) in CURVES.items():
         lines = (job.inputs[name] / "metrics.jsonl").read_text().splitlines()
         draw(job.result / f"{stage}.svg", [json.loads(line) for line in lines], curves)
@@ -41,7 +42,90 @@ def main(job):
         table.writerow(["stage", "figure", "value"])
         for stage in CURVES:
             figures = json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
-            table.writerows([stage, name, f"{value:.6g}"] for name, value in flat(figures))
+            table.writerows([stage, name, f"{value:.10g}"] for name, value in flat(figures))
+
+
+def report_data(job):
+    """What became of the rows of each phase, how long they are, and what each dataset is like."""
+    stats = {
+        name: json.loads((folder / "stats.json").read_text())
+        for name, folder in job.inputs.items()
+        if name.partition(".")[0] in ("records", "rows", "tokens")
+    }
+    with open(job.result / "data.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["dataset or phase", "step", "figure", "value"])
+        for name, facts in stats.items():
+            step, _, of = name.partition(".")
+            table.writerows([of, step, key, f"{value:.10g}"] for key, value in flat(facts))
+    figure, panels = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
+    tokens = {stage: stats[f"tokens.{stage}"]["train"] for stage in CURVES}
+    draw_rows(panels[0], tokens)
+    draw_lengths(panels[1], tokens)
+    draw_shares(panels[2], stats)
+    figure.savefig(job.result / "data.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def draw_rows(panel, tokens):
+    """Rows to train on, by phase: kept whole, cut, and dropped by reason."""
+    reasons = sorted({reason for facts in tokens.values() for reason in facts["dropped"]})
+    for place, facts in enumerate(tokens.values()):
+        shares = {"whole": facts["rows"] - facts["cut"], "cut": facts["cut"], **facts["dropped"]}
+        left = 0
+        for colour, what in enumerate(["whole", "cut", *reasons]):
+            label = what if place == 0 else None
+            width = shares.get(what, 0)
+            panel.barh(place, width, left=left, color=COLOURS[colour % 8], label=label)
+            left += width
+    panel.set_yticks(range(len(tokens)), tokens)
+    panel.set(xlabel="rows to train on")
+    panel.invert_yaxis()
+    panel.legend(fontsize="x-small")
+
+
+def draw_lengths(panel, tokens):
+    """Lengths in tokens: median, 10 to 90 % as a box, 1 to 99 % as whiskers."""
+    boxes = [
+        {
+            "label": f"{stage} {name}",
+            "med": lengths["p50"],
+            "q1": lengths["p10"],
+            "q3": lengths["p90"],
+            "whislo": lengths["p1"],
+            "whishi": lengths["p99"],
+        }
+        for stage, facts in tokens.items()
+        for name, lengths in facts["tokens"].items()
+    ]
+    line = {"color": COLOURS[0]}
+    styles = dict.fromkeys(["boxprops", "medianprops", "whiskerprops", "capprops"], line)
+    panel.bxp(boxes, orientation="horizontal", showfliers=False, **styles)
+    panel.set(xlabel="length (tokens; p1, p10, p50, p90, p99)")
+    panel.invert_yaxis()
+    panel.grid(alpha=0.3)
+
+
+def draw_shares(panel, stats):
+    """Of each dataset's rows: repeated prompts, chosen longer, prompts in more phases than one."""
+    names = [name.partition(".")[2] for name in stats if name.startswith("records.")]
+    for place, name in enumerate(names):
+        records = stats[f"records.{name}"]["train"]
+        parts = stats[f"rows.{name}"].values()
+        # The largest overlap of each part of a phase with any other one.
+        shared = sum(max(part.get("rows_whose_prompt_is_in", {"": 0}).values()) for part in parts)
+        shares = {
+            "prompt repeated": records["repeated_prompts"] / records["rows"],
+            "prompt in another phase too": shared / max(sum(part["rows"] for part in parts), 1),
+            "chosen answer is the longer one": records.get("chosen_longer_share", 0),
+        }
+        for offset, (what, share) in enumerate(shares.items()):
+            label = what if place == 0 else None
+            panel.barh(place + 0.25 * offset, share, 0.22, color=COLOURS[offset], label=label)
+    panel.set_yticks([place + 0.25 for place in range(len(names))], names)
+    panel.set(xlabel="share of rows", xlim=(0, 1))
+    panel.invert_yaxis()
+    panel.legend(fontsize="x-small")
 
 
 def draw(path, steps, curves):
@@ -50,7 +134,9 @@ def draw(path, steps, curves):
         1, len(curves), figsize=(3.6 * len(curves), 3), layout="constrained"
     )
     for panel, (name, label) in zip(panels, curves.items(), strict=True):
-        panel.plot([line["step"] for line in steps], [line[name] for line in steps], color=COLOUR)
+        panel.plot(
+            [line["step"] for line in steps], [line[name] for line in steps], color=COLOURS[0]
+        )
         panel.set(xlabel="step", ylabel=label)
         panel.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})

@@ -1,5 +1,7 @@
 """Fetch a base model and its tokenizer from the hub, as safetensors."""
 
+from fnmatch import fnmatchcase
+
 from rlhf.hub import fetch
 from rlhf.job import InputError, run
 from rlhf.models import copy_causal
@@ -9,10 +11,8 @@ from rlhf.tokens import load_tokenizer
 def main(job):
     """Weights that come only in torch's format are read as tensors alone, never unpickled."""
     settings = job.settings
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    folder, commit = fetch(settings.hub, "model", settings.revision, patterns)
-    if not list(folder.glob("*.safetensors")):
-        folder, commit = fetch(settings.hub, "model", commit, [*patterns, "pytorch_model*.bin"])
+    folder, _, commit = fetch(settings.hub, "model", settings.revision, choose)
+    job.facts["commit"] = commit
     try:
         load_tokenizer(folder).save_pretrained(job.result)
         copy_causal(folder, job.result)
@@ -20,7 +20,17 @@ def main(job):
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
         raise InputError(f"hub model {settings.hub} at {commit}: {reason}") from None
-    (job.result / "source.txt").write_text(f"{settings.hub} {commit}\n")
+
+
+def choose(paths):
+    """Config, tokenizer and weights; those in torch's format only where there are no others."""
+
+    def matching(*patterns):
+        top = [path for path in paths if "/" not in path]
+        return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
+
+    weights = matching("*.safetensors") or matching("pytorch_model*.bin")
+    return weights + matching("*.json", "*.txt", "*.model", "*.jinja")
 
 
 if __name__ == "__main__":

@@ -1,36 +1,54 @@
-"""Bring a dataset of any source into records: train.parquet and eval.parquet."""
+"""Bring a dataset of any source into records: train.parquet, eval.parquet where the source has such
+a part, and stats.json.
+"""
 
+import json
 import random
+import re
+from collections import Counter
 from pathlib import Path
 
+from tqdm import tqdm
+
+from rlhf.formats import BadRow, Dropped, columns_of, record_of
 from rlhf.job import InputError, check_file, run
-from rlhf.records import phase_of_rows, read_source, write_records
+from rlhf.look import Look
+from rlhf.parts import parts_of
+from rlhf.records import RecordWriter, records
+from rlhf.sources import count_rows, read_rows
 from rlhf.toy import make_rows
 
 
 def main(job):
-    """Generate, or read each file of the source; hold out a tenth where no eval part is named."""
-    settings = job.settings
-    if hasattr(settings, "generate"):
-        try:
-            train, held_out = make_rows(
-                settings.rows, settings.eval_rows, random.Random(settings.seed)
-            )
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    """Generate, or read each file of the source; then look at what came of it."""
+    if hasattr(job.settings, "generate"):
+        generate(job)
     else:
-        files = hub_files(job) if hasattr(settings, "hub") else local_files(job)
-        parts = {
-            part: [row for path in paths for row in read_source(path, settings.format)]
-            for part, paths in files.items()
-        }
-        train, held_out = parts["train"], parts.get("eval")
-        if held_out is None:
-            kept, tenth = phase_of_rows(len(train), [9, 1], settings.seed)
-            train, held_out = [train[row] for row in kept], [train[row] for row in tenth]
-    write_records(job.result / "train.parquet", train)
-    write_records(job.result / "eval.parquet", held_out)
-    print(f"{job.spec['name']}: {len(train)} rows to train on, {len(held_out)} to evaluate on")
+        files = hub_files(job) if hasattr(job.settings, "hub") else local_files(job)
+        for part, paths in files.items():
+            import_part(job, part, paths)
+    stats = {}
+    for path in sorted(job.result.glob("*.parquet")):
+        look = Look()
+        for record in records(path):
+            look.add(*record)
+        stats[path.stem] = look.summary() | {"dropped": job.facts["dropped"][path.stem]}
+        print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows of part {path.stem}")
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+def generate(job):
+    """The toy's rows."""
+    settings = job.settings
+    try:
+        parts = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    for part, rows in zip(("train", "eval"), parts, strict=True):
+        with RecordWriter(job.result / f"{part}.parquet") as writer:
+            for row in rows:
+                writer.write((row["prompt"], row["chosen"], row["rejected"]))
+    job.facts["dropped"] = {"train": {}, "eval": {}}
 
 
 def local_files(job):
@@ -45,19 +63,63 @@ def local_files(job):
 
 
 def hub_files(job):
-    """Paths of a hub source by part. The commit behind the revision goes into source.txt."""
+    """Paths of a hub source by part. The commit behind the revision goes into the manifest."""
     # Only here: the import takes a second that other sources need not pay.
     from rlhf.hub import fetch
 
     settings = job.settings
     globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}
-    folder, commit = fetch(settings.hub, "dataset", settings.revision, list(globs.values()))
-    files = {part: sorted(folder.glob(glob)) for part, glob in globs.items()}
-    for part, glob in globs.items():
-        if not files[part]:
-            raise InputError(f"{settings.hub}: no {part} file matches {glob!r}")
-    (job.result / "source.txt").write_text(f"{settings.hub} {commit}\n")
-    return files
+
+    def choose(paths):
+        try:
+            return sorted(path for found in parts_of(paths, globs).values() for path in found)
+        except InputError as error:
+            raise InputError(f"{settings.hub}: {error}") from None
+
+    folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
+    job.facts["commit"] = commit
+    parts = parts_of(paths, globs)
+    return {part: [folder / path for path in found] for part, found in parts.items()}
+
+
+def import_part(job, part, paths):
+    """Write PART.parquet from source files; count what is dropped, list the bad rows."""
+    settings, dropped = job.settings, Counter()
+    columns = columns_of(settings.format, getattr(settings, "columns", None))
+    remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
+    with RecordWriter(job.result / f"{part}.parquet") as writer:
+        for path, number, row in with_progress(part, paths):
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                prompt, *answers = record_of(row, settings.format, columns)
+            except BadRow as error:
+                if settings.on_bad_row == "fail":
+                    raise InputError(f"{path}: row {number}: {error}") from None
+                dropped["bad row"] += 1
+                with (job.result / "bad_rows.jsonl").open("a") as file:
+                    bad = {"file": path.name, "row": number, "reason": str(error)}
+                    file.write(json.dumps(bad) + "\n")
+            except Dropped as reason:
+                dropped[str(reason)] += 1
+            else:
+                if remove:
+                    answers = [answer and remove.sub("", answer) for answer in answers]
+                writer.write((prompt, *answers))
+    job.facts.setdefault("dropped", {})[part] = dict(sorted(dropped.items()))
+    if not writer:
+        raise InputError(f"{paths[0].parent}: no row of part {part} is left: {dict(dropped)}")
+
+
+def with_progress(part, paths):
+    """Yield (path, number, row) of all files, with a bar over their rows."""
+    counts = [count_rows(path) for path in paths]
+    total = None if None in counts else sum(counts)
+    with tqdm(total=total, desc=f"import {part}", unit="row", mininterval=2) as bar:
+        for path in paths:
+            for number, row in read_rows(path):
+                yield path, number, row
+                bar.update()
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf.job import check_file, run
 from rlhf.models import make_causal
-from rlhf.records import read_records
+from rlhf.records import records
 from rlhf.tokens import load_tokenizer
 
 
 def main(job):
     """The tokenizer first: the model's vocabulary and special ids are the tokenizer's."""
     if "train_on" in job.settings.tokenizer:
-        records = read_records(job.inputs["records"] / "train.parquet")
-        train_tokenizer(records, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
+        rows = records(job.inputs["records"] / "train.parquet")
+        texts = (text for row in rows for text in row if text is not None)
+        train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
         copy_tokenizer(job)
     tokenizer = load_tokenizer(job.result)
@@ -25,8 +26,8 @@ def main(job):
     print(f"{job.spec['name']}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
 
 
-def train_tokenizer(records, vocab_size):
-    """A byte-level BPE of a dataset's texts, with <s> in front of what it encodes, as OPT's has."""
+def train_tokenizer(texts, vocab_size):
+    """A byte-level BPE of texts, with <s> in front of what it encodes, as OPT's has."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +38,6 @@ def train_tokenizer(records, vocab_size):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for row in records for text in row.values())
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]

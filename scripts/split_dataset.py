@@ -1,29 +1,54 @@
-"""Share a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy, row numbers."""
+"""Share a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy, row numbers.
+
+Without an eval part, a tenth of the rows to train on is held out, and PHASE.eval.npy numbers rows
+of train.parquet too. stats.json says how many rows each phase has, and how many of them have a
+prompt that stands in another phase as well.
+"""
+
+import json
+from itertools import permutations
 
 import numpy as np
 
 from rlhf.job import run
-from rlhf.records import PHASES, phase_of_rows, read_records
+from rlhf.look import fingerprint, shared
+from rlhf.phases import PHASES, share_groups, share_rows
+from rlhf.records import records
 
 
 def main(job):
     """The same cut for the part to train on and the part to evaluate on."""
     settings = job.settings
     weights = [settings.weights[phase] for phase in PHASES]
-    for part in ("train", "eval"):
-        rows = read_records(job.inputs["records"] / f"{part}.parquet")
+
+    def share(prompts, weights, max_rows=None):
         if settings.by == "row":
-            units = [[row] for row in range(len(rows))]
-        else:
-            by_prompt = {}
-            for number, row in enumerate(rows):
-                by_prompt.setdefault(row["prompt"], []).append(number)
-            units = list(by_prompt.values())
-        shares = phase_of_rows(len(units), weights, settings.seed)
-        for phase, chosen in zip(PHASES, shares, strict=True):
-            numbers = np.array([row for unit in chosen for row in units[unit]], dtype=np.int64)
+            return share_rows(len(prompts), weights, settings.seed, max_rows)
+        return share_groups(prompts, weights, settings.seed, max_rows)
+
+    prompts = {
+        path.stem: np.array([fingerprint(prompt) for prompt, _, _ in records(path)], np.uint64)
+        for path in job.inputs["records"].glob("*.parquet")
+    }
+    rows = {part: np.arange(len(found)) for part, found in prompts.items()}
+    if "eval" not in prompts:
+        rows["train"], rows["eval"] = share(prompts["train"], [9, 1])
+        prompts["eval"] = prompts["train"]
+
+    stats, phases = {}, {}
+    for part in ("train", "eval"):
+        cut = share(prompts[part][rows[part]], weights, settings.max_rows)
+        for phase, places in zip(PHASES, cut, strict=True):
+            numbers = rows[part][places]
             np.save(job.result / f"{phase}.{part}.npy", numbers)
-            print(f"{job.spec['name']}: {len(numbers)} rows to {part} {phase}")
+            phases[f"{phase}.{part}"] = prompts[part][numbers]
+            stats[f"{phase}.{part}"] = {"rows": len(numbers)}
+    for one, other in permutations(phases, 2):
+        if overlap := shared(phases[one], phases[other]):
+            stats[one].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+    sizes = ", ".join(f"{phase} {facts['rows']:,}" for phase, facts in stats.items())
+    print(f"{job.spec['name']}: {sizes}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,18 @@
 """Tokenize the RLHF phase: the prompts."""
 
 from rlhf.job import run
-from rlhf.tokens import is_blank, load_tokenizer, prompt_ids, write_phase
+from rlhf.tokenizing import write_phase
 
 
 def main(job):
     """Prompts of more than max_prompt_length tokens are left out: a cut question is another one."""
-    tokenizer = load_tokenizer(job.inputs["tokenizer"])
+    write_phase(job, "rlhf", ("prompt",), encode_prompts)
 
-    def encode(records):
-        texts = [row["prompt"] for row in records if not is_blank(row["prompt"])]
-        prompts = prompt_ids(tokenizer, texts)
-        kept = [ids for ids in prompts if len(ids) <= job.settings.max_prompt_length]
-        return {"prompt": kept}, {
-            "empty prompt": len(records) - len(texts),
-            "prompt too long": len(prompts) - len(kept),
-        }
 
-    write_phase(job, "rlhf", encode, len(tokenizer))
+def encode_prompts(encoder, settings, prompts):
+    """Yield (prompt, False) of each row, or the reason why it is left out."""
+    for ids in encoder.prompts(prompts):
+        yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def tokenizer():
     from rlhf import toy
 
     rows, _ = toy.make_rows(100, 10, random.Random(1))
-    return train_tokenizer(rows, 300)
+    return train_tokenizer((text for row in rows for text in row.values()), 300)
 
 
 @pytest.fixture

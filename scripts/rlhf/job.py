@@ -1,9 +1,9 @@
 """The frame of every program: a spec comes in, a result folder and its manifest go out.
 
 A spec (output/specs/RULE/NAME-DIGEST.json) holds all that determines a result. The manifest
-(output/STAGE/NAME.manifest.json) repeats the spec and lists size and sha256 of every file of the
-result. It has no times in it: the same build gives the same bytes. When and where a job ran is in
-NAME.run.json beside it.
+(output/STAGE/NAME.manifest.json) repeats the spec, says what the job found out, and lists size and
+sha256 of every file of the result. It has no times in it: the same build gives the same bytes. When
+and where a job ran is in NAME.run.json beside it.
 """
 
 import argparse
@@ -34,7 +34,8 @@ class Job:
     """One run of a program.
 
     settings: the science, from the spec. placement: where and how it runs, from the command line.
-    inputs: the result folders of the jobs before it, by name. result: the folder to fill.
+    inputs: the result folders of the jobs before it, by name. result: the folder to fill. facts:
+    what the job found out (a commit, rows dropped by reason): main fills it, the manifest has it.
     """
 
     def __init__(self, spec, placement):
@@ -45,6 +46,7 @@ class Job:
         self.target = Path(spec["path"])
         self.manifest = manifest_of(self.target)
         self.result = self.target.with_name(f".{self.target.name}.tmp")
+        self.facts = {}
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
 
 
@@ -149,7 +151,12 @@ def is_complete(folder, spec, inputs):
 
 def publish(job, inputs):
     """Put the finished folder, with its manifest inside, in the place of the old one."""
-    manifest = {"spec": job.spec, "inputs": inputs, "files": result_files(job.result)}
+    manifest = {
+        "spec": job.spec,
+        "inputs": inputs,
+        "facts": job.facts,
+        "files": result_files(job.result),
+    }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_atomically(job.result / "manifest.json", text)
     old = job.target.with_name(f".{job.target.name}.old")

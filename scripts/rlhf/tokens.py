@@ -5,14 +5,16 @@ type that holds the vocabulary, and NAME.offsets.npy, where row i is ids[offsets
 There is no padding on disk.
 """
 
-import json
+import re
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
+from rlhf.dialogues import turns_of
 from rlhf.job import InputError
-from rlhf.records import read_records
 
 
 def load_tokenizer(folder):
@@ -31,57 +33,109 @@ def load_tokenizer(folder):
     return tokenizer
 
 
-def prompt_ids(tokenizer, texts):
-    """Ids of prompts, with whatever the tokenizer puts in front (bos)."""
-    return _ids(tokenizer, texts, add_special_tokens=True)
+class Encoder:
+    """Ids of prompts and responses, by the tokenizers library itself; safe to call from threads.
+
+    template: "dialogue" takes a prompt's text as it is, Human: and Assistant:; "chat" puts its
+    turns into the tokenizer's own chat template. Raises InputError where the tokenizer has none,
+    or is not one of the tokenizers library.
+    """
+
+    def __init__(self, tokenizer, template):
+        self.tokenizer, self.template = tokenizer, template
+        if not tokenizer.is_fast:
+            raise InputError("the tokenizer has no tokenizer.json: convert it to a fast one")
+        if template == "chat" and not tokenizer.chat_template:
+            raise InputError("template is chat, and the tokenizer has no chat template of its own")
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        # "</s>" in somebody's text is text and ends no answer; in a chat template it is a token.
+        self.backend.encode_special_tokens = template == "dialogue"
+        self.special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens))))
+
+    def prompts(self, texts):
+        """Lists of ids, with whatever the tokenizer or its template puts in front (bos)."""
+        if self.template == "chat":
+            return self._ids([self._chat(text) for text in texts], add_special_tokens=False)
+        return self._ids(texts, add_special_tokens=True)
+
+    def responses(self, texts):
+        """Lists of ids, each closed by eos: the same eos in every phase."""
+        if self.template == "chat":
+            texts = [text.strip() for text in texts]
+        eos = self.tokenizer.eos_token_id
+        return [[*ids, eos] for ids in self._ids(texts, add_special_tokens=False)]
+
+    def is_unsafe(self, text):
+        """Whether a text would turn into special tokens, which only a chat template may write."""
+        return self.template == "chat" and self.special.search(text) is not None
+
+    def _chat(self, prompt):
+        messages = [{"role": role, "content": text} for role, text in turns_of(prompt)]
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise InputError(f"the chat template refuses turns of {roles}: {error}") from None
+
+    def _ids(self, texts, add_special_tokens):
+        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encoded]
 
 
-def response_ids(tokenizer, texts):
-    """Ids of responses, each closed by eos: the same eos in every phase."""
-    ids = _ids(tokenizer, texts, add_special_tokens=False)
-    return [[*row, tokenizer.eos_token_id] for row in ids]
+def cut_prompt(tokenizer, prompt, answers, limit):
+    """Make room for the longer answer: a prompt loses its start, but not its bos.
+
+    An answer that is too long by itself is cut at its end. One token of the prompt stays at least:
+    the first token of an answer needs one before it. Returns prompt, answers.
+    """
+    answers = [ids[: limit - 1] for ids in answers]
+    room = limit - max(map(len, answers))
+    if len(prompt) > room > 1 and prompt[0] == tokenizer.bos_token_id:
+        return [prompt[0], *prompt[len(prompt) - room + 1 :]], answers
+    return prompt[-room:], answers
 
 
-def _ids(tokenizer, texts, add_special_tokens):
-    if not texts:
-        return []
-    return tokenizer(
-        texts,
-        add_special_tokens=add_special_tokens,
-        # "</s>" in somebody's text is text: it ends no answer.
-        split_special_tokens=True,
-        return_attention_mask=False,
-    )["input_ids"]
+def cut_answers(prompt, answers, limit):
+    """Cut at the end, as DeepSpeed-Chat does: a long prompt takes all the room of its answers."""
+    prompt = prompt[:limit]
+    return prompt, [ids[: limit - len(prompt)] for ids in answers]
 
 
-def end_of_prompt(tokenizer, ids, room):
-    """The last ids of a prompt that fit into room, behind its bos if it begins with one."""
-    if len(ids) > room > 1 and ids[0] == tokenizer.bos_token_id:
-        return [ids[0], *ids[len(ids) - room + 1 :]]
-    return ids[-room:]
+class RaggedWriter:
+    """Writes a ragged array some rows after the other; a context manager."""
 
+    def __init__(self, folder, name, vocab_size):
+        self.paths = [Path(folder, f"{name}.{what}.npy") for what in ("ids", "offsets")]
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        self.lengths, self.tokens = [np.zeros(1, dtype=np.int64)], 0
 
-def phase_records(job, phase, part):
-    """Records of a recipe's datasets that belong to a phase, dataset after dataset."""
-    rows = []
-    for dataset in job.settings.datasets:
-        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{part}.npy")
-        rows += read_records(job.inputs[f"records.{dataset}"] / f"{part}.parquet", numbers)
-    return rows
+    def __enter__(self):
+        self.file = self.paths[0].open("wb")
+        self._write_header()
+        return self
 
+    def __exit__(self, *_):
+        # numpy leaves room in the header for any number of digits.
+        self.file.seek(0)
+        self._write_header()
+        self.file.close()
+        np.save(self.paths[1], np.cumsum(np.concatenate(self.lengths)))
 
-def is_blank(text):
-    return not text.strip()
+    def _write_header(self):
+        shape = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
+        np.lib.format.write_array_header_1_0(self.file, shape)
 
-
-def write_ragged(folder, name, rows, vocab_size):
-    """Write lists of ids as a ragged array."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    ids = np.fromiter((id for row in rows for id in row), dtype=dtype, count=offsets[-1])
-    np.save(Path(folder, f"{name}.ids.npy"), ids)
-    np.save(Path(folder, f"{name}.offsets.npy"), offsets)
+    def write(self, rows):
+        """rows: lists of ids."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = int(lengths.sum())
+        np.fromiter(chain.from_iterable(rows), self.dtype, tokens).tofile(self.file)
+        self.lengths.append(lengths)
+        self.tokens += tokens
 
 
 class Ragged:
@@ -101,28 +155,3 @@ class Ragged:
     def lengths(self):
         """Length of each row."""
         return np.diff(self.offsets)
-
-
-def write_phase(job, phase, encode, vocab_size):
-    """Tokenize a phase's parts into job.result; stats.json counts rows kept and dropped.
-
-    encode: a function of records that returns {field: lists of ids} and {reason: dropped rows}.
-    Raises InputError where a part has no rows.
-    """
-    stats = {}
-    for part in ("train", "eval"):
-        records = phase_records(job, phase, part)
-        fields, dropped = encode(records)
-        kept = len(next(iter(fields.values())))
-        stats[part] = {"rows": kept, "dropped": dropped}
-        stats[part] |= {f"{name}_tokens": sum(map(len, rows)) for name, rows in fields.items()}
-        if not kept:
-            datasets = ", ".join(job.settings.datasets)
-            raise InputError(
-                f"no row of {datasets} is left to {part} phase {phase}"
-                f" ({len(records)} rows, dropped: {dropped})"
-            )
-        for name, rows in fields.items():
-            write_ragged(job.result, f"{part}.{name}", rows, vocab_size)
-        print(f"{part}: {kept} rows, dropped {dropped}")
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,159 @@
+"""What the three tokenize programs have in common: rows of a phase in, ragged arrays out."""
+
+import json
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+from tqdm import tqdm
+
+from rlhf.job import InputError
+from rlhf.look import percentiles
+from rlhf.phases import blended
+from rlhf.records import record_batches
+from rlhf.tokens import (
+    Encoder,
+    Ragged,
+    RaggedWriter,
+    cut_answers,
+    cut_prompt,
+    load_tokenizer,
+)
+
+PARTS = ("train", "eval")
+
+
+def write_phase(job, phase, fields, encode):
+    """Tokenize a phase's parts into job.result; stats.json says what was kept, cut and dropped.
+
+    fields: names of the columns, and of the ragged arrays made of them. encode: a function of an
+    Encoder, the job's settings and texts [fields][B] of sound rows, that returns for each row the
+    ids of its fields and whether they were cut, or the reason why the row is dropped after all.
+    Raises InputError where a part has no rows.
+    """
+    tokenizer = load_tokenizer(job.inputs["tokenizer"])
+    encoder = Encoder(tokenizer, job.settings.template)
+    stats = {}
+
+    def encode_batch(batch):
+        texts = list(zip(*(batch[name] for name in fields), strict=True))
+        reasons = [why_useless(encoder, *row) for row in texts]
+        sound = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
+        encoded = iter(encode(encoder, job.settings, *zip(*sound, strict=True)) if sound else ())
+        return [reason or next(encoded) for reason in reasons]
+
+    for part in PARTS:
+        rows = phase_rows(job, phase, part)
+        dropped, cut, kept = Counter(), 0, 0
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(RaggedWriter(job.result, f"{part}.{name}", len(tokenizer)))
+                for name in fields
+            ]
+            total = sum(map(len, rows.values()))
+            bar = stack.enter_context(tqdm(total=total, desc=part, unit="row", mininterval=2))
+            for encoded in in_order(encode_batch, batches(job, part, rows)):
+                sound = [row for row in encoded if not isinstance(row, str)]
+                dropped.update(row for row in encoded if isinstance(row, str))
+                cut += sum(was_cut for *_, was_cut in sound)
+                kept += len(sound)
+                for writer, *ids in zip(writers, *(row[:-1] for row in sound), strict=True):
+                    writer.write(ids)
+                bar.update(len(encoded))
+        stats[part] = {
+            "rows": kept,
+            "rows_of": {name: len(numbers) for name, numbers in rows.items()},
+            "dropped": dict(sorted(dropped.items())),
+            "cut": cut,
+            "tokens": {
+                name: lengths_of(Ragged(job.result, f"{part}.{name}").lengths) for name in fields
+            },
+        }
+        if not kept:
+            raise InputError(
+                f"no row of {', '.join(rows)} is left to {part} phase {phase}"
+                f" ({total} rows, dropped: {dict(dropped)})"
+            )
+        print(f"{part}: {kept:,} rows, {cut:,} of them cut, dropped {dict(dropped)}")
+    job.facts["dropped"] = {part: stats[part]["dropped"] for part in PARTS}
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+def lengths_of(lengths):
+    return {"sum": int(lengths.sum()), **percentiles(lengths)}
+
+
+def phase_rows(job, phase, part):
+    """{dataset: row numbers} of a phase; rows to train on are taken as often as they weigh."""
+    rows = {}
+    for dataset, weight in job.settings.datasets:
+        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{part}.npy")
+        rows[dataset] = blended(numbers, weight, job.settings.seed) if part == "train" else numbers
+    return rows
+
+
+def batches(job, part, rows):
+    """Yield batches of records, dataset after dataset."""
+    for dataset, numbers in rows.items():
+        path = job.inputs[f"records.{dataset}"] / f"{part}.parquet"
+        # Without an eval part, rows to evaluate on are some of train.parquet.
+        yield from record_batches(path if path.exists() else path.with_stem("train"), numbers)
+
+
+def in_order(function, items, workers=2):
+    """Yield function(item) of each item, in order, some of them at work while one is used.
+
+    The tokenizers library lets go of Python while it works, on all cores: meanwhile another thread
+    reads, cuts and counts.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def why_useless(encoder, prompt, *answers):
+    """Why a row teaches nothing, or None: the reason that it is counted under."""
+    if None in answers:
+        return "no rejected answer"
+    if not prompt.strip():
+        return "empty prompt"
+    stripped = [answer.strip() for answer in answers]
+    if not all(stripped):
+        return "empty answer"
+    if len(set(stripped)) < len(stripped):
+        return "equal answers"
+    if any(encoder.is_unsafe(text) for text in (prompt, *answers)):
+        return "special token in text"
+    return None
+
+
+def encode_answers(encoder, settings, prompts, *answers):
+    """Yield (prompt, answer ..., was cut) of each row: together at most max_length tokens.
+
+    truncation_side left takes from the start of the prompt, right from the end of the answers.
+    Answers of a row stand behind the same prompt, which is cut for the longer one.
+    """
+    prompts = encoder.prompts(prompts)
+    answers = zip(*(encoder.responses(texts) for texts in answers), strict=True)
+    limit = settings.max_length
+    for prompt, ids in zip(prompts, answers, strict=True):
+        if len(prompt) + max(map(len, ids)) <= limit:
+            yield prompt, *ids, False
+            continue
+        if settings.truncation_side == "left":
+            prompt, ids = cut_prompt(encoder.tokenizer, prompt, ids, limit)
+        else:
+            prompt, ids = cut_answers(prompt, ids, limit)
+        if not ids[0]:
+            yield "answer cut away"
+        # Answers that differ only behind the cut are equal to the model.
+        elif len(ids) == 2 and ids[0] == ids[1]:
+            yield "equal answers"
+        else:
+            yield prompt, *ids, True

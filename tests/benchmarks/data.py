@@ -1,0 +1,210 @@
+"""How fast a phase is tokenized, in how much memory and to how many bytes.
+
+    python tests/benchmarks/data.py > tests/benchmarks/results/data.json
+
+Beside (a) the tokenizers library alone on the same texts in memory, and (b) one call a sample, padded
+to 512 tokens and saved by torch, as DeepSpeed-Chat does. Texts: ../shared/data/hh_harmless and OPT's
+tokenizer where they are, or else generated ones. Each measurement is a process of its own; they take
+turns, and rates are medians.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared/data"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+FIELDS = {
+    "sft": ("prompt", "chosen"),
+    "reward": ("prompt", "chosen", "rejected"),
+    "rlhf": ("prompt",),
+}
+# Rows of a run, and runs of which the median is taken.
+SIZES = {16_000: 5, 160_000: 3, 1_000_000: 1}
+# (a) and (b) do not change with the number of rows: their rates are taken on fewer.
+RAW_ROWS, SINGLE_ROWS = 16_000, 2_000
+LIMIT = 512
+
+
+def main():
+    """Prepare, measure in turns, print a table to standard error and JSON to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        what, phase, rows, folder = arguments.measure
+        print(json.dumps(MEASURES[what](phase, int(rows), Path(folder))))
+        return
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = prepare(Path(folder))
+        for rows, runs in SIZES.items():
+            for phase in FIELDS:
+                found = {what: [] for what in MEASURES}
+                for _ in range(runs):
+                    for what, results in found.items():
+                        results.append(measured(what, phase, rows, folder))
+                figures.append(summary(rows, phase, found))
+                print(line(figures[-1]), file=sys.stderr)
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "texts": source}
+    print(json.dumps({**machine, "figures": figures}, indent=1))
+
+
+def prepare(folder):
+    """Records of the largest size, from which smaller ones are the first rows, and a tokenizer."""
+    from rlhf.records import RecordWriter
+
+    if SHARED.exists():
+        from rlhf.records import records
+
+        (folder / "tokenizer").symlink_to(SHARED / "tokenizer_opt")
+        rows = list(records(SHARED / "hh_harmless/train.parquet"))
+        source = "hh_harmless, repeated"
+    else:
+        import random
+
+        from init_model import train_tokenizer
+        from rlhf.toy import make_rows
+
+        rows, _ = make_rows(16_000, 10, random.Random(1))
+        rows = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
+        texts = (text for row in rows for text in row)
+        train_tokenizer(texts, 4_000).save_pretrained(folder / "tokenizer")
+        source = "generated"
+    for size in SIZES:
+        with RecordWriter(folder / f"{size}.parquet") as writer:
+            for row in islice(cycle(rows), size):
+                writer.write(row)
+    return source
+
+
+def measured(what, phase, rows, folder):
+    """A measurement in a process of its own."""
+    command = [sys.executable, __file__, "--measure", what, phase, str(rows), folder]
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def ours(phase, rows, folder):
+    """The tokenize program's own work: read, tokenize, write, count."""
+    import importlib
+
+    import numpy as np
+
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        result, records, split = (Path(work, name) for name in ("result", "records", "split"))
+        for path in (result, records, split):
+            path.mkdir()
+        (records / "train.parquet").symlink_to(folder / f"{rows}.parquet")
+        np.save(split / f"{phase}.train.npy", np.arange(rows))
+        np.save(split / f"{phase}.eval.npy", np.arange(1))
+        settings = {"datasets": [["set", 1]], "template": "dialogue", "seed": 1}
+        settings |= {"max_length": LIMIT, "truncation_side": "left", "max_prompt_length": 256}
+        job = SimpleNamespace(
+            settings=SimpleNamespace(**settings),
+            inputs={
+                "records.set": records,
+                "rows.set": split,
+                "tokenizer": folder / "tokenizer",
+            },
+            result=result,
+            facts={},
+        )
+        program = importlib.import_module(f"tokenize_{phase}")
+        started = time.perf_counter()
+        program.main(job)
+        seconds = time.perf_counter() - started
+        stats = json.loads((result / "stats.json").read_text())["train"]
+        return {
+            "rate": rows / seconds,
+            "bytes": sum(path.stat().st_size for path in result.glob("train.*.npy")),
+            "tokens": sum(field["sum"] for field in stats["tokens"].values()),
+            "rows": stats["rows"],
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+def raw(phase, _, folder):
+    """(a) The tokenizers library on the same texts, in lists of a thousand."""
+    from rlhf.records import records
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
+    rows = list(records(folder / f"{RAW_ROWS}.parquet"))
+    texts = [text for row in rows for text in row[: len(FIELDS[phase])]]
+    started = time.perf_counter()
+    for start in range(0, len(texts), 1000):
+        tokenizer.encode_batch(texts[start : start + 1000])
+    return {"rate": len(rows) / (time.perf_counter() - started)}
+
+
+def single(phase, _, folder):
+    """(b) One call a sample: prompt and answer padded to 512, a list of encodings saved by torch."""
+    import torch
+    from rlhf.records import records
+    from rlhf.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    rows = list(islice(records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
+    started = time.perf_counter()
+    encodings = []
+    for prompt, *answers in rows:
+        for text in (
+            [prompt] if phase == "rlhf" else [prompt + a for a in answers[: len(FIELDS[phase]) - 1]]
+        ):
+            options = (
+                {}
+                if phase == "rlhf"
+                else {"max_length": LIMIT, "padding": "max_length", "truncation": True}
+            )
+            encodings.append(tokenizer(text, return_tensors="pt", **options))
+    path = folder / "single.pt"
+    torch.save(encodings, path)
+    return {"rate": len(rows) / (time.perf_counter() - started), "bytes": path.stat().st_size}
+
+
+MEASURES = {"ours": ours, "raw": raw, "single": single}
+
+
+def summary(rows, phase, found):
+    """One line of figures: medians over the runs."""
+
+    def median(what, name):
+        return statistics.median(result[name] for result in found[what])
+
+    return {
+        "rows": rows,
+        "phase": phase,
+        "rows_per_second": round(median("ours", "rate")),
+        "of_raw_rate": round(median("ours", "rate") / median("raw", "rate"), 3),
+        "times_single_rate": round(median("ours", "rate") / median("single", "rate"), 1),
+        "bytes": median("ours", "bytes"),
+        "bytes_per_token_beyond_32_per_row": round(
+            (median("ours", "bytes") - 32 * median("ours", "rows")) / median("ours", "tokens"), 3
+        ),
+        "single_bytes_per_row": round(median("single", "bytes") / SINGLE_ROWS),
+        "peak_mb": round(max(result["peak_mb"] for result in found["ours"])),
+    }
+
+
+def line(figures):
+    """Figures as a line of text."""
+    return "  ".join(
+        f"{name} {value:,}" if name != "phase" else value for name, value in figures.items()
+    )
+
+
+if __name__ == "__main__":
+    main()
