@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench-data clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --cores 2 output/rlhf/tiny
@@ -16,6 +16,10 @@ test: $(VENV)/test lint
 
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules
+
+# How fast, small and lean data is prepared, beside the tokenizers library and DeepSpeed-Chat's way.
+bench-data: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/data.py > tests/benchmarks/results/data.json
 
 clean:
 	rm -rf $(VENV) .snakemake

@@ -88,7 +88,7 @@ def import_part(job, part, paths):
     columns = columns_of(settings.format, getattr(settings, "columns", None))
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     with RecordWriter(job.result / f"{part}.parquet") as writer:
-        for path, number, row in with_progress(part, paths):
+        for path, number, row in with_progress(part, paths, columns):
             try:
                 if isinstance(row, BadRow):
                     raise row
@@ -111,13 +111,13 @@ def import_part(job, part, paths):
         raise InputError(f"{paths[0].parent}: no row of part {part} is left: {dict(dropped)}")
 
 
-def with_progress(part, paths):
+def with_progress(part, paths, columns):
     """Yield (path, number, row) of all files, with a bar over their rows."""
     counts = [count_rows(path) for path in paths]
     total = None if None in counts else sum(counts)
     with tqdm(total=total, desc=f"import {part}", unit="row", mininterval=2) as bar:
         for path in paths:
-            for number, row in read_rows(path):
+            for number, row in read_rows(path, columns.values()):
                 yield path, number, row
                 bar.update()
 

@@ -39,7 +39,7 @@ def main(job):
     for part in ("train", "eval"):
         cut = share(prompts[part][rows[part]], weights, settings.max_rows)
         for phase, places in zip(PHASES, cut, strict=True):
-            numbers = rows[part][places]
+            numbers = np.sort(rows[part][places])
             np.save(job.result / f"{phase}.{part}.npy", numbers)
             phases[f"{phase}.{part}"] = prompts[part][numbers]
             stats[f"{phase}.{part}"] = {"rows": len(numbers)}

@@ -43,7 +43,7 @@ class Hub(ThreadingHTTPServer):
     "stall"         each whole file stops in its middle and says no more until `hub.thaw` is set
     "damaged"       one byte of each file is wrong
     "damaged once"  only in the first answer
-    "busy"          each file and list is answered with 500 at first, then with 429, then rightly
+    "busy"          each first answer is 500, each second 429, to come back after 55 s
     "whole"         no ranges: each answer is the whole file; every third ends in its middle
     "list", "head", "file"  these requests are answered with 500
     "html"          the list is a page that is not the hub's
@@ -131,7 +131,8 @@ class Handler(BaseHTTPRequestHandler):
             seen = (self.command, self.request_seen.path)
             times = [(r.command, r.path) for r in hub.requests].count(seen)
             if times < 3:
-                return self.answer({1: 500, 2: 429}[times])
+                wait = {"RateLimit": '"resolvers";r=0;t=55'} if times == 2 else None
+                return self.answer({1: 500, 2: 429}[times], headers=wait)
         if not file:
             if fault == "html":
                 return self.answer(200, b"<html>Please log in</html>")

@@ -1,13 +1,27 @@
 """Mistakes of users and damaged data: one line each, before any training, and nothing lost."""
 
+import csv
+import gzip
+import io
 import json
-import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+
+from conftest import INIT, Workflow, copy_sources
+
+
+def with_dataset(stage="sft", **settings):
+    """A config with a dataset and a recipe that uses it."""
+    recipe = {"model": "tiny", "datasets": ["mine"]}
+    dataset = {"path": "mine", "format": "plain", **settings}
+    return {"datasets": {"mine": dataset}, stage: {"recipes": {"mine": recipe}}}
+
+
+ONLY_SFT = {"sft": 1, "reward": 0, "rlhf": 0}
 
 # What each config on top of config.yaml says wrongly, and the line that tells it.
 CONFIGS = {
@@ -44,10 +58,64 @@ CONFIGS = {
         {"datasets": {"mine": {"path": "d", "format": "plain", "train": "../*.parquet"}}},
         "config: datasets.mine",
     ),
-    "unknown format": (
-        {"datasets": {"mine": {"path": "d", "format": "plane", "train": "*.parquet"}}},
-        "config: datasets.mine",
+    "unknown format": (with_dataset(format="plane"), "config: datasets.mine"),
+    "dataset from nowhere": ({"datasets": {"mine": {"format": "plain"}}}, "config: datasets.mine"),
+    "part to evaluate on alone": (with_dataset(eval="*.csv"), "config: datasets.mine"),
+    "expression that is none": (with_dataset(remove="[0-9"), "config: datasets.mine"),
+    "unknown way with bad rows": (with_dataset(on_bad_row="ignore"), "config: datasets.mine"),
+    "column of a cell that the format does not have": (
+        with_dataset(columns={"promt": "q", "prompt": "q", "chosen": "a"}),
+        "config: datasets.mine: format plain has no promt (its cells: prompt, chosen, rejected)",
     ),
+    "column of a cell that the format needs": (
+        with_dataset(format="scored", columns={"prompt": "q", "first": "a", "second": "b"}),
+        "config: datasets.mine: format scored needs first_score, second_score (its cells: prompt,",
+    ),
+    "reward of answers without others": (
+        with_dataset("reward", format="messages"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected answers (format"
+        " messages): it can serve sft and the prompts of rlhf",
+    ),
+    "reward of answers labelled one by one": (
+        with_dataset("reward", format="kto"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected answers (format",
+    ),
+    "reward of columns without rejected": (
+        with_dataset("reward", columns={"prompt": "q", "chosen": "a"}),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected answers (format",
+    ),
+    "phase that gets no rows": (
+        with_dataset("reward", split=ONLY_SFT),
+        "config: reward.recipes.mine.datasets names mine, whose split gives no rows to reward",
+    ),
+    "split that gives nothing to any phase": (
+        {"split": {"weights": {"sft": 0, "reward": 0, "rlhf": 0}}},
+        "config: split.weights",
+    ),
+    "dataset that is taken no times": (
+        {"sft": {"recipes": {"tiny": {"datasets": [{"toy": 0}]}}}},
+        "config: sft.recipes.tiny.datasets.0",
+    ),
+    "dataset that is named twice": (
+        {"sft": {"recipes": {"tiny": {"datasets": ["toy", {"toy": 2}]}}}},
+        "config: sft.recipes.tiny.datasets",
+    ),
+    "templates that differ": (
+        {
+            "models": {
+                "chatty": {
+                    "tokenizer": {"train_on": "toy", "vocab_size": 300},
+                    "init": INIT,
+                    "template": "chat",
+                }
+            },
+            "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
+            "rlhf": {"recipes": {"tiny": {"reward": "chatty"}}},
+        },
+        "config: rlhf.recipes.tiny: actor and reward have the templates"
+        " {'sft': 'dialogue', 'reward': 'chat'}",
+    ),
+    "unknown template": ({"template": "alpaca"}, "config: template: 'alpaca' is not one of"),
 }
 
 
@@ -86,46 +154,185 @@ GOOD = [
 ]
 
 
-def write_good(path):
-    pq.write_table(pa.Table.from_pylist(GOOD), path)
+def with_cell(cell):
+    """The rows, with another chosen answer in row 8."""
+    return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
 
 
-def write_without_column(path):
-    pq.write_table(pa.Table.from_pylist(GOOD).drop_columns(["rejected"]), path)
+def as_jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def write_null(path):
-    rows = [dict(row) for row in GOOD]
-    rows[7]["chosen"] = None
-    pq.write_table(pa.Table.from_pylist(rows), path)
+def as_json(rows):
+    return json.dumps(rows).encode()
 
 
-def write_truncated(path):
-    write_good(path)
-    path.write_bytes(path.read_bytes()[:-20])
+def as_gz(rows):
+    return gzip.compress(as_jsonl(rows), mtime=0)
 
 
-def write_empty(path):
-    path.write_bytes(b"")
+def as_csv(rows):
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
 
 
-def write_no_rows(path):
-    pq.write_table(pa.Table.from_pylist(GOOD).slice(0, 0), path)
+def as_parquet(rows, **settings):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, **settings)
+    return file.getvalue()
 
 
-DAMAGES = {
-    "column missing": (
-        write_without_column,
-        "error: mine/train.parquet: no column rejected; it has prompt, chosen",
-    ),
-    "null cell": (
-        write_null,
-        "error: mine/train.parquet: row 7: chosen is nothing, expected text",
-    ),
-    "truncated": (write_truncated, "error: mine/train.parquet: not a whole parquet file ("),
-    "empty file": (write_empty, "error: mine/train.parquet: not a whole parquet file (0 bytes)"),
-    "no rows": (write_no_rows, "error: mine/train.parquet: no rows"),
+def as_arrow(rows):
+    file, table = io.BytesIO(), pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.getvalue()
+
+
+def garbled(whole, start, stop):
+    """Bytes of which a part was overwritten."""
+    middle = whole[start:stop]
+    return whole[:start] + b"\xff" * len(middle) + whole[stop:]
+
+
+WRITERS = {
+    "jsonl": as_jsonl,
+    "json": as_json,
+    "jsonl.gz": as_gz,
+    "csv": as_csv,
+    "parquet": as_parquet,
+    "arrow": as_arrow,
 }
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
+TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
+MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
+
+# What the second file of a dataset holds, whose first one is sound, and the line that tells what
+# is wrong with it, behind the name of the file.
+CUT = "damaged or cut behind row"
+DAMAGES = {
+    "null.jsonl": (as_jsonl(with_cell(None)), "row 8: chosen is nothing"),
+    "null.parquet": (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
+    "number.json": (as_json(with_cell(7)), "row 8: chosen is int, expected text"),
+    "numbers.parquet": (
+        as_parquet([{**row, "chosen": 0.5} for row in GOOD]),
+        "row 1: chosen is float, expected text",
+    ),
+    "list.jsonl.gz": (as_gz(with_cell(["a"])), "row 8: chosen is list, expected text"),
+    "column.parquet": (
+        as_parquet(TWO_COLUMNS),
+        "row 1: no column rejected; it has prompt, chosen",
+    ),
+    "column.csv": (as_csv(TWO_COLUMNS), "row 1: no column rejected; it has prompt, chosen"),
+    "bytes.jsonl": (
+        as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
+        r"row 8: text that is not UTF-8: b'\xc3(",
+    ),
+    "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
+    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), CUT),
+    "surrogate.jsonl": (as_jsonl(with_cell(" \ud83d")), "row 8: "),
+    "deep.jsonl": (b"[" * 100_000, "row 1: "),
+    "cut.jsonl": (as_jsonl(GOOD)[:-30], "row 20: no JSON: "),
+    "cut.json": (as_json(GOOD)[:-30], f"{CUT} 19 ("),
+    "cut.jsonl.gz": (as_gz(GOOD)[:-10], CUT),
+    "cut.csv": (as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3], f"{CUT} 7 ("),
+    "cut.parquet": (as_parquet(GOOD)[:-20], f"{CUT} 0 ("),
+    "cut.arrow": (as_arrow(GOOD)[:-60], CUT),
+    # The directory at the end of a parquet file; its pages.
+    "directory.parquet": (garbled(as_parquet(GOOD), -208, -8), f"{CUT} 0 ("),
+    "pages.parquet": (garbled(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
+    "empty.parquet": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.arrow": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.json": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.jsonl": (b"", "no rows"),
+    "empty.csv": (b"", "no rows"),
+    "rows.parquet": (as_parquet([]), "no rows"),
+    "rows.json": (b"[]", "no rows"),
+    "rows.csv": (b"prompt,chosen,rejected\r\n", "no rows"),
+    "object.json": (
+        json.dumps({"data": GOOD}, indent=1).encode(),
+        "neither an array of objects nor one object a line",
+    ),
+    "pointer.parquet": (POINTER, "a Git LFS pointer, not the file itself: run git lfs pull"),
+}
+
+# Rows that all are of no use, and what is told of their dataset.
+CHAT = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+USELESS = {
+    "unanswered": (
+        {"format": "messages"},
+        [{"messages": CHAT[:1]}] * 3,
+        "no row of part train is left: {'no answer': 3}",
+    ),
+    "bad": (
+        {"format": "kto"},
+        [{"messages": CHAT, "label": False}] * 3,
+        "no row of part train is left: {'labelled bad': 3}",
+    ),
+    "skipped": (
+        {"format": "plain", "on_bad_row": "skip"},
+        [{"prompt": "Hello?"}] * 3,
+        "no row of part train is left: {'bad row': 3}",
+    ),
+}
+
+
+def name_of(damage):
+    return damage.replace(".", "-")
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """All damaged datasets, after a build of them that went on to the next one each time."""
+    folder = tmp_path_factory.mktemp("damaged")
+    copy_sources(folder)
+    datasets = {}
+    for damage, (content, _) in DAMAGES.items():
+        source, kind = folder / name_of(damage), damage.partition(".")[2]
+        source.mkdir()
+        (source / f"1.{kind}").write_bytes(WRITERS[kind](GOOD))
+        (source / f"2.{kind}").write_bytes(content)
+        # Stronger than what the config says of all datasets.
+        datasets[source.name] = {"path": source.name, "format": "plain", "on_bad_row": "fail"}
+    for name, (settings, rows, _) in USELESS.items():
+        (folder / name).mkdir()
+        (folder / name / "rows.jsonl").write_bytes(as_jsonl(rows))
+        datasets[name] = {"path": name, **settings}
+    config = {"on_bad_row": "skip", "datasets": datasets}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    targets = [f"output/data/{name}.manifest.json" for name in datasets]
+    workflow.process = workflow.snakemake(*targets, "--cores", "2", "--keep-going")
+    return workflow
+
+
+def error_of(workflow, name):
+    """What is told of a dataset that cannot be imported: its only line of this kind."""
+    log = (workflow.folder / f"output/logs/import_dataset/{name}.log").read_text()
+    assert "Traceback" not in log, log
+    (line,) = (line for line in log.splitlines() if "error: " in line)
+    assert line in workflow.process.stdout.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_told_by_its_name_and_row(damaged, damage):
+    name, kind = name_of(damage), damage.partition(".")[2]
+    assert error_of(damaged, name).startswith(f"error: {name}/2.{kind}: {DAMAGES[damage][1]}")
+
+
+@pytest.mark.parametrize("name", USELESS)
+def test_dataset_of_which_nothing_is_left_is_told_with_the_reasons(damaged, name):
+    assert error_of(damaged, name) == f"error: {name}: {USELESS[name][2]}"
+
+
+def test_nothing_of_a_damaged_dataset_is_published(damaged):
+    assert damaged.process.returncode == 1
+    published = [path for path in (damaged.folder / "output/data").glob("[!.]*")]
+    assert published == []
 
 
 @pytest.fixture
@@ -133,8 +340,8 @@ def mine(sources):
     """A workflow with a local dataset that has been imported and split."""
     folder = sources.folder / "mine"
     folder.mkdir()
-    write_good(folder / "train.parquet")
-    mine = {"path": "mine", "format": "plain", "train": "train.parquet"}
+    (folder / "train.parquet").write_bytes(as_parquet(GOOD))
+    mine = {"path": "mine", "format": "plain"}
     (sources.folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"mine": mine}}))
     sources.options = ("--configfile", "mine.yaml")
     sources.build("output/split/mine.manifest.json")
@@ -142,45 +349,87 @@ def mine(sources):
 
 
 def test_damaged_dataset_stops_the_import_and_loses_nothing(mine):
+    target, path = "output/split/mine.manifest.json", mine.folder / "mine/train.parquet"
     records = mine.folder / "output/data/mine/train.parquet"
-    before = records.read_bytes()
-    for write, expected in DAMAGES.values():
-        write(mine.folder / "mine/train.parquet")
-        process = mine.snakemake("output/split/mine.manifest.json", "--cores", "1")
+    before, imported = records.read_bytes(), records.stat().st_mtime_ns
+    for damage, expected in (
+        (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
+        (as_parquet(GOOD)[:-20], "damaged or cut behind row 0 ("),
+    ):
+        path.write_bytes(damage)
+        process = mine.snakemake(target, "--cores", "1")
         assert process.returncode == 1
         lines = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1 and lines[0].startswith(expected), process.stdout
+        assert len(lines) == 1, process.stdout
+        assert lines[0].startswith(f"error: mine/train.parquet: {expected}")
         assert "Traceback" not in process.stdout
         assert records.read_bytes() == before
     # The good file again: what was imported from it is still there and is taken up.
-    imported = records.stat().st_mtime_ns
-    write_good(mine.folder / "mine/train.parquet")
-    mine.build("output/split/mine.manifest.json")
+    path.write_bytes(as_parquet(GOOD))
+    mine.build(target)
     assert records.stat().st_mtime_ns == imported
-    assert mine.planned("output/split/mine.manifest.json") == set()
-
-
-def test_dataset_is_judged_by_content(mine):
-    target = "output/split/mine.manifest.json"
-    path = mine.folder / "mine/train.parquet"
-    os.utime(path)
-    assert mine.planned(target) == set()
-    rows = [{**GOOD[0], "chosen": " Changed."}, *GOOD[1:]]
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    # As cp -p or rsync -t would leave it: other content, an older time.
-    os.utime(path, (1, 1))
-    assert mine.planned(target) == {"import_dataset", "split_dataset"}
-    write_good(path)
     assert mine.planned(target) == set()
 
 
-def test_missing_dataset_names_its_folder(mine):
-    (mine.folder / "mine/train.parquet").unlink()
-    process = mine.snakemake("-n", "output/split/mine.manifest.json")
+# Files of a dataset, what the config says of it, and the line that tells what is wrong.
+FOLDERS = {
+    "no-folder": ((), {}, "config: datasets.no-folder.path: there is no no-folder"),
+    "no-data": (
+        ("notes.txt", "dataset_info.json"),
+        {},
+        "config: datasets.no-data: no-data: train: no file is parquet, json or csv",
+    ),
+    "no-match": (
+        ("train.jsonl",),
+        {"train": "part*.jsonl"},
+        "config: datasets.no-match: no-match: train: no file matches 'part*.jsonl'",
+    ),
+    "no-match-to-evaluate-on": (
+        ("train.jsonl",),
+        {"train": "train.jsonl", "eval": "dev.jsonl"},
+        "config: datasets.no-match-to-evaluate-on: no-match-to-evaluate-on: eval: no file matches",
+    ),
+    "no-shard": (
+        ("data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"),
+        {},
+        "config: datasets.no-shard: no-shard: data/train: 2 of 3 shards, number 1 is missing",
+    ),
+    "two-kinds": (
+        ("train.jsonl", "train.csv"),
+        {},
+        "config: datasets.two-kinds: two-kinds: files of several kinds (csv, jsonl): name those"
+        " meant by train:",
+    ),
+    "lost-file": (("train-1.jsonl",), {}, "config: datasets.lost-file: lost-file"),
+    "unknown-kind": (("rows.txt",), {"path": "unknown-kind/rows.txt"}, ""),
+    "unknown-kind-by-glob": (("rows.txt",), {"train": "rows.*"}, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A workflow with datasets whose files are not the right ones."""
+    folder = tmp_path_factory.mktemp("folders")
+    copy_sources(folder)
+    datasets = {}
+    for name, (files, settings, _) in FOLDERS.items():
+        datasets[name] = {"path": name, "format": "plain", **settings}
+        for file in files:
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_bytes(as_jsonl(GOOD))
+    # As a copy of huggingface_hub's cache without its blobs.
+    (folder / "lost-file/train-2.jsonl").symlink_to("../blobs/0a1b2c")
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": datasets}))
+    return Workflow(folder, "--configfile", "mine.yaml")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_dataset_without_the_right_files_is_told_in_one_line(folders, name):
+    process = folders.snakemake(f"output/data/{name}.manifest.json", "--cores", "1")
     assert process.returncode == 1
-    assert process.stdout.strip().splitlines()[-1] == (
-        "error: config: datasets.mine.train: no file in mine matches 'train.parquet'"
-    )
+    lines = [line for line in process.stdout.splitlines() if "error: " in line]
+    assert len(lines) == 1 and "Traceback" not in process.stdout, process.stdout
+    assert lines[0].startswith(f"error: {FOLDERS[name][2]}") and name in lines[0]
 
 
 def test_training_on_a_gpu_that_is_not_there(quick, tmp_path):

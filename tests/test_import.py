@@ -143,6 +143,12 @@ def linked_files(folder):
     return {"path": f"{folder.name}/snapshot"}
 
 
+def folder_that_links_to_itself(folder):
+    write_jsonl(folder / "pairs.jsonl", ROWS)
+    (folder / "latest").symlink_to(".", target_is_directory=True)
+    return {"path": folder.name}
+
+
 def folder_in_the_home(folder):
     write_jsonl(folder / "pairs.jsonl", ROWS)
     return {"path": f"~/{folder.name}"}
@@ -254,6 +260,7 @@ ONE_PART = [
     glob,
     linked_folder,
     linked_files,
+    folder_that_links_to_itself,
     folder_in_the_home,
     odd_names,
     path_from_the_root,
@@ -282,7 +289,7 @@ def bad_lines(folder):
     good = [json.dumps(row).encode() for row in ROWS[20:]]
     lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
     (folder / "b.jsonl").write_bytes(b"\n".join(lines))
-    return {"path": folder.name, "on_bad_row": "skip"}
+    return {"path": folder.name}
 
 
 def half_an_emoji(folder):
@@ -290,14 +297,14 @@ def half_an_emoji(folder):
     write_jsonl(folder / "pairs.jsonl", ROWS)
     with (folder / "pairs.jsonl").open("ab") as file:
         file.write(b'{"prompt": "a", "chosen": "b\\ud83d", "rejected": "c"}\n')
-    return {"path": folder.name, "on_bad_row": "skip"}
+    return {"path": folder.name}
 
 
 def bad_cells(folder):
     write_csv(folder / "pairs.csv", ROWS)
     with (folder / "pairs.csv").open("ab") as file:
         file.write(b"a,b\r\na,b\xff,c\r\na,b,c,d\r\n")
-    return {"path": folder.name, "on_bad_row": "skip"}
+    return {"path": folder.name}
 
 
 def bad_bytes_in_parquet(folder):
@@ -308,7 +315,7 @@ def bad_bytes_in_parquet(folder):
     folder.mkdir()
     table = pa.Table.from_pylist(ROWS).set_column(1, "chosen", chosen)
     pq.write_table(table, folder / "pairs.parquet")
-    return {"path": folder.name, "on_bad_row": "skip"}
+    return {"path": folder.name}
 
 
 BIG = [{**row, "chosen": f" {'Ja, 好。' * 150_000}{n}"} for n, row in enumerate(ROWS[:3])]
@@ -375,6 +382,11 @@ def few_of_many(folder):
     return {"path": folder.name, "max_rows": 10}
 
 
+def few(folder):
+    write_jsonl(folder / "pairs.jsonl", ROWS[:3])
+    return {"path": folder.name}
+
+
 def one_phase(folder):
     write_jsonl(folder / "pairs.jsonl", ROWS)
     return {"path": folder.name, "split": {"sft": 0, "reward": 1, "rlhf": 0}}
@@ -389,6 +401,7 @@ OTHERS += [
     messages,
     kto,
     removed,
+    few,
     few_of_many,
     one_phase,
 ]
@@ -410,10 +423,12 @@ def imported(tmp_path_factory):
             continue
     write_jsonl(folder / "copy/pairs.jsonl", ROWS)
     config = {
+        "on_bad_row": "skip",
         "datasets": datasets,
         "models": {
             "small": {"tokenizer": {"train_on": "glob", "vocab_size": 300}, "init": INIT},
         },
+        "reward": {"recipes": {"few": {"model": "small", "datasets": ["few"]}}},
         "sft": {"recipes": {"blend": {"model": "small", "datasets": BLEND, "max_length": 64}}},
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
@@ -617,3 +632,11 @@ def test_blend_takes_sets_of_all_forms_and_its_weights_count_in_training_alone(i
         assert part["rows"] == sum(part["rows_of"].values()) > 0
         assert part["dropped"] == {} and part["cut"] == 0
         assert set(part["tokens"]) == {"prompt", "chosen"}
+
+
+def test_dataset_with_too_few_rows_is_told_before_any_training(imported):
+    process = imported.snakemake("output/tokens/reward/few.manifest.json", "--cores", "1")
+    assert process.returncode == 1 and "Traceback" not in process.stdout, process.stdout
+    (line,) = (line for line in process.stdout.splitlines() if "error: " in line)
+    assert line.startswith("error: no row of few is left to ") and "reward" in line
+    assert not (imported.folder / "output/tokens/reward/few").exists()

@@ -2,11 +2,15 @@
 
 import ast
 import re
+import sys
 
 import yaml
 
 from conftest import ROOT
 from rlhf.code import code_digests
+from rlhf.formats import FORMATS
+from rlhf.parts import kind_of
+from rlhf.sources import READERS
 
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
 PROGRAMS = sorted((ROOT / "scripts").glob("*.py"))
@@ -40,17 +44,52 @@ def test_programs_do_not_import_one_another():
 
 
 def test_libraries_stay_in_their_rooms():
-    rooms = {"deepspeed": {"engine"}, "huggingface_hub": {"hub"}, "matplotlib": {"draw_report"}}
+    rooms = {
+        "deepspeed": {"engine"},
+        "huggingface_hub": {"hub"},
+        "matplotlib": {"draw_report"},
+        "pyarrow": {"records", "sources"},
+        "ijson": {"sources"},
+    }
     for path in [*PROGRAMS, *(ROOT / "scripts/rlhf").glob("*.py")]:
         for library, room in rooms.items():
             assert library not in imports(path) or path.stem in room, path
 
 
-def test_the_frame_of_the_programs_is_standard_library():
-    # The workflow imports digests while it plans; an import of a dataset must not wait for torch.
-    for name in ("digests", "code", "job", "card", "toy"):
+def test_what_the_workflow_imports_is_standard_library():
+    # It imports these while it plans: a dry run must not wait for torch, nor need pyarrow.
+    todo = [ROOT / f"scripts/rlhf/{name}.py" for name in re.findall(r"from rlhf\.(\w+)", RULES)]
+    found = set()
+    while todo:
+        path = todo.pop()
+        assert set(imports(path)) <= {"rlhf", *sys.stdlib_module_names}, path
+        found.add(path.stem)
+        behind = re.findall(r"^\s*from rlhf\.(\w+)", path.read_text(), re.MULTILINE)
+        todo += [path.with_stem(name) for name in behind if name not in found]
+    assert found >= {"digests", "code", "job", "parts", "formats", "dialogues"}
+
+
+def test_the_report_and_the_model_card_need_no_torch():
+    for name in ("card", "toy"):
         path = ROOT / f"scripts/rlhf/{name}.py"
         assert not {"torch", "numpy", "transformers"} & set(imports(path)), path
+
+
+def test_each_format_is_in_the_schema_and_told_in_the_config():
+    schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())["$defs"]
+    assert set(schema["read_dataset"]["properties"]["format"]["enum"]) == set(FORMATS)
+    comments = "\n".join(re.findall(r"#.*", (ROOT / "config.yaml").read_text()))
+    for name in FORMATS:
+        assert re.search(rf"#     .*\b{name}\b.*  ", comments), name
+
+
+def test_each_kind_of_file_can_be_named_by_a_glob():
+    schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())["$defs"]
+    for kind in READERS:
+        for name in (f"data/*.{kind}", f"data/*.{kind}?download=true"):
+            assert re.search(schema["glob"]["pattern"], name), name
+            assert kind_of(name) == kind
+    assert not re.search(schema["glob"]["pattern"], "data/*.txt")
 
 
 def test_each_setting_of_a_recipe_is_in_the_schema_and_has_a_default():

@@ -133,7 +133,8 @@ def test_a_saved_model_samples_and_ends_by_the_tokenizers_eos(model, tokenizer, 
 
 
 def test_a_vocabulary_larger_than_the_embeddings_is_refused(folder, tokenizer):
-    larger = train_tokenizer(toy.make_rows(100, 10, random.Random(1))[0], 310)
+    rows, _ = toy.make_rows(100, 10, random.Random(1))
+    larger = train_tokenizer((text for row in rows for text in row.values()), 310)
     assert len(larger) > len(tokenizer)
     with pytest.raises(InputError, match="310 tokens, but 300 embeddings"):
         load_causal(folder, "fp32", larger)

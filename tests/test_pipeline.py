@@ -23,6 +23,10 @@ def steps(workflow, stage, name="tiny"):
     return [json.loads(line) for line in lines]
 
 
+def stats(workflow, stage, name):
+    return json.loads((workflow.folder / f"output/{stage}/{name}/stats.json").read_text())
+
+
 def test_sft_halves_the_perplexity(tiny):
     sft = figures(tiny, "sft")
     assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
@@ -54,6 +58,27 @@ def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
 
 def test_finished_build_has_nothing_to_do(tiny):
     assert tiny.planned() == set()
+
+
+def test_each_step_of_the_data_says_what_it_kept(tiny):
+    data, split = stats(tiny, "data", "toy"), stats(tiny, "split", "toy")
+    for part, rows in (("train", 12000), ("eval", 1000)):
+        assert data[part]["rows"] == data[part]["pairs"] == rows and data[part]["dropped"] == {}
+        assert data[part]["empty_answer"] == data[part]["turns_in_answer"] == 0
+        phases = [split[f"{phase}.{part}"] for phase in ("sft", "reward", "rlhf")]
+        assert [facts["rows"] for facts in phases] == [rows // 5, rows * 2 // 5, rows * 2 // 5]
+        # The toy has few prompts to train on, and others to evaluate on.
+        overlaps = {name for facts in phases for name in facts.get("rows_whose_prompt_is_in", {})}
+        assert overlaps == (
+            {"sft.train", "reward.train", "rlhf.train"} if part == "train" else set()
+        )
+        for phase, facts in zip(("sft", "reward", "rlhf"), phases, strict=True):
+            tokens = stats(tiny, f"tokens/{phase}", "tiny")[part]
+            assert tokens["rows_of"] == {"toy": facts["rows"]}
+            assert tokens["rows"] + sum(tokens["dropped"].values()) == facts["rows"]
+            assert tokens["cut"] == 0
+            for lengths in tokens["tokens"].values():
+                assert lengths["sum"] == pytest.approx(lengths["mean"] * tokens["rows"], rel=0.01)
 
 
 def test_report_is_made_offline_from_the_build(tiny):
@@ -141,12 +166,19 @@ def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
     assert first["policy/first_approx_kl"] == pytest.approx(0, abs=1e-5)
     assert first["policy/first_clip_fraction"] == 0
     assert first["objective/kl"] == pytest.approx(0, abs=1e-4)
+    data = stats(workflow, "data", "hh_harmless")["train"]
+    assert data["rows"] == data["pairs"] == 2097 and data["dropped"] == {}
+    assert data["empty_answer"] == 4 and data["chosen_longer_share"] == pytest.approx(
+        0.435, abs=1e-3
+    )
     # One chosen answer of the SFT phase is a single blank.
-    stats = json.loads((workflow.folder / "output/tokens/sft/hh/stats.json").read_text())
-    assert stats["train"] == {
+    tokens = stats(workflow, "tokens/sft", "hh")["train"]
+    assert tokens == {
         "rows": 418,
-        "dropped": {"empty answer": 1, "empty prompt": 0},
-        "chosen_tokens": stats["train"]["chosen_tokens"],
-        "prompt_tokens": stats["train"]["prompt_tokens"],
+        "rows_of": {"hh_harmless": 419},
+        "dropped": {"empty answer": 1},
+        "cut": 222,
+        "tokens": tokens["tokens"],
     }
+    assert tokens["tokens"]["prompt"]["p100"] < 128 and tokens["tokens"]["chosen"]["p100"] < 128
     assert workflow.planned("output/rlhf/hh") == set()

@@ -51,6 +51,18 @@ EDITS = {
         "micro_batch_tokens: 4096, threads: 2",
     ),
     "another recipe": ("config.yaml", "350m: {}", "350m: {epochs: 3}"),
+    "another dataset": ("config.yaml", "local: {path: data", "local: {path: other"),
+    "a weight of one": ("config.yaml", "datasets: [toy]", "datasets: [{toy: 1.0}]"),
+    "the split of all as a dataset's own": (
+        "config.yaml",
+        "toy: {generate: shop,",
+        "toy: {generate: shop, split: {sft: 2, reward: 4, rlhf: 4},",
+    ),
+    "what is done with bad rows, where none are read": (
+        "config.yaml",
+        "on_bad_row: fail",
+        "on_bad_row: skip",
+    ),
 }
 
 
@@ -74,11 +86,34 @@ STALE = {
         '"train_batch_size": int(1)',
         {"train_sft"} | AFTER_SFT,
     ),
-    "module of the tokenizing": (
+    "module of the tokenizers": (
         "scripts/rlhf/tokens.py",
-        "not text.strip()",
-        "text.strip() == ''",
+        "vocab_size <= 1 << 16",
+        "vocab_size <= 65536",
         ALL - {"import_dataset", "split_dataset"},
+    ),
+    "module of the tokenizing": (
+        "scripts/rlhf/tokenizing.py",
+        '("train", "eval")',
+        '["train", "eval"]',
+        AFTER_SPLIT,
+    ),
+    "module of the phases": (
+        "scripts/rlhf/phases.py",
+        "np.arange(number, dtype=np.int64)",
+        "np.arange(0, number, dtype=np.int64)",
+        {"split_dataset"} | AFTER_SPLIT,
+    ),
+    "module of the file kinds": ("scripts/rlhf/sources.py", "1 << 20", "1 << 21", ALL),
+    "module of the formats": ("scripts/rlhf/formats.py", '"human"', '"person"', ALL),
+    "module of the dialogues": ("scripts/rlhf/dialogues.py", '"Human"', '"User"', ALL),
+    "module of the parts": ("scripts/rlhf/parts.py", '"valid", ', "", ALL),
+    "module of the records": ("scripts/rlhf/records.py", "4096", "8192", ALL),
+    "module of the figures of data": (
+        "scripts/rlhf/look.py",
+        "digest_size=8",
+        "digest_size=7",
+        ALL,
     ),
     "program": (
         "scripts/evaluate_reward.py",
@@ -107,6 +142,31 @@ STALE = {
         {"tokenize_rlhf", "train_rlhf"} | AFTER_RLHF,
     ),
     "split": ("config.yaml", "by: row", "by: prompt", {"split_dataset"} | AFTER_SPLIT),
+    "split of a dataset": (
+        "config.yaml",
+        "toy: {generate: shop,",
+        "toy: {generate: shop, split: {sft: 1, reward: 1, rlhf: 1},",
+        {"split_dataset"} | AFTER_SPLIT,
+    ),
+    "rows of a dataset that are taken": (
+        "config.yaml",
+        "toy: {generate: shop,",
+        "toy: {generate: shop, max_rows: 500,",
+        {"split_dataset"} | AFTER_SPLIT,
+    ),
+    "weight of a dataset": (
+        "config.yaml",
+        "datasets: [toy]",
+        "datasets: [{toy: 2}]",
+        {"tokenize_sft", "train_sft"} | AFTER_SFT,
+    ),
+    "side that is cut": (
+        "config.yaml",
+        "truncation_side: left",
+        "truncation_side: right",
+        {"tokenize_sft", "train_sft"} | AFTER_SFT,
+    ),
+    "template": ("config.yaml", "\ntemplate: dialogue", "\ntemplate: chat", AFTER_SPLIT),
     "default that the recipe uses": (
         "config.yaml",
         "gae_lambda: 0.95",
@@ -137,6 +197,156 @@ def test_edit_makes_exactly_what_depends_on_it_stale(quick, edit):
     assert quick.planned() == set()
 
 
+TOKENS = "output/tokens/sft/mine.manifest.json"
+IMPORTED = {"import_dataset", "split_dataset", "tokenize_sft"}
+
+
+def lines(*numbers):
+    """Rows of a dataset, all of the same length."""
+    rows = [{"prompt": f"{n:04}?", "chosen": f" {n:04}.", "rejected": " No."} for n in numbers]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write_config(workflow, recipe=None, everything=None, **dataset):
+    """mine.yaml: a dataset of our own and a recipe of it."""
+    config = {
+        "datasets": {"mine": {"path": "mine", "format": "plain", **dataset}},
+        "sft": {"recipes": {"mine": {"model": "tiny", "datasets": ["mine"], **(recipe or {})}}},
+        **(everything or {}),
+    }
+    (workflow.folder / "mine.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.fixture(scope="module")
+def built_mine(quick, tmp_path_factory):
+    """The quick build, and the tokens of a dataset of our own beside it."""
+    folder = tmp_path_factory.mktemp("mine") / "work"
+    shutil.copytree(quick.folder, folder, symlinks=True)
+    workflow = Workflow(folder, *quick.options, "mine.yaml")
+    source = folder / "mine"
+    source.mkdir()
+    (source / "train-1.jsonl").write_text(lines(*range(40)))
+    (source / "train-2.jsonl").write_text(lines(*range(40, 50)))
+    (source / "test.jsonl").write_text(lines(*range(50, 70)))
+    for name, first in (("one", 70), ("other", 80)):
+        (folder / name).mkdir()
+        (folder / name / "rows.jsonl").write_text(lines(*range(first, first + 10)))
+    (source / "train-3").symlink_to("../one", target_is_directory=True)
+    write_config(workflow)
+    workflow.build(TOKENS)
+    return workflow
+
+
+@pytest.fixture
+def mine(built_mine):
+    """The same. What a test does to the dataset and the config is undone."""
+    source, kept = built_mine.folder / "mine", built_mine.folder / "kept"
+    shutil.copytree(source, kept, symlinks=True)
+    yield built_mine
+    shutil.rmtree(source, ignore_errors=True)
+    kept.rename(source)
+    write_config(built_mine)
+
+
+def edit_a_row(source):
+    path = source / "train-1.jsonl"
+    path.write_text(path.read_text().replace(" 0007.", " 7777."))
+
+
+def edit_a_row_and_set_the_time_back(source):
+    before = (source / "train-1.jsonl").stat()
+    edit_a_row(source)
+    os.utime(source / "train-1.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_a_file_by_an_older_one(source):
+    # As cp -p or rsync -t would leave it.
+    edit_a_row(source)
+    os.utime(source / "train-1.jsonl", (1, 1))
+
+
+def append_a_row(source):
+    with (source / "train-2.jsonl").open("a") as file:
+        file.write(lines(99))
+
+
+def edit_the_part_to_evaluate_on(source):
+    (source / "test.jsonl").write_text(lines(*range(60, 70)))
+
+
+def add_a_file(source):
+    (source / "train-4.jsonl").write_text(lines(99))
+
+
+def remove_a_file(source):
+    (source / "train-2.jsonl").unlink()
+
+
+def retarget_a_link(source):
+    (source / "train-3").unlink()
+    (source / "train-3").symlink_to("../other", target_is_directory=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_a_row,
+        edit_a_row_and_set_the_time_back,
+        replace_a_file_by_an_older_one,
+        append_a_row,
+        edit_the_part_to_evaluate_on,
+        add_a_file,
+        remove_a_file,
+        retarget_a_link,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_dataset_of_other_content_is_imported_again(mine, change):
+    change(mine.folder / "mine")
+    assert mine.planned(TOKENS) == IMPORTED
+
+
+def test_dataset_of_the_same_content_is_fresh_wherever_it_lies(mine):
+    for path in (mine.folder / "mine").rglob("*"):
+        os.utime(path)
+    assert mine.planned(TOKENS) == set()
+    # Copied under another name, without times, with a file where a link was, and more beside it.
+    shutil.copytree(mine.folder / "mine", mine.folder / "moved", copy_function=shutil.copyfile)
+    shutil.rmtree(mine.folder / "mine")
+    (mine.folder / "moved/README.md").write_text("# Mine\n")
+    write_config(mine, path="moved")
+    assert mine.planned(TOKENS) == set()
+    write_config(mine, path=str(mine.folder / "moved"))
+    assert mine.planned(TOKENS) == set()
+    shutil.rmtree(mine.folder / "moved")
+
+
+SETTINGS = {
+    "format": ({"format": "instruct"}, IMPORTED),
+    "columns": (
+        {"columns": {"prompt": "prompt", "chosen": "rejected", "rejected": "chosen"}},
+        IMPORTED,
+    ),
+    "remove": ({"remove": "[.]"}, IMPORTED),
+    "on_bad_row": ({"on_bad_row": "skip"}, IMPORTED),
+    "files": ({"train": "train-1.jsonl", "eval": "test.jsonl"}, IMPORTED),
+    "max_rows": ({"max_rows": 20}, IMPORTED - {"import_dataset"}),
+    "split": ({"split": {"sft": 1, "reward": 1, "rlhf": 1}}, IMPORTED - {"import_dataset"}),
+    "weight": ({"recipe": {"datasets": [{"mine": 0.5}]}}, {"tokenize_sft"}),
+    "side that is cut": ({"recipe": {"truncation_side": "right"}}, {"tokenize_sft"}),
+    "template": ({"everything": {"template": "chat"}}, {"tokenize_sft"}),
+    "copy of a hub dataset": ({"hub": "somebody/mine", "revision": "main"}, set()),
+    "epochs": ({"recipe": {"epochs": 3}}, set()),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_setting_of_a_dataset_makes_only_what_reads_it_stale(mine, setting):
+    changes, expected = SETTINGS[setting]
+    write_config(mine, **changes)
+    assert mine.planned(TOKENS) == expected
+
+
 def test_swapped_values_are_stale(quick):
     config = quick.folder / "config.yaml"
     apart = ("critic_learning_rate: 1.0e-3", "critic_learning_rate: 2.0e-3")
@@ -147,6 +357,8 @@ def test_swapped_values_are_stale(quick):
     with edited(config, swapped):
         assert quick.planned() == {"train_rlhf"} | AFTER_RLHF
         assert set((quick.folder / "output/specs/train_rlhf").iterdir()) > apart_specs
+    # After the dry runs of the edits, the build is as fresh as before them.
+    assert quick.planned() == set()
 
 
 def test_order_of_keys_does_not_matter(quick):

@@ -19,8 +19,13 @@ def prompt_of(turns):
 
 
 def answer_of(text):
-    """A turn's text behind its marker. What looks like a marker loses a line: it opens no turn."""
-    return MARKER.sub(r"\n\1:", f" {text.strip()}")
+    """A turn's text behind its marker. What looks like a marker in it loses its empty line."""
+    return re.sub(r"\n{2,}(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
+
+
+def is_empty(prompt):
+    """Whether a prompt says nothing, whatever turns it has."""
+    return not MARKER.sub("", prompt).strip()
 
 
 def turns_of(prompt):

@@ -5,6 +5,7 @@ config names others. A path with dots goes into lists and structs: answers.ja.0.
 library only: the workflow imports this module while it plans.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -54,11 +55,12 @@ def columns_of(format, columns=None):
     usual, _, optional = FORMATS[format]
     if columns is None:
         return usual
-    unknown = columns.keys() - usual.keys() - set(optional)
-    missing = usual.keys() - columns.keys() - set(optional)
+    known = dict.fromkeys([*usual, *optional])
+    unknown = [name for name in columns if name not in known]
+    missing = [name for name in usual if name not in columns and name not in optional]
     if unknown or missing:
-        what = f"has no {', '.join(sorted(unknown))}" if unknown else "needs " + ", ".join(missing)
-        known = ", ".join(dict.fromkeys([*usual, *optional]))
+        what = f"has no {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        known = ", ".join(known)
         raise ValueError(f"format {format} {what} (its cells: {known})")
     return columns
 
@@ -79,12 +81,14 @@ def _cell(row, path, name):
     value = row[column]
     for step in rest:
         if isinstance(value, dict):
+            if step not in value and name != "system":
+                raise BadRow(f"{path}: no {step}; there is {', '.join(map(str, value))}")
             value = value.get(step)
         elif isinstance(value, list) and step.isdecimal():
             value = value[int(step)] if int(step) < len(value) else None
         elif value is not None:
             raise BadRow(f"{path}: {step} is looked for in {type(value).__name__}")
-    if value is None and name != "rejected":
+    if value is None and name not in ("rejected", "system"):
         raise Dropped(f"no {name}")
     return value
 
@@ -97,6 +101,24 @@ def _text(value, name):
 
 def _optional_text(value, name):
     return None if value is None else _text(value, name)
+
+
+def _number(value, name):
+    """A number, as it stands or, in csv, as text. NaN is none: it is neither more nor less."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise BadRow(f"{name} is {value!r}, expected a number")
+    return number
+
+
+def _is_one(label):
+    number = _number(label, "label")
+    if number not in (0, 1):
+        raise BadRow(f"label is {label!r}, expected 1 or 0")
+    return number == 1
 
 
 def _plain(prompt, chosen, rejected=None):
@@ -142,18 +164,15 @@ def _dialogues(chosen, rejected):
 
 def _scored(prompt, first, second, first_score, second_score):
     """Two answers with a number each: the higher one is chosen."""
-    if not all(isinstance(score, (int, float)) for score in (first_score, second_score)):
-        raise BadRow(f"scores are {first_score!r} and {second_score!r}, expected numbers")
-    if first_score == second_score:
+    scores = _number(first_score, "first_score"), _number(second_score, "second_score")
+    if scores[0] == scores[1]:
         raise Dropped("tie")
-    return _labelled(prompt, first, second, first_score > second_score)
+    return _labelled(prompt, first, second, scores[0] > scores[1])
 
 
 def _labelled(prompt, first, second, label):
     """Two answers and which is better: 1 for the first, 0 for the second."""
-    if label not in (0, 1):
-        raise BadRow(f"label is {label!r}, expected 1 or 0")
-    return _instruct(prompt, *((first, second) if label else (second, first)))
+    return _instruct(prompt, *((first, second) if _is_one(label) else (second, first)))
 
 
 def _vicuna(prompt, chosen):
@@ -165,16 +184,17 @@ def _vicuna(prompt, chosen):
         turns.pop()
     if before.strip():
         turns.insert(0, ("system", before))
-    return prompt_of(turns), answer_of(_text(chosen, "chosen")), None
+    return _asked(turns), answer_of(_text(chosen, "chosen")), None
 
 
 def _turn(message, name):
     """(role, text) of a message in either of the two common spellings."""
     if not isinstance(message, dict):
         raise BadRow(f"{name} holds {type(message).__name__}, expected turns with role and content")
-    role = message.get("role", message.get("from"))
-    text = message.get("content", message.get("value"))
-    if role not in ROLES:
+    # Tables that hold both spellings leave one of them empty.
+    role = message.get("role") or message.get("from")
+    text = message.get("value") if message.get("content") is None else message["content"]
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"{name} has a turn of {role!r}; known are {', '.join(ROLES)}")
     return ROLES[role], _text(text, f"{name}: the text of a turn")
 
@@ -186,7 +206,7 @@ def _turns(value, name, text_is):
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
-def _asked(turns, system):
+def _asked(turns, system=None):
     if system:
         turns = [("system", _text(system, "system")), *turns]
     if not any(role == "user" for role, _ in turns):
@@ -221,9 +241,7 @@ def _message_pairs(chosen, rejected, prompt=None, system=None):
 
 def _unpaired(messages, label, system=None):
     """An answer and whether it is good (KTO): the good ones are chosen, with nothing rejected."""
-    if label not in (0, 1):
-        raise BadRow(f"label is {label!r}, expected true or false")
-    if not label:
+    if not _is_one(label):
         raise Dropped("labelled bad")
     return _messages(messages, system)
 

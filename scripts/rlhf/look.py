@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from rlhf.dialogues import MARKER
+from rlhf.dialogues import MARKER, is_empty
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
@@ -42,7 +42,7 @@ class Look:
         self.prompts.append(fingerprint(prompt))
         self.whole.append(fingerprint("\0".join([prompt, *answers])))
         counts = self.counts
-        counts["empty_prompt"] += not prompt.strip()
+        counts["empty_prompt"] += is_empty(prompt)
         counts["empty_answer"] += any(not answer.strip() for answer in answers)
         counts["turns_in_answer"] += any(MARKER.search(answer) for answer in answers)
         if rejected is not None:

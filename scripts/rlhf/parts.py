@@ -23,17 +23,18 @@ SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
 
 def kind_of(path):
     """parquet, arrow, jsonl.gz, jsonl, json or csv; None for a file of another kind."""
-    match = KINDS.search(os.path.basename(path))
+    match = KINDS.search(os.path.basename(path).lower())
     return match[1] if match else None
 
 
 def local_paths(folder):
     """Paths of all files in a folder, relative to it, behind links too."""
-    paths = (
-        Path(parent, name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-    )
+    paths = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        # Links that lead back up would lead round and round.
+        here = Path(parent).resolve()
+        folders[:] = [name for name in folders if not here.is_relative_to((here / name).resolve())]
+        paths += [Path(parent, name).relative_to(folder).as_posix() for name in names]
     return sorted(paths)
 
 
@@ -51,10 +52,15 @@ def parts_of(paths, globs):
     else:
         parts = _named_parts(paths)
     for part, found in parts.items():
+        if not found and part in globs:
+            raise InputError(f"{part}: no file matches {globs[part]!r}")
         if not found:
-            asked = f" matches {globs[part]!r}" if part in globs else " is parquet, json or csv"
-            raise InputError(f"{part}: no file{asked}")
-        _check_shards(found)
+            raise InputError(f"{part}: no parquet, jsonl, json, csv or arrow file to train on")
+        # A glob without a star may mean one shard.
+        if "*" in globs.get(part, "*"):
+            _check_shards(found)
+    if twice := set(parts["train"]) & set(parts.get("eval", [])):
+        raise InputError(f"{min(twice)} would be trained and evaluated on: narrow train: or eval:")
     return parts
 
 
@@ -81,8 +87,10 @@ def _named_parts(paths):
 
 def matches(path, glob):
     """Whether a path matches a glob in which ** stands for folders, as in pathlib."""
-    pattern = re.escape(glob).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
-    return re.fullmatch(pattern.replace(r"\?", "[^/]"), path) is not None
+    stands_for = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
+    pattern = "".join(stands_for.get(piece, re.escape(piece)) for piece in pieces)
+    return re.fullmatch(pattern, path) is not None
 
 
 def _check_shards(paths):

@@ -10,21 +10,20 @@ PHASES = ("sft", "reward", "rlhf")
 def sizes(number, weights):
     """Sizes of the phases' shares of a number of rows, as DeepSpeed-Chat rounds them.
 
-    Bounds are cumulated round(share * number), shifted so that the last one is number; they are
-    kept in order and from 0 on, where DeepSpeed-Chat can repeat rows (data_utils.py, lines 85-129).
-    What rounding leaves goes to phases that have a weight.
+    Bounds are cumulated round(share * number), shifted so that the last one is number; none goes
+    below 0, where DeepSpeed-Chat repeats rows (data_utils.py, lines 85-129). What rounding leaves
+    goes to phases that have a weight.
     """
     weights = np.asarray(weights, dtype=np.float64)
     counts, weighted = np.zeros(len(weights), dtype=np.int64), weights > 0
     bounds = np.cumsum([0, *(round(w / weights.sum() * number) for w in weights[weighted])])
     bounds[1:] -= bounds[-1] - number
-    bounds = np.maximum.accumulate(np.clip(bounds, 0, number))
-    counts[weighted] = np.diff(bounds)
+    counts[weighted] = np.diff(bounds.clip(min=0))
     return counts.tolist()
 
 
 def share_rows(number, weights, seed, max_rows=None):
-    """Rows of each phase, ascending: disjoint arrays of numbers below `number`.
+    """Rows of each phase, as they are drawn: disjoint arrays of numbers below `number`.
 
     Cut from the permutation that DeepSpeed-Chat draws, or from its first max_rows.
     """
@@ -32,7 +31,7 @@ def share_rows(number, weights, seed, max_rows=None):
     np.random.RandomState(seed).shuffle(order)
     order = order[:max_rows]
     bounds = np.cumsum([0, *sizes(len(order), weights)])
-    return [np.sort(order[start:end]) for start, end in pairwise(bounds)]
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def share_groups(groups, weights, seed, max_rows=None):
@@ -47,7 +46,7 @@ def share_groups(groups, weights, seed, max_rows=None):
     np.random.RandomState(seed).shuffle(order)
     order = np.argsort(first)[order]
     if max_rows is not None:
-        order = order[np.cumsum(np.bincount(group)[order]) <= max_rows]
+        order = _that_fit(order, np.bincount(group), max_rows)
     bounds = np.cumsum([0, *sizes(len(order), weights)])
     return [
         np.flatnonzero(np.isin(group, order[start:end])).astype(np.int64)
@@ -55,8 +54,20 @@ def share_groups(groups, weights, seed, max_rows=None):
     ]
 
 
+def _that_fit(order, sizes, room):
+    """Groups in this order, without those that are larger than the room left to them."""
+    fitting = []
+    for group in order:
+        if sizes[group] <= room:
+            fitting.append(group)
+            room -= sizes[group]
+    return np.array(fitting, dtype=np.int64)
+
+
 def blended(rows, weight, seed):
     """Rows taken `weight` times: all of them for its whole part, a random share for the rest."""
+    if weight == 1:
+        return rows
     whole, part = divmod(weight, 1)
     drawn = np.random.default_rng(seed).permutation(rows)[: round(part * len(rows))]
     return np.sort(np.concatenate([np.repeat(rows, int(whole)), drawn]))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 from tqdm import tqdm
 
+from rlhf.dialogues import is_empty
 from rlhf.job import InputError
 from rlhf.look import percentiles
 from rlhf.phases import blended
@@ -121,7 +122,7 @@ def why_useless(encoder, prompt, *answers):
     """Why a row teaches nothing, or None: the reason that it is counted under."""
     if None in answers:
         return "no rejected answer"
-    if not prompt.strip():
+    if is_empty(prompt):
         return "empty prompt"
     stripped = [answer.strip() for answer in answers]
     if not all(stripped):

@@ -52,7 +52,10 @@ class Encoder:
         self.backend.no_truncation()
         # "</s>" in somebody's text is text and ends no answer; in a chat template it is a token.
         self.backend.encode_special_tokens = template == "dialogue"
-        self.special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens))))
+        added = self.backend.get_added_tokens_decoder().values()
+        special = {str(token.content) for token in added if token.special}
+        special |= set(tokenizer.all_special_tokens)
+        self.special = re.compile("|".join(map(re.escape, sorted(special))))
 
     def prompts(self, texts):
         """Lists of ids, with whatever the tokenizer or its template puts in front (bos)."""
@@ -79,7 +82,8 @@ class Encoder:
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise InputError(f"the chat template refuses turns of {roles}: {error}") from None
+            reason = " ".join(str(error).split())
+            raise InputError(f"the chat template refuses turns of {roles}: {reason}") from None
 
     def _ids(self, texts, add_special_tokens):
         encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -110,32 +114,37 @@ class RaggedWriter:
 
     def __init__(self, folder, name, vocab_size):
         self.paths = [Path(folder, f"{name}.{what}.npy") for what in ("ids", "offsets")]
-        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self.lengths, self.tokens = [np.zeros(1, dtype=np.int64)], 0
+        self.dtypes = [np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype("i8")]
+        self.lengths = [0, 0]
 
     def __enter__(self):
-        self.file = self.paths[0].open("wb")
-        self._write_header()
+        self.files = [path.open("wb") for path in self.paths]
+        self._write_headers()
+        self._append(1, np.zeros(1, np.int64))
         return self
 
     def __exit__(self, *_):
-        # numpy leaves room in the header for any number of digits.
-        self.file.seek(0)
-        self._write_header()
-        self.file.close()
-        np.save(self.paths[1], np.cumsum(np.concatenate(self.lengths)))
+        # numpy leaves room in a header for any number of digits.
+        self._write_headers()
+        for file in self.files:
+            file.close()
 
-    def _write_header(self):
-        shape = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
-        np.lib.format.write_array_header_1_0(self.file, shape)
+    def _write_headers(self):
+        for file, dtype, length in zip(self.files, self.dtypes, self.lengths, strict=True):
+            about = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+            file.seek(0)
+            np.lib.format.write_array_header_1_0(file, about)
+
+    def _append(self, which, values):
+        values.tofile(self.files[which])
+        self.lengths[which] += len(values)
 
     def write(self, rows):
         """rows: lists of ids."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        tokens = int(lengths.sum())
-        np.fromiter(chain.from_iterable(rows), self.dtype, tokens).tofile(self.file)
-        self.lengths.append(lengths)
-        self.tokens += tokens
+        self._append(1, self.lengths[0] + np.cumsum(lengths))
+        ids = chain.from_iterable(rows)
+        self._append(0, np.fromiter(ids, self.dtypes[0], int(lengths.sum())))
 
 
 class Ragged:
@@ -143,7 +152,9 @@ class Ragged:
 
     def __init__(self, folder, name):
         self.ids = np.load(Path(folder, f"{name}.ids.npy"), mmap_mode="r", allow_pickle=False)
-        self.offsets = np.load(Path(folder, f"{name}.offsets.npy"), allow_pickle=False)
+        self.offsets = np.load(
+            Path(folder, f"{name}.offsets.npy"), mmap_mode="r", allow_pickle=False
+        )
 
     def __len__(self):
         return len(self.offsets) - 1

@@ -1,18 +1,16 @@
-"""How fast a phase is tokenized, in how much memory and to how many bytes.
+"""How fast a phase is tokenized, in how much memory and to how many bytes: make bench-data
 
-    python tests/benchmarks/data.py > tests/benchmarks/results/data.json
-
-Beside (a) the tokenizers library alone on the same texts in memory, and (b) one call a sample, padded
-to 512 tokens and saved by torch, as DeepSpeed-Chat does. Texts: ../shared/data/hh_harmless and OPT's
-tokenizer where they are, or else generated ones. Each measurement is a process of its own; they take
-turns, and rates are medians.
+Beside (a) the tokenizers library alone, on the same texts in memory, and (b) one call a sample,
+padded to 512 tokens and saved by torch, as DeepSpeed-Chat does. Texts: ../shared/data/hh_harmless
+and OPT's tokenizer where they are, or else generated ones. Each measurement is a process of its
+own; they take turns, and rates are medians. JSON goes to standard output.
 """
 
 import argparse
 import json
 import os
 import platform
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -39,7 +37,7 @@ LIMIT = 512
 
 
 def main():
-    """Prepare, measure in turns, print a table to standard error and JSON to standard output."""
+    """Prepare, measure in turns; a line for each size and phase goes to standard error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -53,9 +51,10 @@ def main():
         for rows, runs in SIZES.items():
             for phase in FIELDS:
                 found = {what: [] for what in MEASURES}
-                for _ in range(runs):
+                for turn in range(max(runs, 3)):
                     for what, results in found.items():
-                        results.append(measured(what, phase, rows, folder))
+                        if what != "ours" or turn < runs:
+                            results.append(measured(what, phase, rows, folder))
                 figures.append(summary(rows, phase, found))
                 print(line(figures[-1]), file=sys.stderr)
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "texts": source}
@@ -132,14 +131,21 @@ def ours(phase, rows, folder):
             "bytes": sum(path.stat().st_size for path in result.glob("train.*.npy")),
             "tokens": sum(field["sum"] for field in stats["tokens"].values()),
             "rows": stats["rows"],
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mb": peak_mb(),
         }
+
+
+def peak_mb():
+    """Largest resident memory of this process. (getrusage would begin with its parent's.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 def raw(phase, _, folder):
     """(a) The tokenizers library on the same texts, in lists of a thousand."""
-    from rlhf.records import records
     from tokenizers import Tokenizer
+
+    from rlhf.records import records
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     rows = list(records(folder / f"{RAW_ROWS}.parquet"))
@@ -151,8 +157,9 @@ def raw(phase, _, folder):
 
 
 def single(phase, _, folder):
-    """(b) One call a sample: prompt and answer padded to 512, a list of encodings saved by torch."""
+    """(b) One call a sample, padded; the list of encodings is saved by torch."""
     import torch
+
     from rlhf.records import records
     from rlhf.tokens import load_tokenizer
 
@@ -160,16 +167,13 @@ def single(phase, _, folder):
     rows = list(islice(records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
     started = time.perf_counter()
     encodings = []
+    padded = {"max_length": LIMIT, "padding": "max_length", "truncation": True}
     for prompt, *answers in rows:
-        for text in (
-            [prompt] if phase == "rlhf" else [prompt + a for a in answers[: len(FIELDS[phase]) - 1]]
-        ):
-            options = (
-                {}
-                if phase == "rlhf"
-                else {"max_length": LIMIT, "padding": "max_length", "truncation": True}
-            )
-            encodings.append(tokenizer(text, return_tensors="pt", **options))
+        if phase == "rlhf":
+            encodings.append(tokenizer(prompt, return_tensors="pt"))
+        else:
+            for answer in answers[: len(FIELDS[phase]) - 1]:
+                encodings.append(tokenizer(prompt + answer, return_tensors="pt", **padded))
     path = folder / "single.pt"
     torch.save(encodings, path)
     return {"rate": len(rows) / (time.perf_counter() - started), "bytes": path.stat().st_size}
