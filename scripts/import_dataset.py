@@ -52,18 +52,18 @@ def generate(job):
 
 
 def local_files(job):
-    """Paths of a local source by part, each checked against the digest that was planned."""
+    """{part: {name: path}} of a local source, each checked against the digest that was planned."""
     files = {}
     for name, planned in job.spec["files"].items():
         part, _, relative = name.partition("/")
         path = Path(job.placement["source"], relative)
         check_file(path, planned)
-        files.setdefault(part, []).append(path)
+        files.setdefault(part, {})[relative] = path
     return files
 
 
 def hub_files(job):
-    """Paths of a hub source by part. The commit behind the revision goes into the manifest."""
+    """{part: {name: path}} of a hub source. The commit of its revision goes into the manifest."""
     # Only here: the import takes a second that other sources need not pay.
     from rlhf.hub import fetch
 
@@ -79,26 +79,27 @@ def hub_files(job):
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts["commit"] = commit
     parts = parts_of(paths, globs)
-    return {part: [folder / path for path in found] for part, found in parts.items()}
+    return {part: {path: folder / path for path in found} for part, found in parts.items()}
 
 
 def import_part(job, part, paths):
-    """Write PART.parquet from source files; count what is dropped, list the bad rows."""
-    settings, dropped = job.settings, Counter()
+    """Write PART.parquet from source files; count what is read and dropped, list the bad rows."""
+    settings, dropped, read = job.settings, Counter(), Counter()
     columns = columns_of(settings.format, getattr(settings, "columns", None))
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     with RecordWriter(job.result / f"{part}.parquet") as writer:
-        for path, number, row in with_progress(part, paths, columns):
+        for name, number, row in with_progress(part, paths, columns):
+            read[f"{part}/{name}"] += 1
             try:
                 if isinstance(row, BadRow):
                     raise row
                 prompt, *answers = record_of(row, settings.format, columns)
             except BadRow as error:
                 if settings.on_bad_row == "fail":
-                    raise InputError(f"{path}: row {number}: {error}") from None
+                    raise InputError(f"{paths[name]}: row {number}: {error}") from None
                 dropped["bad row"] += 1
                 with (job.result / "bad_rows.jsonl").open("a") as file:
-                    bad = {"file": path.name, "row": number, "reason": str(error)}
+                    bad = {"file": name, "row": number, "reason": str(error)}
                     file.write(json.dumps(bad) + "\n")
             except Dropped as reason:
                 dropped[str(reason)] += 1
@@ -106,19 +107,20 @@ def import_part(job, part, paths):
                 if remove:
                     answers = [answer and remove.sub("", answer) for answer in answers]
                 writer.write((prompt, *answers))
+    job.facts.setdefault("source_rows", {}).update(read)
     job.facts.setdefault("dropped", {})[part] = dict(sorted(dropped.items()))
     if not writer:
-        raise InputError(f"{paths[0].parent}: no row of part {part} is left: {dict(dropped)}")
+        raise InputError(f"no row of part {part} is left: {', '.join(paths)}: {dict(dropped)}")
 
 
 def with_progress(part, paths, columns):
-    """Yield (path, number, row) of all files, with a bar over their rows."""
-    counts = [count_rows(path) for path in paths]
+    """Yield (name, number, row) of all files, with a bar over their rows."""
+    counts = [count_rows(path) for path in paths.values()]
     total = None if None in counts else sum(counts)
     with tqdm(total=total, desc=f"import {part}", unit="row", mininterval=2) as bar:
-        for path in paths:
+        for name, path in paths.items():
             for number, row in read_rows(path, columns.values()):
-                yield path, number, row
+                yield name, number, row
                 bar.update()
 
 

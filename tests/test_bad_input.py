@@ -180,8 +180,10 @@ def as_csv(rows):
 
 
 def as_parquet(rows, **settings):
+    # A file without rows has columns all the same.
+    table = pa.Table.from_pylist(rows or GOOD).slice(0, len(rows))
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file, **settings)
+    pq.write_table(table, file, **settings)
     return file.getvalue()
 
 
@@ -222,10 +224,7 @@ DAMAGES = {
         "row 1: chosen is float, expected text",
     ),
     "list.jsonl.gz": (as_gz(with_cell(["a"])), "row 8: chosen is list, expected text"),
-    "column.parquet": (
-        as_parquet(TWO_COLUMNS),
-        "row 1: no column rejected; it has prompt, chosen",
-    ),
+    "column.parquet": (as_parquet(TWO_COLUMNS), "no column rejected; it has prompt, chosen"),
     "column.csv": (as_csv(TWO_COLUMNS), "row 1: no column rejected; it has prompt, chosen"),
     "bytes.jsonl": (
         as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
@@ -246,7 +245,7 @@ DAMAGES = {
     "pages.parquet": (garbled(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
     "empty.parquet": (b"", f"{CUT} 0 (0 bytes)"),
     "empty.arrow": (b"", f"{CUT} 0 (0 bytes)"),
-    "empty.json": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.json": (b"", "no rows"),
     "empty.jsonl": (b"", "no rows"),
     "empty.csv": (b"", "no rows"),
     "rows.parquet": (as_parquet([]), "no rows"),
@@ -377,7 +376,7 @@ FOLDERS = {
     "no-data": (
         ("notes.txt", "dataset_info.json"),
         {},
-        "config: datasets.no-data: no-data: train: no file is parquet, json or csv",
+        "config: datasets.no-data: no-data: train: no parquet, jsonl, json, csv or",
     ),
     "no-match": (
         ("train.jsonl",),

@@ -295,7 +295,7 @@ def imported(folder, name, rows):
     job = SimpleNamespace(settings=settings, result=folder, facts={})
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    import_part(job, "train", [source])
+    import_part(job, "train", {"source.jsonl": source})
     return list(records(folder / "train.parquet")), job.facts["dropped"]["train"]
 
 

@@ -130,8 +130,10 @@ def glob(folder):
 
 
 def linked_folder(folder):
-    write_jsonl(folder / "elsewhere/pairs.jsonl", ROWS)
-    (folder / "link").symlink_to("elsewhere", target_is_directory=True)
+    write_jsonl(folder / "real/a.jsonl", ROWS[:10])
+    write_jsonl(folder / "elsewhere/c.jsonl", ROWS[10:])
+    (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
+    (folder / "link").symlink_to("real", target_is_directory=True)
     return {"path": f"{folder.name}/link"}
 
 
@@ -288,7 +290,8 @@ def bad_lines(folder):
     write_jsonl(folder / "a.jsonl", ROWS[:20])
     good = [json.dumps(row).encode() for row in ROWS[20:]]
     lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
-    (folder / "b.jsonl").write_bytes(b"\n".join(lines))
+    (folder / "more").mkdir()
+    (folder / "more/b.jsonl").write_bytes(b"\n".join(lines))
     return {"path": folder.name}
 
 
@@ -407,7 +410,7 @@ OTHERS += [
 ]
 
 SPLIT = ["json_array", "git_clone", "few_of_many", "one_phase"]
-BLEND = [{"glob": 2}, "wget", {"csv_file": 0.5}, "messages", "kto"]
+BLEND = ["glob", {"wget": 2}, {"git_clone": 0.5}, "messages", "kto"]
 
 
 @pytest.fixture(scope="module")
@@ -505,12 +508,13 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert records(imported, "bad_lines") == ROWS
     number = len(BAD_LINES)
     assert manifest(imported, "data", "bad_lines")["facts"] == {
-        "dropped": {"train": {"bad row": number}}
+        "dropped": {"train": {"bad row": number}},
+        "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
     }
     text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
     listed = [json.loads(line) for line in text.splitlines()]
     assert [(bad["file"], bad["row"]) for bad in listed] == [
-        ("b.jsonl", row) for row in range(2, number + 2)
+        ("more/b.jsonl", row) for row in range(2, number + 2)
     ]
     for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
         assert bad["reason"].startswith(reason)
@@ -619,13 +623,13 @@ def test_answers_labelled_bad_are_left_out_and_counted(imported):
 
 def test_blend_takes_sets_of_all_forms_and_its_weights_count_in_training_alone(imported):
     found = stats(imported, "tokens/sft", "blend")
-    names = ["glob", "wget", "csv_file", "messages", "kto"]
+    names = ["glob", "wget", "git_clone", "messages", "kto"]
     rows = {name: phases(imported, name) for name in names}
-    assert all(rows[name]["sft.train"] for name in names)
+    assert all(rows[name]["sft.train"] for name in names) and rows["wget"]["sft.eval"]
     assert found["train"]["rows_of"] == {
         **{name: rows[name]["sft.train"] for name in names},
-        "glob": 2 * rows["glob"]["sft.train"],
-        "csv_file": round(0.5 * rows["csv_file"]["sft.train"]),
+        "wget": 2 * rows["wget"]["sft.train"],
+        "git_clone": rows["git_clone"]["sft.train"] // 2,
     }
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
     for part in found.values():
