@@ -222,7 +222,9 @@ def describe_init_model(name):
         described["inputs"] = {"records": ("import_dataset", tokenizer["train_on"])}
     else:
         source = Path(model["tokenizer"]["path"])
-        paths = sorted(path for kind in ("json", "txt", "jinja") for path in source.glob(f"*.{kind}"))
+        paths = sorted(
+            path for kind in ("json", "txt", "jinja") for path in source.glob(f"*.{kind}")
+        )
         if not paths:
             fail(f"config: models.{name}.tokenizer.path: {source} has no tokenizer files")
         described["files"] = {path.name: digest_cache()[path] for path in paths}
