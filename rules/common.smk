@@ -42,7 +42,8 @@ def fail(message):
 def check_config():
     """Stop at the first thing in the config that the schema refuses, naming its key."""
     schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(config)
+    formats = jsonschema.FormatChecker(["regex"])
+    errors = jsonschema.Draft202012Validator(schema, format_checker=formats).iter_errors(config)
     error = jsonschema.exceptions.best_match(errors)
     if error:
         key = ".".join(map(str, error.absolute_path)) or "top level"
@@ -177,7 +178,10 @@ def blend(stage, name):
     named = [
         item if isinstance(item, dict) else {item: 1} for item in recipe(stage, name)["datasets"]
     ]
-    return [[dataset, weight] for item in named for dataset, weight in item.items()]
+    blended = [[dataset, weight] for item in named for dataset, weight in item.items()]
+    if len(blended) > len({dataset for dataset, _ in blended}):
+        fail(f"config: {stage}.recipes.{name}.datasets names a dataset twice: give it a weight")
+    return blended
 
 
 def split_weights(dataset):

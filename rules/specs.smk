@@ -132,9 +132,11 @@ def inputs(rule):
     return lookup
 
 
-def science(settings):
+def science(stage, name):
     """Settings without their placement, with the seed: what a training program needs to know."""
-    return {"seed": config["seed"]} | {k: v for k, v in settings.items() if k != "placement"}
+    settings = {**recipe(stage, name), "seed": config["seed"], "datasets": blend(stage, name)}
+    del settings["placement"]
+    return settings
 
 
 # The jobs, in the order of the road.
@@ -152,11 +154,11 @@ def local_files(name):
         parts = parts_of(local_paths(source), globs)
     except InputError as error:
         fail(f"config: datasets.{name}: {source}: {error}")
-    return {
-        f"{part}/{path}": digest_cache()[source / path]
-        for part, paths in parts.items()
-        for path in paths
-    }
+    found = [(part, path) for part, paths in parts.items() for path in paths]
+    for _, path in found:
+        if not (source / path).exists():
+            fail(f"config: datasets.{name}: {source / path} is a link to nothing")
+    return {f"{part}/{path}": digest_cache()[source / path] for part, path in found}
 
 
 @job("import_dataset", folder="data")
@@ -242,7 +244,7 @@ def describe_tokenize_sft(name):
 @job("train_sft", folder="sft")
 def describe_train_sft(name):
     return {
-        "settings": science(recipe("sft", name)),
+        "settings": science("sft", name),
         "inputs": {"model": base_model("sft", name), "tokens": ("tokenize_sft", name)},
     }
 
@@ -270,7 +272,7 @@ def describe_tokenize_reward(name):
 @job("train_reward", folder="reward")
 def describe_train_reward(name):
     return {
-        "settings": science(recipe("reward", name)),
+        "settings": science("reward", name),
         "inputs": {"model": base_model("reward", name), "tokens": ("tokenize_reward", name)},
     }
 
@@ -298,7 +300,7 @@ def describe_tokenize_rlhf(name):
 def describe_train_rlhf(name):
     settings = recipe("rlhf", name)
     return {
-        "settings": science(settings),
+        "settings": science("rlhf", name),
         "inputs": {
             "actor": ("train_sft", settings["actor"]),
             "reward": ("train_reward", settings["reward"]),

@@ -110,7 +110,7 @@ def import_part(job, part, paths):
     job.facts.setdefault("source_rows", {}).update(read)
     job.facts.setdefault("dropped", {})[part] = dict(sorted(dropped.items()))
     if not writer:
-        raise InputError(f"no row of part {part} is left: {', '.join(paths)}: {dict(dropped)}")
+        raise InputError(f"{job.spec['name']}: no row of part {part} is left: {dict(dropped)}")
 
 
 def with_progress(part, paths, columns):
