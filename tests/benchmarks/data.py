@@ -30,7 +30,7 @@ FIELDS = {
     "rlhf": ("prompt",),
 }
 # Rows of a run, and runs of which the median is taken.
-SIZES = {16_000: 5, 160_000: 3, 1_000_000: 1}
+SIZES = {16_000: 3, 160_000: 3, 1_000_000: 1}
 # (a) and (b) do not change with the number of rows: their rates are taken on fewer.
 RAW_ROWS, SINGLE_ROWS = 16_000, 2_000
 LIMIT = 512

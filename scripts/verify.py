@@ -1,0 +1,156 @@
+"""Check an output tree: each result against its manifest, each manifest against those before it.
+
+    python scripts/verify.py output
+
+Prints a line for each trouble, then one that sums up. Exits with 0 if all is as recorded, with 1 if
+it is not, with 2 if there are no results to check. Changes nothing.
+"""
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rlhf.digests import digest, file_digest
+from rlhf.job import NOT_OURS, manifest_of
+
+BESIDE = ".manifest.json"
+
+
+def main():
+    """Find the results, digest their files side by side, tell what is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tree", nargs="?", default="output", type=Path, help="default: output")
+    tree = parser.parse_args().tree
+    results = {folder: files_of(folder) for folder in results_in(tree)}
+    if not results:
+        parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
+    paths = [path for files in results.values() for path in files.values()]
+    # hashlib lets other threads run. disable=None: no bar where nobody would see it.
+    with ThreadPoolExecutor() as pool:
+        bar = tqdm(pool.map(facts_of, paths), total=len(paths), unit="file", disable=None)
+        facts = dict(zip(paths, bar, strict=True))
+    troubles = 0
+    for folder, files in results.items():
+        for trouble in troubles_of(folder, {name: facts[path] for name, path in files.items()}):
+            print(trouble)
+            troubles += 1
+    size = sum(found["size"] for found in facts.values())
+    outcome = f"{troubles:,} troubles" if troubles else "all as recorded"
+    print(f"{len(results):,} results, {len(facts):,} files, {size:,} bytes: {outcome}")
+    sys.exit(1 if troubles else 0)
+
+
+def results_in(tree):
+    """Result folders, there or not: with a manifest beside or inside, or among such folders."""
+    for parent, folders, files in os.walk(tree, followlinks=True):
+        # Hidden ones belong to jobs that run or were killed.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        results = {name.removesuffix(BESIDE) for name in files if name.endswith(BESIDE)}
+        results |= {f for f in folders if results or Path(parent, f, "manifest.json").exists()}
+        folders[:] = [name for name in folders if name not in results]
+        yield from (Path(parent, name) for name in sorted(results))
+
+
+def files_of(folder):
+    """Paths of the files of a result, by their names in its manifest."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in NOT_OURS
+    }
+
+
+def facts_of(path):
+    """Size and sha256 of a file, as a manifest has them; or size 0, and why it cannot be read."""
+    try:
+        return {"size": path.stat().st_size, "sha256": file_digest(path)}
+    except OSError as error:
+        return {"size": 0, "error": error.strerror}
+
+
+def troubles_of(folder, found):
+    """Yield what is wrong with a result, a line each. found: the facts of its files, by name."""
+    beside = manifest_of(folder)
+    if not beside.exists():
+        yield f"{folder}: no manifest beside it"
+        return
+    manifest, _ = read_manifest(beside)
+    if manifest is None:
+        yield f"{beside}: cannot be read"
+        return
+    if folder.is_dir():
+        yield from changed_files(folder, manifest["files"], found)
+        inside = folder / "manifest.json"
+        if not inside.is_file():
+            yield f"{inside}: missing"
+        elif inside.read_bytes() != beside.read_bytes():
+            yield f"{inside}: differs from {beside}"
+    else:
+        yield f"{folder}: missing"
+    yield from changed_inputs(folder, manifest)
+
+
+def changed_files(folder, recorded, found):
+    """Yield the files of a result that are not those of its manifest."""
+    for name in sorted(recorded.keys() | found):
+        if name not in found:
+            yield f"{folder}/{name}: missing"
+        elif name not in recorded:
+            yield f"{folder}/{name}: added"
+        elif "error" in found[name]:
+            yield f"{folder}/{name}: {found[name]['error']}"
+        elif found[name]["size"] != recorded[name]["size"]:
+            sizes = f"{recorded[name]['size']:,} -> {found[name]['size']:,}"
+            yield f"{folder}/{name}: changed ({sizes} bytes)"
+        elif found[name] != recorded[name]:
+            yield f"{folder}/{name}: changed"
+
+
+def changed_inputs(folder, manifest):
+    """Yield the inputs of a result whose manifests are not those that it was made from."""
+    spec, beside = manifest["spec"], manifest_of(folder)
+    # The tree may have been moved, or this be a part of it: what counts stands behind "output".
+    where, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
+    if absolute.parts[-len(where) :] != where:
+        yield f"{beside}: is that of {spec['path']}"
+        return
+    tree = absolute.parents[len(where) - 1]
+    for key, entry in spec["inputs"].items():
+        path = manifest_of(tree.joinpath(*Path(entry["path"]).parts[1:]))
+        before, before_digest = read_manifest(path)
+        if not path.exists():
+            trouble = "is missing"
+        elif before is None:
+            trouble = "cannot be read"
+        elif digest(before["spec"]) != entry["spec"]:
+            trouble = "was made from another spec"
+        elif before_digest != manifest["inputs"].get(key):
+            trouble = "has changed since"
+        else:
+            continue
+        yield f"{beside}: input {key}: {manifest_of(entry['path'])} {trouble}"
+
+
+@cache
+def read_manifest(path):
+    """A manifest and the digest of its file; (None, None) where it cannot be read."""
+    try:
+        manifest = json.loads(path.read_text())
+        parts = [manifest["inputs"], manifest["files"], manifest["spec"]["inputs"]]
+        if isinstance(manifest["spec"]["path"], str) and all(isinstance(p, dict) for p in parts):
+            return manifest, file_digest(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None, None
+
+
+if __name__ == "__main__":
+    main()

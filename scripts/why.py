@@ -1,0 +1,409 @@
+"""Say why results are stale: what changed since each was made, and what that makes stale in turn.
+
+    python scripts/why.py output/rlhf/1.3b
+    python scripts/why.py output/rlhf/mine -- --configfile mine.yaml --config seed=2
+
+What a result was made from is in its manifest; what it would be made from now comes from a dry run
+of Snakemake, which gets the options behind --. Nothing is built, and only spec files are written.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from rlhf.digests import digest, file_digest
+from rlhf.job import InputError, manifest_of
+from rlhf.parts import kind_of
+
+# So many files are told one by one.
+FEW = 5
+# Bytes of a source file whose rows are counted by reading them all, in about a second.
+SOON_READ = 1 << 26
+# The first line of an error: of our rules, of Snakemake, of its command line.
+ERROR = re.compile(r"(\S+: )?[Ee]rror: |\w+(Error|Exception)\b")
+# Texts that need no quotes in YAML: names as of recipes (1.3b) and models.
+PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
+
+
+def main():
+    """Plan, compare, tell."""
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-h] [targets ...] [-- options of snakemake]",
+    )
+    parser.add_argument("targets", nargs="*", help="as for snakemake; without any, what was built")
+    targets = parser.parse_args(words[:end]).targets
+    jobs = planned_jobs(dry_run(targets + words[end + 1 :]))
+    if not jobs:
+        what = ", ".join(targets) or "all that was built"
+        print(f"{what} {'are' if len(targets) > 1 else 'is'} up to date")
+    groups = {}
+    for job in jobs.values():
+        find_causes(job, jobs)
+        groups.setdefault(tuple(job.causes), []).append(job)
+    # Jobs without a cause of their own are told of behind those before them.
+    groups.pop((), None)
+    for causes, roots in groups.items():
+        tell(causes, roots, jobs)
+
+
+def tell(causes, roots, jobs):
+    """Print why some jobs are stale, and what that makes stale."""
+    first, *others = map(str, roots)
+    print(f"{first}: {causes[0]}" if len(causes) == 1 else "\n  ".join([f"{first}:", *causes]))
+    if others:
+        print(f"  the same for: {', '.join(others)}")
+    reached = list(roots)
+    for job in jobs.values():
+        if job not in reached and any(before in reached for before in job.before(jobs)):
+            reached.append(job)
+    after = reached[len(roots) :]
+    # Their results are taken up again if the manifests that they read turn out the same.
+    in_doubt = [job for job in after if job.as_recorded and not job.causes]
+    if stale := [str(job) for job in after if job not in in_doubt]:
+        print(f"  makes stale: {', '.join(stale)}")
+    if in_doubt:
+        print(f"  puts in doubt: {', '.join(map(str, in_doubt))} (kept if it comes out as before)")
+
+
+# --- what would run ---------------------------------------------------------------------------
+
+
+class StaleJob:
+    """A job that would run.
+
+    spec: its spec of today. source: the folder of its files from outside. reason: why Snakemake
+    runs it. causes: why it is stale by itself. known: all that is known to have changed in jobs
+    before it, told or not. as_recorded: whether its result was made from the same spec.
+    """
+
+    def __init__(self, spec, source, reason):
+        self.spec = spec
+        self.source = source
+        self.reason = reason
+        self.causes = []
+        self.known = set()
+        self.as_recorded = False
+
+    def __str__(self):
+        return name_of(self.spec)
+
+    def before(self, jobs):
+        """The jobs, of those that would run, whose results this one reads."""
+        paths = [entry["path"] for entry in self.spec["inputs"].values()]
+        return [jobs[path] for path in paths if path in jobs]
+
+
+def name_of(job):
+    """train_sft 1.3b: of a spec, or of an entry of its inputs."""
+    return f"{job['rule']} {job['name']}"
+
+
+def dry_run(arguments):
+    """What Snakemake prints of its plan. Changes to the folder that it plans for.
+
+    Exits with Snakemake's own code and message where it fails.
+    """
+    # The one of this Python's environment, active or not.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # The least of quiet: a profile may hide the commands, which are what is wanted.
+    command = ["snakemake", *arguments, "-n", "-p", "--nocolor", "--quiet", "progress"]
+    try:
+        process = subprocess.run(
+            command, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        sys.exit("error: no snakemake here: activate its environment")
+    if process.returncode:
+        lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
+        lines = [line for line in lines if line.strip() and not line.startswith("Using ")]
+        first = next((number for number, line in enumerate(lines) if ERROR.match(line)), 0)
+        print(*lines[first:], sep="\n", file=sys.stderr)
+        sys.exit(process.returncode)
+    folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
+    if not folder:
+        sys.exit("error: with these options Snakemake prints no plan")
+    os.chdir(folder[1])
+    return process.stdout
+
+
+def planned_jobs(plan):
+    """The jobs of a printed plan, by the paths of their results, each behind those before it."""
+    jobs, reason = {}, ""
+    for line in plan.splitlines():
+        kind, _, text = line.partition(": ")
+        if kind == "Reason":
+            reason = text
+        # Rules without a command ("None") stand for the folders that users ask for.
+        if kind == "Shell command" and "--spec" in text:
+            words = shlex.split(text)
+            spec = json.loads(Path(words[words.index("--spec") + 1]).read_text())
+            placement = words[words.index("--placement") + 1] if "--placement" in words else "{}"
+            jobs[spec["path"]] = StaleJob(spec, json.loads(placement).get("source"), reason)
+
+    @cache
+    def depth(path):
+        return 1 + max((depth(job.spec["path"]) for job in jobs[path].before(jobs)), default=0)
+
+    return {path: jobs[path] for path in sorted(jobs, key=lambda path: (depth(path), path))}
+
+
+# --- what changed -----------------------------------------------------------------------------
+
+
+def find_causes(job, jobs):
+    """Find what made a job stale, beside the jobs before it: these have had their turn."""
+    spec, before = job.spec, job.before(jobs)
+    manifest, job.causes = record_of(spec["path"])
+    job.known = set().union(*(other.known for other in before))
+    if manifest:
+        recorded = manifest["spec"]
+        job.as_recorded = digest(recorded) == digest(spec)
+        changes = changes_of(recorded, spec, manifest.get("facts", {}), job.source)
+        exchanged = exchanged_inputs(recorded, spec)
+        rebuilt = rebuilt_inputs(manifest, spec, jobs)
+        # A setting that changed says by itself why other inputs are read.
+        told = rebuilt if changed_settings(recorded, spec) else rebuilt + exchanged
+        job.causes += changes + lost_files(spec["path"], manifest["files"])
+        job.causes += [cause for cause in told if cause not in job.known]
+        job.known |= {*rebuilt, *exchanged}
+    if not job.causes and not before:
+        # That it was told to run it, for instance.
+        job.causes = [f"Snakemake's reason: {job.reason}"]
+
+
+def record_of(path):
+    """The manifest of a result and what is wrong with it: ({...}, []), or (None, ["never built"]).
+
+    Where a failed rerun took the manifest away, the copy in the folder serves.
+    """
+    beside = manifest_of(path)
+    if manifest := read_manifest(beside):
+        return manifest, []
+    if beside.exists():
+        trouble = f"{beside} cannot be read"
+    elif Path(path).exists():
+        trouble = f"{beside} is gone"
+    else:
+        trouble = f"{path} is gone" if Path(f"{path}.run.json").exists() else "never built yet"
+    return read_manifest(Path(path, "manifest.json")), [trouble]
+
+
+def read_manifest(path):
+    """A manifest; None where there is none that can be read."""
+    try:
+        manifest = json.loads(path.read_text())
+        return manifest if {"spec", "inputs", "files"} <= manifest.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def changes_of(old, new, facts, source=None):
+    """What differs in two specs of a result, apart from the jobs before it."""
+    if old["rule"] != new["rule"]:
+        return [f"{old['rule']} made it before"]
+    changes = changed_settings(old, new) + changed_code(old, new)
+    if old["requirements"] != new["requirements"]:
+        changes.append("pinned requirements changed")
+    return changes + changed_files(old, new, facts.get("source_rows", {}), source)
+
+
+def changed_settings(old, new):
+    """Settings that differ, by their keys in the config."""
+    before, now = flat(old["settings"]), flat(new["settings"])
+    return [
+        f"{config_key(new, key)} {as_written(before, key)} -> {as_written(now, key)}"
+        for key in sorted(before.keys() | now.keys())
+        # As specs are compared: 1 is 1.0, and is not true.
+        if digest([before.get(key), key in before]) != digest([now.get(key), key in now])
+    ]
+
+
+def flat(settings, prefix=""):
+    """Settings by dotted keys. Lists are whole."""
+    values = {}
+    for key, value in settings.items():
+        inner = isinstance(value, dict) and value
+        values |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return values
+
+
+def config_key(spec, key):
+    """Where the config has a setting of a job: sft.learning_rate for one of train_sft."""
+    rule, first = spec["rule"], key.partition(".")[0]
+    stage = rule.partition("_")[2]
+    if first in ("seed", "template", "on_bad_row", "exact_check"):
+        return key
+    if rule == "import_dataset" or first == "max_rows":
+        return f"datasets.{spec['name']}.{key}"
+    if rule == "split_dataset":
+        return f"split.{key}"
+    if stage == "model":
+        return f"models.{spec['name']}.{key}"
+    if rule == "evaluate_rlhf" and first not in ("dtype", "max_response_length"):
+        return f"evaluate.{key}"
+    return f"{stage}.{key}"
+
+
+def as_written(settings, key):
+    """A setting as it would stand in the config, on one line."""
+    if key not in settings:
+        return "(not set)"
+    value = settings[key]
+    if key == "datasets":
+        # Each has its weight in a spec (not in those of older builds); in a recipe 1 is left out.
+        pairs = [item if isinstance(item, list) else [item, 1] for item in value]
+        value = [item if weight == 1 else {item: weight} for item, weight in pairs]
+    return yaml_line(value)
+
+
+def yaml_line(value):
+    """A value in YAML, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {yaml_line(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(yaml_line, value)) + "]"
+    plain = isinstance(value, str) and PLAIN.fullmatch(value)
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def changed_code(old, new):
+    """Our program and modules that differ. Only digests of them are known."""
+    before, now = old["code"], new["code"]
+    changes = []
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            what = "changed" if name in now else "is no longer imported"
+            what = what if name in before else "is imported now"
+            changes.append(f"{'module' if '/' in name else 'program'} {name} {what}")
+    return changes
+
+
+def changed_files(old, new, rows, source):
+    """Files from outside that differ. rows: how many they had; source: the folder they lie in."""
+    before, now = old["files"], new["files"]
+    kind = "dataset" if new["rule"] == "import_dataset" else "model"
+    whose = f"{kind} {new['name']}: "
+
+    def describe(name):
+        what = "is gone" if name not in now else "changed" if name in before else "is new"
+        counts = [rows.get(name)] if name in before else []
+        counts += [count_rows(source, name)] if name in now else []
+        if None in counts:
+            return f"{whose}{name} {what}"
+        return f"{whose}{name} {what} ({' -> '.join(f'{n:,}' for n in dict.fromkeys(counts))} rows)"
+
+    names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+    return few(names, describe, f"{whose}{{}} more files changed")
+
+
+def count_rows(source, name):
+    """Rows of a file of a dataset, as the import counts them; None where that takes long."""
+    # Files stand in a spec behind the name of their part.
+    path = Path(source or "", name.partition("/")[2])
+    try:
+        # Only here: Snakemake's own environment may be without the libraries that read rows.
+        from rlhf.sources import count_rows, read_rows
+
+        if kind_of(path) == "parquet":
+            return count_rows(path)
+        return sum(1 for _ in read_rows(path)) if path.stat().st_size <= SOON_READ else None
+    except (ImportError, InputError, OSError):
+        return None
+
+
+def few(names, describe, rest):
+    """What there is to say of the first few names, and how many more there are."""
+    names = sorted(names)
+    more = [rest.format(f"{len(names) - FEW:,}")] if len(names) > FEW else []
+    return [describe(name) for name in names[:FEW]] + more
+
+
+def lost_files(path, files):
+    """Files of a result that are missing or of another size than its manifest says."""
+    if not Path(path).is_dir():
+        return [f"{path} is gone"]
+    sizes = {name: size_of(Path(path, name)) for name in files}
+
+    def describe(name):
+        if sizes[name] is None:
+            return f"{path}/{name} is missing"
+        return f"{path}/{name} has another size ({files[name]['size']:,} -> {sizes[name]:,} bytes)"
+
+    names = [name for name in files if sizes[name] != files[name]["size"]]
+    return few(names, describe, f"{path}: {{}} more files are missing or have another size")
+
+
+def size_of(path):
+    """Bytes of a file; None where there is none."""
+    return path.stat().st_size if path.is_file() else None
+
+
+def exchanged_inputs(old, new):
+    """Inputs that come from other jobs than before."""
+    before, now = (
+        {key: name_of(entry) for key, entry in spec["inputs"].items()} for spec in (old, new)
+    )
+    changes = []
+    for key in sorted(before.keys() | now.keys()):
+        if key not in before:
+            changes.append(f"reads {now[key]} now")
+        elif key not in now:
+            changes.append(f"no longer reads {before[key]}")
+        elif before[key] != now[key]:
+            changes.append(f"reads {now[key]} instead of {before[key]}")
+    return changes
+
+
+def rebuilt_inputs(manifest, spec, jobs):
+    """Inputs that were built anew since a result was made from them, and are up to date."""
+    changes = {}
+    for key, entry in spec["inputs"].items():
+        recorded = manifest["spec"]["inputs"].get(key)
+        beside = manifest_of(entry["path"])
+        if entry["path"] in jobs or not recorded or name_of(recorded) != name_of(entry):
+            continue
+        if recorded["spec"] != entry["spec"]:
+            changes |= dict.fromkeys(rebuilt_from(recorded, entry))
+        elif beside.exists() and file_digest(beside) != manifest["inputs"].get(key):
+            changes[f"{name_of(entry)} was built again, to other content"] = None
+    return list(changes)
+
+
+def spec_file(entry):
+    """Where the spec of a job among the inputs of another was written when it was planned."""
+    return Path(f"output/specs/{entry['rule']}/{entry['name']}-{entry['spec'][:16]}.json")
+
+
+def rebuilt_from(recorded, entry):
+    """What changed before a job was built anew, as far as the spec files of both builds are there.
+
+    recorded, entry: the job among the inputs of a spec, then and now.
+    """
+    unknown = [f"{name_of(entry)} was built anew since"]
+    try:
+        old, new = (json.loads(spec_file(job).read_text()) for job in (recorded, entry))
+    except FileNotFoundError:
+        return unknown
+    if changes := changes_of(old, new, {}):
+        return [f"{unknown[0]}: {'; '.join(changes)}"]
+    # Then a job before it changed.
+    deeper = {}
+    for key, inner in new["inputs"].items():
+        before = old["inputs"].get(key)
+        if before and before["spec"] != inner["spec"]:
+            deeper |= dict.fromkeys(rebuilt_from(before, inner))
+    return list(deeper) or unknown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What verify says of an output tree: every damage by its own lines, and nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from verify import facts_of
+
+
+@pytest.fixture
+def tree(quick, tmp_path):
+    """A copy of the output of the quick build."""
+    return shutil.copytree(quick.folder / "output", tmp_path / "output")
+
+
+def verify(folder, *arguments):
+    """Exit code and lines of verify.py, called in a folder."""
+    command = [sys.executable, ROOT / "scripts/verify.py", *arguments]
+    process = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return process.returncode, process.stdout.splitlines()
+
+
+def everything(tree):
+    """Bytes and times of all files of a tree."""
+    paths = sorted(path for path in tree.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def results(tree):
+    """Number of results of a tree, of their files, and of the bytes in these."""
+    manifests = [json.loads(path.read_text()) for path in tree.rglob("*.manifest.json")]
+    sizes = [file["size"] for manifest in manifests for file in manifest["files"].values()]
+    return f"{len(manifests)} results, {len(sizes)} files, {sum(sizes):,} bytes"
+
+
+def test_a_whole_build_is_as_recorded(tree):
+    # What users and Snakemake leave in a tree, and jobs that were killed, are no results.
+    (tree / "notes.txt").write_text("mine")
+    (tree / "sft/notes.txt").write_text("mine")
+    (tree / "sft/tiny/.snakemake_timestamp").touch()
+    shutil.copytree(tree / "sft/tiny", tree / "sft/.tiny.tmp")
+    assert verify(tree.parent) == (0, [f"{results(tree)}: all as recorded"])
+
+
+def test_a_tree_may_be_moved_linked_and_checked_in_part(tree, tmp_path):
+    moved = tree.rename(tmp_path / "moved")
+    (moved / "rlhf").rename(tmp_path / "elsewhere")
+    (moved / "rlhf").symlink_to("../elsewhere")
+    (tmp_path / "elsewhere/tiny").rename(tmp_path / "weights")
+    (tmp_path / "elsewhere/tiny").symlink_to(tmp_path / "weights")
+    whole = verify(tmp_path, "moved")
+    assert whole[0] == 0 and whole[1][0].startswith("13 results")
+    assert verify(moved, "eval") == (0, [f"{results(moved / 'eval')}: all as recorded"])
+    assert verify(moved / "eval/sft", ".") == (
+        0,
+        [f"{results(moved / 'eval/sft')}: all as recorded"],
+    )
+
+
+def flip(path):
+    """Change one bit of a file."""
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+
+
+def edit(path, change):
+    """Change a manifest as its dict."""
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def other_build(tree):
+    """Put the manifest of a build at another rate, with other weights, in the place of ours."""
+
+    def change(manifest):
+        manifest["spec"]["settings"]["actor_learning_rate"] = 0.5
+        manifest["files"]["model.safetensors"]["sha256"] = "0" * 64
+
+    edit(tree / "rlhf/tiny.manifest.json", change)
+
+
+def after(trouble, path="output/rlhf/tiny", **readers):
+    """Lines of the results that read a manifest: by default, that of the chat model."""
+    readers = readers or {"eval/rlhf": "rlhf", "report": "train_rlhf"}
+    return [
+        f"output/{stage}/tiny.manifest.json: input {key}: {path}.manifest.json {trouble}"
+        for stage, key in readers.items()
+    ]
+
+
+TOKENS = {"rlhf": "tokens", "eval/rlhf": "tokens", "report": "tokens.rlhf"}
+INSIDE = "output/rlhf/tiny/manifest.json: differs from output/rlhf/tiny.manifest.json"
+DAMAGES = {
+    "a flipped bit": (
+        lambda tree: flip(tree / "rlhf/tiny/model.safetensors"),
+        ["output/rlhf/tiny/model.safetensors: changed"],
+    ),
+    "a missing file": (
+        lambda tree: (tree / "rlhf/tiny/config.json").unlink(),
+        ["output/rlhf/tiny/config.json: missing"],
+    ),
+    "a link to nothing": (
+        lambda tree: (
+            (tree / "rlhf/tiny/config.json").unlink(),
+            (tree / "rlhf/tiny/config.json").symlink_to("nothing"),
+        ),
+        ["output/rlhf/tiny/config.json: missing"],
+    ),
+    "an added file": (
+        lambda tree: (
+            (tree / "rlhf/tiny/deep").mkdir(),
+            (tree / "rlhf/tiny/deep/notes.txt").write_text("mine"),
+        ),
+        ["output/rlhf/tiny/deep/notes.txt: added"],
+    ),
+    "a cut file": (
+        lambda tree: os.truncate(tree / "eval/rlhf/tiny/metrics.json", 7),
+        ["output/eval/rlhf/tiny/metrics.json: changed ({metrics:,} -> 7 bytes)"],
+    ),
+    "three damages": (
+        lambda tree: (
+            flip(tree / "rlhf/tiny/model.safetensors"),
+            (tree / "rlhf/tiny/config.json").unlink(),
+            flip(tree / "data/toy/stats.json"),
+        ),
+        [
+            "output/data/toy/stats.json: changed",
+            "output/rlhf/tiny/config.json: missing",
+            "output/rlhf/tiny/model.safetensors: changed",
+        ],
+    ),
+    "an edited spec": (
+        lambda tree: edit(
+            tree / "rlhf/tiny.manifest.json",
+            lambda manifest: manifest["spec"]["settings"].update(gamma=0.5),
+        ),
+        [INSIDE, *after("was made from another spec")],
+    ),
+    "edited facts": (
+        lambda tree: edit(
+            tree / "rlhf/tiny.manifest.json", lambda manifest: manifest["facts"].update(more=1)
+        ),
+        [INSIDE, *after("has changed since")],
+    ),
+    "an edited copy of the manifest": (
+        lambda tree: edit(
+            tree / "rlhf/tiny/manifest.json", lambda manifest: manifest["facts"].update(more=1)
+        ),
+        [INSIDE],
+    ),
+    "a missing copy of the manifest": (
+        lambda tree: (tree / "rlhf/tiny/manifest.json").unlink(),
+        ["output/rlhf/tiny/manifest.json: missing"],
+    ),
+    "the manifest of another build": (
+        other_build,
+        [
+            "output/rlhf/tiny/model.safetensors: changed",
+            INSIDE,
+            *after("was made from another spec"),
+        ],
+    ),
+    "a result and its manifest under another name": (
+        lambda tree: (
+            shutil.copytree(tree / "rlhf/tiny", tree / "rlhf/other"),
+            shutil.copy(tree / "rlhf/tiny.manifest.json", tree / "rlhf/other.manifest.json"),
+        ),
+        ["output/rlhf/other.manifest.json: is that of output/rlhf/tiny"],
+    ),
+    "a manifest that is cut": (
+        lambda tree: os.truncate(tree / "rlhf/tiny.manifest.json", 100),
+        ["output/rlhf/tiny.manifest.json: cannot be read", *after("cannot be read")],
+    ),
+    "a manifest of nothing": (
+        lambda tree: (tree / "rlhf/tiny.manifest.json").write_text("[]"),
+        ["output/rlhf/tiny.manifest.json: cannot be read", *after("cannot be read")],
+    ),
+    "an input without its folder": (
+        lambda tree: shutil.rmtree(tree / "tokens/rlhf/tiny"),
+        ["output/tokens/rlhf/tiny: missing"],
+    ),
+    "an input without its manifest": (
+        lambda tree: (tree / "tokens/rlhf/tiny.manifest.json").unlink(),
+        [
+            "output/tokens/rlhf/tiny: no manifest beside it",
+            *after("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+        ],
+    ),
+    "an input that is gone": (
+        lambda tree: shutil.rmtree(tree / "tokens/rlhf"),
+        after("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+    ),
+    "a folder among results": (
+        lambda tree: (
+            (tree / "rlhf/copy").mkdir(),
+            (tree / "rlhf/copy/config.json").write_text("{}"),
+        ),
+        ["output/rlhf/copy: no manifest beside it"],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told_by_exactly_these_lines(tree, damage):
+    harm, expected = DAMAGES[damage]
+    size = (tree / "eval/rlhf/tiny/metrics.json").stat().st_size
+    harm(tree)
+    code, (*lines, summary) = verify(tree.parent)
+    assert sorted(lines) == sorted(line.format(metrics=size) for line in expected)
+    assert summary.endswith(f" bytes: {len(expected)} troubles")
+    assert code == 1
+
+
+def test_nothing_is_changed(tree):
+    other_build(tree)
+    before = everything(tree)
+    assert verify(tree.parent)[0] == 1
+    assert everything(tree) == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("nowhere", "there is no folder nowhere"), ("output/specs", "no results in output/specs")],
+)
+def test_a_folder_without_results_is_a_mistake(tree, folder, message):
+    code, lines = verify(tree.parent, folder)
+    assert code == 2
+    assert lines[-1] == f"verify.py: error: {message}"
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_the_others(tmp_path):
+    assert facts_of(Path(tmp_path, "gone")) == {"size": 0, "error": "No such file or directory"}
