@@ -19,7 +19,8 @@ lint: $(VENV)/test
 
 # How fast, small and lean data is prepared, beside the tokenizers library and DeepSpeed-Chat's way.
 bench-data: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/data.py > tests/benchmarks/results/data.json
+	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
+	mv $(VENV)/data.json tests/benchmarks/results/
 
 clean:
 	rm -rf $(VENV) .snakemake

@@ -7,7 +7,7 @@
 
 from rlhf.code import code_digests, requirements_digest
 from rlhf.digests import DigestCache, digest, file_digest, write_atomically
-from rlhf.job import InputError
+from rlhf.job import InputError, read_manifest
 from rlhf.parts import local_paths, parts_of
 
 DESCRIPTIONS = {}
@@ -75,20 +75,18 @@ def spec_of(rule, name):
 def is_fresh(rule, name):
     """Whether the result on disk was made from today's spec and inputs, and is all there."""
     spec, spec_digest = spec_of(rule, name)
-    try:
-        manifest = json.loads(Path(manifest_of(rule, name)).read_text())
-        made_from, inputs, files = (manifest[key] for key in ("spec", "inputs", "files"))
-    except (FileNotFoundError, ValueError, KeyError):
+    manifest = read_manifest(manifest_of(rule, name))
+    if manifest is None:
         return False
     folder = Path(folder_of(rule, name))
     return (
-        digest(made_from) == spec_digest
+        digest(manifest["spec"]) == spec_digest
         and all(
             (folder / file).is_file() and (folder / file).stat().st_size == facts["size"]
-            for file, facts in files.items()
+            for file, facts in manifest["files"].items()
         )
         and all(
-            not Path(path).exists() or file_digest(path) == inputs.get(key)
+            not Path(path).exists() or file_digest(path) == manifest["inputs"].get(key)
             for key, job in spec["inputs"].items()
             for path in [f"{job['path']}.manifest.json"]
         )

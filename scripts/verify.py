@@ -7,17 +7,15 @@ it is not, with 2 if there are no results to check. Changes nothing.
 """
 
 import argparse
-import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from tqdm import tqdm
 
 from rlhf.digests import digest, file_digest
-from rlhf.job import NOT_OURS, manifest_of
+from rlhf.job import NOT_OURS, manifest_of, read_manifest
 
 BESIDE = ".manifest.json"
 
@@ -82,7 +80,7 @@ def troubles_of(folder, found):
     if not beside.exists():
         yield f"{folder}: no manifest beside it"
         return
-    manifest, _ = read_manifest(beside)
+    manifest = read_manifest(beside)
     if manifest is None:
         yield f"{beside}: cannot be read"
         return
@@ -125,31 +123,18 @@ def changed_inputs(folder, manifest):
     tree = absolute.parents[len(where) - 1]
     for key, entry in spec["inputs"].items():
         path = manifest_of(tree.joinpath(*Path(entry["path"]).parts[1:]))
-        before, before_digest = read_manifest(path)
+        before = read_manifest(path)
         if not path.exists():
             trouble = "is missing"
         elif before is None:
             trouble = "cannot be read"
         elif digest(before["spec"]) != entry["spec"]:
             trouble = "was made from another spec"
-        elif before_digest != manifest["inputs"].get(key):
+        elif file_digest(path) != manifest["inputs"].get(key):
             trouble = "has changed since"
         else:
             continue
         yield f"{beside}: input {key}: {manifest_of(entry['path'])} {trouble}"
-
-
-@cache
-def read_manifest(path):
-    """A manifest and the digest of its file; (None, None) where it cannot be read."""
-    try:
-        manifest = json.loads(path.read_text())
-        parts = [manifest["inputs"], manifest["files"], manifest["spec"]["inputs"]]
-        if isinstance(manifest["spec"]["path"], str) and all(isinstance(p, dict) for p in parts):
-            return manifest, file_digest(path)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None, None
 
 
 if __name__ == "__main__":

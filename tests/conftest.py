@@ -1,5 +1,6 @@
 """scripts/ on the path, Snakemake as users call it, and the builds that many tests look at."""
 
+import contextlib
 import json
 import os
 import random
@@ -77,6 +78,21 @@ class Workflow:
             return set()
         table = re.search(r"Job stats:\n(.*?)\n\n", process.stdout, re.DOTALL).group(1)
         return {line.split()[0] for line in table.splitlines()[2:]} - {"total"}
+
+
+@contextlib.contextmanager
+def edited(path, *replacements):
+    """Replace texts in a file, and put the file back afterwards."""
+    before = path.read_text()
+    after = before
+    for old, new in replacements:
+        assert old in after, f"{old!r} is not in {path}"
+        after = after.replace(old, new, 1)
+    path.write_text(after)
+    try:
+        yield
+    finally:
+        path.write_text(before)
 
 
 def copy_sources(folder):

@@ -446,14 +446,14 @@ def test_a_phase_without_rows_is_refused_in_one_line(phase, program, part):
     with pytest.raises(InputError) as error:
         job.run()
     assert str(error.value) == (
-        f"no row of a, b is left to {part} phase {job.name}"
-        " (4 rows, dropped: {'empty prompt': 4})"
+        f"a, b: no row is left to {part} {job.name}, of 4 rows in its share"
+        " (dropped: {'empty prompt': 4}): give it more rows, or a larger share in split"
     )
 
 
 def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
     job = phase(tokenize_sft).add("a", train=ROWS, eval=ROWS, train_rows=[])
-    with pytest.raises(InputError, match=r"no row of a is left to train phase sft \(0 rows"):
+    with pytest.raises(InputError, match="a: no row is left to train sft, of 0 rows in its share"):
         job.run()
 
 

@@ -1,6 +1,5 @@
 """What is stale, and nothing else: edits to a finished build, and the rules that must run then."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -9,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from conftest import Workflow
+from conftest import Workflow, edited
 
 # Downstream of a rule in the tiny recipe, whose reward model starts from the SFT model.
 AFTER_RLHF = {"evaluate_rlhf", "draw_report"}
@@ -18,21 +17,6 @@ AFTER_SFT = {"evaluate_sft", "train_reward"} | AFTER_REWARD
 TOKENIZE = {"tokenize_sft", "tokenize_reward", "tokenize_rlhf"}
 AFTER_SPLIT = TOKENIZE | {"train_sft"} | AFTER_SFT
 ALL = {"import_dataset", "split_dataset", "init_model"} | AFTER_SPLIT
-
-
-@contextlib.contextmanager
-def edited(path, *replacements):
-    """Replace texts in a file, and put the file back afterwards."""
-    before = path.read_text()
-    after = before
-    for old, new in replacements:
-        assert old in after, f"{old!r} is not in {path}"
-        after = after.replace(old, new, 1)
-    path.write_text(after)
-    try:
-        yield
-    finally:
-        path.write_text(before)
 
 
 EDITS = {
@@ -463,6 +447,26 @@ def test_damaged_input_is_refused(quick, tmp_path):
         "error: output/sft/tiny/model.safetensors is not the file that its manifest names:"
         " delete output/sft/tiny and start the build again\n"
     )
+
+
+def test_an_input_whose_manifest_is_cut_is_refused(quick, tmp_path):
+    copy = Workflow(tmp_path / "copy", *quick.options)
+    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    manifest = copy.folder / "output/sft/tiny.manifest.json"
+    manifest.write_text(manifest.read_text()[:500])
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(copy.spec_of("output/eval/sft/tiny")))
+    job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
+    assert job.returncode == 1
+    assert job.stdout == (
+        "error: output/sft/tiny.manifest.json cannot be read: delete it and start the build again\n"
+    )
+    # What its folder still tells is as good: nothing is trained again.
+    weights = copy.folder / "output/sft/tiny/model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert "train_sft" in copy.planned()
+    copy.build("output/sft/tiny")
+    assert weights.stat().st_mtime_ns == made
 
 
 def test_dry_run_is_quick_and_needs_no_torch(sources):

@@ -55,6 +55,18 @@ def manifest_of(folder):
     return Path(f"{folder}.manifest.json")
 
 
+def read_manifest(path):
+    """A manifest; None where there is none that can be read."""
+    try:
+        manifest = json.loads(Path(path).read_text())
+        parts = [manifest[name] for name in ("inputs", "facts", "files")]
+        parts.append(manifest["spec"]["inputs"])
+        sound = isinstance(manifest["spec"]["path"], str)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if sound and all(isinstance(part, dict) for part in parts) else None
+
+
 def result_files(folder):
     """Size and sha256 of every file in a result folder, by relative path."""
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -115,7 +127,9 @@ def check_code(spec):
 def check_input(entry):
     """The digest of an input's manifest, if its spec and files are those that were planned."""
     path = manifest_of(entry["path"])
-    manifest = json.loads(path.read_text())
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise InputError(f"{path} cannot be read: delete it and start the build again")
     if digest(manifest["spec"]) != entry["spec"]:
         raise InputError(
             f"{path} was made from another spec than this job's: start the build again"
@@ -138,12 +152,10 @@ def check_file(path, planned):
 
 def is_complete(folder, spec, inputs):
     """Whether a result folder was made from this spec and these inputs, and is undamaged."""
-    path = Path(folder, "manifest.json")
-    if not path.exists():
-        return False
-    manifest = json.loads(path.read_text())
+    manifest = read_manifest(Path(folder, "manifest.json"))
     return (
-        manifest["spec"] == spec
+        manifest is not None
+        and manifest["spec"] == spec
         and manifest["inputs"] == inputs
         and manifest["files"] == result_files(folder)
     )

@@ -73,8 +73,8 @@ def write_phase(job, phase, fields, encode):
         }
         if not kept:
             raise InputError(
-                f"no row of {', '.join(rows)} is left to {part} phase {phase}"
-                f" ({total} rows, dropped: {dict(dropped)})"
+                f"{', '.join(rows)}: no row is left to {part} {phase}, of {total} rows in its share"
+                f" (dropped: {dict(dropped)}): give it more rows, or a larger share in split"
             )
         print(f"{part}: {kept:,} rows, {cut:,} of them cut, dropped {dict(dropped)}")
     job.facts["dropped"] = {part: stats[part]["dropped"] for part in PARTS}
