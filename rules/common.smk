@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from rlhf.digests import canonical_json
 from rlhf.formats import columns_of, has_pairs
+from rlhf.lock import Locked, hold
 
 # No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -34,6 +35,20 @@ logger.addFilter(
 def fail(message):
     """Stop planning with one line."""
     sys.exit(f"error: {message}")
+
+
+# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state.
+shell.prefix("trap 'exit 143' TERM; ")
+# How a command ends: what it says is shown and kept, to its last word.
+LOGGED = " 2>&1 | (trap '' INT TERM; tee {log})"
+
+
+# Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
+onstart:
+    try:
+        hold("output/.lock")
+    except Locked as other:
+        fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
 
 
 # --- config ---------------------------------------------------------------------------------
@@ -92,7 +107,8 @@ def placement_json(stage):
     """What a program is told of its placement: never part of the spec."""
 
     def lookup(wildcards):
-        return canonical_json(recipe(stage, wildcards.name)["placement"])
+        where = {**recipe(stage, wildcards.name)["placement"], "save_steps": config["save_steps"]}
+        return canonical_json(where)
 
     return lookup
 

@@ -16,8 +16,7 @@ rule import_dataset:
     message:
         "Importing dataset {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule split_dataset:
@@ -34,4 +33,4 @@ rule split_dataset:
     message:
         "Splitting dataset {wildcards.name} into the phases"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec}" + LOGGED

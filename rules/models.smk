@@ -17,7 +17,7 @@ rule fetch_model:
     message:
         "Fetching model {wildcards.name} from the hub"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec}" + LOGGED
 
 
 rule init_model:
@@ -37,5 +37,4 @@ rule init_model:
     message:
         "Making model {wildcards.name} from its config"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED

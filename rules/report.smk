@@ -15,7 +15,7 @@ rule draw_report:
     message:
         "Drawing the figures of {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec}" + LOGGED
 
 
 rule report:

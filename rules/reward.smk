@@ -16,7 +16,7 @@ rule tokenize_reward:
     message:
         "Tokenizing the reward phase for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
 
 
 rule train_reward:
@@ -39,8 +39,7 @@ rule train_reward:
     message:
         "Training reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule evaluate_reward:
@@ -63,8 +62,7 @@ rule evaluate_reward:
     message:
         "Evaluating reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule reward:

@@ -16,7 +16,7 @@ rule tokenize_rlhf:
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
 
 
 rule train_rlhf:
@@ -39,8 +39,7 @@ rule train_rlhf:
     message:
         "Training {wildcards.name} by PPO"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule evaluate_rlhf:
@@ -63,8 +62,7 @@ rule evaluate_rlhf:
     message:
         "Evaluating chat model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule rlhf:

@@ -16,7 +16,7 @@ rule tokenize_sft:
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec} 2>&1 | tee {log}"
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
 
 
 rule train_sft:
@@ -39,8 +39,7 @@ rule train_sft:
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 rule evaluate_sft:
@@ -63,8 +62,7 @@ rule evaluate_sft:
     message:
         "Evaluating SFT model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | tee {log}"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
 
 
 # The folder that users ask for. Its files were put there by train_sft: a rule without a command

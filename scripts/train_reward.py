@@ -15,6 +15,7 @@ from rlhf.metrics import StepLog
 from rlhf.models import load_scorer, save_model
 from rlhf.passes import Scorer
 from rlhf.preference import accuracy_and_ties, pairwise_loss
+from rlhf.resume import Resumable
 from rlhf.tokens import Ragged, load_tokenizer
 
 
@@ -38,8 +39,9 @@ def main(job):
     batches = global_batches(
         len(prompts), settings.global_batch_size, settings.epochs, settings.seed
     )
+    training = Resumable(job, scorer=engine)
     with StepLog(job, steps) as log:
-        for step, rows in enumerate(batches, start=1):
+        for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             loss_sum, scores = 0.0, []
             passes = list(

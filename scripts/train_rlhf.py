@@ -18,6 +18,7 @@ from rlhf.job import InputError, run
 from rlhf.metrics import StepLog
 from rlhf.models import add_lora, load_causal, load_scorer, save_model
 from rlhf.passes import Policy, Scorer, score_last_tokens
+from rlhf.resume import Resumable
 from rlhf.tokens import Ragged, load_tokenizer
 
 
@@ -55,17 +56,19 @@ def main(job):
     batches = global_batches(
         len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed
     )
+    training = Resumable(
+        job, actor=actor_engine, critic=critic_engine, standardizer=critic.standardizer
+    )
     with StepLog(job, steps) as log:
-        for step, rows in enumerate(batches, start=1):
+        for step, rows in training.steps(batches):
             # 1. Responses.
             rollouts.sample(actor.causal, [prompts[row] for row in rows])
 
             # 2. Scores.
             scores = rollouts.scores(reward)
             if step == 1 and settings.standardize_scores:
-                standardize(scores, critic)
-            standardized = (scores - critic.mean) / critic.deviation
-            clipped = standardized.clamp(-settings.score_clip, settings.score_clip)
+                critic.standardizer.fit(scores)
+            clipped = critic.standardizer(scores).clamp(-settings.score_clip, settings.score_clip)
 
             # 3. Log-probabilities and values of each token of the responses.
             with torch.no_grad():
@@ -111,13 +114,6 @@ def main(job):
 
     save_model(actor.model, tokenizer, job.result)
     write_card(job)
-
-
-def standardize(scores, critic):
-    """Make mean and deviation of these scores, of the SFT model's answers, the critic's units."""
-    critic.mean, critic.deviation = scores.mean().item(), scores.std(correction=0).item()
-    if critic.deviation == 0:
-        raise InputError("the reward model gives every answer the same score")
 
 
 def update(rollouts, experience, rows, actor_engine, critic_engine, settings):

@@ -13,6 +13,7 @@ from rlhf.job import run
 from rlhf.metrics import StepLog
 from rlhf.models import add_lora, load_causal, save_model
 from rlhf.passes import Policy
+from rlhf.resume import Resumable
 from rlhf.tokens import Ragged, load_tokenizer
 
 
@@ -40,8 +41,9 @@ def main(job):
     batches = global_batches(
         len(prompts), settings.global_batch_size, settings.epochs, settings.seed
     )
+    training = Resumable(job, policy=engine)
     with StepLog(job, steps) as log:
-        for step, rows in enumerate(batches, start=1):
+        for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             num_tokens, loss_sum = int(sum(learnt[row] for row in rows)), 0.0
             passes = list(

@@ -68,6 +68,10 @@ class Engine:
             ),
         )
         bf16 = settings.dtype == "bf16"
+        # Small passes must not drown in a bf16 sum, which only stages 2 and 3 keep in fp32 exactly.
+        # Stage 0 would also start with an optimizer step of no gradient.
+        self.stage = max(placement["zero_stage"], 2 if bf16 else 0)
+        self.optimizer, self.scheduler = optimizer, scheduler
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
@@ -78,10 +82,8 @@ class Engine:
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_clipping": settings.max_grad_norm,
                 "bf16": {"enabled": bf16},
-                # Small passes must not drown in a bf16 sum, which only stages 2 and 3 keep in
-                # fp32 exactly. Stage 0 would also start with an optimizer step of no gradient.
                 "data_types": {"grad_accum_dtype": "fp32"},
-                "zero_optimization": {"stage": max(placement["zero_stage"], 2 if bf16 else 0)},
+                "zero_optimization": {"stage": self.stage},
                 "steps_per_print": 1 << 40,
             },
         )
@@ -101,3 +103,53 @@ class Engine:
     def learning_rate(self):
         """The rate of the coming step."""
         return self.engine.get_lr()[0]
+
+    @property
+    def _masters(self):
+        """The fp32 tensors that the optimizer updates in this process."""
+        if self.stage == 0:
+            return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        if self.stage == 3:
+            return self.engine.optimizer.fp32_partitioned_groups_flat
+        return self.engine.optimizer.single_partition_of_fp32_groups
+
+    def state(self):
+        """What steps have changed: weights and moments of this process, and the rates."""
+        state = {
+            "zero_stage": self.stage,
+            "steps": self.scheduler.last_epoch,
+            "learning_rates": [group["lr"] for group in self.optimizer.param_groups],
+        }
+        for index, master in enumerate(self._masters):
+            state[f"{index}.weights"] = master.data
+            for name, value in self.optimizer.state[master].items():
+                state[f"{index}.{name}"] = value
+        return state
+
+    def restore(self, state):
+        """Put a state back. Raises InputError if it was cut up by another ZeRO stage."""
+        if state["zero_stage"] != self.stage:
+            raise InputError(
+                f"the saved state is one of ZeRO stage {state['zero_stage']}, this run is of stage"
+                f" {self.stage}: set zero_stage back, or delete the state in output/state"
+            )
+        for index, master in enumerate(self._masters):
+            saved = {
+                name.removeprefix(f"{index}."): value
+                for name, value in state.items()
+                if name.startswith(f"{index}.")
+            }
+            master.data.copy_(saved.pop("weights"))
+            # The count of steps stays on the CPU, where AdamW wants it.
+            self.optimizer.state[master] = {
+                name: value.to(master.device) if value.ndim else value
+                for name, value in saved.items()
+            }
+        for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
+            group["lr"] = rate
+        self.scheduler.last_epoch = state["steps"]
+        if self.stage == 3:
+            for index in range(len(self._masters)):
+                self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        elif self.stage:
+            self.engine.optimizer.update_lp_params()

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 from rlhf.code import code_digests
 from rlhf.digests import digest, file_digest, write_atomically
+from rlhf.lock import Locked, hold
 
 # Snakemake leaves this empty file in folders that a user asks for by name.
 NOT_OURS = {".snakemake_timestamp", "manifest.json"}
@@ -36,10 +37,13 @@ class Job:
     settings: the science, from the spec. placement: where and how it runs, from the command line.
     inputs: the result folders of the jobs before it, by name. result: the folder to fill. facts:
     what the job found out (a commit, rows dropped by reason): main fills it, the manifest has it.
+    states: the folder in which an unfinished run keeps what it needs to go on; resumed_after: the
+    step that it went on from.
     """
 
-    def __init__(self, spec, placement):
+    def __init__(self, spec, input_digests, placement):
         self.spec = spec
+        self.input_digests = input_digests
         self.placement = placement
         self.settings = SimpleNamespace(**spec["settings"])
         self.inputs = {name: Path(job["path"]) for name, job in spec["inputs"].items()}
@@ -47,6 +51,9 @@ class Job:
         self.manifest = manifest_of(self.target)
         self.result = self.target.with_name(f".{self.target.name}.tmp")
         self.facts = {}
+        made_from = digest([spec, input_digests])[:16]
+        self.states = Path("output/state", spec["rule"], f"{spec['name']}-{made_from}")
+        self.resumed_after = 0
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
 
 
@@ -92,26 +99,45 @@ def run(main):
     )
     arguments = parser.parse_args()
     started = time.time()
+    target = arguments.spec
     try:
         spec = json.loads(Path(arguments.spec).read_text())
-        job = Job(spec, arguments.placement)
+        target = spec["path"]
         check_code(spec)
+        hold(Path(target).with_name(f".{spec['name']}.lock"))
         inputs = {name: check_input(entry) for name, entry in spec["inputs"].items()}
-        if not is_complete(job.target, spec, inputs):
+        job = Job(spec, inputs, arguments.placement)
+        if not is_complete(job):
             shutil.rmtree(job.result, ignore_errors=True)
             job.result.mkdir(parents=True)
             main(job)
-            publish(job, inputs)
+            publish(job)
             write_run_record(job, started)
         # A complete folder without its manifest beside it: an interrupted or failed rerun removed
         # the manifest alone. Nothing has to be computed again.
         write_atomically(job.manifest, (job.target / "manifest.json").read_text())
+        shutil.rmtree(job.states, ignore_errors=True)
     except InputError as error:
         sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno is None:
+    except Locked as other:
+        sys.exit(f"error: {target} is being made by {other}: wait for it, or stop it")
+    except KeyboardInterrupt:
+        sys.exit("stopped by SIGINT")
+    except Exception as error:
+        number = system_error(error)
+        if number is None:
             raise
-        sys.exit(f"error: {error.strerror}: {error.filename or job.target}")
+        path = getattr(error, "filename", None) or target
+        sys.exit(f"error: {os.strerror(number)}: {path}")
+
+
+def system_error(error):
+    """The system's number for what went wrong (a full disk, a missing file), or None."""
+    if isinstance(error, OSError):
+        return error.errno
+    # As libraries written in Rust tell it.
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return found and int(found[1])
 
 
 def check_code(spec):
@@ -150,22 +176,22 @@ def check_file(path, planned):
         raise InputError(f"{path} changed since this build was planned: start it again")
 
 
-def is_complete(folder, spec, inputs):
-    """Whether a result folder was made from this spec and these inputs, and is undamaged."""
-    manifest = read_manifest(Path(folder, "manifest.json"))
+def is_complete(job):
+    """Whether the result folder was made from the job's spec and inputs, and is undamaged."""
+    manifest = read_manifest(job.target / "manifest.json")
     return (
         manifest is not None
-        and manifest["spec"] == spec
-        and manifest["inputs"] == inputs
-        and manifest["files"] == result_files(folder)
+        and manifest["spec"] == job.spec
+        and manifest["inputs"] == job.input_digests
+        and manifest["files"] == result_files(job.target)
     )
 
 
-def publish(job, inputs):
+def publish(job):
     """Put the finished folder, with its manifest inside, in the place of the old one."""
     manifest = {
         "spec": job.spec,
-        "inputs": inputs,
+        "inputs": job.input_digests,
         "facts": job.facts,
         "files": result_files(job.result),
     }
@@ -187,6 +213,7 @@ def write_run_record(job, started):
         "spec": digest(job.spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
         "seconds": round(time.time() - started, 3),
+        "resumed_after_step": job.resumed_after,
         "host": platform.node(),
         "platform": platform.platform(),
         "threads": os.environ.get("OMP_NUM_THREADS"),

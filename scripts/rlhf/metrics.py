@@ -14,15 +14,26 @@ from rlhf.job import InputError
 class StepLog:
     """Writes metrics.jsonl into the result and TensorBoard scalars beside the log.
 
-    The lines have no times in them, so that the same build gives the same bytes.
+    The lines have no times in them, so that the same build gives the same bytes. A resumed run goes
+    on behind the lines that it finds.
     """
 
     def __init__(self, job, num_steps):
-        self.file = (job.result / "metrics.jsonl").open("w")
+        self.file = (job.result / "metrics.jsonl").open("a+")
         board = job.log_folder / "tensorboard"
         shutil.rmtree(board, ignore_errors=True)
         self.board = SummaryWriter(board)
-        self.bar = tqdm(total=num_steps, desc=job.spec["rule"], unit="step", mininterval=2)
+        self.file.seek(0)
+        before = [json.loads(line) for line in self.file]
+        for figures in before:
+            self._draw(figures.pop("step"), figures)
+        self.bar = tqdm(
+            total=num_steps,
+            initial=len(before),
+            desc=job.spec["rule"],
+            unit="step",
+            mininterval=2,
+        )
 
     def __enter__(self):
         return self
@@ -45,11 +56,14 @@ class StepLog:
                 )
         self.file.write(json.dumps({"step": step, **figures}) + "\n")
         self.file.flush()
-        for name, value in figures.items():
-            self.board.add_scalar(name, value, step)
+        self._draw(step, figures)
         figures = {name.split("/")[-1]: f"{figures[name]:.3f}" for name in shown}
         self.bar.set_postfix(figures, refresh=False)
         self.bar.update(step - self.bar.n)
+
+    def _draw(self, step, figures):
+        for name, value in figures.items():
+            self.board.add_scalar(name, value, step)
 
 
 def write_json(path, value):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from rlhf.batches import micro_batches, pad, span_mask
+from rlhf.job import InputError
 
 
 class Policy(nn.Module):
@@ -41,6 +42,30 @@ class Policy(nn.Module):
         return logprobs, torch.distributions.Categorical(logits=logits.detach()).entropy()
 
 
+class Standardizer:
+    """The units that scores are told in: deviations from a mean."""
+
+    def __init__(self):
+        self.mean, self.deviation = 0.0, 1.0
+
+    def __call__(self, scores):
+        return (scores - self.mean) / self.deviation
+
+    def fit(self, scores):
+        """Take mean and deviation of these scores. Raises InputError where all are the same."""
+        self.mean, self.deviation = scores.mean().item(), scores.std(correction=0).item()
+        if self.deviation == 0:
+            raise InputError("the reward model gives every answer the same score")
+
+    def state(self):
+        """For a run that is resumed."""
+        return {"mean": self.mean, "deviation": self.deviation}
+
+    def restore(self, state):
+        """Put a state back."""
+        self.mean, self.deviation = state["mean"], state["deviation"]
+
+
 class Scorer(nn.Module):
     """A model with a score head whose pass gives the head's outputs at chosen positions.
 
@@ -51,7 +76,7 @@ class Scorer(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
-        self.mean, self.deviation = 0.0, 1.0
+        self.standardizer = Standardizer()
 
     def forward(self, input_ids, attention_mask, positions):
         """Outputs [N] at positions. input_ids, attention_mask: [B, T]; positions: [B, T] bool."""
@@ -59,7 +84,7 @@ class Scorer(nn.Module):
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
         scores = self.model.score(hidden[positions]).squeeze(-1).float()
-        return (scores - self.mean) / self.deviation
+        return self.standardizer(scores)
 
 
 @torch.no_grad()

@@ -136,7 +136,8 @@ class RaggedWriter:
             np.lib.format.write_array_header_1_0(file, about)
 
     def _append(self, which, values):
-        values.tofile(self.files[which])
+        # Not tofile, whose error at a full disk does not say so.
+        self.files[which].write(values.data)
         self.lengths[which] += len(values)
 
     def write(self, rows):

@@ -1,0 +1,142 @@
+"""A training run that was stopped goes on where it was.
+
+Between steps its state is saved: output/state/RULE/NAME-DIGEST/STEP, which belongs to one spec and
+one set of inputs. A state appears whole or not at all; the last two are kept, and none once the
+result is published. Everything that a loop changes is in it. What is a function of the seed and the
+step (the order of the rows) is not, so a run can go on under another placement.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf.job import result_files
+
+KEPT = 2
+# Of the time: saving waits, whatever save_steps says, rather than take more.
+LARGEST_SHARE = 0.05
+
+
+class Resumable:
+    """The steps of a run, whose parts are put back into their last saved state at once.
+
+    A part has state(), a dict of tensors and of values that JSON has, and restore(state).
+    """
+
+    def __init__(self, job, **parts):
+        self.job = job
+        self.parts = {**parts, "generators": Generators()}
+        self.next_save = 0.0
+        self.done = self._restore()
+        job.resumed_after = self.done
+
+    def steps(self, batches):
+        """Yield (step, batch) of all steps that are left. Saves when it is time to, and when asked
+        to stop by SIGTERM (a cluster that needs the node) or SIGINT (Ctrl-C), which then ends the
+        program.
+        """
+        with stop_signals() as signals:
+            for step, batch in enumerate(batches, start=1):
+                if step <= self.done:
+                    continue
+                yield step, batch
+                due = step % self.job.placement["save_steps"] == 0
+                if signals or (due and time.monotonic() >= self.next_save):
+                    self._save(step)
+                if signals:
+                    sys.exit(
+                        f"stopped by {signals[0].name} after step {step}: the same command goes on"
+                        " from there"
+                    )
+
+    def _save(self, step):
+        started = time.monotonic()
+        tensors, values = {}, {"step": step}
+        for name, part in self.parts.items():
+            for key, value in part.state().items():
+                (tensors if torch.is_tensor(value) else values)[f"{name}.{key}"] = value
+        temporary = self.job.states / ".tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(tensors, temporary / "tensors.safetensors")
+        (temporary / "values.json").write_text(json.dumps(values))
+        shutil.copyfile(self.job.result / "metrics.jsonl", temporary / "metrics.jsonl")
+        (temporary / "manifest.json").write_text(json.dumps(result_files(temporary)))
+        os.replace(temporary, self.job.states / f"{step:08}")
+        for old in saved_states(self.job.states)[:-KEPT]:
+            shutil.rmtree(old)
+        now = time.monotonic()
+        self.next_save = now + (now - started) / LARGEST_SHARE
+
+    def _restore(self):
+        """Put the last whole state back; returns its step, 0 where there is none."""
+        for folder in reversed(saved_states(self.job.states)):
+            if not is_whole(folder):
+                print(f"warning: {folder} is damaged: going on without it", file=sys.stderr)
+                shutil.rmtree(folder)
+                continue
+            values = json.loads((folder / "values.json").read_text())
+            state = {**load_file(folder / "tensors.safetensors"), **values}
+            for name, part in self.parts.items():
+                start = f"{name}."
+                part.restore(
+                    {key.removeprefix(start): state[key] for key in state if key.startswith(start)}
+                )
+            shutil.copyfile(folder / "metrics.jsonl", self.job.result / "metrics.jsonl")
+            print(f"going on after step {values['step']}", file=sys.stderr)
+            return values["step"]
+        return 0
+
+
+class Generators:
+    """torch's generators: what is drawn in a loop is drawn from them."""
+
+    def __init__(self):
+        self.generators = {"cpu": torch.default_generator}
+        if torch.cuda.is_available():
+            self.generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+
+    def state(self):
+        """Their states, as bytes."""
+        return {name: generator.get_state() for name, generator in self.generators.items()}
+
+    def restore(self, state):
+        """Put back what was saved on a device that is here too."""
+        for name in state.keys() & self.generators:
+            self.generators[name].set_state(state[name])
+
+
+def saved_states(folder):
+    """The states of a run, oldest first."""
+    return sorted(path for path in folder.glob("*") if path.name.isdigit())
+
+
+def is_whole(folder):
+    """Whether a state has the files that were saved."""
+    try:
+        files = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return files == result_files(folder)
+
+
+@contextlib.contextmanager
+def stop_signals():
+    """A list in which SIGTERM and SIGINT stand as soon as they came, instead of what they do."""
+    came = []
+    before = {
+        which: signal.signal(which, lambda number, _: came.append(signal.Signals(number)))
+        for which in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield came
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
