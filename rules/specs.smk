@@ -7,7 +7,7 @@
 
 from rlhf.code import code_digests, requirements_digest
 from rlhf.digests import DigestCache, digest, file_digest, write_atomically
-from rlhf.job import InputError, read_manifest
+from rlhf.job import InputError, parse_manifest
 from rlhf.parts import local_paths, parts_of
 
 DESCRIPTIONS = {}
@@ -72,49 +72,60 @@ def spec_of(rule, name):
     return spec, digest(spec)
 
 
-def is_fresh(rule, name):
-    """Whether the result on disk was made from today's spec and inputs, and is all there."""
-    spec, spec_digest = spec_of(rule, name)
-    manifest = read_manifest(manifest_of(rule, name))
-    if manifest is None:
+@cache
+def input_digest(path):
+    """Digest of an upstream manifest; None where there is none."""
+    return file_digest(path) if Path(path).exists() else None
+
+
+def is_fresh(spec, manifest):
+    """Whether the result of a manifest was made from this spec and these inputs, and is there."""
+    if manifest is None or digest(manifest["spec"]) != digest(spec):
         return False
-    folder = Path(folder_of(rule, name))
-    return (
-        digest(manifest["spec"]) == spec_digest
-        and all(
-            (folder / file).is_file() and (folder / file).stat().st_size == facts["size"]
-            for file, facts in manifest["files"].items()
-        )
-        and all(
-            not Path(path).exists() or file_digest(path) == manifest["inputs"].get(key)
-            for key, job in spec["inputs"].items()
-            for path in [f"{job['path']}.manifest.json"]
-        )
-    )
+    for key, job in spec["inputs"].items():
+        there = input_digest(f"{job['path']}.manifest.json")
+        if there is not None and there != manifest["inputs"].get(key):
+            return False
+    for name, facts in manifest["files"].items():
+        file = Path(spec["path"], name)
+        if not file.is_file() or file.stat().st_size != facts["size"]:
+            return False
+    return True
 
 
 @cache
 def spec_file(rule, name):
-    """Path of the job's spec, written if it is new, once the result's time tells its state.
-
-    A stale result is made older than anything. A fresh one is made as new as its spec and its
-    inputs at least, whatever has been touched, copied or replaced since.
-    """
+    """Path of the job's spec, written if it is new, once the result's time tells its state."""
     spec, spec_digest = spec_of(rule, name)
     path = Path(f"output/specs/{rule}/{name}-{spec_digest[:16]}.json")
     if not path.exists():
         write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
     for job in spec["inputs"].values():
         spec_file(job["rule"], job["name"])
-    manifest = Path(manifest_of(rule, name))
-    if is_fresh(rule, name):
-        upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
-        times = [file.stat().st_mtime_ns for file in (manifest, path, *upstream) if file.exists()]
-        os.utime(manifest, ns=(max(times), max(times)))
-    elif manifest.exists():
-        # Not 0, which Snakemake takes for no time at all.
-        os.utime(manifest, (1, 1))
+    tell_state(spec, path)
     return str(path)
+
+
+def tell_state(spec, spec_path):
+    """Give a result the time that its state asks for.
+
+    A stale result is made older than anything. A fresh one is made as new as its spec and its
+    inputs at least, whatever has been touched, copied or replaced since.
+    """
+    try:
+        file = open(f"{spec['path']}.manifest.json", errors="replace")
+    except FileNotFoundError:
+        return
+    with file:
+        # Not 0, which Snakemake takes for no time at all.
+        time = 10**9
+        if is_fresh(spec, parse_manifest(file.read())):
+            upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
+            there = [path for path in (spec_path, *upstream) if path.exists()]
+            times = [path.stat().st_mtime_ns for path in there]
+            time = max(os.stat(file.fileno()).st_mtime_ns, *times)
+        # By the open file: a build may be putting a new manifest in its place.
+        os.utime(file.fileno(), ns=(time, time))
 
 
 def inputs(rule):
@@ -206,6 +217,22 @@ def phase_inputs(stage, name):
     return jobs
 
 
+@cache
+def first_alike(stage):
+    """For each recipe of a stage the first one whose tokens are the same: a sweep shares them."""
+    _, describe = DESCRIPTIONS[f"tokenize_{stage}"]
+    first = {}
+    return {
+        name: first.setdefault(canonical_json(describe(name)), name)
+        for name in config[stage]["recipes"]
+    }
+
+
+def tokens_of(stage, name):
+    """The job that makes the tokens of a recipe."""
+    return f"tokenize_{stage}", first_alike(stage)[name]
+
+
 @job("fetch_model", folder="models")
 def describe_fetch_model(name):
     return {"settings": config["models"][name]}
@@ -243,7 +270,7 @@ def describe_tokenize_sft(name):
 def describe_train_sft(name):
     return {
         "settings": science("sft", name),
-        "inputs": {"model": base_model("sft", name), "tokens": ("tokenize_sft", name)},
+        "inputs": {"model": base_model("sft", name), "tokens": tokens_of("sft", name)},
     }
 
 
@@ -254,7 +281,7 @@ def describe_evaluate_sft(name):
         "inputs": {
             "base": base_model("sft", name),
             "model": ("train_sft", name),
-            "tokens": ("tokenize_sft", name),
+            "tokens": tokens_of("sft", name),
         },
     }
 
@@ -271,7 +298,7 @@ def describe_tokenize_reward(name):
 def describe_train_reward(name):
     return {
         "settings": science("reward", name),
-        "inputs": {"model": base_model("reward", name), "tokens": ("tokenize_reward", name)},
+        "inputs": {"model": base_model("reward", name), "tokens": tokens_of("reward", name)},
     }
 
 
@@ -281,7 +308,7 @@ def describe_evaluate_reward(name):
         "settings": {},
         "inputs": {
             "model": ("train_reward", name),
-            "tokens": ("tokenize_reward", name),
+            "tokens": tokens_of("reward", name),
         },
     }
 
@@ -302,7 +329,7 @@ def describe_train_rlhf(name):
         "inputs": {
             "actor": ("train_sft", settings["actor"]),
             "reward": ("train_reward", settings["reward"]),
-            "tokens": ("tokenize_rlhf", name),
+            "tokens": tokens_of("rlhf", name),
         },
     }
 
@@ -328,7 +355,7 @@ def describe_evaluate_rlhf(name):
             "sft": ("train_sft", settings["actor"]),
             "rlhf": ("train_rlhf", name),
             "reward": ("train_reward", settings["reward"]),
-            "tokens": ("tokenize_rlhf", name),
+            "tokens": tokens_of("rlhf", name),
         },
     }
 
@@ -343,7 +370,7 @@ def describe_draw_report(name):
         "inputs": {
             **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
             **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
-            **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
+            **{f"tokens.{stage}": tokens_of(stage, name) for stage, name in recipes.items()},
             "train_sft": ("train_sft", settings["actor"]),
             "evaluate_sft": ("evaluate_sft", settings["actor"]),
             "train_reward": ("train_reward", settings["reward"]),

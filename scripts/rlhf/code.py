@@ -5,6 +5,7 @@ Standard library only, as rlhf.digests.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from rlhf.digests import digest
@@ -31,19 +32,23 @@ def _tree(node):
 
 def source_digest(path):
     """Digest of a Python file's meaning: comments, docstrings and layout do not count."""
-    return digest(_tree(ast.parse(Path(path).read_text(), filename=str(path))))
+    return _read(Path(path).read_text(), str(path))[0]
 
 
-def _imported_modules(path, root):
-    """Files under root/rlhf that a Python file imports in any form, anywhere in it."""
-    for node in ast.walk(ast.parse(Path(path).read_text(), filename=str(path))):
-        names = []
+# Most modules are part of several programs.
+@cache
+def _read(source, filename):
+    """The digest of a source's meaning, and the modules of ours that it imports in any form."""
+    tree = ast.parse(source, filename=filename)
+    names = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = ".".join(filter(None, ["rlhf" if node.level else "", node.module]))
-            names = [module, *(f"rlhf.{alias.name}" for alias in node.names if module == "rlhf")]
-        yield from (root / f"{name.replace('.', '/')}.py" for name in names if name[:5] == "rlhf.")
+            names.append(module)
+            names += [f"rlhf.{alias.name}" for alias in node.names if module == "rlhf"]
+    return digest(_tree(tree)), [name for name in names if name.startswith("rlhf.")]
 
 
 def code_digests(program):
@@ -57,8 +62,8 @@ def code_digests(program):
         path = todo.pop()
         name = path.relative_to(root).as_posix()
         if name not in found:
-            found[name] = source_digest(path)
-            todo.extend(_imported_modules(path, root))
+            found[name], imported = _read(path.read_text(), str(path))
+            todo += [root / f"{module.replace('.', '/')}.py" for module in imported]
     return found
 
 

@@ -65,11 +65,19 @@ def manifest_of(folder):
 def read_manifest(path):
     """A manifest; None where there is none that can be read."""
     try:
-        manifest = json.loads(Path(path).read_text())
+        return parse_manifest(Path(path).read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def parse_manifest(text):
+    """A manifest from its text; None if it is none."""
+    try:
+        manifest = json.loads(text)
         parts = [manifest[name] for name in ("inputs", "facts", "files")]
         parts.append(manifest["spec"]["inputs"])
         sound = isinstance(manifest["spec"]["path"], str)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     return manifest if sound and all(isinstance(part, dict) for part in parts) else None
 
