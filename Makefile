@@ -4,10 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 
-.PHONY: demo test lint bench-data clean
+# Where results have to be the same bytes, so must the cores be.
+CORES ?= 2
+TARGET ?= output/rlhf/tiny
+
+.PHONY: demo test lint reproduce bench-data clean
 
 demo: $(VENV)/demo
-	$(ACTIVATE) snakemake --cores 2 output/rlhf/tiny
+	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
 	$(ACTIVATE) snakemake --report report.html
 	@echo "Model: output/rlhf/tiny  Figures: output/eval/rlhf/tiny/metrics.json  Report: report.html"
 
@@ -17,13 +21,20 @@ test: $(VENV)/test lint
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules
 
+# A certificate: TARGET is built again in a folder of its own, from the sources on, and compared with
+# what is in output, file by file. OPTIONS: --configfile and --config as they were.
+reproduce: $(VENV)/demo
+	rm -rf reproduced
+	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
+	$(ACTIVATE) python scripts/verify.py reproduced/output --same-as output
+
 # How fast, small and lean data is prepared, beside the tokenizers library and DeepSpeed-Chat's way.
 bench-data: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
 	mv $(VENV)/data.json tests/benchmarks/results/
 
 clean:
-	rm -rf $(VENV) .snakemake
+	rm -rf $(VENV) .snakemake reproduced
 
 $(VENV)/demo: requirements.txt
 	@echo "Installing requirements.txt into $(VENV): some minutes, once"

@@ -205,10 +205,15 @@ def split_weights(dataset):
     return config["datasets"][dataset].get("split", config["split"]["weights"])
 
 
+def local_path(path):
+    """A path of the config, which is told from the Snakefile's folder, wherever the output goes."""
+    return Path(os.path.relpath(ROOT / Path(path).expanduser()))
+
+
 def source_of(dataset):
     """The local folder or file of a dataset; None where it comes from elsewhere."""
     path = config["datasets"][dataset].get("path")
-    return None if path is None else Path(path).expanduser()
+    return None if path is None else local_path(path)
 
 
 def dataset_place(wildcards):
@@ -218,7 +223,8 @@ def dataset_place(wildcards):
 
 
 def tokenizer_place(wildcards):
-    return canonical_json({"source": config["models"][wildcards.name]["tokenizer"].get("path")})
+    path = config["models"][wildcards.name]["tokenizer"].get("path")
+    return canonical_json({"source": path and str(local_path(path))})
 
 
 def models_from(origin):

@@ -248,7 +248,7 @@ def describe_init_model(name):
     if "train_on" in tokenizer:
         described["inputs"] = {"records": ("import_dataset", tokenizer["train_on"])}
     else:
-        source = Path(model["tokenizer"]["path"])
+        source = local_path(model["tokenizer"]["path"])
         paths = sorted(
             path for kind in ("json", "txt", "jinja") for path in source.glob(f"*.{kind}")
         )

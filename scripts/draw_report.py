@@ -12,6 +12,7 @@ matplotlib.rcParams["svg.hashsalt"] = "snakechat"
 from matplotlib import pyplot as plt
 
 from rlhf.job import run
+from rlhf.lineage import direct_inputs, in_columns
 
 # Okabe and Ito's colours, apart for all kinds of colour vision.
 COLOURS = ["#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#F0E442", "#000000"]
@@ -32,7 +33,8 @@ CURVES = {
 
 
 def main(job):
-    """One figure of the data and one for each stage; data.csv and figures.csv have the numbers."""
+    """Figures of the lineage, of the data and of each stage; the tables have the numbers."""
+    draw_lineage(job.result / "lineage.svg", job.lineage)
     report_data(job)
     for stage, (name, curves) in CURVES.items():
         lines = (job.inputs[name] / "metrics.jsonl").read_text().splitlines()
@@ -43,6 +45,34 @@ def main(job):
         for stage in CURVES:
             figures = json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
             table.writerows([stage, name, f"{value:.10g}"] for name, value in flat(figures))
+
+
+def draw_lineage(path, jobs):
+    """The jobs that the report was made from, each right of its inputs, with their specs."""
+    columns = in_columns(jobs)
+    places = {
+        path: (column, (len(paths) - 1) / 2 - row)
+        for column, paths in enumerate(columns)
+        for row, path in enumerate(paths)
+    }
+    height = max(len(paths) for paths in columns)
+    figure, panel = plt.subplots(figsize=(1.7 * len(columns), 0.9 * height), layout="constrained")
+    style = {"boxstyle": "round", "facecolor": "white", "edgecolor": COLOURS[0]}
+    boxes = {}
+    for name, entry in jobs.items():
+        text = f"{entry['rule']}\n{entry['name']}\n{entry['spec'][:12]}"
+        written = panel.text(*places[name], text, fontsize=8, ha="center", va="center", bbox=style)
+        boxes[name] = written.get_bbox_patch()
+    for name in jobs:
+        for upstream in direct_inputs(jobs, name):
+            arrow = {"arrowstyle": "->", "color": COLOURS[1]}
+            arrow |= {"patchA": boxes[upstream], "patchB": boxes[name]}
+            ends = {"xy": places[name], "xytext": places[upstream]}
+            panel.annotate("", **ends, arrowprops=arrow, zorder=0)
+    panel.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-height / 2, height / 2))
+    panel.axis("off")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def report_data(job):

@@ -1,6 +1,9 @@
 """Check an output tree: each result against its manifest, each manifest against those before it.
 
     python scripts/verify.py output
+    python scripts/verify.py reproduced/output --same-as output
+
+With --same-as, also each result, file by file, against that of the same name in another tree.
 
 Prints a line for each trouble, then one that sums up. Exits with 0 if all is as recorded, with 1 if
 it is not, with 2 if there are no results to check. Changes nothing.
@@ -26,24 +29,42 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tree", nargs="?", default="output", type=Path, help="default: output")
-    tree = parser.parse_args().tree
+    parser.add_argument("--same-as", type=Path, metavar="TREE", help="another build to compare")
+    arguments = parser.parse_args()
+    tree, twin_tree = arguments.tree, arguments.same_as
     results = {folder: files_of(folder) for folder in results_in(tree)}
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
-    paths = [path for files in results.values() for path in files.values()]
+    twins = {folder: twin_tree / folder.relative_to(tree) for folder in results if twin_tree}
+    files = results | {twin: files_of(twin) for twin in twins.values()}
+    facts = digested(files)
+    troubles = 0
+    for folder in results:
+        found = troubles_of(folder, facts[folder])
+        if twin_tree:
+            found = [*found, *differences(folder, twins[folder], facts)]
+        for trouble in found:
+            print(trouble)
+            troubles += 1
+    number = sum(len(names) for names in results.values())
+    size = sum(file["size"] for folder in results for file in facts[folder].values())
+    fine = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
+    outcome = f"{troubles:,} troubles" if troubles else fine
+    print(f"{len(results):,} results, {number:,} files, {size:,} bytes: {outcome}")
+    sys.exit(1 if troubles else 0)
+
+
+def digested(folders):
+    """Facts of all files of folders (paths by name), by folder and name. Several at a time."""
+    paths = [path for files in folders.values() for path in files.values()]
     # hashlib lets other threads run. disable=None: no bar where nobody would see it.
     with ThreadPoolExecutor() as pool:
         bar = tqdm(pool.map(facts_of, paths), total=len(paths), unit="file", disable=None)
         facts = dict(zip(paths, bar, strict=True))
-    troubles = 0
-    for folder, files in results.items():
-        for trouble in troubles_of(folder, {name: facts[path] for name, path in files.items()}):
-            print(trouble)
-            troubles += 1
-    size = sum(found["size"] for found in facts.values())
-    outcome = f"{troubles:,} troubles" if troubles else "all as recorded"
-    print(f"{len(results):,} results, {len(facts):,} files, {size:,} bytes: {outcome}")
-    sys.exit(1 if troubles else 0)
+    return {
+        folder: {name: facts[path] for name, path in files.items()}
+        for folder, files in folders.items()
+    }
 
 
 def results_in(tree):
@@ -110,6 +131,21 @@ def changed_files(folder, recorded, found):
             yield f"{folder}/{name}: changed ({sizes} bytes)"
         elif found[name] != recorded[name]:
             yield f"{folder}/{name}: changed"
+
+
+def differences(folder, twin, facts):
+    """Yield how a result differs from that of another build, a line each."""
+    manifests = [read_manifest(manifest_of(path)) for path in (folder, twin)]
+    if manifests[1] is None:
+        yield f"{twin}: no manifest beside it"
+    elif manifests[0] is not None and manifests[0]["spec"] != manifests[1]["spec"]:
+        yield f"{twin}: made from another spec"
+    else:
+        for name in sorted(facts[folder].keys() | facts[twin]):
+            if facts[folder].get(name) != facts[twin].get(name):
+                yield f"{folder}/{name}: differs from {twin}/{name}"
+        if manifests[0] != manifests[1]:
+            yield f"{manifest_of(folder)}: differs from {manifest_of(twin)}"
 
 
 def changed_inputs(folder, manifest):

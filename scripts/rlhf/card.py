@@ -2,31 +2,34 @@
 
 import json
 
+from rlhf.code import REQUIREMENTS, pinned_versions
 from rlhf.digests import digest
+from rlhf.lineage import in_columns
 
 KINDS = {
     "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
     "train_reward": ("AutoModelForSequenceClassification", "a reward model"),
     "train_rlhf": ("AutoModelForCausalLM", "a chat model, trained on a reward model's scores"),
 }
+# Whose versions a reader asks for; the spec has the digest of all pins.
+SOFTWARE = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
 
 
 def write_card(job):
-    """Write job.result/README.md from the spec alone: the same build gives the same card."""
+    """Write job.result/README.md. The same build gives the same card: pins, no clock, no host."""
     spec = job.spec
     auto_class, what = KINDS[spec["rule"]]
-    made_from = "\n".join(
-        f"| {name} | {entry['path']} | `{entry['spec'][:16]}` |"
-        for name, entry in sorted(spec["inputs"].items())
-    )
+    rows = [
+        f"| {path} | {origin_of(job.lineage[path])} | `{job.lineage[path]['spec'][:16]}` |"
+        for column in in_columns(job.lineage)
+        for path in column
+    ]
+    versions = pinned_versions(REQUIREMENTS)
     card = f"""---
-library_name: transformers
-tags: [snakechat, {spec["rule"].removeprefix("train_")}]
----
+{hub_metadata(job)}---
 # {spec["name"]}
 
-{spec["path"]} is {what}. Spec `{digest(spec)}`; `manifest.json` has it whole, with the digests of
-all files.
+{spec["path"]} is {what}.
 
 ```python
 from transformers import {auto_class}, AutoTokenizer
@@ -35,14 +38,54 @@ model = {auto_class}.from_pretrained("{spec["path"]}")
 tokenizer = AutoTokenizer.from_pretrained("{spec["path"]}")
 ```
 
-To build it again: `snakemake --cores 1 {spec["path"]}`
+## Made from
 
-| made from | | spec |
+Spec `{digest(spec)}`, seed {spec["settings"]["seed"]}.
+
+| job | source | spec |
 |---|---|---|
-{made_from}
+{chr(10).join(rows)}
+
+`manifest.json` has the settings and findings of these jobs, the digests of code, inputs and all
+files here. To build it again: `snakemake --cores 1 {spec["path"]}`; to do so in a second folder and
+compare file by file: `make reproduce TARGET={spec["path"]}`.
+
+Software: {", ".join(f"{name} {versions[name]}" for name in SOFTWARE)}.
+
+## Settings
 
 ```json
 {json.dumps(spec["settings"], indent=1, sort_keys=True)}
 ```
 """
     (job.result / "README.md").write_text(card)
+
+
+def hub_metadata(job):
+    """The YAML that a model hub reads: tags, and the base models and datasets that it has."""
+    lines = ["library_name: transformers", f"tags: [snakechat, {job.spec['path'].split('/')[1]}]"]
+    kinds = {"base_model": "fetch_model", "datasets": "import_dataset"}
+    for key, rule in kinds.items():
+        found = {
+            entry["settings"]["hub"]
+            for entry in job.lineage.values()
+            if entry["rule"] == rule and "hub" in entry["settings"]
+        }
+        if found:
+            lines.append(f"{key}: {json.dumps(sorted(found))}")
+    return "\n".join(lines) + "\n"
+
+
+def origin_of(entry):
+    """Where a job of the lineage took what it did not get from other jobs."""
+    settings = entry["settings"]
+    if "hub" in settings:
+        # The commit that was found, whatever the revision is called.
+        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}"
+    if entry["files"]["number"]:
+        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`"
+    if "generate" in settings:
+        return f"generated ({settings['generate']}, seed {settings['seed']})"
+    if "init" in settings:
+        return f"random weights (seed {settings['seed']})"
+    return ""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rlhf.digests import digest
 
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+
 
 def _tree(node):
     """The syntax tree as nested lists without docstrings, positions and empty fields.
@@ -72,3 +74,8 @@ def requirements_digest(path):
     lines = Path(path).read_text().lower().splitlines()
     lines = (re.sub(r"\s*#.*", "", line).strip() for line in lines)
     return digest(sorted(line for line in lines if line))
+
+
+def pinned_versions(path):
+    """Version of each pinned requirement, by name."""
+    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", Path(path).read_text(), flags=re.MULTILINE))

@@ -1,9 +1,9 @@
 """The frame of every program: a spec comes in, a result folder and its manifest go out.
 
 A spec (output/specs/RULE/NAME-DIGEST.json) holds all that determines a result. The manifest
-(output/STAGE/NAME.manifest.json) repeats the spec, says what the job found out, and lists size and
-sha256 of every file of the result. It has no times in it: the same build gives the same bytes. When
-and where a job ran is in NAME.run.json beside it.
+(output/STAGE/NAME.manifest.json) repeats the spec, tells all jobs before it and what this one found
+out, and lists size and sha256 of every file of the result. It has no times in it: the same build
+gives the same bytes. When and where a job ran is in NAME.run.json beside it.
 """
 
 import argparse
@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from rlhf.code import code_digests
+from rlhf.code import REQUIREMENTS, code_digests, pinned_versions
 from rlhf.digests import digest, file_digest, write_atomically
+from rlhf.lineage import lineage_behind
 from rlhf.lock import Locked, hold
 
 # Snakemake leaves this empty file in folders that a user asks for by name.
@@ -37,13 +38,14 @@ class Job:
     settings: the science, from the spec. placement: where and how it runs, from the command line.
     inputs: the result folders of the jobs before it, by name. result: the folder to fill. facts:
     what the job found out (a commit, rows dropped by reason): main fills it, the manifest has it.
-    states: the folder in which an unfinished run keeps what it needs to go on; resumed_after: the
-    step that it went on from.
+    lineage: the jobs before it, back to the sources. states: where an unfinished run keeps what it
+    needs to go on; resumed_after: the step that it went on from.
     """
 
-    def __init__(self, spec, input_digests, placement):
+    def __init__(self, spec, manifests, placement):
         self.spec = spec
-        self.input_digests = input_digests
+        self.input_digests = {name: file_digest(path) for name, path in manifests.items()}
+        self.lineage = lineage_behind(read_manifest(path) for path in manifests.values())
         self.placement = placement
         self.settings = SimpleNamespace(**spec["settings"])
         self.inputs = {name: Path(job["path"]) for name, job in spec["inputs"].items()}
@@ -51,7 +53,7 @@ class Job:
         self.manifest = manifest_of(self.target)
         self.result = self.target.with_name(f".{self.target.name}.tmp")
         self.facts = {}
-        made_from = digest([spec, input_digests])[:16]
+        made_from = digest([spec, self.input_digests])[:16]
         self.states = Path("output/state", spec["rule"], f"{spec['name']}-{made_from}")
         self.resumed_after = 0
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
@@ -74,7 +76,7 @@ def parse_manifest(text):
     """A manifest from its text; None if it is none."""
     try:
         manifest = json.loads(text)
-        parts = [manifest[name] for name in ("inputs", "facts", "files")]
+        parts = [manifest[name] for name in ("inputs", "lineage", "facts", "files")]
         parts.append(manifest["spec"]["inputs"])
         sound = isinstance(manifest["spec"]["path"], str)
     except (ValueError, KeyError, TypeError):
@@ -113,8 +115,8 @@ def run(main):
         target = spec["path"]
         check_code(spec)
         hold(Path(target).with_name(f".{spec['name']}.lock"))
-        inputs = {name: check_input(entry) for name, entry in spec["inputs"].items()}
-        job = Job(spec, inputs, arguments.placement)
+        manifests = {name: check_input(entry) for name, entry in spec["inputs"].items()}
+        job = Job(spec, manifests, arguments.placement)
         if not is_complete(job):
             shutil.rmtree(job.result, ignore_errors=True)
             job.result.mkdir(parents=True)
@@ -159,7 +161,7 @@ def check_code(spec):
 
 
 def check_input(entry):
-    """The digest of an input's manifest, if its spec and files are those that were planned."""
+    """The path of an input's manifest, if its spec and files are those that were planned."""
     path = manifest_of(entry["path"])
     manifest = read_manifest(path)
     if manifest is None:
@@ -175,7 +177,7 @@ def check_input(entry):
                 f"{entry['path']}/{name} is not the file that its manifest names:"
                 f" delete {entry['path']} and start the build again"
             )
-    return file_digest(path)
+    return path
 
 
 def check_file(path, planned):
@@ -200,6 +202,7 @@ def publish(job):
     manifest = {
         "spec": job.spec,
         "inputs": job.input_digests,
+        "lineage": job.lineage,
         "facts": job.facts,
         "files": result_files(job.result),
     }
@@ -215,8 +218,7 @@ def publish(job):
 
 def write_run_record(job, started):
     """NAME.run.json: times, machine, placement and installed versions of this run."""
-    requirements = Path(sys.argv[0]).resolve().parent.parent / "requirements.txt"
-    pins = re.findall(r"^([\w.-]+)==", requirements.read_text(), flags=re.MULTILINE)
+    pins = pinned_versions(REQUIREMENTS)
     record = {
         "spec": digest(job.spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),

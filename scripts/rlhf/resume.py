@@ -68,7 +68,7 @@ class Resumable:
         save_file(tensors, temporary / "tensors.safetensors")
         (temporary / "values.json").write_text(json.dumps(values))
         shutil.copyfile(self.job.result / "metrics.jsonl", temporary / "metrics.jsonl")
-        (temporary / "manifest.json").write_text(json.dumps(result_files(temporary)))
+        (temporary / "files.json").write_text(json.dumps(result_files(temporary)))
         os.replace(temporary, self.job.states / f"{step:08}")
         for old in saved_states(self.job.states)[:-KEPT]:
             shutil.rmtree(old)
@@ -121,10 +121,12 @@ def saved_states(folder):
 def is_whole(folder):
     """Whether a state has the files that were saved."""
     try:
-        files = json.loads((folder / "manifest.json").read_text())
+        saved = json.loads((folder / "files.json").read_text())
     except (OSError, ValueError):
         return False
-    return files == result_files(folder)
+    there = result_files(folder)
+    del there["files.json"]
+    return there == saved
 
 
 @contextlib.contextmanager
