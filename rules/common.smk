@@ -1,5 +1,6 @@
 # Helpers of the rules: the checked config, and where things run and lie.
 
+import errno
 import json
 import os
 import re

@@ -98,11 +98,14 @@ def spec_file(rule, name):
     """Path of the job's spec, written if it is new, once the result's time tells its state."""
     spec, spec_digest = spec_of(rule, name)
     path = Path(f"output/specs/{rule}/{name}-{spec_digest[:16]}.json")
-    if not path.exists():
-        write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
     for job in spec["inputs"].values():
         spec_file(job["rule"], job["name"])
-    tell_state(spec, path)
+    try:
+        if not path.exists():
+            write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
+        tell_state(spec, path)
+    except OSError as error:
+        fail(f"{spec['path']} cannot be written: {error.strerror}")
     return str(path)
 
 
@@ -112,20 +115,22 @@ def tell_state(spec, spec_path):
     A stale result is made older than anything. A fresh one is made as new as its spec and its
     inputs at least, whatever has been touched, copied or replaced since.
     """
-    try:
-        file = open(f"{spec['path']}.manifest.json", errors="replace")
-    except FileNotFoundError:
+    manifest = Path(f"{spec['path']}.manifest.json")
+    if not manifest.exists():
+        if manifest.parent.exists() and not os.access(manifest.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "its folder is read-only")
         return
-    with file:
+    with open(manifest, errors="replace") as file:
+        now = os.stat(file.fileno()).st_mtime_ns
         # Not 0, which Snakemake takes for no time at all.
-        time = 10**9
+        told = 10**9
         if is_fresh(spec, parse_manifest(file.read())):
             upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
             there = [path for path in (spec_path, *upstream) if path.exists()]
-            times = [path.stat().st_mtime_ns for path in there]
-            time = max(os.stat(file.fileno()).st_mtime_ns, *times)
-        # By the open file: a build may be putting a new manifest in its place.
-        os.utime(file.fileno(), ns=(time, time))
+            told = max(now, *(path.stat().st_mtime_ns for path in there))
+        if told != now:
+            # By the open file: a build may be putting a new manifest in its place.
+            os.utime(file.fileno(), ns=(told, told))
 
 
 def inputs(rule):
