@@ -1,0 +1,101 @@
+"""A disk that is full or read-only: one line that says so, and nothing lost."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import Workflow
+
+# Results, and settings that make them stale.
+RESULTS = {
+    "output/data/toy": "seed: 5",
+    "output/tokens/sft/tiny": "sft: {recipes: {tiny: {max_length: 90}}}",
+    "output/sft/tiny": "sft: {recipes: {tiny: {epochs: 2}}}",
+}
+SIZE = 8 << 20
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    """A folder on a disk of its own, of SIZE bytes; its files are moved there and back."""
+    there = folder.with_name(f"{folder.name}.kept")
+    folder.rename(there)
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]
+    mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        if not mounted:
+            pytest.skip("needs the right to mount a disk")
+        shutil.copytree(there, folder, symlinks=True, dirs_exist_ok=True)
+        yield
+    finally:
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
+        shutil.rmtree(folder)
+        there.rename(folder)
+
+
+def fill(folder):
+    """Leave some KB."""
+    room = os.statvfs(folder)
+    with (folder / ".filler").open("wb") as file:
+        file.write(bytes(room.f_bavail * room.f_frsize - 8192))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def errors(workflow, target, *options):
+    """Exit code and lines of errors of a build."""
+    process = workflow.snakemake(f"{target}.manifest.json", "--cores", "2", *options)
+    assert "Traceback" not in process.stdout, process.stdout[-3000:]
+    lines = process.stdout.replace("\r", "\n").splitlines()
+    return process.returncode, [line for line in lines if line.startswith("error: ")]
+
+
+@pytest.fixture
+def copy(quick, tmp_path):
+    """The quick build, with one more config file to put settings in."""
+    shutil.copytree(quick.folder, tmp_path / "copy", symlinks=True)
+    return Workflow(tmp_path / "copy", *quick.options, "more.yaml")
+
+
+@pytest.mark.parametrize("target", RESULTS)
+def test_full_and_read_only_disks_cost_nothing_that_was_built(copy, target):
+    result = copy.folder / target
+    (copy.folder / "more.yaml").write_text(RESULTS[target])
+    with small_disk(result.parent):
+        before = contents(result)
+        fill(result.parent)
+        assert errors(copy, target) == (1, [f"error: No space left on device: {target}"])
+        assert contents(result) == before
+        (result.parent / ".filler").unlink()
+
+        subprocess.run(["mount", "-o", "remount,ro", result.parent], check=True)
+        told = f"error: {target} cannot be written: its folder is read-only"
+        assert errors(copy, target) == (1, [told])
+        assert contents(result) == before
+
+        subprocess.run(["mount", "-o", "remount,rw", result.parent], check=True)
+        assert errors(copy, target) == (0, [])
+        assert contents(result) != before
+
+
+def test_a_run_goes_on_after_its_states_found_no_room(copy):
+    (copy.folder / "more.yaml").write_text("save_steps: 1")
+    target, states = "output/sft/tiny", copy.folder / "output/state"
+    weights = copy.folder / target / "model.safetensors"
+    before = weights.read_bytes()
+    shutil.rmtree(copy.folder / target)
+    (copy.folder / f"{target}.manifest.json").unlink()
+    states.mkdir(exist_ok=True)
+    with small_disk(states):
+        fill(states)
+        assert errors(copy, target) == (1, [f"error: No space left on device: {target}"])
+        (states / ".filler").unlink()
+        assert errors(copy, target) == (0, [])
+    assert weights.read_bytes() == before
