@@ -47,6 +47,8 @@ def test_a_whole_build_is_as_recorded(tree):
     (tree / "sft/notes.txt").write_text("mine")
     (tree / "sft/tiny/.snakemake_timestamp").touch()
     shutil.copytree(tree / "sft/tiny", tree / "sft/.tiny.tmp")
+    (tree / "state/train_sft/tiny-0123/00000020").mkdir(parents=True)
+    (tree / "state/train_sft/tiny-0123/00000020/files.json").write_text("{}")
     assert verify(tree.parent) == (0, [f"{results(tree)}: all as recorded"])
 
 
@@ -219,6 +221,39 @@ def test_damage_is_told_by_exactly_these_lines(tree, damage):
     assert sorted(lines) == sorted(line.format(metrics=size) for line in expected)
     assert summary.endswith(f" bytes: {len(expected)} troubles")
     assert code == 1
+
+
+@pytest.fixture
+def twin(tree):
+    """The same build in a second folder."""
+    return shutil.copytree(tree, tree.parent / "twin")
+
+
+def test_the_same_build_in_another_folder_is_the_same(tree, twin):
+    # A certificate is about what was asked for; what else there is does not matter.
+    shutil.copytree(twin / "data/toy", twin / "data/more")
+    assert verify(tree.parent, "output", "--same-as", "twin") == (
+        0,
+        [f"{results(tree)}: the same as in twin"],
+    )
+
+
+def test_what_differs_from_another_build_is_told_file_by_file(tree, twin):
+    flip(twin / "rlhf/tiny/model.safetensors")
+    (twin / "sft/tiny/notes.txt").write_text("mine")
+    (twin / "eval/sft/tiny.manifest.json").unlink()
+    edit(twin / "split/toy.manifest.json", lambda manifest: manifest["facts"].update(more=1))
+    edit(twin / "models/tiny.manifest.json", lambda m: m["spec"]["settings"].update(seed=5))
+    code, (*lines, summary) = verify(tree.parent, "output", "--same-as", "twin")
+    assert code == 1 and summary.endswith("troubles")
+    assert set(lines) == {
+        "output/rlhf/tiny/model.safetensors: differs from twin/rlhf/tiny/model.safetensors",
+        "output/sft/tiny/notes.txt: differs from twin/sft/tiny/notes.txt",
+        "twin/eval/sft/tiny: no manifest beside it",
+        "output/split/toy.manifest.json: differs from twin/split/toy.manifest.json",
+        "twin/models/tiny: made from another spec",
+    }
+    assert len(lines) == 5
 
 
 def test_nothing_is_changed(tree):
