@@ -10,6 +10,7 @@ from torch import nn
 
 from rlhf.engine import Engine, start
 from rlhf.job import InputError
+from rlhf.resume import Resumable
 
 # After rlhf, which tells DeepSpeed of the CPU.
 import deepspeed  # isort: skip
@@ -320,3 +321,142 @@ def test_small_passes_add_up_in_bf16(zero_stage):
     for number in range(1, 701):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
     assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
+
+
+def stateful(zero_stage, dtype, shift=0.0, frozen=False):
+    """A module and its engine, with all that a state has to bring back: the rates change too.
+
+    shift: what is added to the weights that are trained.
+    """
+    module = network().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    for name, weight in module.named_parameters():
+        # As under LoRA: what is frozen is large, and no part of a state.
+        weight.requires_grad_(not (frozen and name.startswith(("0.", "2."))))
+        if weight.requires_grad:
+            weight.data.add_(shift)
+    schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
+    return module, engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
+
+
+def train(engine, job, number=6, dtype="fp32"):
+    """Steps that are left of so many, with the rate of each; a state is saved after the third."""
+    rates = []
+    steps = [rows(8, seed) for seed in range(number)]
+    for _, (inputs, targets) in Resumable(job, module=engine).steps(steps):
+        rates.append(engine.learning_rate)
+        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+        run_step(engine, inputs.to(kind), targets, passes=2)
+    return rates
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    """A function that makes a job of three steps to each state."""
+
+    def job(name):
+        result = tmp_path / name / "result"
+        result.mkdir(parents=True, exist_ok=True)
+        (result / "metrics.jsonl").touch()
+        states = tmp_path / name / "states"
+        return SimpleNamespace(result=result, states=states, placement={"save_steps": 3})
+
+    return job
+
+
+STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (2, "bf16"), (3, "bf16")]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_run_that_goes_on_from_a_state_is_that_which_was_never_stopped(
+    zero_stage, dtype, frozen, make_job
+):
+    module, engine = stateful(zero_stage, dtype, frozen=frozen)
+    rates = train(engine, make_job("whole"), dtype=dtype)
+    assert rates == pytest.approx(
+        [RATE * share for share in (0, 0.5, *(cosine(step / 4, 0.1) for step in range(4)))]
+    )
+
+    _, stopped = stateful(zero_stage, dtype, frozen=frozen)
+    assert train(stopped, make_job("stopped"), number=3, dtype=dtype) == rates[:3]
+    # Other weights, so that none of them can be right by chance.
+    again, resumed = stateful(zero_stage, dtype, shift=0.5, frozen=frozen)
+    assert train(resumed, make_job("stopped"), dtype=dtype) == rates[3:]
+
+    assert torch.equal(weights_of(again), weights_of(module))
+    expected, found = engine.state(), resumed.state()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        same = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
+        assert same(found[name], value), name
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_restored_module_has_the_weights_before_its_first_pass(zero_stage, dtype, make_job):
+    # As the actor, which answers prompts before it is trained.
+    module, engine = stateful(zero_stage, dtype)
+    train(engine, make_job("job"), number=3, dtype=dtype)
+    again, resumed = stateful(zero_stage, dtype, shift=0.5)
+    assert not torch.equal(weights_of(again), weights_of(module))
+    Resumable(make_job("job"), module=resumed)
+    assert torch.equal(weights_of(again), weights_of(module))
+    inputs = rows(4, 9)[0].to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    with torch.no_grad():
+        assert torch.equal(again(inputs), module(inputs))
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_state_has_the_weights_and_moments_in_fp32_and_of_trained_weights_only(
+    zero_stage, dtype, make_job
+):
+    module, engine = stateful(zero_stage, dtype, frozen=True)
+    train(engine, make_job("job"), number=3, dtype=dtype)
+    tensors = {name: value for name, value in engine.state().items() if torch.is_tensor(value)}
+    assert all(value.dtype == torch.float32 for value in tensors.values())
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+        everything = sum(weight.numel() for weight in module.parameters())
+    for name in ("weights", "exp_avg", "exp_avg_sq"):
+        size = sum(value.numel() for key, value in tensors.items() if key.endswith(f".{name}"))
+        # Behind the end of a group, zeros make its size even.
+        assert trained <= size <= trained + 4 < everything
+
+
+def test_a_state_of_another_zero_stage_is_refused():
+    _, engine = stateful(2, "fp32")
+    _, other = stateful(3, "fp32")
+    with pytest.raises(InputError) as refused:
+        other.restore(engine.state())
+    assert str(refused.value) == (
+        "the saved state is one of ZeRO stage 2, this run is of stage 3: set zero_stage back, or"
+        " delete the state in output/state"
+    )
+
+
+def test_stages_0_and_1_of_bf16_are_stage_2_to_a_state(make_job):
+    module, engine = stateful(2, "bf16")
+    train(engine, make_job("job"), number=3, dtype="bf16")
+    again, resumed = stateful(0, "bf16", shift=0.5)
+    resumed.restore(engine.state())
+    assert torch.equal(weights_of(again), weights_of(module))
+
+
+def test_two_engines_come_back_each_to_its_own(make_job):
+    # As actor and critic.
+    def train_both(engines, number):
+        steps = [rows(8, seed) for seed in range(number)]
+        first, second = engines
+        for _, (inputs, targets) in Resumable(make_job("job"), a=first, b=second).steps(steps):
+            run_step(first, inputs, targets, passes=1)
+            run_step(second, inputs, -targets, passes=2)
+
+    whole = [stateful(0, "fp32") for _ in range(2)]
+    for (_, engine), sign, passes in zip(whole, (1, -1), (1, 2), strict=True):
+        for seed in range(6):
+            inputs, targets = rows(8, seed)
+            run_step(engine, inputs, sign * targets, passes)
+    train_both([stateful(0, "fp32")[1] for _ in range(2)], 3)
+    again = [stateful(0, "fp32", shift=0.5) for _ in range(2)]
+    train_both([engine for _, engine in again], 6)
+    for (found, _), (expected, _) in zip(again, whole, strict=True):
+        assert torch.equal(weights_of(found), weights_of(expected))

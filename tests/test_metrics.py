@@ -84,8 +84,64 @@ def test_figures_are_tensorboard_scalars(make_job):
 def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
     job = make_job()
     log_steps(job, steps=3)
+    # As every run that has no saved state.
+    (job.result / "metrics.jsonl").unlink()
     log_steps(job, steps=1)
     assert scalars(job, "objective/kl") == [(1, 0.125)]
+
+
+@pytest.fixture
+def resumed(make_job):
+    """A job whose first three steps of five are done, and the lines of them."""
+    job = make_job()
+    with StepLog(job, 5) as log:
+        for step in range(1, 5):
+            log.write(step, ["loss"], loss=step / 8)
+    # The fourth was logged, but the saved state is that of the third. Not as we write it: lines
+    # are kept, not written anew.
+    before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
+    (job.result / "metrics.jsonl").write_bytes(before)
+    return job, before
+
+
+def go_on(job):
+    with StepLog(job, 5) as log:
+        log.write(4, ["loss"], loss=4.0)
+        log.write(5, ["loss"], loss=5.0)
+
+
+def test_a_resumed_run_writes_behind_the_lines_that_it_finds(resumed):
+    job, before = resumed
+    go_on(job)
+    assert (job.result / "metrics.jsonl").read_bytes() == (
+        before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
+    )
+
+
+def test_a_resumed_run_has_the_scalars_of_all_steps_once(resumed):
+    job, _ = resumed
+    go_on(job)
+    assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
+
+
+def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, capsys):
+    job, _ = resumed
+    capsys.readouterr()
+    with StepLog(job, 5) as log:
+        assert (log.bar.n, log.bar.total) == (3, 5)
+        assert "3/5" in capsys.readouterr().err
+        log.write(4, ["loss"], loss=4.0)
+        assert log.bar.n == 4
+
+
+def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
+    job = make_job()
+    log_steps(job)
+    before = (job.result / "metrics.jsonl").read_bytes()
+    with StepLog(job, 3) as log:
+        assert log.bar.n == 3
+    assert (job.result / "metrics.jsonl").read_bytes() == before
+    assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
 
 
 def test_the_bar_shows_the_figures_asked_for(make_job, capsys):

@@ -1,12 +1,15 @@
 """The passes of models, against transformers' own forward."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
 from conftest import SEQUENCES
+from rlhf.job import InputError
 from rlhf.models import add_lora, load_causal, load_scorer
-from rlhf.passes import Policy, Scorer, score_last_tokens
+from rlhf.passes import Policy, Scorer, Standardizer, score_last_tokens
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -111,5 +114,43 @@ def test_a_scorer_gives_the_heads_output_at_positions_row_after_row(
 def test_outputs_are_in_units_of_mean_and_deviation(scorer_folder, tokenizer, batch):
     scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
     raw = scorer(*batch)
-    scorer.mean, scorer.deviation = 3.0, 0.5
+    scorer.standardizer.mean, scorer.standardizer.deviation = 3.0, 0.5
     torch.testing.assert_close(scorer(*batch), (raw - 3.0) * 2.0)
+
+
+def test_scores_are_as_they_are_before_any_are_fitted():
+    scores = torch.tensor([-2.5, 0.0, 7.0])
+    assert torch.equal(Standardizer()(scores), scores)
+
+
+def test_scores_are_told_in_deviations_from_their_mean():
+    standardizer = Standardizer()
+    standardizer.fit(torch.tensor([1.0, 5.0, 1.0, 5.0]))
+    # Each is 2 from the mean of 3.
+    assert (standardizer.mean, standardizer.deviation) == (3.0, 2.0)
+    assert standardizer(torch.tensor([1.0, 3.0, 6.0])).tolist() == [-1.0, 0.0, 1.5]
+
+
+def test_the_scorer_whose_scores_were_fitted_gives_mean_0_and_deviation_1(
+    scorer_folder, tokenizer, batch
+):
+    scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
+    scorer.standardizer.fit(scorer(*batch))
+    scores = scorer(*batch)
+    assert scores.mean().item() == pytest.approx(0, abs=1e-5)
+    assert scores.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("scores", [[2.5] * 4, [0.0] * 4, [7.0], [0.1] * 7, [1.7] * 512])
+def test_scores_that_are_all_the_same_are_refused(scores):
+    with pytest.raises(InputError, match="the reward model gives every answer the same score"):
+        Standardizer().fit(torch.tensor(scores))
+
+
+def test_a_standardizer_comes_back_from_its_state_to_the_last_digit():
+    fitted, restored = Standardizer(), Standardizer()
+    scores = torch.randn(64, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
+    fitted.fit(scores)
+    restored.restore(json.loads(json.dumps(fitted.state())))
+    assert (restored.mean, restored.deviation) == (fitted.mean, fitted.deviation)
+    assert torch.equal(restored(scores), fitted(scores))

@@ -38,8 +38,8 @@ class Job:
     settings: the science, from the spec. placement: where and how it runs, from the command line.
     inputs: the result folders of the jobs before it, by name. result: the folder to fill. facts:
     what the job found out (a commit, rows dropped by reason): main fills it, the manifest has it.
-    lineage: the jobs before it, back to the sources. states: where an unfinished run keeps what it
-    needs to go on; resumed_after: the step that it went on from.
+    record: how it went, for NAME.run.json. lineage: the jobs before it, back to the sources. states:
+    where an unfinished run keeps what it needs to go on.
     """
 
     def __init__(self, spec, manifests, placement):
@@ -54,8 +54,8 @@ class Job:
         self.result = self.target.with_name(f".{self.target.name}.tmp")
         self.facts = {}
         made_from = digest([spec, self.input_digests])[:16]
-        self.states = Path("output/state", spec["rule"], f"{spec['name']}-{made_from}")
-        self.resumed_after = 0
+        self.states = Path("output/state", spec["rule"], spec["name"], made_from)
+        self.record = {}
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
 
 
@@ -126,7 +126,8 @@ def run(main):
         # A complete folder without its manifest beside it: an interrupted or failed rerun removed
         # the manifest alone. Nothing has to be computed again.
         write_atomically(job.manifest, (job.target / "manifest.json").read_text())
-        shutil.rmtree(job.states, ignore_errors=True)
+        # Those of other specs too: they were superseded.
+        shutil.rmtree(job.states.parent, ignore_errors=True)
     except InputError as error:
         sys.exit(f"error: {error}")
     except Locked as other:
@@ -144,7 +145,8 @@ def run(main):
 def system_error(error):
     """The system's number for what went wrong (a full disk, a missing file), or None."""
     if isinstance(error, OSError):
-        return error.errno
+        # Names that a network does not know have numbers below 0, of another kind.
+        return error.errno if error.errno and error.errno > 0 else None
     # As libraries written in Rust tell it.
     found = re.search(r"\(os error (\d+)\)", str(error))
     return found and int(found[1])
@@ -223,7 +225,7 @@ def write_run_record(job, started):
         "spec": digest(job.spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
         "seconds": round(time.time() - started, 3),
-        "resumed_after_step": job.resumed_after,
+        **job.record,
         "host": platform.node(),
         "platform": platform.platform(),
         "threads": os.environ.get("OMP_NUM_THREADS"),

@@ -23,7 +23,8 @@ def hold(path):
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(path.read_text().strip()) from None
+        # Empty for the moment in which the other has the lock and has not yet written its name.
+        raise Locked(path.read_text().strip() or "another process") from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise

@@ -52,7 +52,7 @@ class StepLog:
             if not math.isfinite(value):
                 raise InputError(
                     f"step {step}: {name} is {value}: the run has diverged;"
-                    " nothing is kept of it; a lower learning rate may help"
+                    " a lower learning rate may help"
                 )
         self.file.write(json.dumps({"step": step, **figures}) + "\n")
         self.file.flush()

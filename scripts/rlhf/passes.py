@@ -53,9 +53,10 @@ class Standardizer:
 
     def fit(self, scores):
         """Take mean and deviation of these scores. Raises InputError where all are the same."""
-        self.mean, self.deviation = scores.mean().item(), scores.std(correction=0).item()
-        if self.deviation == 0:
+        # Not by the deviation, which rounding leaves above 0.
+        if scores.min() == scores.max():
             raise InputError("the reward model gives every answer the same score")
+        self.mean, self.deviation = scores.mean().item(), scores.std(correction=0).item()
 
     def state(self):
         """For a run that is resumed."""

@@ -1,6 +1,6 @@
 """A training run that was stopped goes on where it was.
 
-Between steps its state is saved: output/state/RULE/NAME-DIGEST/STEP, which belongs to one spec and
+Between steps its state is saved: output/state/RULE/NAME/DIGEST/STEP, which belongs to one spec and
 one set of inputs. A state appears whole or not at all; the last two are kept, and none once the
 result is published. Everything that a loop changes is in it. What is a function of the seed and the
 step (the order of the rows) is not, so a run can go on under another placement.
@@ -35,7 +35,7 @@ class Resumable:
         self.parts = {**parts, "generators": Generators()}
         self.next_save = 0.0
         self.done = self._restore()
-        job.resumed_after = self.done
+        job.record.update(resumed_after_step=self.done, saving_seconds=0.0)
 
     def steps(self, batches):
         """Yield (step, batch) of all steps that are left. Saves when it is time to, and when asked
@@ -74,6 +74,8 @@ class Resumable:
             shutil.rmtree(old)
         now = time.monotonic()
         self.next_save = now + (now - started) / LARGEST_SHARE
+        saving = self.job.record["saving_seconds"] + now - started
+        self.job.record["saving_seconds"] = round(saving, 3)
 
     def _restore(self):
         """Put the last whole state back; returns its step, 0 where there is none."""
