@@ -38,8 +38,8 @@ class Job:
     settings: the science, from the spec. placement: where and how it runs, from the command line.
     inputs: the result folders of the jobs before it, by name. result: the folder to fill. facts:
     what the job found out (a commit, rows dropped by reason): main fills it, the manifest has it.
-    record: how it went, for NAME.run.json. lineage: the jobs before it, back to the sources. states:
-    where an unfinished run keeps what it needs to go on.
+    record: how it went, for NAME.run.json. lineage: the jobs before it, back to the sources.
+    states: where an unfinished run keeps what it needs to go on.
     """
 
     def __init__(self, spec, manifests, placement):
