@@ -21,6 +21,7 @@ include: "rules/data.smk"
 include: "rules/models.smk"
 include: "rules/sft.smk"
 include: "rules/reward.smk"
+include: "rules/dpo.smk"
 include: "rules/rlhf.smk"
 include: "rules/report.smk"
 

@@ -19,6 +19,7 @@ from rlhf.digests import canonical_json
 from rlhf.formats import columns_of, has_pairs
 from rlhf.lock import Locked, hold
 
+STAGES = ("sft", "reward", "dpo", "rlhf")
 # No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
@@ -130,7 +131,7 @@ def check_references():
     for name, model in config["models"].items():
         if "train_on" in model.get("tokenizer", {}):
             entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
-    for stage in ("sft", "reward", "rlhf"):
+    for stage in STAGES:
         for name in config[stage]["recipes"]:
             settings = recipe(stage, name)
             for dataset, _ in blend(stage, name):
@@ -146,10 +147,11 @@ def check_references():
 def check_use(dataset, stage, used_by):
     """Stop if a dataset has nothing for a stage that names it."""
     settings = entry("datasets", dataset, used_by)
-    if not split_weights(dataset)[stage]:
-        fail(f"config: {used_by} names {dataset}, whose split gives no rows to {stage}")
+    phase = "reward" if stage == "dpo" else stage
+    if not split_weights(dataset)[phase]:
+        fail(f"config: {used_by} names {dataset}, whose split gives no rows to {phase}")
     pairs = "generate" in settings or has_pairs(settings["format"], settings.get("columns"))
-    if stage == "reward" and not pairs:
+    if phase == "reward" and not pairs:
         fail(
             f"config: {used_by} names {dataset}, which has no rejected answers (format"
             f" {settings['format']}): it can serve sft and the prompts of rlhf"
@@ -237,7 +239,7 @@ def built_targets():
     """Recipes with a result under output/, or the tiny one; a chat model stands for its parts."""
     built = [
         (stage, name)
-        for stage in ("sft", "reward", "rlhf")
+        for stage in STAGES
         for name in config[stage]["recipes"]
         if Path(f"output/{stage}/{name}.manifest.json").exists()
     ]

@@ -223,9 +223,9 @@ def phase_inputs(stage, name):
 
 
 @cache
-def first_alike(stage):
-    """For each recipe of a stage the first one whose tokens are the same: a sweep shares them."""
-    _, describe = DESCRIPTIONS[f"tokenize_{stage}"]
+def first_alike(rule, stage):
+    """For each recipe of a stage the first one whose job of a rule is the same but for its name."""
+    _, describe = DESCRIPTIONS[rule]
     first = {}
     return {
         name: first.setdefault(canonical_json(describe(name)), name)
@@ -234,8 +234,13 @@ def first_alike(stage):
 
 
 def tokens_of(stage, name):
-    """The job that makes the tokens of a recipe."""
-    return f"tokenize_{stage}", first_alike(stage)[name]
+    """The job that makes the tokens of a recipe: a sweep shares them."""
+    return f"tokenize_{stage}", first_alike(f"tokenize_{stage}", stage)[name]
+
+
+def reference_of(name):
+    """The job that takes the reference's log-probabilities for a DPO recipe."""
+    return "reference_dpo", first_alike("reference_dpo", "dpo")[name]
 
 
 @job("fetch_model", folder="models")
@@ -314,6 +319,47 @@ def describe_evaluate_reward(name):
         "inputs": {
             "model": ("train_reward", name),
             "tokens": tokens_of("reward", name),
+        },
+    }
+
+
+@job("tokenize_dpo", folder="tokens/dpo")
+def describe_tokenize_dpo(name):
+    return {
+        "settings": tokenize_settings("dpo", name, "max_length", "truncation_side"),
+        "inputs": {"tokenizer": tokenizer_model("dpo", name), **phase_inputs("dpo", name)},
+    }
+
+
+@job("reference_dpo", folder="reference")
+def describe_reference_dpo(name):
+    return {
+        "settings": {"dtype": recipe("dpo", name)["dtype"]},
+        "inputs": {"model": base_model("dpo", name), "tokens": tokens_of("dpo", name)},
+    }
+
+
+@job("train_dpo", folder="dpo")
+def describe_train_dpo(name):
+    return {
+        "settings": science("dpo", name),
+        "inputs": {
+            "model": base_model("dpo", name),
+            "tokens": tokens_of("dpo", name),
+            "reference": reference_of(name),
+        },
+    }
+
+
+@job("evaluate_dpo", folder="eval/dpo")
+def describe_evaluate_dpo(name):
+    settings = recipe("dpo", name)
+    return {
+        "settings": {key: settings[key] for key in ("dtype", "beta", "label_smoothing")},
+        "inputs": {
+            "model": ("train_dpo", name),
+            "tokens": tokens_of("dpo", name),
+            "reference": reference_of(name),
         },
     }
 

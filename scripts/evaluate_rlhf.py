@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from rlhf import toy
-from rlhf.batches import micro_batches, pad, span_mask
 from rlhf.generate import sample_responses
 from rlhf.job import run
 from rlhf.metrics import bootstrap_interval, write_json
 from rlhf.models import choose_device, load_causal, load_scorer
-from rlhf.passes import Policy, Scorer, score_last_tokens
+from rlhf.passes import Policy, Scorer, response_logprobs, score_last_tokens
 from rlhf.tokens import Ragged, load_tokenizer
 
 # Datasets whose answers can be told right from wrong exactly.
@@ -51,7 +50,9 @@ def main(job):
         sequences = [[*p, *r] for p, r in zip(asked, responses, strict=True)]
         scores = score_last_tokens(reward, sequences, tokenizer.pad_token_id, max_tokens)
         sums = {
-            other: response_logprobs(by, asked, responses, tokenizer, settings, max_tokens)
+            other: response_logprobs(
+                by, asked, responses, tokenizer.pad_token_id, max_tokens, settings.temperature
+            )
             for other, by in policies.items()
         }
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
@@ -75,23 +76,6 @@ def main(job):
     write_json(job.result / "metrics.json", compare(per_answer, len(prompts), settings))
     with open(job.result / "answers.jsonl", "w") as file:
         file.writelines(json.dumps(answer) + "\n" for answer in answers)
-
-
-@torch.no_grad()
-def response_logprobs(policy, prompts, responses, tokenizer, settings, max_tokens):
-    """Log-probability of each whole response [n]."""
-    device = next(policy.parameters()).device
-    sums = np.zeros(len(prompts))
-    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-    for rows in micro_batches(range(len(prompts)), lengths, max_tokens):
-        sequences = [[*prompts[row], *responses[row]] for row in rows]
-        input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
-        starts, ends = [len(prompts[row]) for row in rows], [lengths[row] for row in rows]
-        tokens = span_mask(starts, ends, input_ids.shape[1], device)
-        logprobs = policy(input_ids, attention_mask, tokens, settings.temperature)
-        table = torch.zeros(tokens.shape, device=device).masked_scatter(tokens, logprobs)
-        sums[rows] = table.double().sum(dim=1).cpu().numpy()
-    return sums
 
 
 def compare(per_answer, num_prompts, settings):

@@ -9,6 +9,7 @@ from rlhf.lineage import in_columns
 KINDS = {
     "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
     "train_reward": ("AutoModelForSequenceClassification", "a reward model"),
+    "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs by DPO"),
     "train_rlhf": ("AutoModelForCausalLM", "a chat model, trained on a reward model's scores"),
 }
 # Whose versions a reader asks for; the spec has the digest of all pins.

@@ -5,6 +5,7 @@ Log-probabilities of some tokens, or scores at some positions: those of others a
 Shapes: B sequences, T tokens, N selected tokens of all sequences, row after row.
 """
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -86,6 +87,28 @@ class Scorer(nn.Module):
         ).last_hidden_state
         scores = self.model.score(hidden[positions]).squeeze(-1).float()
         return self.standardizer(scores)
+
+
+def row_sums(values, mask):
+    """Sum [B] of each row's values [N], which stand row after row where mask [B, T] is true."""
+    table = torch.zeros(mask.shape, device=values.device).masked_scatter(mask, values)
+    return table.sum(dim=1)
+
+
+@torch.no_grad()
+def response_logprobs(policy, prompts, responses, pad_id, max_tokens, temperature=1.0):
+    """Log-probability of each whole response behind its prompt: numpy [n], float64, in nats."""
+    device = next(policy.parameters()).device
+    sums = np.zeros(len(prompts))
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+    for rows in micro_batches(range(len(prompts)), lengths, max_tokens):
+        sequences = [[*prompts[row], *responses[row]] for row in rows]
+        input_ids, attention_mask = pad(sequences, pad_id, device)
+        starts, ends = [len(prompts[row]) for row in rows], [lengths[row] for row in rows]
+        tokens = span_mask(starts, ends, input_ids.shape[1], device)
+        logprobs = policy(input_ids, attention_mask, tokens, temperature)
+        sums[rows] = row_sums(logprobs, tokens).double().cpu().numpy()
+    return sums
 
 
 @torch.no_grad()

@@ -1,0 +1,96 @@
+# Direct preference optimisation: a chat model from pairs, without a reward model.
+
+
+rule tokenize_dpo:
+    input:
+        unpack(inputs("tokenize_dpo")),
+    output:
+        "output/tokens/dpo/{name}.manifest.json",
+    log:
+        "output/logs/tokenize_dpo/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    threads: placement("dpo", "threads")
+    params:
+        program=program("tokenize_dpo"),
+    message:
+        "Tokenizing pairs for DPO of {wildcards.name}"
+    shell:
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
+
+
+rule reference_dpo:
+    input:
+        unpack(inputs("reference_dpo")),
+    output:
+        "output/reference/{name}.manifest.json",
+    log:
+        "output/logs/reference_dpo/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    threads: placement("dpo", "threads")
+    resources:
+        gpu=gpus("dpo"),
+        mem_mb=placement("dpo", "mem_mb"),
+        runtime=placement("dpo", "runtime"),
+    params:
+        program=program("reference_dpo"),
+        placement=placement_json("dpo"),
+    message:
+        "Taking the reference's log-probabilities for {wildcards.name}"
+    shell:
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+
+
+rule train_dpo:
+    input:
+        unpack(inputs("train_dpo")),
+    output:
+        "output/dpo/{name}.manifest.json",
+    log:
+        "output/logs/train_dpo/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    threads: placement("dpo", "threads")
+    resources:
+        gpu=gpus("dpo"),
+        mem_mb=placement("dpo", "mem_mb"),
+        runtime=placement("dpo", "runtime"),
+    params:
+        program=program("train_dpo"),
+        placement=placement_json("dpo"),
+    message:
+        "Training {wildcards.name} by DPO"
+    shell:
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+
+
+rule evaluate_dpo:
+    input:
+        unpack(inputs("evaluate_dpo")),
+    output:
+        "output/eval/dpo/{name}.manifest.json",
+    log:
+        "output/logs/evaluate_dpo/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    threads: placement("dpo", "threads")
+    resources:
+        gpu=gpus("dpo"),
+        mem_mb=placement("dpo", "mem_mb"),
+        runtime=placement("dpo", "runtime"),
+    params:
+        program=program("evaluate_dpo"),
+        placement=placement_json("dpo"),
+    message:
+        "Evaluating DPO model {wildcards.name}"
+    shell:
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+
+
+rule dpo:
+    input:
+        ancient("output/dpo/{name}.manifest.json"),
+        ancient("output/eval/dpo/{name}.manifest.json"),
+    output:
+        directory("output/dpo/{name}"),
