@@ -39,10 +39,9 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
-# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state.
+# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state,
+# and so does tee, by the trap in each command: its last words are shown and kept.
 shell.prefix("trap 'exit 143' TERM; ")
-# How a command ends: what it says is shown and kept, to its last word.
-LOGGED = " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
@@ -59,8 +58,13 @@ onstart:
 def check_config():
     """Stop at the first thing in the config that the schema refuses, naming its key."""
     schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+    # An integer is one as Python has it: programs count with it, where 2.0 would not do.
+    types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: type(value) is int
+    )
+    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)
     formats = jsonschema.FormatChecker(["regex"])
-    errors = jsonschema.Draft202012Validator(schema, format_checker=formats).iter_errors(config)
+    errors = validator(schema, format_checker=formats).iter_errors(config)
     error = jsonschema.exceptions.best_match(errors)
     if error:
         key = ".".join(map(str, error.absolute_path)) or "top level"

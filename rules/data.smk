@@ -16,7 +16,8 @@ rule import_dataset:
     message:
         "Importing dataset {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule split_dataset:
@@ -33,4 +34,4 @@ rule split_dataset:
     message:
         "Splitting dataset {wildcards.name} into the phases"
     shell:
-        "python {params.program:q} --spec {input.spec}" + LOGGED
+        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"

@@ -16,7 +16,8 @@ rule tokenize_dpo:
     message:
         "Tokenizing pairs for DPO of {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule reference_dpo:
@@ -39,7 +40,8 @@ rule reference_dpo:
     message:
         "Taking the reference's log-probabilities for {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule train_dpo:
@@ -62,7 +64,8 @@ rule train_dpo:
     message:
         "Training {wildcards.name} by DPO"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_dpo:
@@ -85,12 +88,12 @@ rule evaluate_dpo:
     message:
         "Evaluating DPO model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule dpo:
     input:
-        ancient("output/dpo/{name}.manifest.json"),
-        ancient("output/eval/dpo/{name}.manifest.json"),
+        unpack(asked("dpo", "train_dpo", "evaluate_dpo")),
     output:
         directory("output/dpo/{name}"),

@@ -17,7 +17,7 @@ rule fetch_model:
     message:
         "Fetching model {wildcards.name} from the hub"
     shell:
-        "python {params.program:q} --spec {input.spec}" + LOGGED
+        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule init_model:
@@ -37,4 +37,5 @@ rule init_model:
     message:
         "Making model {wildcards.name} from its config"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"

@@ -15,12 +15,12 @@ rule draw_report:
     message:
         "Drawing the figures of {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}" + LOGGED
+        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule report:
     input:
-        ancient("output/report/{name}.manifest.json"),
+        unpack(asked("report", "draw_report")),
     output:
         report(
             directory("output/report/{name}"),

@@ -16,7 +16,8 @@ rule tokenize_reward:
     message:
         "Tokenizing the reward phase for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule train_reward:
@@ -39,7 +40,8 @@ rule train_reward:
     message:
         "Training reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_reward:
@@ -62,12 +64,12 @@ rule evaluate_reward:
     message:
         "Evaluating reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule reward:
     input:
-        ancient("output/reward/{name}.manifest.json"),
-        ancient("output/eval/reward/{name}.manifest.json"),
+        unpack(asked("reward", "train_reward", "evaluate_reward")),
     output:
         directory("output/reward/{name}"),

@@ -16,7 +16,8 @@ rule tokenize_rlhf:
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule train_rlhf:
@@ -39,7 +40,8 @@ rule train_rlhf:
     message:
         "Training {wildcards.name} by PPO"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_rlhf:
@@ -62,13 +64,13 @@ rule evaluate_rlhf:
     message:
         "Evaluating chat model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule rlhf:
     input:
-        ancient("output/rlhf/{name}.manifest.json"),
-        ancient("output/eval/rlhf/{name}.manifest.json"),
+        unpack(asked("rlhf", "train_rlhf", "evaluate_rlhf")),
         ancient("output/report/{name}"),
     output:
         directory("output/rlhf/{name}"),

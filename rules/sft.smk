@@ -16,7 +16,8 @@ rule tokenize_sft:
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}" + LOGGED
+        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule train_sft:
@@ -39,7 +40,8 @@ rule train_sft:
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_sft:
@@ -62,14 +64,14 @@ rule evaluate_sft:
     message:
         "Evaluating SFT model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}" + LOGGED
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 # The folder that users ask for. Its files were put there by train_sft: a rule without a command
 # leaves the folder alone, where a rule with one would have Snakemake delete the old result first.
 rule sft:
     input:
-        ancient("output/sft/{name}.manifest.json"),
-        ancient("output/eval/sft/{name}.manifest.json"),
+        unpack(asked("sft", "train_sft", "evaluate_sft")),
     output:
         directory("output/sft/{name}"),

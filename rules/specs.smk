@@ -146,6 +146,27 @@ def inputs(rule):
     return lookup
 
 
+def asked(stage, *makers):
+    """Input function of a folder that users ask for, with the manifests of these jobs of its recipe.
+
+    Snakemake does not miss a manifest as long as the folder is there. Therefore the folder's time is
+    put back then, and the spec is an input that is newer.
+    """
+
+    def lookup(wildcards):
+        manifests = [manifest_of(maker, wildcards.name) for maker in makers]
+        found = {"manifests": [ancient(path) for path in manifests]}
+        folder = Path(f"output/{stage}/{wildcards.name}")
+        if folder.exists() and not all(Path(path).exists() for path in manifests):
+            found["spec"] = spec_file(makers[0], wildcards.name)
+            # Where it is, Snakemake takes its time for the folder's.
+            stamp = folder / ".snakemake_timestamp"
+            os.utime(stamp if stamp.exists() else folder, (1, 1))
+        return found
+
+    return lookup
+
+
 def science(stage, name):
     """Settings without their placement, with the seed: what a training program needs to know."""
     settings = {**recipe(stage, name), "seed": config["seed"], "datasets": blend(stage, name)}
@@ -181,11 +202,12 @@ def describe_import_dataset(name):
     if "generate" in dataset:
         keys = ("generate", "rows", "eval_rows")
         return {"settings": {"seed": config["seed"]} | {key: dataset[key] for key in keys}}
-    keys = ["format", "columns", "remove", "on_bad_row"]
+    keys = ["format", "remove", "on_bad_row"]
     if "path" not in dataset:
         keys += ["hub", "revision", "train", "eval"]
     settings = {"on_bad_row": config["on_bad_row"]}
     settings |= {key: dataset[key] for key in keys if key in dataset}
+    settings["columns"] = columns_of(dataset["format"], dataset.get("columns"))
     return {"settings": settings, "files": local_files(name) if "path" in dataset else {}}
 
 
@@ -222,30 +244,9 @@ def phase_inputs(stage, name):
     return jobs
 
 
-@cache
-def first_alike(rule, stage):
-    """For each recipe of a stage the first one whose job of a rule is the same but for its name."""
-    _, describe = DESCRIPTIONS[rule]
-    first = {}
-    return {
-        name: first.setdefault(canonical_json(describe(name)), name)
-        for name in config[stage]["recipes"]
-    }
-
-
-def tokens_of(stage, name):
-    """The job that makes the tokens of a recipe: a sweep shares them."""
-    return f"tokenize_{stage}", first_alike(f"tokenize_{stage}", stage)[name]
-
-
-def reference_of(name):
-    """The job that takes the reference's log-probabilities for a DPO recipe."""
-    return "reference_dpo", first_alike("reference_dpo", "dpo")[name]
-
-
 @job("fetch_model", folder="models")
 def describe_fetch_model(name):
-    return {"settings": config["models"][name]}
+    return {"settings": {key: config["models"][name][key] for key in ("hub", "revision")}}
 
 
 @job("init_model", folder="models")
@@ -280,7 +281,7 @@ def describe_tokenize_sft(name):
 def describe_train_sft(name):
     return {
         "settings": science("sft", name),
-        "inputs": {"model": base_model("sft", name), "tokens": tokens_of("sft", name)},
+        "inputs": {"model": base_model("sft", name), "tokens": ("tokenize_sft", name)},
     }
 
 
@@ -291,7 +292,7 @@ def describe_evaluate_sft(name):
         "inputs": {
             "base": base_model("sft", name),
             "model": ("train_sft", name),
-            "tokens": tokens_of("sft", name),
+            "tokens": ("tokenize_sft", name),
         },
     }
 
@@ -308,7 +309,7 @@ def describe_tokenize_reward(name):
 def describe_train_reward(name):
     return {
         "settings": science("reward", name),
-        "inputs": {"model": base_model("reward", name), "tokens": tokens_of("reward", name)},
+        "inputs": {"model": base_model("reward", name), "tokens": ("tokenize_reward", name)},
     }
 
 
@@ -318,7 +319,7 @@ def describe_evaluate_reward(name):
         "settings": {},
         "inputs": {
             "model": ("train_reward", name),
-            "tokens": tokens_of("reward", name),
+            "tokens": ("tokenize_reward", name),
         },
     }
 
@@ -335,7 +336,7 @@ def describe_tokenize_dpo(name):
 def describe_reference_dpo(name):
     return {
         "settings": {"dtype": recipe("dpo", name)["dtype"]},
-        "inputs": {"model": base_model("dpo", name), "tokens": tokens_of("dpo", name)},
+        "inputs": {"model": base_model("dpo", name), "tokens": ("tokenize_dpo", name)},
     }
 
 
@@ -345,8 +346,8 @@ def describe_train_dpo(name):
         "settings": science("dpo", name),
         "inputs": {
             "model": base_model("dpo", name),
-            "tokens": tokens_of("dpo", name),
-            "reference": reference_of(name),
+            "tokens": ("tokenize_dpo", name),
+            "reference": ("reference_dpo", name),
         },
     }
 
@@ -358,8 +359,8 @@ def describe_evaluate_dpo(name):
         "settings": {key: settings[key] for key in ("dtype", "beta", "label_smoothing")},
         "inputs": {
             "model": ("train_dpo", name),
-            "tokens": tokens_of("dpo", name),
-            "reference": reference_of(name),
+            "tokens": ("tokenize_dpo", name),
+            "reference": ("reference_dpo", name),
         },
     }
 
@@ -380,7 +381,7 @@ def describe_train_rlhf(name):
         "inputs": {
             "actor": ("train_sft", settings["actor"]),
             "reward": ("train_reward", settings["reward"]),
-            "tokens": tokens_of("rlhf", name),
+            "tokens": ("tokenize_rlhf", name),
         },
     }
 
@@ -406,7 +407,7 @@ def describe_evaluate_rlhf(name):
             "sft": ("train_sft", settings["actor"]),
             "rlhf": ("train_rlhf", name),
             "reward": ("train_reward", settings["reward"]),
-            "tokens": tokens_of("rlhf", name),
+            "tokens": ("tokenize_rlhf", name),
         },
     }
 
@@ -421,7 +422,7 @@ def describe_draw_report(name):
         "inputs": {
             **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
             **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
-            **{f"tokens.{stage}": tokens_of(stage, name) for stage, name in recipes.items()},
+            **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
             "train_sft": ("train_sft", settings["actor"]),
             "evaluate_sft": ("evaluate_sft", settings["actor"]),
             "train_reward": ("train_reward", settings["reward"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rlhf.formats import BadRow, Dropped, columns_of, record_of
+from rlhf.formats import BadRow, Dropped, record_of
 from rlhf.job import InputError, check_file, run
 from rlhf.look import Look
 from rlhf.parts import parts_of
@@ -85,7 +85,7 @@ def hub_files(job):
 def import_part(job, part, paths):
     """Write PART.parquet from source files; count what is read and dropped, list the bad rows."""
     settings, dropped, read = job.settings, Counter(), Counter()
-    columns = columns_of(settings.format, getattr(settings, "columns", None))
+    columns = settings.columns
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     with RecordWriter(job.result / f"{part}.parquet") as writer:
         for name, number, row in with_progress(part, paths, columns):

@@ -118,6 +118,7 @@ def scripts(tmp_path):
     (tmp_path / "rlhf").mkdir()
     modules = {
         "program.py": "import json\n\nfrom rlhf.a import one\n",
+        "rlhf/__init__.py": "",
         "rlhf/a.py": "import numpy\n\n\ndef one():\n    from rlhf.b import two\n    return two\n",
         "rlhf/b.py": "from rlhf.c import three\n\ntwo = 2\n",
         "rlhf/c.py": "from rlhf.b import two\n\nthree = 3\n",
@@ -131,7 +132,9 @@ def scripts(tmp_path):
 
 def test_code_is_the_program_and_what_it_imports_and_nothing_else(scripts):
     found = code_digests(scripts / "program.py")
-    assert sorted(found) == ["program.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
+    # Python runs the package's own file before any of its modules.
+    modules = ["rlhf/__init__.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
+    assert sorted(found) == ["program.py", *modules]
     assert all(found[name] == source_digest(scripts / name) for name in found)
 
 
@@ -157,7 +160,8 @@ def test_a_change_of_an_imported_module_changes_its_digest_alone(scripts):
 def test_imports_of_every_form_are_followed(scripts, line):
     (scripts / "program.py").write_text(f"{line}\n")
     found = code_digests(scripts / "program.py")
-    assert sorted(found) == ["program.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
+    modules = ["rlhf/__init__.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
+    assert sorted(found) == ["program.py", *modules]
 
 
 @pytest.mark.parametrize("line", ["from . import d", "from .d import one"])
@@ -178,6 +182,7 @@ def test_all_our_modules_that_a_program_loads_are_in_its_code(program):
     finder = modulefinder.ModuleFinder(path=[str(SCRIPTS)])
     finder.run_script(str(SCRIPTS / program))
     loaded = {name.replace(".", "/") + ".py" for name in finder.modules if "rlhf." in name}
+    loaded |= {"rlhf/__init__.py"} if loaded else set()
     assert set(code_digests(SCRIPTS / program)) == {program, *loaded}
 
 

@@ -9,7 +9,14 @@ from transformers import AutoModelForSequenceClassification
 from conftest import SEQUENCES
 from rlhf.job import InputError
 from rlhf.models import add_lora, load_causal, load_scorer
-from rlhf.passes import Policy, Scorer, Standardizer, score_last_tokens
+from rlhf.passes import (
+    Policy,
+    Scorer,
+    Standardizer,
+    response_logprobs,
+    row_sums,
+    score_last_tokens,
+)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -154,3 +161,26 @@ def test_a_standardizer_comes_back_from_its_state_to_the_last_digit():
     restored.restore(json.loads(json.dumps(fitted.state())))
     assert (restored.mean, restored.deviation) == (fitted.mean, fitted.deviation)
     assert torch.equal(restored(scores), fitted(scores))
+
+
+def test_rows_are_summed_by_their_mask():
+    mask = torch.tensor([[False, True, True], [False, False, False], [True, False, True]])
+    values = torch.tensor([1.0, 2.0, 10.0, 20.0], requires_grad=True)
+    sums = row_sums(values, mask)
+    assert sums.tolist() == [3.0, 0.0, 30.0]
+    (sums * torch.tensor([1.0, 5.0, 7.0])).sum().backward()
+    assert values.grad.tolist() == [1.0, 1.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("max_tokens", [8, 64])
+def test_a_response_has_the_sum_of_its_tokens_logprobs(model, tokenizer, max_tokens):
+    prompts, responses = [[0, 9, 8], [0], [0, 30, 31]], [[7, 6, 2], [21, 2], [5]]
+    sums = response_logprobs(
+        Policy(model).eval(), prompts, responses, tokenizer.pad_token_id, max_tokens
+    )
+    for prompt, response, found in zip(prompts, responses, sums, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *response]])).logits[0]
+        logprobs = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : -1]
+        expected = logprobs[range(len(response)), response].sum().item()
+        assert found == pytest.approx(expected, abs=1e-5)

@@ -128,7 +128,7 @@ def test_no_half_results_are_left(tiny):
 def test_two_builds_have_the_same_manifests(quick, tmp_path):
     again = quick_build(tmp_path / "again")
     manifests = sorted(quick.folder.glob("output/**/*.manifest.json"))
-    assert len(manifests) == 13
+    assert len(manifests) == 17
     for path in manifests:
         twin = again.folder / path.relative_to(quick.folder)
         assert twin.read_bytes() == path.read_bytes(), path

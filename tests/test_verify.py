@@ -59,7 +59,7 @@ def test_a_tree_may_be_moved_linked_and_checked_in_part(tree, tmp_path):
     (tmp_path / "elsewhere/tiny").rename(tmp_path / "weights")
     (tmp_path / "elsewhere/tiny").symlink_to(tmp_path / "weights")
     whole = verify(tmp_path, "moved")
-    assert whole[0] == 0 and whole[1][0].startswith("13 results")
+    assert whole[0] == 0 and whole[1][0].startswith("17 results")
     assert verify(moved, "eval") == (0, [f"{results(moved / 'eval')}: all as recorded"])
     assert verify(moved / "eval/sft", ".") == (
         0,

@@ -50,7 +50,9 @@ def _read(source, filename):
             module = ".".join(filter(None, ["rlhf" if node.level else "", node.module]))
             names.append(module)
             names += [f"rlhf.{alias.name}" for alias in node.names if module == "rlhf"]
-    return digest(_tree(tree)), [name for name in names if name.startswith("rlhf.")]
+    ours = [name for name in names if name.startswith("rlhf.")]
+    # Python runs it before any module of the package.
+    return digest(_tree(tree)), ["rlhf.__init__", *ours] if ours else []
 
 
 def code_digests(program):
