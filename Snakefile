@@ -2,8 +2,9 @@
 #
 #   output/data/DATASET      records            output/sft/RECIPE      fine-tuned model
 #   output/split/DATASET     rows of phases     output/reward/RECIPE   reward model
-#   output/tokens/PHASE/...  token arrays       output/rlhf/RECIPE     chat model
-#   output/models/MODEL      base models        output/eval/...        figures of each model
+#   output/tokens/PHASE/...  token arrays       output/dpo/RECIPE      chat model, by DPO
+#   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by PPO
+#   output/reference/...     DPO's reference    output/eval/...        figures of each model
 #
 # Each result folder has its NAME.manifest.json beside it: what it was made from, and its files.
 

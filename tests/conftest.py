@@ -36,6 +36,10 @@ INIT = {
 SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=4, help="kills of each job (tests/test_kill.py)")
+
+
 class Workflow:
     """A copy of the sources with an output folder of its own, and Snakemake called in it."""
 
@@ -60,9 +64,9 @@ class Workflow:
             text=True,
         )
 
-    def build(self, target):
-        """Build a target on two cores; the output of Snakemake is shown where it fails."""
-        process = self.snakemake(target, "--cores", "2")
+    def build(self, *targets):
+        """Build targets on two cores; the output of Snakemake is shown where it fails."""
+        process = self.snakemake(*targets, "--cores", "2")
         assert process.returncode == 0, process.stdout[-5000:]
         return process.stdout
 
@@ -70,9 +74,9 @@ class Workflow:
         """The spec that a result was made from."""
         return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
 
-    def planned(self, target="output/rlhf/tiny"):
-        """Names of the rules that a dry run would run for a target."""
-        process = self.snakemake(target, "-n")
+    def planned(self, *targets):
+        """Names of the rules that a dry run would run for targets, or for the tiny recipe."""
+        process = self.snakemake(*(targets or ["output/rlhf/tiny"]), "-n")
         assert process.returncode == 0, process.stdout
         if "Nothing to be done" in process.stdout:
             return set()
@@ -178,7 +182,7 @@ def quick_build(folder):
     """A workflow with the quick build of the tiny recipe."""
     copy_sources(folder)
     workflow = Workflow(folder, "--configfile", str(ROOT / "tests/quick.yaml"))
-    workflow.build("output/rlhf/tiny")
+    workflow.build("output/rlhf/tiny", "output/dpo/tiny")
     return workflow
 
 

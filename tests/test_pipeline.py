@@ -1,6 +1,7 @@
 """Whole builds, looked at from outside: what was learnt, what was written, what loads."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -38,6 +39,15 @@ def test_reward_model_tells_better_answers(tiny):
     assert reward["ties"] < 0.005
     # Length alone does not tell them.
     assert reward["longer_wins_accuracy"] < 0.6
+
+
+def test_dpo_tells_better_answers(tiny):
+    tiny.build("output/dpo/tiny")
+    # Before the first update policy and reference are the same.
+    assert steps(tiny, "dpo")[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    dpo = figures(tiny, "dpo")
+    assert dpo["accuracy"] >= 0.90 and dpo["longer_wins_accuracy"] < 0.6
+    assert dpo["margin"] == pytest.approx(dpo["chosen_reward"] - dpo["rejected_reward"], rel=1e-3)
 
 
 def test_ppo_raises_the_success_rate(tiny):
@@ -123,6 +133,7 @@ def test_no_half_results_are_left(tiny):
     hidden = {path.name for path in (tiny.folder / "output").rglob(".*")}
     # Locks that nobody holds, and what Snakemake leaves in a folder that was asked for.
     assert hidden == {".lock", ".tiny.lock", ".toy.lock", ".snakemake_timestamp"}
+    assert not list((tiny.folder / "output/state").glob("*/*"))
 
 
 def test_two_builds_have_the_same_manifests(quick, tmp_path):
