@@ -1,17 +1,13 @@
 """Mistakes of users and damaged data: one line each, before any training, and nothing lost."""
 
-import csv
-import gzip
-import io
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 
 from conftest import INIT, Workflow, copy_sources
+from files import KINDS, as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet, as_table
 
 
 def with_dataset(stage="sft", **settings):
@@ -159,55 +155,12 @@ def with_cell(cell):
     return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
 
 
-def as_jsonl(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def as_json(rows):
-    return json.dumps(rows).encode()
-
-
-def as_gz(rows):
-    return gzip.compress(as_jsonl(rows), mtime=0)
-
-
-def as_csv(rows):
-    file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue().encode()
-
-
-def as_parquet(rows, **settings):
-    # A file without rows has columns all the same.
-    table = pa.Table.from_pylist(rows or GOOD).slice(0, len(rows))
-    file = io.BytesIO()
-    pq.write_table(table, file, **settings)
-    return file.getvalue()
-
-
-def as_arrow(rows):
-    file, table = io.BytesIO(), pa.Table.from_pylist(rows)
-    with pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    return file.getvalue()
-
-
 def garbled(whole, start, stop):
     """Bytes of which a part was overwritten."""
     middle = whole[start:stop]
     return whole[:start] + b"\xff" * len(middle) + whole[stop:]
 
 
-WRITERS = {
-    "jsonl": as_jsonl,
-    "json": as_json,
-    "jsonl.gz": as_gz,
-    "csv": as_csv,
-    "parquet": as_parquet,
-    "arrow": as_arrow,
-}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
 TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
 MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
@@ -248,7 +201,7 @@ DAMAGES = {
     "empty.json": (b"", "no rows"),
     "empty.jsonl": (b"", "no rows"),
     "empty.csv": (b"", "no rows"),
-    "rows.parquet": (as_parquet([]), "no rows"),
+    "rows.parquet": (as_parquet(as_table(GOOD)[:0]), "no rows"),
     "rows.json": (b"[]", "no rows"),
     "rows.csv": (b"prompt,chosen,rejected\r\n", "no rows"),
     "object.json": (
@@ -292,7 +245,7 @@ def damaged(tmp_path_factory):
     for damage, (content, _) in DAMAGES.items():
         source, kind = folder / name_of(damage), damage.partition(".")[2]
         source.mkdir()
-        (source / f"1.{kind}").write_bytes(WRITERS[kind](GOOD))
+        (source / f"1.{kind}").write_bytes(KINDS[kind](GOOD))
         (source / f"2.{kind}").write_bytes(content)
         # Stronger than what the config says of all datasets.
         datasets[source.name] = {"path": source.name, "format": "plain", "on_bad_row": "fail"}

@@ -12,7 +12,6 @@ import sys
 import time
 from itertools import pairwise
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,6 +19,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import INIT, ROOT, Workflow, copy_sources
+from files import as_parquet
 from hub import ELSEWHERE, name_of, serving
 from rlhf.job import InputError
 from rlhf.models import copy_causal, make_causal, save_model
@@ -42,20 +42,14 @@ def preferences(name, number):
     ]
 
 
-def parquet_bytes(rows):
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer)
-    return buffer.getvalue()
-
-
 TRAIN = [preferences("first", 25), preferences("second", 15)]
 EVAL = preferences("eval", 7)
 PAIRS = {
     "README.md": b"# Pairs\n",
-    "data/train-00000-of-00002.parquet": parquet_bytes(TRAIN[0]),
-    "data/train-00001-of-00002.parquet": parquet_bytes(TRAIN[1]),
-    "data/test-00000-of-00001.parquet": parquet_bytes(EVAL),
-    "top.parquet": parquet_bytes(preferences("top", 3)),
+    "data/train-00000-of-00002.parquet": as_parquet(TRAIN[0]),
+    "data/train-00001-of-00002.parquet": as_parquet(TRAIN[1]),
+    "data/test-00000-of-00001.parquet": as_parquet(EVAL),
+    "top.parquet": as_parquet(preferences("top", 3)),
 }
 
 

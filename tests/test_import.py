@@ -1,7 +1,5 @@
 """Datasets of every source: the records that they become, the rows of the phases, the tokens."""
 
-import csv
-import gzip
 import json
 import re
 
@@ -11,6 +9,7 @@ import pytest
 import yaml
 
 from conftest import INIT, Workflow, copy_sources
+from files import write
 
 ANSWERS = [
     "Yes, gladly.",
@@ -40,99 +39,75 @@ def pairs(name, number):
 ROWS, HELD_OUT = pairs("train", 40), pairs("test", 10)
 
 
-def write_parquet(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def write_jsonl(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-
-
-def write_json(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, ensure_ascii=False, indent=1))
-
-
-def write_csv(path, rows, encoding="utf-8"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding=encoding, newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 # Each writes ROWS under a folder, and returns what the config then says of the dataset.
 
 
 def folder_of_parquet(folder):
-    write_parquet(folder / "train-00000-of-00002.parquet", ROWS[:25])
-    write_parquet(folder / "train-00001-of-00002.parquet", ROWS[25:])
+    write(folder / "train-00000-of-00002.parquet", ROWS[:25])
+    write(folder / "train-00001-of-00002.parquet", ROWS[25:])
     return {"path": folder.name}
 
 
 def file_of_parquet(folder):
-    write_parquet(folder / "pairs.parquet", ROWS)
-    write_parquet(folder / "test.parquet", HELD_OUT)
+    write(folder / "pairs.parquet", ROWS)
+    write(folder / "test.parquet", HELD_OUT)
     return {"path": f"{folder.name}/pairs.parquet"}
 
 
 def file_of_jsonl(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     return {"path": f"{folder.name}/pairs.jsonl"}
 
 
 def folder_of_jsonl(folder):
-    write_jsonl(folder / "a.jsonl", ROWS[:10])
-    write_jsonl(folder / "b/c.jsonl", ROWS[10:])
+    write(folder / "a.jsonl", ROWS[:10])
+    write(folder / "b/c.jsonl", ROWS[10:])
     return {"path": folder.name}
 
 
 def jsonl_with_empty_lines(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     lines = (folder / "pairs.jsonl").read_bytes().split(b"\n")
     (folder / "pairs.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\n".join(lines))
     return {"path": folder.name}
 
 
 def jsonl_gz(folder):
-    write_jsonl(folder / "pairs.jsonl.gz", ROWS)
+    write(folder / "pairs.jsonl.gz", ROWS)
     return {"path": folder.name}
 
 
 def json_array(folder):
-    write_json(folder / "pairs.json", ROWS)
+    write(folder / "pairs.json", ROWS)
     return {"path": folder.name}
 
 
 def json_that_is_jsonl(folder):
-    write_jsonl(folder / "pairs.json", ROWS)
+    write(folder / "pairs.json", ROWS)
     return {"path": folder.name}
 
 
 def csv_file(folder):
-    write_csv(folder / "pairs.csv", ROWS)
+    write(folder / "pairs.csv", ROWS)
     return {"path": folder.name}
 
 
 def csv_of_a_spreadsheet(folder):
-    write_csv(folder / "pairs.csv", ROWS, encoding="utf-8-sig")
+    write(folder / "pairs.csv", ROWS, encoding="utf-8-sig")
     return {"path": folder.name}
 
 
 def glob(folder):
-    write_jsonl(folder / "part1.jsonl", ROWS[:20])
-    write_jsonl(folder / "part2.jsonl", ROWS[20:])
-    write_jsonl(folder / "old.jsonl", HELD_OUT)
-    write_csv(folder / "train.csv", HELD_OUT)
+    write(folder / "part1.jsonl", ROWS[:20])
+    write(folder / "part2.jsonl", ROWS[20:])
+    write(folder / "old.jsonl", HELD_OUT)
+    write(folder / "train.csv", HELD_OUT)
     return {"path": folder.name, "train": "part*.jsonl"}
 
 
 def linked_folder(folder):
-    write_jsonl(folder / "real/a.jsonl", ROWS[:10])
-    write_jsonl(folder / "elsewhere/c.jsonl", ROWS[10:])
+    write(folder / "real/a.jsonl", ROWS[:10])
+    write(folder / "elsewhere/c.jsonl", ROWS[10:])
     (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
     (folder / "link").symlink_to("real", target_is_directory=True)
     return {"path": f"{folder.name}/link"}
@@ -140,30 +115,31 @@ def linked_folder(folder):
 
 def linked_files(folder):
     # As in huggingface_hub's cache.
-    write_jsonl(folder / "blobs/0a1b", ROWS)
+    write(folder / "blobs/rows.jsonl", ROWS)
+    (folder / "blobs/rows.jsonl").rename(folder / "blobs/0a1b")
     (folder / "snapshot").mkdir()
     (folder / "snapshot/pairs.jsonl").symlink_to("../blobs/0a1b")
     return {"path": f"{folder.name}/snapshot"}
 
 
 def folder_that_links_to_itself(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     (folder / "latest").symlink_to(".", target_is_directory=True)
     return {"path": folder.name}
 
 
 def folder_in_the_home(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     return {"path": f"~/{folder.name}"}
 
 
 def odd_names(folder):
-    write_jsonl(folder / "it's my {own} 数据/训练 集.jsonl", ROWS)
+    write(folder / "it's my {own} 数据/训练 集.jsonl", ROWS)
     return {"path": f"{folder.name}/it's my {{own}} 数据"}
 
 
 def path_from_the_root(folder):
-    write_jsonl(folder / "test/pairs.jsonl", ROWS)
+    write(folder / "test/pairs.jsonl", ROWS)
     return {"path": str(folder / "test")}
 
 
@@ -172,14 +148,14 @@ def other_columns(folder):
         {"ask": {"text": row["prompt"]}, "answers": [row["rejected"], row["chosen"]], "id": 1}
         for row in ROWS
     ]
-    write_parquet(folder / "pairs.parquet", rows)
+    write(folder / "pairs.parquet", rows)
     columns = {"prompt": "ask.text", "chosen": "answers.1", "rejected": "answers.0"}
     return {"path": folder.name, "columns": columns}
 
 
 def columns_that_nobody_needs(folder):
     extra = {"id": 7, "meta": {"tags": ["a"], "none": None}, "score": 0.5}
-    write_jsonl(folder / "pairs.jsonl", [{**extra, **row} for row in ROWS])
+    write(folder / "pairs.jsonl", [{**extra, **row} for row in ROWS])
     return {"path": folder.name}
 
 
@@ -192,7 +168,7 @@ def date_that_python_does_not_know(folder):
 
 
 def copy_of_a_hub_dataset(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     return {"hub": "somebody/pairs", "revision": "main", "path": folder.name}
 
 
@@ -209,22 +185,22 @@ def saved_by_datasets(folder):
 
 
 def split_by_words(folder):
-    write_parquet(folder / "train.parquet", ROWS)
-    write_parquet(folder / "test.parquet", HELD_OUT)
+    write(folder / "train.parquet", ROWS)
+    write(folder / "test.parquet", HELD_OUT)
     return {"path": folder.name}
 
 
 def two_globs(folder):
-    write_csv(folder / "x/learn.csv", ROWS)
-    write_jsonl(folder / "y/judge.jsonl", HELD_OUT)
+    write(folder / "x/learn.csv", ROWS)
+    write(folder / "y/judge.jsonl", HELD_OUT)
     return {"path": folder.name, "train": "**/learn.csv", "eval": "y/*.jsonl"}
 
 
 def git_clone(folder):
-    write_parquet(folder / "data/train-00000-of-00001-6a7b8c.parquet", ROWS)
-    write_parquet(folder / "data/test-00000-of-00001-9d0e1f.parquet", HELD_OUT)
-    write_parquet(folder / ".git/lfs/objects/train.parquet", HELD_OUT)
-    write_jsonl(folder / ".git/train.jsonl", HELD_OUT)
+    write(folder / "data/train-00000-of-00001-6a7b8c.parquet", ROWS)
+    write(folder / "data/test-00000-of-00001-9d0e1f.parquet", HELD_OUT)
+    write(folder / ".git/lfs/objects/train.parquet", HELD_OUT)
+    write(folder / ".git/train.jsonl", HELD_OUT)
     (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
     (folder / "README.md").write_text("# Pairs\n")
     (folder / "dataset_infos.json").write_text("{}")
@@ -232,9 +208,9 @@ def git_clone(folder):
 
 
 def wget(folder):
-    write_parquet(folder / "train-00000-of-00002-6a7b.parquet?download=true", ROWS[:1])
-    write_parquet(folder / "train-00001-of-00002-6a7b.parquet?download=true", ROWS[1:])
-    write_parquet(folder / "test-00000-of-00001-9d0e.parquet?download=true", HELD_OUT)
+    write(folder / "train-00000-of-00002-6a7b.parquet?download=true", ROWS[:1])
+    write(folder / "train-00001-of-00002-6a7b.parquet?download=true", ROWS[1:])
+    write(folder / "test-00000-of-00001-9d0e.parquet?download=true", HELD_OUT)
     return {"path": folder.name}
 
 
@@ -288,7 +264,7 @@ BAD_LINES = [
 
 
 def bad_lines(folder):
-    write_jsonl(folder / "a.jsonl", ROWS[:20])
+    write(folder / "a.jsonl", ROWS[:20])
     good = [json.dumps(row).encode() for row in ROWS[20:]]
     lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
     (folder / "more").mkdir()
@@ -298,14 +274,14 @@ def bad_lines(folder):
 
 def half_an_emoji(folder):
     # Sound JSON, and no text: a tool that counts in UTF-16 has cut it.
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     with (folder / "pairs.jsonl").open("ab") as file:
         file.write(b'{"prompt": "a", "chosen": "b\\ud83d", "rejected": "c"}\n')
     return {"path": folder.name}
 
 
 def bad_cells(folder):
-    write_csv(folder / "pairs.csv", ROWS)
+    write(folder / "pairs.csv", ROWS)
     with (folder / "pairs.csv").open("ab") as file:
         file.write(b"a,b\r\na,b\xff,c\r\na,b,c,d\r\n")
     return {"path": folder.name}
@@ -326,22 +302,22 @@ BIG = [{**row, "chosen": f" {'Ja, 好。' * 150_000}{n}"} for n, row in enumerat
 
 
 def big_jsonl(folder):
-    write_jsonl(folder / "pairs.jsonl", BIG)
+    write(folder / "pairs.jsonl", BIG)
     return {"path": folder.name}
 
 
 def big_json(folder):
-    write_json(folder / "pairs.json", BIG)
+    write(folder / "pairs.json", BIG)
     return {"path": folder.name}
 
 
 def big_csv(folder):
-    write_csv(folder / "pairs.csv", BIG)
+    write(folder / "pairs.csv", BIG)
     return {"path": folder.name}
 
 
 def big_parquet(folder):
-    write_parquet(folder / "pairs.parquet", BIG)
+    write(folder / "pairs.parquet", BIG)
     return {"path": folder.name}
 
 
@@ -356,7 +332,7 @@ def messages(folder):
         }
         for n in range(60)
     ]
-    write_jsonl(folder / "chats.jsonl", rows)
+    write(folder / "chats.jsonl", rows)
     return {"path": folder.name, "format": "messages", "split": {"sft": 1, "reward": 0, "rlhf": 0}}
 
 
@@ -371,28 +347,28 @@ def kto(folder):
         }
         for n in range(60)
     ]
-    write_json(folder / "rated.json", rows)
+    write(folder / "rated.json", rows)
     return {"path": folder.name, "format": "kto"}
 
 
 def removed(folder):
     rows = [{**row, "chosen": f"{row['chosen']} [1, 2]", "rejected": " [3]"} for row in ROWS]
-    write_jsonl(folder / "pairs.jsonl", rows)
+    write(folder / "pairs.jsonl", rows)
     return {"path": folder.name, "remove": r" ?\[[0-9, ]+\]"}
 
 
 def few_of_many(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     return {"path": folder.name, "max_rows": 10}
 
 
 def few(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS[:3])
+    write(folder / "pairs.jsonl", ROWS[:3])
     return {"path": folder.name}
 
 
 def one_phase(folder):
-    write_jsonl(folder / "pairs.jsonl", ROWS)
+    write(folder / "pairs.jsonl", ROWS)
     return {"path": folder.name, "split": {"sft": 0, "reward": 1, "rlhf": 0}}
 
 
@@ -425,7 +401,7 @@ def imported(tmp_path_factory):
             datasets[form.__name__] = {"format": "plain", **form(folder / form.__name__)}
         except pytest.skip.Exception:
             continue
-    write_jsonl(folder / "copy/pairs.jsonl", ROWS)
+    write(folder / "copy/pairs.jsonl", ROWS)
     config = {
         "on_bad_row": "skip",
         "datasets": datasets,

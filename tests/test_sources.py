@@ -1,6 +1,5 @@
 """Rows of source files of every kind, whole and damaged."""
 
-import csv
 import gzip
 import json
 import re
@@ -8,12 +7,14 @@ import subprocess
 import sys
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet
 from rlhf.formats import BadRow
 from rlhf.job import InputError
 from rlhf.parts import local_paths, parts_of
@@ -22,49 +23,17 @@ from rlhf.sources import count_rows, read_rows
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
-# Files of each kind, by name.
-
-
-def write_parquet(path, rows):
-    pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def write_arrow(path, rows, batch=100):
-    table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table, max_chunksize=batch)
-
-
-def write_lines(path, rows):
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_bytes(text.encode())
-
-
-def write_gzip(path, rows):
-    write_lines(path, rows)
-    path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-
-
-def write_array(path, rows):
-    path.write_bytes(json.dumps(rows, ensure_ascii=False, indent=1).encode())
-
-
-def write_csv(path, rows):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-
-
+# As most tools leave it: texts as they are, not escaped.
+PLAIN = {"ensure_ascii": False}
 WRITERS = {
-    "rows.parquet": write_parquet,
-    "rows.arrow": write_arrow,
-    "rows.jsonl": write_lines,
-    "rows.jsonl.gz": write_gzip,
-    "rows.json": write_array,
+    "rows.parquet": as_parquet,
+    "rows.arrow": partial(as_arrow, batch=100),
+    "rows.jsonl": partial(as_jsonl, **PLAIN),
+    "rows.jsonl.gz": partial(as_gz, **PLAIN),
+    "rows.json": partial(as_json, indent=1, **PLAIN),
     # One object a line under the other's name.
-    "lines.json": write_lines,
-    "rows.csv": write_csv,
+    "lines.json": partial(as_jsonl, **PLAIN),
+    "rows.csv": as_csv,
 }
 NESTING = [name for name in WRITERS if name != "rows.csv"]
 JSON = ["rows.jsonl", "rows.jsonl.gz", "rows.json", "lines.json"]
@@ -76,7 +45,7 @@ def numbered(number):
 
 
 def write(folder, name, rows):
-    WRITERS[name](folder / name, rows)
+    (folder / name).write_bytes(WRITERS[name](rows))
     return folder / name
 
 
@@ -542,7 +511,7 @@ def test_a_damaged_footer_of_parquet_is_refused(tmp_path):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_cut_gzip_is_refused(tmp_path, share):
     path, rows = tmp_path / "rows.jsonl.gz", numbered(1000)
-    write_gzip(path, rows)
+    path.write_bytes(as_gz(rows))
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     found = damage(path)
@@ -571,7 +540,7 @@ def test_damaged_gzip_is_refused(tmp_path, place):
 def test_lines_that_are_not_compressed_are_no_gzip(tmp_path):
     # As a browser leaves them, which has unpacked them on the way.
     path = tmp_path / "rows.jsonl.gz"
-    write_lines(path, [ROW])
+    path.write_bytes(as_jsonl([ROW]))
     assert damage(path) == []
 
 
@@ -646,8 +615,7 @@ def test_arrow_without_a_first_part_is_refused(tmp_path):
 def test_damaged_arrow_is_refused(tmp_path):
     # Zeros where the texts of the only column are said to begin.
     path = tmp_path / "rows.arrow"
-    write_arrow(path, [{"a": f"text {number}"} for number in range(100)])
-    content = bytearray(path.read_bytes())
+    content = bytearray(as_arrow([{"a": f"text {number}"} for number in range(100)]))
     # The texts have 6 characters up to number 9, then 7: the eleventh begins at 60, then 67, 74.
     start = content.index(b"".join(n.to_bytes(4, "little") for n in (60, 67, 74)))
     content[start : start + 40] = bytes(40)
