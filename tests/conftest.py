@@ -37,7 +37,7 @@ SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--kills", type=int, default=4, help="kills of each job (tests/test_kill.py)")
+    parser.addoption("--kills", type=int, default=2, help="kills of each job (tests/test_kill.py)")
 
 
 class Workflow:
