@@ -40,8 +40,9 @@ def fail(message):
 
 
 # Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state,
-# and so does tee, by the trap in each command: its last words are shown and kept.
-shell.prefix("trap 'exit 143' TERM; ")
+# and so does tee, by the trap in each command: its last words are shown and kept. set: Snakemake's
+# own prefix, which this one takes the place of; a program that fails is a job that fails.
+shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).

@@ -61,10 +61,13 @@ class DigestCache:
         return self.known[path][1]
 
 
-def write_atomically(path, text):
-    """Write a small text file so that a reader sees the old text or the new one, never a part."""
+def write_atomically(path, text, writer=None):
+    """Write a small text file so that a reader sees the old text or the new one, never a part.
+
+    writer: a name that tells this writer from others of the path; without it, its process.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{writer or os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)

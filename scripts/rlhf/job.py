@@ -50,8 +50,8 @@ class Job:
         self.settings = SimpleNamespace(**spec["settings"])
         self.inputs = {name: Path(job["path"]) for name, job in spec["inputs"].items()}
         self.target = Path(spec["path"])
-        self.manifest = manifest_of(self.target)
         self.result = self.target.with_name(f".{self.target.name}.tmp")
+        self.old = self.target.with_name(f".{self.target.name}.old")
         self.facts = {}
         made_from = digest([spec, self.input_digests])[:16]
         self.states = Path("output/state", spec["rule"], spec["name"], made_from)
@@ -121,13 +121,13 @@ def run(main):
             shutil.rmtree(job.result, ignore_errors=True)
             job.result.mkdir(parents=True)
             main(job)
-            publish(job)
-            write_run_record(job, started)
+            publish(job, started)
         # A complete folder without its manifest beside it: an interrupted or failed rerun removed
         # the manifest alone. Nothing has to be computed again.
-        write_atomically(job.manifest, (job.target / "manifest.json").read_text())
-        # Those of other specs too: they were superseded.
-        shutil.rmtree(job.states.parent, ignore_errors=True)
+        write_beside(job, "manifest", (job.target / "manifest.json").read_text())
+        # What an interrupted run left too, and states of other specs: they were superseded.
+        for leftover in (job.result, job.old, job.states.parent):
+            shutil.rmtree(leftover, ignore_errors=True)
     except InputError as error:
         sys.exit(f"error: {error}")
     except Locked as other:
@@ -199,7 +199,7 @@ def is_complete(job):
     )
 
 
-def publish(job):
+def publish(job, started):
     """Put the finished folder, with its manifest inside, in the place of the old one."""
     manifest = {
         "spec": job.spec,
@@ -210,12 +210,12 @@ def publish(job):
     }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_atomically(job.result / "manifest.json", text)
-    old = job.target.with_name(f".{job.target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    # Before the folder is in its place: behind that, a run that is started again does nothing.
+    write_run_record(job, started)
+    shutil.rmtree(job.old, ignore_errors=True)
     if job.target.exists():
-        os.replace(job.target, old)
+        os.replace(job.target, job.old)
     os.replace(job.result, job.target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_run_record(job, started):
@@ -233,4 +233,9 @@ def write_run_record(job, started):
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in pins},
     }
-    write_atomically(f"{job.target}.run.json", json.dumps(record, indent=1, sort_keys=True) + "\n")
+    write_beside(job, "run", json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def write_beside(job, kind, text):
+    """Write NAME.KIND.json. Nobody else does, so that a killed run's file is simply taken over."""
+    write_atomically(f"{job.target}.{kind}.json", text, writer="tmp")
