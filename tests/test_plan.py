@@ -1,4 +1,8 @@
-"""How long planning takes. Times are those of the processor: the machine may have other work."""
+"""How long planning takes.
+
+In units of what Snakemake takes to start, a second of the processor on a machine that has nothing
+else to do: a busy one is slower at both.
+"""
 
 import os
 
@@ -29,16 +33,22 @@ def seconds_of(workflow, *arguments):
     return spent - before.children_user - before.children_system, process.stdout
 
 
-def test_one_recipe_is_planned_in_3_seconds(sources):
-    assert seconds_of(sources, "-n", "output/rlhf/tiny")[0] < 3
+@pytest.fixture
+def second(sources):
+    """What Snakemake takes to start."""
+    return seconds_of(sources, "--version")[0]
 
 
-def test_a_sweep_of_a_thousand_recipes_is_planned_in_15_seconds(sweep):
+def test_one_recipe_is_planned_in_3_seconds(sources, second):
+    assert seconds_of(sources, "-n", "output/rlhf/tiny")[0] < 3 * second
+
+
+def test_a_sweep_of_a_thousand_recipes_is_planned_in_15_seconds(sweep, second):
     options = ["--configfile", "sweep.yaml"]
     targets = [f"output/rlhf/s{i}" for i in range(RECIPES)]
     seconds, told = seconds_of(sweep, "-n", *targets, *options)
-    assert seconds < 15
+    assert seconds < 15 * second
     jobs = dict(line.split() for line in told.splitlines() if line.startswith("train"))
     assert jobs == {"train_sft": "1", "train_reward": "1", "train_rlhf": "1000"}
     # One of them is not much more than one recipe of a small config.
-    assert seconds_of(sweep, "-n", "output/rlhf/s500", *options)[0] < 5
+    assert seconds_of(sweep, "-n", "output/rlhf/s500", *options)[0] < 5 * second
