@@ -16,7 +16,7 @@ demo: $(VENV)/demo
 	@echo "Model: output/rlhf/tiny  Figures: output/eval/rlhf/tiny/metrics.json  Report: report.html"
 
 test: $(VENV)/test lint
-	$(ACTIVATE) pytest
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules

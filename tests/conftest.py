@@ -1,6 +1,7 @@
 """scripts/ on the path, Snakemake as users call it, and the builds that many tests look at."""
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -69,6 +70,11 @@ class Workflow:
         process = self.snakemake(*targets, "--cores", "2")
         assert process.returncode == 0, process.stdout[-5000:]
         return process.stdout
+
+    def copy(self, folder):
+        """The same workflow, and all that it has built, in a folder of its own."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Workflow(folder, *self.options)
 
     def spec_of(self, result):
         """The spec that a result was made from."""
@@ -169,27 +175,37 @@ def sources(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """The tiny recipe, built as users build it."""
-    folder = tmp_path_factory.mktemp("tiny")
-    copy_sources(folder)
-    workflow = Workflow(folder)
-    workflow.build("output/rlhf/tiny")
-    return workflow
+def build_once(tmp_path_factory, worker_id):
+    """A function that gives this worker a copy of a build, which the first to ask for it makes."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared if worker_id == "master" else shared.parent
 
+    def build(name, options, *targets):
+        folder = shared / f"{name}_build"
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "built").exists():
+                # What a build that failed has left.
+                shutil.rmtree(folder, ignore_errors=True)
+                copy_sources(folder)
+                Workflow(folder, *options).build(*targets)
+                (folder / "built").touch()
+        return Workflow(folder, *options).copy(tmp_path_factory.mktemp(name) / "work")
 
-def quick_build(folder):
-    """A workflow with the quick build of the tiny recipe."""
-    copy_sources(folder)
-    workflow = Workflow(folder, "--configfile", str(ROOT / "tests/quick.yaml"))
-    workflow.build("output/rlhf/tiny", "output/dpo/tiny")
-    return workflow
+    return build
 
 
 @pytest.fixture(scope="session")
-def quick(tmp_path_factory):
+def tiny(build_once):
+    """The tiny recipe, built as users build it."""
+    return build_once("tiny", (), "output/rlhf/tiny")
+
+
+@pytest.fixture(scope="session")
+def quick(build_once):
     """The quick build. Tests that change it put it back."""
-    return quick_build(tmp_path_factory.mktemp("quick"))
+    options = ("--configfile", str(ROOT / "tests/quick.yaml"))
+    return build_once("quick", options, "output/rlhf/tiny", "output/dpo/tiny")
 
 
 @pytest.fixture(scope="session")

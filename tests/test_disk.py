@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 
-from conftest import Workflow
-
 # Results, and settings that make them stale.
 RESULTS = {
     "output/data/toy": "seed: 5",
@@ -60,8 +58,9 @@ def errors(workflow, target, *options):
 @pytest.fixture
 def copy(quick, tmp_path):
     """The quick build, with one more config file to put settings in."""
-    shutil.copytree(quick.folder, tmp_path / "copy", symlinks=True)
-    return Workflow(tmp_path / "copy", *quick.options, "more.yaml")
+    copy = quick.copy(tmp_path / "copy")
+    copy.options = (*quick.options, "more.yaml")
+    return copy
 
 
 @pytest.mark.parametrize("target", RESULTS)

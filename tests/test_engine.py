@@ -358,7 +358,8 @@ def make_job(tmp_path):
         result.mkdir(parents=True, exist_ok=True)
         (result / "metrics.jsonl").touch()
         states = tmp_path / name / "states"
-        return SimpleNamespace(result=result, states=states, placement={"save_steps": 3})
+        placement = {"save_steps": 3}
+        return SimpleNamespace(result=result, states=states, placement=placement, record={})
 
     return job
 

@@ -212,8 +212,7 @@ def kills(request):
 def tree(built, tmp_path):
     """A copy of that workflow."""
     workflow, _ = built
-    folder = shutil.copytree(workflow.folder, tmp_path / "tree")
-    return Workflow(folder, *workflow.options)
+    return workflow.copy(tmp_path / "tree")
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -12,7 +12,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from conftest import ROOT, Workflow, copy_sources, quick_build
+from conftest import ROOT, Workflow, copy_sources
 
 
 def figures(workflow, stage, name="tiny"):
@@ -137,7 +137,9 @@ def test_no_half_results_are_left(tiny):
 
 
 def test_two_builds_have_the_same_manifests(quick, tmp_path):
-    again = quick_build(tmp_path / "again")
+    again = Workflow(tmp_path / "again", *quick.options)
+    copy_sources(again.folder)
+    again.build("output/rlhf/tiny", "output/dpo/tiny")
     manifests = sorted(quick.folder.glob("output/**/*.manifest.json"))
     assert len(manifests) == 17
     for path in manifests:
@@ -146,8 +148,7 @@ def test_two_builds_have_the_same_manifests(quick, tmp_path):
 
 
 def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tmp_path):
-    copy = Workflow(tmp_path / "copy", *quick.options)
-    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/rlhf/tiny/model.safetensors"
     made = weights.stat().st_mtime_ns
     record = (copy.folder / "output/rlhf/tiny.run.json").read_text()

@@ -159,7 +159,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def built(quick, tmp_path_factory):
     """The quick build, and all of TARGETS beside it. No test changes it."""
-    workflow = copy_of(quick, tmp_path_factory.mktemp("built") / "work")
+    workflow = quick.copy(tmp_path_factory.mktemp("built") / "work")
     workflow.options = (*quick.options, "mine.yaml")
     folder = workflow.folder
     write_config(folder)
@@ -185,16 +185,10 @@ def built(quick, tmp_path_factory):
     return workflow
 
 
-def copy_of(workflow, folder):
-    """A copy of a build."""
-    shutil.copytree(workflow.folder, folder, symlinks=True)
-    return Workflow(folder, *workflow.options)
-
-
 @pytest.fixture
 def copy(built, tmp_path):
     """A copy of the build, for one test."""
-    return copy_of(built, tmp_path / "copy")
+    return built.copy(tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +201,7 @@ def plans(request, built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
 
     def plan(row):
-        tree = copy_of(built, folder / f"{id(row)}")
+        tree = built.copy(folder / f"{id(row)}")
         row.edit(tree.folder)
         planned = tree.planned(*row.targets)
         shutil.rmtree(tree.folder)
@@ -1098,7 +1092,7 @@ def built_stubs(tmp_path_factory):
 @pytest.fixture
 def stubs(built_stubs, tmp_path):
     """A copy of it, for one test."""
-    return copy_of(built_stubs, tmp_path / "stubs")
+    return built_stubs.copy(tmp_path / "stubs")
 
 
 def run_records(workflow):

@@ -1,16 +1,14 @@
 """The workflow around its jobs: what it refuses, and what it can plan."""
 
 import json
-import shutil
 
 import pytest
 
-from conftest import Workflow, edited
+from conftest import edited
 
 
 def test_code_edited_after_planning_is_refused(quick, tmp_path):
-    copy = Workflow(tmp_path / "copy", *quick.options)
-    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    copy = quick.copy(tmp_path / "copy")
     # On a cluster a job may wait for hours between its planning and its start.
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(copy.spec_of("output/eval/reward/tiny")))
@@ -24,8 +22,7 @@ def test_code_edited_after_planning_is_refused(quick, tmp_path):
 
 
 def test_damaged_input_is_refused(quick, tmp_path):
-    copy = Workflow(tmp_path / "copy", *quick.options)
-    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/sft/tiny/model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
@@ -41,8 +38,7 @@ def test_damaged_input_is_refused(quick, tmp_path):
 
 
 def test_an_input_whose_manifest_is_cut_is_refused(quick, tmp_path):
-    copy = Workflow(tmp_path / "copy", *quick.options)
-    shutil.copytree(quick.folder, copy.folder, symlinks=True)
+    copy = quick.copy(tmp_path / "copy")
     manifest = copy.folder / "output/sft/tiny.manifest.json"
     manifest.write_text(manifest.read_text()[:500])
     spec = tmp_path / "spec.json"
