@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
+# TRL, which bench-train compares with, in an environment of its own.
+TRL := .venv-trl
 
 # Where results have to be the same bytes, so must the cores be.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test lint reproduce bench-data clean
+.PHONY: demo test lint reproduce bench-data bench-train clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
@@ -33,8 +35,13 @@ bench-data: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
 	mv $(VENV)/data.json tests/benchmarks/results/
 
+# How fast training is and what memory it takes, beside DeepSpeed-Chat's way and TRL.
+bench-train: $(VENV)/demo $(TRL)/ready
+	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
+	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
+
 clean:
-	rm -rf $(VENV) .snakemake reproduced
+	rm -rf $(VENV) $(TRL) .snakemake reproduced
 
 $(VENV)/demo: requirements.txt
 	@echo "Installing requirements.txt into $(VENV): some minutes, once"
@@ -44,4 +51,9 @@ $(VENV)/demo: requirements.txt
 
 $(VENV)/test: requirements-test.txt $(VENV)/demo
 	$(ACTIVATE) pip install --quiet --requirement requirements-test.txt
+	touch $@
+
+$(TRL)/ready: tests/benchmarks/requirements-trl.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/pip install --quiet --requirement $<
 	touch $@

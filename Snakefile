@@ -5,6 +5,7 @@
 #   output/tokens/PHASE/...  token arrays       output/dpo/RECIPE      chat model, by DPO
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by PPO
 #   output/reference/...     DPO's reference    output/eval/...        figures of each model
+#   output/record/...        training records   output/zero/...        ZeRO stages, compared
 #
 # Each result folder has its NAME.manifest.json beside it: what it was made from, and its files.
 
@@ -25,6 +26,8 @@ include: "rules/reward.smk"
 include: "rules/dpo.smk"
 include: "rules/rlhf.smk"
 include: "rules/report.smk"
+include: "rules/record.smk"
+include: "rules/zero.smk"
 
 
 # Without a target: what was built before is brought up to date; in a fresh tree, the tiny recipe.

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 wildcard_constraints:
     name=rf"{NAME}(?<!\.json)",
+    stage="|".join(STAGES),
 
 
 # True of every folder that a user asks for: the job before put it there (rules without a command).
@@ -41,8 +43,9 @@ def fail(message):
 
 # Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state,
 # and so does tee, by the trap in each command: its last words are shown and kept. set: Snakemake's
-# own prefix, which this one takes the place of; a program that fails is a job that fails.
-shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
+# own prefix, which this one takes the place of; a program that fails is a job that fails. OMP: threads
+# that wait for each other sleep. Spinning, they would keep others from the cores that these need.
+shell.prefix("set -euo pipefail; trap 'exit 143' TERM; export OMP_WAIT_POLICY=PASSIVE; ")
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
@@ -116,6 +119,24 @@ def placement_json(stage):
     def lookup(wildcards):
         where = {**recipe(stage, wildcards.name)["placement"], "save_steps": config["save_steps"]}
         return canonical_json(where)
+
+    return lookup
+
+
+def launch(stage):
+    """What starts the training of a stage: one process, or one for each GPU of a node."""
+
+    def lookup(wildcards, threads):
+        where = recipe(stage, wildcards.name)["placement"]
+        processes = where["gpus_per_node"]
+        if where["nodes"] > 1 or processes < 2:
+            return "python"
+        # Together they have the threads of the job. Asked to stop, each has an hour to save.
+        each = max(threads // processes, 1)
+        return (
+            f"OMP_NUM_THREADS={each} MKL_NUM_THREADS={each} python {shlex.quote(program('launch'))}"
+            f" --standalone --nproc-per-node {processes} --shutdown-timeout 3600"
+        )
 
     return lookup
 
@@ -241,7 +262,9 @@ def models_from(origin):
 
 
 def built_targets():
-    """Recipes with a result under output/, or the tiny one; a chat model stands for its parts."""
+    """Recipes with a result under output/ and their pages, or the tiny one; a chat model stands
+    for its parts.
+    """
     built = [
         (stage, name)
         for stage in STAGES
@@ -254,6 +277,12 @@ def built_targets():
             settings = recipe(stage, name)
             parts |= {("sft", settings["actor"]), ("reward", settings["reward"])}
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in parts]
+    pages = (
+        page
+        for stage, name in built
+        for page in (f"output/record/{stage}/{name}.md", f"output/zero/{stage}/{name}.html")
+    )
+    targets += [page for page in pages if Path(page).exists()]
     return targets or ["output/rlhf/tiny"]
 
 

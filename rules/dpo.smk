@@ -59,12 +59,13 @@ rule train_dpo:
         mem_mb=placement("dpo", "mem_mb"),
         runtime=placement("dpo", "runtime"),
     params:
+        launch=launch("dpo"),
         program=program("train_dpo"),
         placement=placement_json("dpo"),
     message:
         "Training {wildcards.name} by DPO"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
         " 2>&1 | (trap '' INT TERM; tee {log})"
 
 

@@ -35,12 +35,13 @@ rule train_reward:
         mem_mb=placement("reward", "mem_mb"),
         runtime=placement("reward", "runtime"),
     params:
+        launch=launch("reward"),
         program=program("train_reward"),
         placement=placement_json("reward"),
     message:
         "Training reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
         " 2>&1 | (trap '' INT TERM; tee {log})"
 
 

@@ -35,12 +35,13 @@ rule train_rlhf:
         mem_mb=placement("rlhf", "mem_mb"),
         runtime=placement("rlhf", "runtime"),
     params:
+        launch=launch("rlhf"),
         program=program("train_rlhf"),
         placement=placement_json("rlhf"),
     message:
         "Training {wildcards.name} by PPO"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
         " 2>&1 | (trap '' INT TERM; tee {log})"
 
 

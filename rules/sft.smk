@@ -35,12 +35,13 @@ rule train_sft:
         mem_mb=placement("sft", "mem_mb"),
         runtime=placement("sft", "runtime"),
     params:
+        launch=launch("sft"),
         program=program("train_sft"),
         placement=placement_json("sft"),
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
         " 2>&1 | (trap '' INT TERM; tee {log})"
 
 

@@ -12,6 +12,12 @@ from rlhf.parts import local_paths, parts_of
 
 DESCRIPTIONS = {}
 
+# The time of what is stale. Not 0, which Snakemake takes for no time at all.
+STALE = 10**9
+
+# What a result's page is called, which users ask for and a rule puts beside the result.
+PAGES = {"write_record": ".md", "draw_zero": ".html"}
+
 
 def job(rule, folder):
     """Register a function of a name that describes the rule's job: settings, inputs, files."""
@@ -119,11 +125,11 @@ def tell_state(spec, spec_path):
     if not manifest.exists():
         if manifest.parent.exists() and not os.access(manifest.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "its folder is read-only")
+        tell_page(spec, STALE)
         return
     with open(manifest, errors="replace") as file:
         now = os.stat(file.fileno()).st_mtime_ns
-        # Not 0, which Snakemake takes for no time at all.
-        told = 10**9
+        told = STALE
         if is_fresh(spec, parse_manifest(file.read())):
             upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
             there = [path for path in (spec_path, *upstream) if path.exists()]
@@ -131,17 +137,29 @@ def tell_state(spec, spec_path):
         if told != now:
             # By the open file: a build may be putting a new manifest in its place.
             os.utime(file.fileno(), ns=(told, told))
+    tell_page(spec, told)
+
+
+def tell_page(spec, told):
+    """Give the page of a result, where it has one, the time of the result."""
+    page = Path(f"{spec['path']}{PAGES.get(spec['rule'], '')}")
+    if page.is_file():
+        os.utime(page, ns=(told, told))
 
 
 def inputs(rule):
-    """Input function of a rule: its spec, and the manifests of the jobs before it."""
+    """Input function of a rule: its spec, and the manifests of the jobs before it.
+
+    A job is called by the wildcards of its rule: NAME, or STAGE/NAME.
+    """
 
     def lookup(wildcards):
-        spec, _ = spec_of(rule, wildcards.name)
+        name = "/".join(wildcards)
+        spec, _ = spec_of(rule, name)
         manifests = {
             key: manifest_of(job["rule"], job["name"]) for key, job in spec["inputs"].items()
         }
-        return {"spec": spec_file(rule, wildcards.name), **manifests}
+        return {"spec": spec_file(rule, name), **manifests}
 
     return lookup
 
@@ -430,4 +448,39 @@ def describe_draw_report(name):
             "train_rlhf": ("train_rlhf", name),
             "evaluate_rlhf": ("evaluate_rlhf", name),
         },
+    }
+
+
+# Of each stage: jobs called STAGE/NAME.
+
+
+@job("write_record", folder="record")
+def describe_write_record(name):
+    stage, _, recipe_name = name.partition("/")
+    return {
+        "settings": {"language": config["language"]},
+        "inputs": {
+            "tokens": (f"tokenize_{stage}", recipe_name),
+            "training": (f"train_{stage}", recipe_name),
+            "evaluation": (f"evaluate_{stage}", recipe_name),
+        },
+    }
+
+
+@job("compare_zero", folder="zero_runs")
+def describe_compare_zero(name):
+    stage, _, recipe_name = name.partition("/")
+    training, _ = spec_of(f"train_{stage}", recipe_name)
+    return {
+        # The whole spec of the training that is tried, its code too.
+        "settings": {"steps": config["zero"]["steps"], "training": training},
+        "inputs": {key: (made["rule"], made["name"]) for key, made in training["inputs"].items()},
+    }
+
+
+@job("draw_zero", folder="zero")
+def describe_draw_zero(name):
+    return {
+        "settings": {"language": config["language"]},
+        "inputs": {"runs": ("compare_zero", name)},
     }

@@ -3,19 +3,9 @@
 import csv
 import json
 
-import matplotlib
-
-matplotlib.use("svg")
-# Fixed ids instead of random ones: the same build gives the same bytes.
-matplotlib.rcParams["svg.hashsalt"] = "snakechat"
-
-from matplotlib import pyplot as plt
-
 from rlhf.job import run
 from rlhf.lineage import direct_inputs, in_columns
-
-# Okabe and Ito's colours, apart for all kinds of colour vision.
-COLOURS = ["#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#F0E442", "#000000"]
+from rlhf.pictures import COLOURS, draw_curves, panels_of, plt
 
 CURVES = {
     "sft": ("train_sft", {"loss": "loss (nats per token)", "learning_rate": "learning rate"}),
@@ -38,7 +28,8 @@ def main(job):
     report_data(job)
     for stage, (name, curves) in CURVES.items():
         lines = (job.inputs[name] / "metrics.jsonl").read_text().splitlines()
-        draw(job.result / f"{stage}.svg", [json.loads(line) for line in lines], curves)
+        panels = panels_of([json.loads(line) for line in lines], curves)
+        draw_curves(job.result / f"{stage}.svg", panels)
     with open(job.result / "figures.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["stage", "figure", "value"])
@@ -156,21 +147,6 @@ def draw_shares(panel, stats):
     panel.set(xlabel="share of rows", xlim=(0, 1))
     panel.invert_yaxis()
     panel.legend(fontsize="x-small")
-
-
-def draw(path, steps, curves):
-    """One panel for each curve, over the steps."""
-    figure, panels = plt.subplots(
-        1, len(curves), figsize=(3.6 * len(curves), 3), layout="constrained"
-    )
-    for panel, (name, label) in zip(panels, curves.items(), strict=True):
-        panel.plot(
-            [line["step"] for line in steps], [line[name] for line in steps], color=COLOURS[0]
-        )
-        panel.set(xlabel="step", ylabel=label)
-        panel.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 def flat(figures, prefix=""):

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from rlhf import toy
+from rlhf.batches import Examples
 from rlhf.generate import sample_responses
 from rlhf.job import run
 from rlhf.metrics import bootstrap_interval, write_json
 from rlhf.models import choose_device, load_causal, load_scorer
-from rlhf.passes import Policy, Scorer, response_logprobs, score_last_tokens
+from rlhf.passes import Policy, Scorer, answer_logprobs, answer_scores
 from rlhf.tokens import Ragged, load_tokenizer
 
 # Datasets whose answers can be told right from wrong exactly.
@@ -30,35 +31,33 @@ def main(job):
     held_out = Ragged(job.inputs["tokens"], "eval.prompt")
     prompts = [list(map(int, held_out[row])) for row in range(min(len(held_out), settings.prompts))]
     policies = {
-        name: Policy(load_causal(job.inputs[name], settings.dtype, tokenizer)).to(device).eval()
+        name: Policy(load_causal(job.inputs[name], settings.dtype, tokenizer)).to(device)
         for name in ("sft", "rlhf")
     }
-    reward = Scorer(load_scorer(job.inputs["reward"], "fp32", tokenizer)).to(device).eval()
+    reward = Scorer(load_scorer(job.inputs["reward"], "fp32", tokenizer)).to(device)
 
     asked = [prompt for prompt in prompts for _ in range(settings.samples)]
     per_answer, answers = {}, []
     for name, policy in policies.items():
         torch.manual_seed(settings.seed)
         responses = sample_responses(
-            policy.causal,
+            policy.model,
             asked,
             tokenizer,
             settings.max_response_length,
             settings.temperature,
             max_tokens,
         )
-        sequences = [[*p, *r] for p, r in zip(asked, responses, strict=True)]
-        scores = score_last_tokens(reward, sequences, tokenizer.pad_token_id, max_tokens)
+        examples = Examples(asked, responses)
+        [scores] = answer_scores(reward, examples, max_tokens)
         sums = {
-            other: response_logprobs(
-                by, asked, responses, tokenizer.pad_token_id, max_tokens, settings.temperature
-            )
+            other: answer_logprobs(by, examples, max_tokens, settings.temperature)[0]
             for other, by in policies.items()
         }
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         questions = tokenizer.batch_decode(asked, skip_special_tokens=True)
         figures = {
-            "score": scores.cpu().numpy(),
+            "score": scores,
             "length": np.array([len(response) for response in responses]),
             "ended_by_eos": np.array([r[-1] == tokenizer.eos_token_id for r in responses]),
             "kl_to_sft": sums[name] - sums["sft"],

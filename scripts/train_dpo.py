@@ -7,83 +7,66 @@ the loss is that of a reward model on these. The reference's log-probabilities a
 import numpy as np
 import torch
 
-from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf import ranks
+from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.job import run
+from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
-from rlhf.models import add_lora, load_causal, save_model
-from rlhf.passes import Policy, row_sums
-from rlhf.preference import accuracy_and_ties, dpo_loss, implicit_rewards
+from rlhf.models import check_length, load_causal, save_model, size_of
+from rlhf.passes import Policy
+from rlhf.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
 from rlhf.resume import Resumable
-from rlhf.tokens import Ragged, load_tokenizer
+from rlhf.tokens import load_tokenizer
 
 
 def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
+    max_tokens = placement["micro_batch_tokens"]
     device = start(placement)
     torch.manual_seed(settings.seed)
 
-    fields = ("prompt", "chosen", "rejected")
-    prompts, chosen, rejected = (Ragged(job.inputs["tokens"], f"train.{name}") for name in fields)
-    ref_logprobs = torch.stack(
-        [
-            torch.from_numpy(np.load(job.inputs["reference"] / f"train.{name}.npy"))
-            for name in ("chosen", "rejected")
-        ]
-    ).to(device)
-    # Both sequences of a pair go through the same pass: its cost is twice the longer one.
-    lengths = 2 * (prompts.lengths + np.maximum(chosen.lengths, rejected.lengths))
+    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
+    ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
 
     tokenizer = load_tokenizer(job.inputs["model"])
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
+    check_length(model, settings.max_length)
     if settings.lora_rank:
-        model = add_lora(model, settings.lora_rank, settings.lora_alpha)
-    steps = num_steps(len(prompts), settings.global_batch_size, settings.epochs)
+        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
+    job.record["models"] = {"model": size_of(model)}
     policy = Policy(model).to(device)
+    steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
     engine = Engine(policy, settings, settings.learning_rate, steps, placement)
 
-    batches = global_batches(
-        len(prompts), settings.global_batch_size, settings.epochs, settings.seed
-    )
+    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     training = Resumable(job, policy=engine)
     with StepLog(job, steps) as log:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
-            loss_sum, rewards = 0.0, []
-            passes = list(
-                micro_batches(rows, [lengths[row] for row in rows], placement["micro_batch_tokens"])
-            )
-            for number, group in enumerate(passes, start=1):
-                sequences = [[*prompts[row], *chosen[row]] for row in group]
-                sequences += [[*prompts[row], *rejected[row]] for row in group]
-                input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
-                starts = [len(prompts[row]) for row in group] * 2
-                ends = [len(sequence) for sequence in sequences]
-                tokens = span_mask(starts, ends, input_ids.shape[1], device)
-                logprobs = engine(input_ids, attention_mask, tokens)
-                logprobs = row_sums(logprobs, tokens).view(2, len(group))
-                pair = implicit_rewards(logprobs, ref_logprobs[:, group], settings.beta)
-                loss = dpo_loss(*pair, settings.label_smoothing).sum() / len(rows)
-                engine.backward(loss, last=number == len(passes))
-                loss_sum += loss.item()
-                rewards.append(pair.detach())
-            rewards = torch.cat(rewards, dim=1)
-            accuracy, ties = accuracy_and_ties(*rewards)
+            sums = torch.zeros(len(PAIR_FIGURES), device=device)
+            for part in pairs.passes(rows, max_tokens, policy.packs, device):
+                logprobs = torch.segment_reduce(engine(part.grid), "sum", lengths=part.grid.lengths)
+                rewards = implicit_rewards(
+                    logprobs.view(2, -1), ref_logprobs[:, part.rows], settings.beta
+                )
+                losses = dpo_loss(*rewards, settings.label_smoothing)
+                engine.backward(part.counts / len(rows) * losses.sum(), part.last)
+                sums += part.counts * pair_sums(losses.detach(), *rewards.detach())
+            means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,
                 ["loss", "accuracy"],
-                loss=loss_sum,
-                accuracy=accuracy,
-                ties=ties,
-                margin=(rewards[0] - rewards[1]).mean().item(),
-                chosen_reward=rewards[0].mean().item(),
-                rejected_reward=rewards[1].mean().item(),
+                rows,
+                **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
+                grad_norm=engine.grad_norm,
             )
 
-    save_model(policy.model, tokenizer, job.result)
+    with engine.whole_weights():
+        save_model(model, tokenizer, job.result)
     write_card(job)
 
 

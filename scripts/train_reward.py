@@ -1,76 +1,89 @@
 """Train a reward model: the chosen response shall score above the rejected one.
 
-A response's score is the head's output at its last token, eos. The loss of a pair is
--log sigmoid(chosen - rejected) (Ouyang et al. 2022, eq. 1).
+A response's score is the head's output at its last token, eos. With loss: last_token, that of a
+pair is -log sigmoid(chosen - rejected) of these scores (Ouyang et al. 2022, eq. 1); with loss:
+per_token it is the mean over the places from where the answers part to the end of the longer one,
+as in DeepSpeed-Chat.
 """
 
 import numpy as np
 import torch
 
-from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf import ranks
+from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
 from rlhf.engine import Engine, start
-from rlhf.job import run
+from rlhf.job import InputError, run
+from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
-from rlhf.models import load_scorer, save_model
-from rlhf.passes import Scorer
-from rlhf.preference import accuracy_and_ties, pairwise_loss
+from rlhf.models import check_length, load_scorer, save_model, size_of
+from rlhf.passes import Scorer, answer_scores, padded
+from rlhf.preference import PAIR_FIGURES, pair_sums, pairwise_loss, per_token_loss, since_parting
 from rlhf.resume import Resumable
-from rlhf.tokens import Ragged, load_tokenizer
+from rlhf.tokens import load_tokenizer
+
+# Pairs that a saved model has to score as the one in memory does.
+PROBES = 32
 
 
 def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
+    max_tokens = placement["micro_batch_tokens"]
     device = start(placement)
     torch.manual_seed(settings.seed)
 
-    fields = ("prompt", "chosen", "rejected")
-    prompts, chosen, rejected = (Ragged(job.inputs["tokens"], f"train.{name}") for name in fields)
-    # Both sequences of a pair go through the same pass: its cost is twice the longer one.
-    lengths = 2 * (prompts.lengths + np.maximum(chosen.lengths, rejected.lengths))
-
+    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
     tokenizer = load_tokenizer(job.inputs["model"])
     model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, new_head=True)
-    steps = num_steps(len(prompts), settings.global_batch_size, settings.epochs)
+    check_length(model, settings.max_length)
+    if settings.lora_rank:
+        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
+    job.record["models"] = {"model": size_of(model)}
     scorer = Scorer(model).to(device)
+    steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
     engine = Engine(scorer, settings, settings.learning_rate, steps, placement)
 
-    batches = global_batches(
-        len(prompts), settings.global_batch_size, settings.epochs, settings.seed
-    )
+    def judge(grid):
+        """Losses [n] of the pairs of a grid, and scores [2, n] of their answers."""
+        if settings.loss == "last_token":
+            scores = engine(grid, grid.ends).view(2, -1)
+            return pairwise_loss(*scores), scores
+        tokens = grid.inputs.input_ids.flatten()[grid.tokens]
+        scores = padded(engine(grid, grid.tokens), grid.lengths)
+        compared = since_parting(padded(tokens, grid.lengths), grid.lengths)
+        return per_token_loss(*scores.chunk(2), compared), scores[:, -1].view(2, -1)
+
+    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     training = Resumable(job, scorer=engine)
     with StepLog(job, steps) as log:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
-            loss_sum, scores = 0.0, []
-            passes = list(
-                micro_batches(rows, [lengths[row] for row in rows], placement["micro_batch_tokens"])
-            )
-            for number, group in enumerate(passes, start=1):
-                sequences = [[*prompts[row], *chosen[row]] for row in group]
-                sequences += [[*prompts[row], *rejected[row]] for row in group]
-                input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
-                ends = [len(sequence) for sequence in sequences]
-                last = span_mask([end - 1 for end in ends], ends, input_ids.shape[1], device)
-                pair = engine(input_ids, attention_mask, last).view(2, len(group))
-                loss = pairwise_loss(*pair).sum() / len(rows)
-                engine.backward(loss, last=number == len(passes))
-                loss_sum += loss.item()
-                scores.append(pair.detach())
-            scores = torch.cat(scores, dim=1)
-            accuracy, ties = accuracy_and_ties(*scores)
+            sums = torch.zeros(len(PAIR_FIGURES), device=device)
+            for part in pairs.passes(rows, max_tokens, scorer.packs, device):
+                losses, scores = judge(part.grid)
+                engine.backward(part.counts / len(rows) * losses.sum(), part.last)
+                sums += part.counts * pair_sums(losses.detach(), *scores.detach())
+            means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,
                 ["loss", "accuracy"],
-                loss=loss_sum,
-                accuracy=accuracy,
-                ties=ties,
-                margin=(scores[0] - scores[1]).mean().item(),
+                rows,
+                **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
+                grad_norm=engine.grad_norm,
             )
 
-    save_model(scorer.model, tokenizer, job.result)
+    probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)
+    expected = answer_scores(scorer, probes, max_tokens)
+    with engine.whole_weights():
+        save_model(model, tokenizer, job.result)
+    ranks.barrier()
+    saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer)).to(device)
+    if not np.array_equal(answer_scores(saved, probes, max_tokens), expected):
+        raise InputError(
+            f"{job.result}: the saved model does not score held-out pairs as the trained one did"
+        )
     write_card(job)
 
 

@@ -9,15 +9,16 @@ reward model to begin with.
 import numpy as np
 import torch
 
-from rlhf import ppo
-from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf import ppo, ranks
+from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
 from rlhf.engine import Engine, start
 from rlhf.generate import sample_responses
 from rlhf.job import InputError, run
+from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
-from rlhf.models import add_lora, load_causal, load_scorer, save_model
-from rlhf.passes import Policy, Scorer, score_last_tokens
+from rlhf.models import check_length, load_causal, load_scorer, save_model, size_of
+from rlhf.passes import Policy, Scorer, answer_scores
 from rlhf.resume import Resumable
 from rlhf.tokens import Ragged, load_tokenizer
 
@@ -25,6 +26,8 @@ from rlhf.tokens import Ragged, load_tokenizer
 def main(job):
     """Data, models, loop, save."""
     settings, placement = job.settings, job.placement
+    if ranks.world_size() > 1:
+        raise InputError("PPO runs in one process: set nodes and gpus_per_node to 1")
     device = start(placement)
     torch.manual_seed(settings.seed)
 
@@ -38,11 +41,15 @@ def main(job):
 
     actor = load_causal(job.inputs["actor"], settings.dtype, tokenizer)
     if settings.lora_rank:
-        actor = add_lora(actor, settings.lora_rank, settings.lora_alpha)
+        actor = add_lora(actor, settings.lora_rank, settings.lora_alpha, settings.train_base)
     actor = Policy(actor).to(device)
     critic = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device)
-    ref = Policy(load_causal(job.inputs["actor"], settings.dtype, tokenizer)).to(device).eval()
-    reward = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device).eval()
+    ref = Policy(load_causal(job.inputs["actor"], settings.dtype, tokenizer)).to(device)
+    reward = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device)
+    job.record["models"] = {"actor": size_of(actor.model), "critic": size_of(critic.model)}
+
+    for module in (actor, critic):
+        check_length(module.model, settings.max_prompt_length + settings.max_response_length)
 
     steps = num_steps(len(prompts), settings.rollout_batch_size, settings.epochs)
     updates = sum(
@@ -62,7 +69,8 @@ def main(job):
     with StepLog(job, steps) as log:
         for step, rows in training.steps(batches):
             # 1. Responses.
-            rollouts.sample(actor.causal, [prompts[row] for row in rows])
+            with actor_engine.whole_weights():
+                rollouts.sample(actor.model, [prompts[row] for row in rows])
 
             # 2. Scores.
             scores = rollouts.scores(reward)
@@ -110,9 +118,10 @@ def main(job):
             # Before the first update of a step the ratio is 1 and nothing is clipped.
             for name in ("ratio", "approx_kl", "clip_fraction"):
                 figures[f"policy/first_{name}"] = updated[0][f"policy/{name}"]
-            log.write(step, ["objective/scores", "objective/kl"], **figures)
+            log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
 
-    save_model(actor.model, tokenizer, job.result)
+    with actor_engine.whole_weights():
+        save_model(actor.model, tokenizer, job.result)
     write_card(job)
 
 
@@ -124,21 +133,18 @@ def update(rollouts, experience, rows, actor_engine, critic_engine, settings):
     num_tokens = int(rollouts.response_mask[rows].sum())
     sums = dict.fromkeys(("policy/loss", "value/loss"), 0.0)
     sums |= dict.fromkeys(("policy/ratio", "policy/approx_kl", "policy/clip_fraction"), 0.0)
-    passes = list(rollouts.passes(rows))
-    for number, (group, batch) in enumerate(passes, start=1):
-        input_ids, attention_mask, tokens, states, mask = batch
-        old_logprobs, old_values, advantages, returns = (x[group][mask] for x in experience)
-        last = number == len(passes)
+    for part, mask in rollouts.passes(rows, actor_engine.module.packs):
+        old_logprobs, old_values, advantages, returns = (x[part.rows][mask] for x in experience)
 
-        logprobs = actor_engine(input_ids, attention_mask, tokens, settings.temperature)
+        logprobs = actor_engine(part.grid, settings.temperature)
         losses = ppo.policy_loss(logprobs, old_logprobs, advantages, settings.clip_range)
         policy_loss = losses.sum() / num_tokens
-        actor_engine.backward(policy_loss, last)
+        actor_engine.backward(policy_loss, part.last)
 
-        values = critic_engine(input_ids, attention_mask, states)
+        values = critic_engine(part.grid, part.grid.before)
         losses = ppo.value_loss(values, old_values, returns, settings.value_clip_range)
         value_loss = losses.sum() / num_tokens
-        critic_engine.backward(value_loss, last)
+        critic_engine.backward(value_loss, part.last)
 
         sums["policy/loss"] += policy_loss.item()
         sums["value/loss"] += value_loss.item()
@@ -157,64 +163,50 @@ class Rollouts:
         self.tokenizer = tokenizer
         self.device = device
 
-    def sample(self, causal, prompts):
+    def sample(self, model, prompts):
         """Have the actor answer the prompts."""
         settings = self.settings
         responses = sample_responses(
-            causal,
+            model,
             prompts,
             self.tokenizer,
             settings.max_response_length,
             settings.temperature,
             self.max_tokens,
         )
-        self.starts = [len(prompt) for prompt in prompts]
-        self.sequences = [[*p, *r] for p, r in zip(prompts, responses, strict=True)]
+        self.examples = Examples(prompts, responses)
         self.ended = [response[-1] == self.tokenizer.eos_token_id for response in responses]
-        lengths = [len(response) for response in responses]
-        self.response_mask = span_mask([0] * len(lengths), lengths, max(lengths), self.device)
+        [lengths] = self.examples.answer_lengths
+        places = torch.arange(lengths.max())
+        self.response_mask = (places < torch.from_numpy(lengths)[:, None]).to(self.device)
 
-    def passes(self, rows=None):
-        """Rows of each pass, and its tensors.
-
-        The tensors: input_ids, attention_mask, the response tokens, the states before them (all
-        [b, T]) and response_mask [b, R].
-        """
-        rows = range(len(self.sequences)) if rows is None else rows
-        lengths = [len(self.sequences[row]) for row in rows]
-        for group in micro_batches(rows, lengths, self.max_tokens):
-            sequences = [self.sequences[row] for row in group]
-            input_ids, attention_mask = pad(sequences, self.tokenizer.pad_token_id, self.device)
-            starts, ends = [self.starts[row] for row in group], [len(s) for s in sequences]
-            width = input_ids.shape[1]
-            tokens = span_mask(starts, ends, width, self.device)
-            before = [start - 1 for start in starts], [end - 1 for end in ends]
-            states = span_mask(*before, width, self.device)
-            yield group, (input_ids, attention_mask, tokens, states, self.response_mask[group])
+    def passes(self, rows, packs):
+        """The passes over some rows, each with the response_mask [b, R] of its rows."""
+        for part in self.examples.passes(rows, self.max_tokens, packs, self.device):
+            yield part, self.response_mask[part.rows]
 
     def scores(self, reward):
         """The reward model's score of each response [B]."""
-        pad_id = self.tokenizer.pad_token_id
-        return score_last_tokens(reward, self.sequences, pad_id, self.max_tokens)
+        [scores] = answer_scores(reward, self.examples, self.max_tokens)
+        return torch.from_numpy(scores).float().to(self.device)
 
     def logprobs(self, policy, entropies=False):
         """Log-probability of each response token [B, R]; with entropies, a pair of such tables."""
         temperature = self.settings.temperature
-
-        def look(input_ids, attention_mask, tokens, states):
-            found = policy(input_ids, attention_mask, tokens, temperature, entropies)
-            return found if entropies else (found,)
-
-        tables = self.tables(look)
-        return tables if entropies else tables[0]
+        if entropies:
+            return self.tables(policy, lambda grid: policy(grid, temperature, entropies=True))
+        return self.tables(policy, lambda grid: (policy(grid, temperature),))[0]
 
     def values(self, critic):
         """The critic's value before each response token [B, R]."""
-        return self.tables(lambda ids, mask, tokens, states: (critic(ids, mask, states),))[0]
+        return self.tables(critic, lambda grid: (critic(grid, grid.before),))[0]
 
-    def tables(self, look):
-        """What a function finds at the response tokens, pass by pass, as tables [B, R]."""
-        parts = [(group, mask, look(*batch)) for group, (*batch, mask) in self.passes()]
+    def tables(self, module, look):
+        """What a function of a grid finds at the response tokens, as tables [B, R]."""
+        rows = np.arange(len(self.examples))
+        parts = [
+            (part.rows, mask, look(part.grid)) for part, mask in self.passes(rows, module.packs)
+        ]
         tables = [torch.zeros(self.response_mask.shape, device=self.device) for _ in parts[0][2]]
         for group, mask, found in parts:
             for table, values in zip(tables, found, strict=True):

@@ -1,76 +1,98 @@
 """Fine-tune a language model on the chosen responses.
 
 The loss is the mean of -log p(token) over the tokens of a step (all of them, or those of the
-response), whatever passes they stand in.
+response), whatever passes and processes they stand in.
 """
 
 import torch
 
-from rlhf.batches import global_batches, micro_batches, num_steps, pad, span_mask
+from rlhf import ranks
+from rlhf.batches import Examples, global_batches
+from rlhf.best import Best
 from rlhf.card import write_card
 from rlhf.engine import Engine, start
-from rlhf.job import run
+from rlhf.job import InputError, run
+from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
-from rlhf.models import add_lora, load_causal, save_model
-from rlhf.passes import Policy
+from rlhf.models import check_length, load_causal, save_model, size_of
+from rlhf.passes import Policy, answer_logprobs
 from rlhf.resume import Resumable
-from rlhf.tokens import Ragged, load_tokenizer
+from rlhf.tokens import load_tokenizer
 
 
 def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
+    max_tokens, with_prompts = placement["micro_batch_tokens"], settings.train_on_prompt
     device = start(placement)
     torch.manual_seed(settings.seed)
 
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    responses = Ragged(job.inputs["tokens"], "train.chosen")
-    lengths = prompts.lengths + responses.lengths
-    # The first token has nothing before it and cannot be learnt.
-    learnt_from = [1] * len(prompts) if settings.train_on_prompt else prompts.lengths
-    learnt = lengths - learnt_from
+    examples = Examples.read(job.inputs["tokens"], "train", "chosen")
+    held_out = Examples.read(job.inputs["tokens"], "eval", "chosen")
+    learnt = examples.num_tokens(with_prompts)
+    batches = list(
+        global_batches(len(examples), settings.global_batch_size, settings.epochs, settings.seed)
+    )
+    for step, rows in enumerate(batches, start=1):
+        if not learnt[rows].any():
+            raise InputError(
+                f"step {step} has no token to learn, in rows {sorted(map(int, rows))}:"
+                " set train_on_prompt, or truncation_side: left"
+            )
 
     tokenizer = load_tokenizer(job.inputs["model"])
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
+    check_length(model, settings.max_length)
     if settings.lora_rank:
-        model = add_lora(model, settings.lora_rank, settings.lora_alpha)
-    steps = num_steps(len(prompts), settings.global_batch_size, settings.epochs)
+        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
+    job.record["models"] = {"model": size_of(model)}
     policy = Policy(model).to(device)
-    engine = Engine(policy, settings, settings.learning_rate, steps, placement)
+    engine = Engine(policy, settings, settings.learning_rate, len(batches), placement)
 
-    batches = global_batches(
-        len(prompts), settings.global_batch_size, settings.epochs, settings.seed
-    )
-    training = Resumable(job, policy=engine)
-    with StepLog(job, steps) as log:
+    def evaluate():
+        """Mean loss of the tokens of held-out rows."""
+        logprobs = answer_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
+        return -logprobs.sum() / held_out.num_tokens(with_prompts).sum()
+
+    def save(folder):
+        with engine.whole_weights():
+            save_model(model, tokenizer, folder)
+
+    best = Best(job, save if settings.keep == "best" else None)
+    training = Resumable(job, policy=engine, best=best)
+    with StepLog(job, len(batches)) as log:
+        if training.done == 0:
+            log.write(0, ["eval_loss"], eval_loss=evaluate())
         for step, rows in training.steps(batches):
-            learning_rate = engine.learning_rate
-            num_tokens, loss_sum = int(sum(learnt[row] for row in rows)), 0.0
-            passes = list(
-                micro_batches(rows, [lengths[row] for row in rows], placement["micro_batch_tokens"])
-            )
-            for number, group in enumerate(passes, start=1):
-                sequences = [[*prompts[row], *responses[row]] for row in group]
-                input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, device)
-                targets = span_mask(
-                    [learnt_from[row] for row in group],
-                    [lengths[row] for row in group],
-                    input_ids.shape[1],
-                    device,
-                )
-                logprobs = engine(input_ids, attention_mask, targets)
-                loss = -logprobs.sum() / num_tokens
-                engine.backward(loss, last=number == len(passes))
-                loss_sum += loss.item()
+            learning_rate, num_tokens = engine.learning_rate, int(learnt[rows].sum())
+            loss_sum = torch.zeros((), device=device)
+            for part in examples.passes(rows, max_tokens, policy.packs, device, with_prompts):
+                loss = -part.counts / num_tokens * engine(part.grid, summed=True)
+                engine.backward(loss, part.last)
+                loss_sum += loss.detach()
+
+            eval_loss = None
+            is_due = settings.eval_steps and step % settings.eval_steps == 0
+            if is_due or step == len(batches):
+                eval_loss = evaluate()
+                best.offer(step, eval_loss)
             log.write(
                 step,
                 ["loss"],
-                loss=loss_sum,
-                learning_rate=learning_rate,
+                rows,
+                loss=ranks.total(loss_sum).item(),
+                eval_loss=eval_loss,
                 tokens=num_tokens,
+                learning_rate=learning_rate,
+                grad_norm=engine.grad_norm,
             )
+            if settings.patience and best.since >= settings.patience:
+                break
 
-    save_model(policy.model, tokenizer, job.result)
+    if settings.keep == "best":
+        best.copy_to(job.result)
+    else:
+        save(job.result)
     write_card(job)
 
 

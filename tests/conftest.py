@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: several processes of tests share the cores, as jobs do.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -152,19 +155,6 @@ def scorer_folder(folder, tokenizer, tmp_path):
     scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
     save_model(scorer, tokenizer, tmp_path / "scorer")
     return tmp_path / "scorer"
-
-
-@pytest.fixture
-def batch(tokenizer):
-    """SEQUENCES as ids and mask, and as targets all tokens of each but its first."""
-    import torch
-
-    from rlhf.batches import pad
-
-    input_ids, attention_mask = pad(SEQUENCES, tokenizer.pad_token_id, torch.device("cpu"))
-    targets = attention_mask.bool()
-    targets[:, 0] = False
-    return input_ids, attention_mask, targets
 
 
 @pytest.fixture

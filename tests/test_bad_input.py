@@ -17,6 +17,11 @@ def with_dataset(stage="sft", **settings):
     return {"datasets": {"mine": dataset}, stage: {"recipes": {"mine": recipe}}}
 
 
+def placed(**changes):
+    """A config that places the tiny recipe otherwise."""
+    return {"sft": {"recipes": {"tiny": {"placement": changes}}}}
+
+
 ONLY_SFT = {"sft": 1, "reward": 0, "rlhf": 0}
 
 # What each config on top of config.yaml says wrongly, and the line that tells it.
@@ -110,6 +115,18 @@ CONFIGS = {
         },
         "config: rlhf.recipes.tiny: actor and reward have the templates"
         " {'sft': 'dialogue', 'reward': 'chat'}",
+    ),
+    "optimizer that is not cut up, moved away": (
+        placed(offload="optimizer"),
+        "config: sft.recipes.tiny.placement.zero_stage: 0 is less than the minimum of 1",
+    ),
+    "weights that are not cut up, moved away": (
+        placed(offload="parameters", zero_stage=2),
+        "config: sft.recipes.tiny.placement.zero_stage: 3 was expected",
+    ),
+    "unknown way to move things away": (
+        placed(offload="disk"),
+        "config: sft.recipes.tiny.placement.offload: 'disk' is not one of",
     ),
     "unknown template": ({"template": "alpaca"}, "config: template: 'alpaca' is not one of"),
 }

@@ -2,12 +2,13 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import INIT
-from rlhf.batches import pad, span_mask
-from rlhf.generate import sample_responses
+from rlhf.batches import Examples
+from rlhf.generate import pad_left, sample_responses
 from rlhf.models import make_causal
 from rlhf.passes import Policy
 
@@ -29,6 +30,16 @@ def ending(model, tokenizer):
     with torch.no_grad():
         model.model.decoder.final_layer_norm.bias += 8.0 * eos / eos.square().sum()
     return model
+
+
+@pytest.mark.parametrize("kind", [list, lambda ids: np.array(ids, dtype=np.uint16)])
+def test_prompts_are_padded_so_that_all_end_together(kind):
+    # A pad id that belongs to a prompt counts.
+    prompts = [kind(ids) for ids in ([8], [5, 65535, 7], [1, 1])]
+    input_ids, attention_mask = pad_left(prompts, 1, torch.device("cpu"))
+    assert input_ids.tolist() == [[1, 1, 8], [5, 65535, 7], [1, 1, 1]]
+    assert attention_mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
+    assert input_ids.dtype == attention_mask.dtype == torch.int64
 
 
 def sample(model, tokenizer, prompts, seed=0, temperature=1.0, length=8, max_tokens=MAX_TOKENS):
@@ -86,20 +97,19 @@ def test_neither_top_k_nor_top_p_of_the_models_own_settings_count(model, tokeniz
     assert len(first_tokens) > 1
 
 
-def logprobs_of(model, tokenizer, responses, temperature):
-    """Log-probabilities of all response tokens by a pass as in training."""
-    sequences = [[*p, *r] for p, r in zip(PROMPTS, responses, strict=True)]
-    input_ids, attention_mask = pad(sequences, tokenizer.pad_token_id, model.device)
-    starts, ends = [len(prompt) for prompt in PROMPTS], [len(ids) for ids in sequences]
-    targets = span_mask(starts, ends, input_ids.shape[1], model.device)
+def logprobs_of(model, responses, temperature):
+    """Log-probabilities of all response tokens, row after row, by a pass as in training."""
+    policy, rows = Policy(model), np.arange(len(PROMPTS))
+    [part] = Examples(PROMPTS, responses).passes(rows, MAX_TOKENS, policy.packs, model.device)
     with torch.no_grad():
-        return Policy(model)(input_ids, attention_mask, targets, temperature)
+        found = policy(part.grid, temperature).split(part.grid.lengths.tolist())
+    return torch.cat([found[part.rows.index(row)] for row in rows])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_under_generation_are_those_of_a_pass(ending, tokenizer, temperature):
-    # Generation pads on the left and keeps a cache, training pads on the right and does not.
-    input_ids, attention_mask = pad(PROMPTS, tokenizer.pad_token_id, ending.device, side="left")
+    # Generation pads on the left and keeps a cache, training packs and does not.
+    input_ids, attention_mask = pad_left(PROMPTS, tokenizer.pad_token_id, ending.device)
     torch.manual_seed(0)
     generated = ending.generate(
         input_ids=input_ids,
@@ -122,7 +132,7 @@ def test_logprobs_under_generation_are_those_of_a_pass(ending, tokenizer, temper
         for row, response in enumerate(responses)
         for place, token in enumerate(response)
     ]
-    logprobs = logprobs_of(ending, tokenizer, responses, temperature)
+    logprobs = logprobs_of(ending, responses, temperature)
     torch.testing.assert_close(logprobs, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 

@@ -75,6 +75,14 @@ def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
             log.write(2, ["loss"], loss=value)
 
 
+def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):
+    job = make_job()
+    with StepLog(job, 1) as log:
+        log.write(1, ["loss"], loss=2.0, grad_norm=None)
+    assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
+    assert scalars(job, "loss") == [(1, 2.0)]
+
+
 def test_figures_are_tensorboard_scalars(make_job):
     job = make_job()
     log_steps(job)

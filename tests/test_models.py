@@ -1,10 +1,14 @@
-"""Making, loading and saving models, and their adapters."""
+"""Making, loading and saving models, and refusing those that cannot work."""
 
+import json
 import math
 import random
+import re
+from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -14,11 +18,11 @@ from transformers import (
 )
 
 from conftest import INIT
+from families import FAMILIES
 from init_model import train_tokenizer
 from rlhf import toy
 from rlhf.job import InputError
 from rlhf.models import (
-    add_lora,
     choose_device,
     copy_causal,
     load_causal,
@@ -26,7 +30,6 @@ from rlhf.models import (
     make_causal,
     save_model,
 )
-from rlhf.passes import Policy, Scorer
 
 CPU = torch.device("cpu")
 
@@ -91,25 +94,6 @@ def test_an_init_without_a_model_type_is_refused(tokenizer):
 
 
 # Loading and saving.
-
-
-def outputs(module, batch):
-    """How many different outputs eight passes in training mode give."""
-    module.train()
-    return len({tuple(module(*batch).tolist()) for _ in range(8)})
-
-
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "layerdrop"])
-def test_dropout_is_off_whatever_the_config_on_disk_says(folder, tokenizer, batch, name):
-    config = AutoConfig.from_pretrained(folder)
-    setattr(config, name, 0.5)
-    config.save_pretrained(folder)
-    # The plain model does drop: the test would see it.
-    assert outputs(Policy(AutoModelForCausalLM.from_pretrained(folder)), batch) > 1
-    policy = Policy(load_causal(folder, "fp32", tokenizer))
-    assert outputs(policy, batch) == 1
-    assert torch.equal(policy.train()(*batch), policy.eval()(*batch))
-    assert outputs(Scorer(load_scorer(folder, "fp32", tokenizer, new_head=True)), batch) == 1
 
 
 def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tokenizer):
@@ -195,63 +179,115 @@ def test_a_reloaded_scorer_is_the_one_that_was_saved(scorer_folder, tokenizer):
     assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
 
 
-# LoRA.
+# Models that cannot work.
 
 
-def test_new_adapters_change_nothing(folder, tokenizer, batch):
-    plain = Policy(load_causal(folder, "fp32", tokenizer))
-    adapted = Policy(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1))
-    torch.testing.assert_close(adapted(*batch), plain(*batch))
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def test_adapters_alone_are_trained_on_all_linear_layers_but_the_output(folder, tokenizer):
-    model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
-    layers = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in trained}
-    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
-    expected = {
-        f"model.decoder.layers.{layer}.{part}"
-        for layer in range(2)
-        for part in (*projections, "fc1", "fc2")
-    }
-    assert layers == expected
+def change_weights(folder, changes):
+    """Give weights other values; None takes one away."""
+    weights = load_file(folder / "model.safetensors") | changes
+    weights = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def with_learnt_adapters(folder, tokenizer, alpha=1):
-    """A model whose adapters (rank 2) are not zero."""
-    model = add_lora(load_causal(folder, "fp32", tokenizer), 2, alpha)
-    random = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if ".lora_B." in name:
-                weight.copy_(torch.randn(weight.shape, generator=random))
-    return model
+LAYER = "model.decoder.layers.1.fc1.bias"
 
 
-def test_adapters_are_merged_when_saved(folder, tokenizer, batch, tmp_path):
-    model = with_learnt_adapters(folder, tokenizer)
-    adapted = Policy(model)(*batch)
-    save_model(model, tokenizer, tmp_path / "merged")
-    assert sorted(files(tmp_path / "merged")) == sorted(files(folder))
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(folder)
-    assert plain.state_dict().keys() == base.state_dict().keys()
-    torch.testing.assert_close(Policy(plain)(*batch), adapted, rtol=1e-4, atol=1e-4)
-    # The adapters did something: the test would see them lost.
-    assert (Policy(base)(*batch) - adapted).abs().max() > 0.01
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({LAYER: None}, f"weights are missing: {LAYER}"),
+        ({"model.stray": torch.ones(2)}, "weights are not in the model: model.stray"),
+        ({LAYER: torch.ones(3)}, f"weights have not the shape of the model: {LAYER}"),
+        ({"score.weight": torch.ones(2, 32)}, "have not the shape of the model: score.weight"),
+        ({"score.weight": None}, "weights are missing: score.weight"),
+    ],
+)
+def test_a_scorer_whose_weights_are_not_those_of_its_config_is_refused(
+    scorer_folder, tokenizer, changes, found
+):
+    change_weights(scorer_folder, changes)
+    with pytest.raises(InputError, match=re.escape(found)) as error:
+        load_scorer(scorer_folder, "fp32", tokenizer)
+    assert str(error.value).startswith(f"{scorer_folder}: ")
+    assert "\n" not in str(error.value)
 
 
-def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer, tmp_path):
-    model = with_learnt_adapters(folder, tokenizer, alpha=8)
-    name = "model.decoder.layers.1.fc1"
-    layer = model.get_base_model().get_submodule(name)
-    before = layer.base_layer.weight.detach().clone()
-    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    save_model(model, tokenizer, tmp_path / "merged")
-    after = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").get_submodule(name).weight
-    # 8 / 2.
-    torch.testing.assert_close(after, before + 4 * product)
+@pytest.mark.parametrize("changes", [{LAYER: None}, {LAYER: torch.ones(3)}])
+def test_a_new_head_is_all_that_may_be_missing(folder, tokenizer, changes):
+    change_weights(folder, changes)
+    for load in (load_causal, partial(load_scorer, new_head=True)):
+        with pytest.raises(InputError, match=re.escape(LAYER)):
+            load(folder, "fp32", tokenizer)
+
+
+def test_a_reward_model_is_no_language_model(scorer_folder, tokenizer):
+    with pytest.raises(InputError, match=r"weights are not in the model: score\.weight"):
+        load_causal(scorer_folder, "fp32", tokenizer)
+
+
+def test_an_output_layer_of_its_own_stays_behind_under_a_new_head(tokenizer, tmp_path):
+    save_model(make_causal(FAMILIES["llama"], tokenizer, 1), tokenizer, tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("gemma2", "final_logit_softcapping", 30.0),
+        ("cohere", "logit_scale", 0.0625),
+        ("granite", "logits_scaling", 8.0),
+        ("falcon_h1", "lm_head_multiplier", 0.5),
+    ],
+)
+def test_logits_that_are_more_than_hidden_states_times_weights_are_refused(
+    folder, tokenizer, family, name, value
+):
+    # The config is enough: no weights are read.
+    AutoConfig.for_model(family, **{name: value}).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=rf"config\.json: {name} is {value}:"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_settings_of_logits_that_change_nothing_are_taken(folder, tokenizer):
+    change_config(folder, logit_scale=1.0, final_logit_softcapping=None)
+    load_causal(folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_models_with_an_encoder_are_refused(folder, tokenizer, family):
+    AutoConfig.for_model(family).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=f"{family} has an encoder"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_a_family_without_score_heads_is_refused_in_one_line(tokenizer, tmp_path):
+    init = {**FAMILIES["llama"], "model_type": "ernie4_5"}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    load_causal(tmp_path, "fp32", tokenizer)
+    with pytest.raises(InputError, match="AutoModelForSequenceClassification") as error:
+        load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("load", [load_causal, partial(load_scorer, new_head=True)])
+def test_a_model_speaks_of_the_ids_of_its_tokenizer(folder, tokenizer, load):
+    # As in folders whose pad is eos.
+    change_config(folder, pad_token_id=2, eos_token_id=[2, 5], bos_token_id=None)
+    config = load(folder, "fp32", tokenizer).config
+    assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.bos_token_id == tokenizer.bos_token_id
+
+
+# The same bytes.
 
 
 def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):

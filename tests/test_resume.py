@@ -363,7 +363,7 @@ def test_a_damaged_state_is_left_and_the_one_before_used(name, how, expected, ca
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
     assert states(job) == [3, 6]
-    damage(job.states / "00000006", name, how)
+    damage(job.states / "00000006/0-of-1", name, how)
     capsys.readouterr()
     job = make_job(save_steps=100)
     assert outcome(job) == expected
@@ -377,7 +377,7 @@ def test_a_damaged_state_is_left_and_the_one_before_used(name, how, expected, ca
 def test_a_state_with_a_file_that_is_not_its_own_is_damaged(expected):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
-    (job.states / "00000006/tensors.safetensors.1").touch()
+    (job.states / "00000006/0-of-1/tensors.safetensors.1").touch()
     job = make_job()
     assert outcome(job) == expected
     assert job.record["resumed_after_step"] == 3
@@ -386,8 +386,8 @@ def test_a_state_with_a_file_that_is_not_its_own_is_damaged(expected):
 def test_where_all_states_are_damaged_a_run_starts_from_the_beginning(expected, capsys):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
-    damage(job.states / "00000003", "tensors.safetensors", flip(-1))
-    damage(job.states / "00000006", "files.json", delete)
+    damage(job.states / "00000003/0-of-1", "tensors.safetensors", flip(-1))
+    damage(job.states / "00000006/0-of-1", "files.json", delete)
     part, done = walk(job)
     assert done == list(range(1, STEPS + 1))
     assert (
@@ -413,7 +413,7 @@ def test_a_state_that_was_being_saved_is_no_state(expected, capsys):
     assert capsys.readouterr().err == "going on after step 6\n"
     # Nothing of it is in the states that come after it.
     assert states(job) == [7, 8]
-    assert all(resume.is_whole(path) for path in resume.saved_states(job.states))
+    assert all(resume.is_whole(path / "0-of-1") for path in resume.saved_states(job.states))
     assert not (job.states / ".tmp").exists()
 
 
@@ -440,7 +440,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(which):
     said = stop(job := make_job(save_steps=100), 4, which)
     assert said == (f"stopped by {which.name} after step 4: the same command goes on from there")
     assert states(job) == [4]
-    assert (job.states / "00000004/metrics.jsonl").read_text().count("\n") == 4
+    assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
 
 
 def test_a_run_that_is_asked_to_stop_finishes_its_step_first():

@@ -27,10 +27,11 @@ READERS = {
     "import_dataset": {"split_dataset", "init_model", *TOKENIZERS, "draw_report"},
     "split_dataset": {*TOKENIZERS, "draw_report"},
     "fetch_model": set(),
-    "init_model": {*TOKENIZERS, "train_sft", "evaluate_sft"},
-    "tokenize_sft": {"train_sft", "evaluate_sft", "draw_report"},
+    "init_model": {*TOKENIZERS, "train_sft", "evaluate_sft", "compare_zero"},
+    "tokenize_sft": {"train_sft", "evaluate_sft", "draw_report", "compare_zero", "write_record"},
     "train_sft": {
         "evaluate_sft",
+        "write_record",
         "train_reward",
         "reference_dpo",
         "train_dpo",
@@ -38,7 +39,7 @@ READERS = {
         "evaluate_rlhf",
         "draw_report",
     },
-    "evaluate_sft": {"draw_report"},
+    "evaluate_sft": {"draw_report", "write_record"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "draw_report"},
     "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report"},
     "evaluate_reward": {"draw_report"},
@@ -50,6 +51,10 @@ READERS = {
     "train_rlhf": {"evaluate_rlhf", "draw_report"},
     "evaluate_rlhf": {"draw_report"},
     "draw_report": set(),
+    # Of SFT.
+    "write_record": set(),
+    "compare_zero": {"draw_zero"},
+    "draw_zero": set(),
 }
 
 
@@ -58,9 +63,20 @@ def stale(*rules):
     return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
 
 
-# The tiny recipes; a model from the hub, fine-tuned on a dataset of our own; a dataset from the
-# hub; a model whose tokenizer is a copy.
-TINY = ("output/rlhf/tiny", "output/dpo/tiny")
+# What a change of the spec of SFT's training makes stale. Its settings and code are those of the
+# comparison of ZeRO stages too, which does not read its result.
+SFT_TRAINED = stale("train_sft", "compare_zero")
+
+
+ZERO = "output/zero/sft/tiny.html"
+# The tiny recipes, with record and comparison of their SFT; a model from the hub, fine-tuned on a
+# dataset of our own; a dataset from the hub; a model whose tokenizer is a copy.
+TINY = (
+    "output/rlhf/tiny",
+    "output/dpo/tiny",
+    "output/record/sft/tiny.md",
+    ZERO,
+)
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
 COPIED = "output/models/copied.manifest.json"
@@ -263,7 +279,12 @@ TRAINING = {
 }
 RATE = {"learning_rate": 3.0e-3}
 DTYPE = {"dtype": "fp32"}
-ADAPTERS = {"lora_rank": 0, "lora_alpha": 2}
+ADAPTERS = {
+    "lora_rank": 2,
+    "lora_alpha": 2,
+    "lora_learning_rate": 2.0e-3,
+    "train_base": "embeddings_and_norms",
+}
 PPO = {
     "max_response_length": 23,
     "rollout_batch_size": 64,
@@ -286,12 +307,12 @@ STAGES = {
         ("sft", {"model": "other"}, stale("init_model")),
         ("sft", DATASETS, DATASET | stale("tokenize_sft")),
         ("sft", CUT, stale("tokenize_sft")),
-        ("sft", {"train_on_prompt": False}, stale("train_sft")),
-        ("sft", TRAINING | RATE | DTYPE | ADAPTERS, stale("train_sft")),
+        ("sft", {"train_on_prompt": False}, SFT_TRAINED),
+        ("sft", TRAINING | RATE | DTYPE | ADAPTERS, SFT_TRAINED),
         ("reward", {"model": "tiny"}, stale("train_reward")),
         ("reward", DATASETS, DATASET | stale("tokenize_reward")),
         ("reward", CUT, stale("tokenize_reward")),
-        ("reward", TRAINING | RATE | DTYPE, stale("train_reward")),
+        ("reward", TRAINING | RATE | DTYPE | ADAPTERS, stale("train_reward")),
         ("dpo", {"model": "tiny"}, stale("reference_dpo")),
         ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
         ("dpo", CUT, stale("tokenize_dpo")),
@@ -400,6 +421,8 @@ SETTINGS = {
     "evaluate.samples": Row(setting("evaluate.samples", 3), stale("evaluate_rlhf")),
     "evaluate.temperature": Row(setting("evaluate.temperature", 0.9), stale("evaluate_rlhf")),
     "evaluate.bootstrap": Row(setting("evaluate.bootstrap", 101), stale("evaluate_rlhf")),
+    "language": Row(setting("language", "zh"), {"write_record", "draw_zero"}),
+    "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
 }
 
 # Another value of each setting that says where and how a job runs: nothing is stale.
@@ -412,6 +435,8 @@ PLACEMENT = {
             "nodes": 2,
             "gpus_per_node": 8,
             "zero_stage": 2,
+            "offload": "optimizer",
+            "activation_checkpointing": True,
             "micro_batch_tokens": 4096,
             "threads": 1,
             "mem_mb": 2000,
@@ -548,7 +573,7 @@ VALUES = {
             nested("sft.recipes.tiny.global_batch_size", 32),
             nested("reward.recipes.tiny.global_batch_size", 16),
         ),
-        stale("train_sft"),
+        SFT_TRAINED,
     ),
 }
 
@@ -565,6 +590,8 @@ TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
 EVALUATORS = {"evaluate_sft", "evaluate_reward", "evaluate_dpo", "evaluate_rlhf"}
 MODEL_USERS = TRAINERS | EVALUATORS | {"reference_dpo"}
 
+PAGES = {"draw_report", "write_record", "draw_zero"}
+
 # The rules whose programs import a module, whether themselves or by way of another module.
 MODULES = {
     "__init__": RULES,
@@ -572,7 +599,8 @@ MODULES = {
     "card": TRAINERS,
     "changes": set(),
     "code": RULES,
-    "dialogues": RULES - {"draw_report"},
+    "costs": {"write_record", "draw_zero"},
+    "dialogues": RULES - PAGES,
     "digests": RULES,
     "engine": TRAINERS,
     "formats": {"import_dataset"},
@@ -587,14 +615,16 @@ MODULES = {
     "parts": {"import_dataset"},
     "passes": MODEL_USERS,
     "phases": {"split_dataset", *TOKENIZERS},
+    "pictures": PAGES,
     "ppo": {"train_rlhf"},
     "preference": {"train_reward", "evaluate_reward", "train_dpo", "evaluate_dpo"},
     "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
     "resume": TRAINERS,
     "sources": {"import_dataset"},
     "tokenizing": TOKENIZERS,
-    "tokens": {"fetch_model", "init_model", *TOKENIZERS, *MODEL_USERS},
+    "tokens": {"fetch_model", "init_model", *TOKENIZERS, *MODEL_USERS, "compare_zero"},
     "toy": {"import_dataset", "evaluate_rlhf"},
+    "words": {"write_record", "draw_zero"},
 }
 # Programs that make no result.
 TOOLS = ("verify", "why")
@@ -602,20 +632,20 @@ TOOLS = ("verify", "why")
 EVERY_RULE = (*TINY, "output/models/far.manifest.json")
 
 
-def code(name, rules):
-    """A row with another meaning of a file of scripts/."""
+def code(name, *rules):
+    """A row with another meaning of a file of scripts/ that these rules run."""
 
     def edit(folder):
         with (folder / "scripts" / name).open("a") as file:
             file.write("\nEDITED = True\n")
 
-    return Row(edit, rules, EVERY_RULE)
+    return Row(edit, stale(*rules) | (SFT_TRAINED if "train_sft" in rules else set()), EVERY_RULE)
 
 
 CODE = {
-    **{f"rlhf/{name}.py": code(f"rlhf/{name}.py", stale(*MODULES[name])) for name in MODULES},
-    **{f"{rule}.py": code(f"{rule}.py", stale(rule)) for rule in READERS},
-    **{f"{tool}.py": code(f"{tool}.py", set()) for tool in TOOLS},
+    **{f"rlhf/{name}.py": code(f"rlhf/{name}.py", *MODULES[name]) for name in MODULES},
+    **{f"{rule}.py": code(f"{rule}.py", rule) for rule in READERS},
+    **{f"{tool}.py": code(f"{tool}.py") for tool in TOOLS},
 }
 
 
@@ -923,6 +953,9 @@ RESULTS = {
     "train_rlhf": "rlhf/tiny",
     "evaluate_rlhf": "eval/rlhf/tiny",
     "draw_report": "report/tiny",
+    "write_record": "record/sft/tiny",
+    "compare_zero": "zero_runs/sft/tiny",
+    "draw_zero": "zero/sft/tiny",
 }
 
 
@@ -985,6 +1018,8 @@ ASKED_FOR = {
     "train_rlhf": {"rlhf", *stale("train_rlhf")},
     "evaluate_rlhf": {"rlhf", *stale("evaluate_rlhf")},
     "draw_report": {"report", "draw_report"},
+    "write_record": {"write_record"},
+    "draw_zero": {"draw_zero"},
 }
 SFT_ASKED_FOR = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
 DAMAGED |= {
@@ -1049,19 +1084,21 @@ def test_an_edit_is_seen_although_the_clock_ran_ahead(copy):
     assert copy.planned(*TARGETS) == set()
 
 
-# Programs that make nothing but the manifest of their result: builds in seconds.
-STUB = '''"""A result without files."""
+# Programs that make nothing but the manifest of their result, and pages: builds in seconds.
+STUB = '''"""A result without content."""
 
 from rlhf.job import run
 
 
 def main(job):
-    """Nothing."""
+    """Nothing but the files that rules copy."""
+    for page in ("record.md", "zero.html"):
+        (job.result / page).touch()
 
 
 run(main)
 '''
-FULL_DISK = STUB.replace('"""Nothing."""', 'raise OSError(28, "No space left on device")')
+FULL_DISK = STUB.replace("for page", 'raise OSError(28, "No space left on device")\n    for page')
 
 
 STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
@@ -1122,15 +1159,17 @@ def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs)
 
 
 def test_a_failed_job_leaves_what_follows_stale_and_costs_nothing(stubs):
+    # The comparison has the code of SFT's training too, and can be built.
+    targets = [target for target in TINY if target != ZERO]
     program = stubs.folder / "scripts/train_sft.py"
     before = run_records(stubs)
     program.write_text(FULL_DISK)
-    process = stubs.snakemake(*TINY, "--cores", "2")
+    process = stubs.snakemake(*targets, "--cores", "2")
     assert process.returncode != 0
     assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
-    assert stubs.planned(*TINY) == stale("train_sft")
+    assert stubs.planned(*targets) == stale("train_sft")
     # The edit is gone, the old result is still there: it is taken up again, not made again.
     program.write_text(STUB)
-    stubs.build(*TINY)
+    stubs.build(*targets)
     assert run_records(stubs) == before
-    assert stubs.planned(*TINY) == set()
+    assert stubs.planned(*targets) == set()

@@ -1,7 +1,25 @@
-"""Batches: which rows make an optimizer step, and how they share the passes of it."""
+"""Batches: which rows make an optimizer step, how they share its passes, how a pass is laid out.
+
+A row is a prompt and its answers (one for SFT, two for a pair, any number for rollouts). It is laid
+out as prompt | answer | answer ...: the prompt goes through the model once, no answer sees another,
+and positions of each go on from the prompt's end. Several rows, which do not see each other, stand
+in one line of the grid [B, T] that a model is given.
+
+That takes a model that accepts a mask of its own (models.takes_masks). For others each answer is a
+line by itself, behind a copy of its prompt, padded on the right, where a causal model sees no
+padding.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from rlhf import ranks
+from rlhf.tokens import Ragged
+
+# Rows that are tried for a pass: enough to fill its lines, and few enough to go through.
+CANDIDATES = 1024
 
 
 def num_steps(num_rows, batch_size, epochs):
@@ -17,40 +35,218 @@ def global_batches(num_rows, batch_size, epochs, seed):
             yield order[start : start + batch_size]
 
 
-def micro_batches(rows, lengths, max_tokens):
-    """Share rows among passes of at most max_tokens tokens with padding, like lengths together.
+class Examples:
+    """Rows to train or to be judged on: a prompt, and the same number of answers, each.
 
-    rows: row numbers; lengths: length of each of them. A row longer than max_tokens passes alone.
+    prompts, *answers: sequences of ids by row (a Ragged, or lists).
     """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    batch, longest = [], 0
-    for index in order:
-        if batch and (len(batch) + 1) * longest > max_tokens:
-            yield batch
-            batch = []
-        longest = lengths[index] if not batch else longest
-        batch.append(rows[index])
-    if batch:
-        yield batch
+
+    def __init__(self, prompts, *answers):
+        self.prompts, self.answers = prompts, answers
+        self.prompt_lengths = lengths_of(prompts)
+        self.answer_lengths = np.stack([lengths_of(responses) for responses in answers])
+
+    @classmethod
+    def read(cls, folder, part, *answers):
+        """Those of a part (train or eval) of a folder of tokens. answers: chosen, rejected."""
+        return cls(*(Ragged(folder, f"{part}.{name}") for name in ("prompt", *answers)))
+
+    def __len__(self):
+        return len(self.prompts)
+
+    def first(self, number):
+        """The first of them."""
+        rows = range(min(number, len(self)))
+        prompts, *answers = ([ids[row] for row in rows] for ids in (self.prompts, *self.answers))
+        return Examples(prompts, *answers)
+
+    def num_tokens(self, with_prompts):
+        """How many tokens [n] of each row are learnt: see lay_out."""
+        prompts = self.prompt_lengths - 1 if with_prompts else 0
+        return self.answer_lengths.sum(axis=0) + prompts
+
+    def passes(self, rows, max_tokens, packs, device, with_prompts=False):
+        """The passes of this rank over some rows: each a Pass. See share and lay_out."""
+        prompts, answers = self.prompt_lengths[rows], self.answer_lengths[:, rows]
+        if packs:
+            sizes = prompts + answers.sum(axis=0)
+        else:
+            sizes = len(answers) * (prompts + answers.max(axis=0))
+        shared = share(rows, sizes, max_tokens, packs, ranks.rank(), ranks.world_size())
+        for number, (lines, counts) in enumerate(shared, start=1):
+            units = [
+                [(self.prompts[row], [answer[row] for answer in self.answers]) for row in line]
+                for line in lines
+            ]
+            grid = lay_out(units, packs, device, with_prompts)
+            found = [row for line in lines for row in line]
+            yield Pass(found, grid, counts, number == len(shared))
 
 
-def pad(sequences, pad_id, device, side="right"):
-    """Stack sequences of ids. Returns input_ids and attention_mask, each [B, T] (int64).
+def lengths_of(sequences):
+    """Length [n] of each sequence."""
+    found = getattr(sequences, "lengths", None)
+    return np.array([len(ids) for ids in sequences]) if found is None else found
 
-    The mask comes from the lengths, so that pad_id may be any id.
+
+class Pass(NamedTuple):
+    """rows: in the order of the grid's sequences. counts: false of one that a rank runs only
+    because others do. last: whether it is a step's last.
     """
-    longest = max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, sequence in enumerate(sequences):
-        place = slice(0, len(sequence)) if side == "right" else slice(longest - len(sequence), None)
-        input_ids[row, place] = torch.as_tensor(np.asarray(sequence, dtype=np.int64))
-        attention_mask[row, place] = 1
-    return input_ids.to(device), attention_mask.to(device)
+
+    rows: list
+    grid: "Grid"
+    counts: bool
+    last: bool
 
 
-def span_mask(starts, ends, width, device):
-    """Mask [B, width] (bool) that is true from starts[b] to before ends[b]."""
-    positions = torch.arange(width)
-    starts, ends = torch.as_tensor(starts), torch.as_tensor(ends)
-    return ((positions >= starts[:, None]) & (positions < ends[:, None])).to(device)
+def share(rows, sizes, max_tokens, packs, rank=0, world_size=1):
+    """Share the rows of a step among ranks, and those of a rank among passes.
+
+    sizes: tokens of each of the rows. max_tokens: of a pass, padding included; a row of more passes
+    alone. packs: whether a line holds several rows, or each row has lines of its own.
+
+    Returns (lines of rows, whether it counts) of each pass. Every rank has as many, as they speak
+    to each other in each: one that has fewer goes over the shortest row, which does not count.
+    """
+    sized = largest_first(rows, sizes)
+    # There and back again, so that nobody has the longest of each turn.
+    turns = [*range(world_size), *reversed(range(world_size))]
+    hands = [
+        [item for place, item in enumerate(sized) if turns[place % len(turns)] == number]
+        for number in range(world_size)
+    ]
+    if packs:
+        shared = [pack(hand, max_tokens) for hand in hands]
+    else:
+        shared = [[[[row] for row in rows] for rows in bucket(hand, max_tokens)] for hand in hands]
+    idle = [(([[sized[-1][0]]]), False)] * (max(map(len, shared)) - len(shared[rank]))
+    return [(lines, True) for lines in shared[rank]] + idle
+
+
+def largest_first(rows, sizes):
+    """(row, size) of each row, the largest first."""
+    order = np.argsort(-np.asarray(sizes), kind="stable")
+    return [(int(rows[index]), int(sizes[index])) for index in order]
+
+
+def pack(sized, max_tokens):
+    """Lines of rows for each pass. sized: (row, length), longest first.
+
+    The lines of a pass are as long as its first row; each row goes into the first line that has
+    room for it (first-fit decreasing: Johnson 1973).
+    """
+    found = []
+    while sized:
+        width = sized[0][1]
+        rooms = np.full(max(1, max_tokens // width), width)
+        lines, left = [[] for _ in rooms], []
+        for row, length in sized[:CANDIDATES]:
+            line = int(np.argmax(rooms >= length))
+            if rooms[line] < length:
+                left.append((row, length))
+                continue
+            rooms[line] -= length
+            lines[line].append(row)
+        found.append([line for line in lines if line])
+        sized = left + sized[CANDIDATES:]
+    return found
+
+
+def bucket(sized, max_tokens):
+    """Rows of each pass, like sizes together. sized: (row, size), largest first."""
+    found, largest = [], 0
+    for row, size in sized:
+        # All are padded to the first.
+        if not found or (len(found[-1]) + 1) * largest > max_tokens:
+            found.append([])
+            largest = size
+        found[-1].append(row)
+    return found
+
+
+class Inputs(NamedTuple):
+    """What a model is given: input_ids [B, T], and for packed lines position_ids [B, T] and mask
+    [B, 1, T, T] (bool, true where a token sees another).
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+
+class Grid(NamedTuple):
+    """A pass, laid out. S sequences (all first answers, then all second ones), N of their tokens.
+
+    tokens, before: flat places in the grid [N] of each token and of the state that foretells it,
+    one sequence after the other. ends: flat place [S] of each sequence's last token. lengths:
+    number [S] of each sequence's tokens among the N.
+    """
+
+    inputs: Inputs
+    before: torch.Tensor
+    tokens: torch.Tensor
+    ends: torch.Tensor
+    lengths: torch.Tensor
+
+
+def lay_out(lines, packs, device, with_prompts=False):
+    """Lay out lines of rows, each row (prompt, [answer, ...]) of ids. Returns a Grid.
+
+    The tokens of a sequence are those of its answer; with_prompts, those of its prompt too, but for
+    the first, which nothing foretells.
+    """
+    num_answers = len(lines[0][0][1])
+    if not packs:
+        lines = [[(prompt, [answer])] for [(prompt, answers)] in lines for answer in answers]
+        # All first answers, then all second ones.
+        lines = [line for first in range(num_answers) for line in lines[first::num_answers]]
+    sizes = [sum(len(p) + sum(map(len, answers)) for p, answers in line) for line in lines]
+    shape = len(lines), max(sizes)
+    ids, positions, rows, branches = (np.zeros(shape, np.int64) for _ in range(4))
+    places = [[] for _ in range(num_answers if packs else 1)]
+    for number, line in enumerate(lines):
+        start = 0
+        for row, (prompt, answers) in enumerate(line, start=1):
+            stem = np.arange(start, start + len(prompt))
+            parts = [(stem, prompt, 0, 0)]
+            start += len(prompt)
+            for branch, answer in enumerate(answers, start=1):
+                part = np.arange(start, start + len(answer))
+                parts.append((part, answer, branch, len(prompt)))
+                places[branch - 1].append(number * shape[1] + np.concatenate([stem, part]))
+                start += len(answer)
+            for part, values, branch, first in parts:
+                ids[number, part] = values
+                positions[number, part] = first + np.arange(len(part))
+                rows[number, part] = row
+                branches[number, part] = branch
+    sequences = [sequence for answer in places for sequence in answer]
+    stems = [len(p) for _ in places for line in lines for p, _ in line]
+    firsts = [1 if with_prompts else stem for stem in stems]
+    cut = [(sequence, first) for sequence, first in zip(sequences, firsts, strict=True)]
+    found = (
+        np.concatenate([sequence[first - 1 : -1] for sequence, first in cut]),
+        np.concatenate([sequence[first:] for sequence, first in cut]),
+        np.array([sequence[-1] for sequence in sequences]),
+        np.array([len(sequence) - first for sequence, first in cut]),
+    )
+    ids, positions, rows, branches, *found = (
+        torch.from_numpy(values).to(device) for values in (ids, positions, rows, branches, *found)
+    )
+    inputs = Inputs(ids, positions, visible(rows, branches)) if packs else Inputs(ids)
+    return Grid(inputs, *found)
+
+
+def visible(rows, branches):
+    """Mask [B, 1, T, T]: whom each token sees.
+
+    rows: [B, T], which row of its line a token belongs to, 0 for padding; branches: [B, T], 0 for a
+    prompt, else the number of the answer.
+    """
+    width = rows.shape[1]
+    asked = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
+    same = (rows[:, :, None] == rows[:, None, :]) & asked
+    seen = branches[:, None, :]
+    # Padding sees the padding before it: a token that sees nothing has no softmax.
+    return (same & ((seen == 0) | (branches[:, :, None] == seen)))[:, None]

@@ -1,61 +1,112 @@
 """DeepSpeed: the only module that knows it.
 
 A training step is made of passes: each gives a loss that is already divided by the whole step's
-count, so that gradients add up to the same sum however the rows are shared among passes.
+count, over all processes, so that gradients add up to the same sum however the rows are shared
+among passes and processes. All processes make the same number of passes.
 """
 
+import atexit
 import collections
+import contextlib
 import os
 import socket
+import warnings
 
 import torch
+from torch import nn
 from transformers import get_scheduler
 
 from rlhf.job import InputError
 from rlhf.models import choose_device
+from rlhf.ranks import world_size
 
 # After rlhf.models, which tells DeepSpeed of the CPU: it looks for an accelerator when imported.
 import deepspeed  # isort: skip
 import deepspeed.ops  # isort: skip
+from deepspeed.accelerator import get_accelerator  # isort: skip
+
+# DeepSpeed calls them by the old names: nothing that a user could change.
+warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+
+# What DeepSpeed is told of each placement.offload.
+OFFLOAD = {
+    "none": {},
+    "optimizer": {"offload_optimizer": {"device": "cpu"}},
+    "parameters": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+}
+
+# What changes in the scaler of fp16's losses.
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def start(placement):
-    """Join the (one-process) group that DeepSpeed wants; returns the device to train on."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    asked = placement["nodes"] * max(placement["gpus_per_node"], 1)
-    if max(processes, asked) > 1:
+    """Join the group of the job's processes; returns the device that this one trains on."""
+    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    processes, asked = world_size(), nodes * max(gpus, 1)
+    if processes != asked:
         raise InputError(
-            f"placement asks for {asked} processes, WORLD_SIZE is {processes}: training in several"
-            " processes is not supported yet; set nodes: 1 and gpus_per_node: 1 (or 0)"
+            f"placement asks for {asked} processes (nodes: {nodes}, gpus_per_node: {gpus}), and"
+            f" {processes} started: launch it by torchrun with --nnodes {nodes} --nproc-per-node"
+            f" {max(gpus, 1)}, or set nodes and gpus_per_node to what is there"
         )
     device = choose_device(placement)
     if device.type == "cpu":
-        # DeepSpeed would compile a shared-memory operator that a single process has no use for.
+        # DeepSpeed would compile a shared-memory operator in place of gloo.
         deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    elif gpus > torch.cuda.device_count():
+        raise InputError(
+            f"placement asks for {gpus} GPUs a node and torch finds {torch.cuda.device_count()}:"
+            " set gpus_per_node to what is there"
+        )
+    if "RANK" not in os.environ:
+        # No launcher: a group of one, at a port that nobody has.
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     deepspeed.init_distributed("gloo" if device.type == "cpu" else "nccl", verbose=False)
+    # Threads of gloo that outlive it end the process by SIGABRT now and then.
+    atexit.register(leave_group)
     return device
+
+
+def leave_group():
+    """Part from the group, where that has not been done."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _groups(module, settings, learning_rate):
+    """The weights to train, by rate and decay: matrices shrink, biases and norms do not."""
+    adapters_rate = getattr(settings, "lora_learning_rate", None)
+    groups = {}
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            adapter = adapters_rate is not None and "lora_" in name
+            groups.setdefault((adapter, weight.ndim < 2), []).append(weight)
+    return [
+        {
+            "params": groups[adapter, small],
+            "lr": adapters_rate if adapter else learning_rate,
+            "weight_decay": 0.0 if small else settings.weight_decay,
+        }
+        for adapter, small in sorted(groups)
+    ]
 
 
 class Engine:
     """A module in training: passes, gradients and optimizer steps through DeepSpeed."""
 
     def __init__(self, module, settings, learning_rate, num_steps, placement):
-        weights = [weight for weight in module.parameters() if weight.requires_grad]
-        decayed = [weight for weight in weights if weight.ndim > 1]
-        others = [weight for weight in weights if weight.ndim <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        self.fp16 = settings.dtype == "fp16"
+        if self.fp16 and not get_accelerator().is_fp16_supported():
+            raise InputError("dtype: fp16 needs a GPU: set dtype to bf16 or fp32")
         optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=learning_rate,
-            betas=tuple(settings.adam_betas),
+            _groups(module, settings, learning_rate), betas=tuple(settings.adam_betas), fused=True
         )
         names = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
         scheduler = get_scheduler(
@@ -67,27 +118,45 @@ class Engine:
                 {"min_lr_rate": settings.min_lr_ratio} if settings.lr_schedule == "cosine" else {}
             ),
         )
-        bf16 = settings.dtype == "bf16"
-        # Small passes must not drown in a bf16 sum, which only stages 2 and 3 keep in fp32 exactly.
-        # Stage 0 would also start with an optimizer step of no gradient.
-        self.stage = max(placement["zero_stage"], 2 if bf16 else 0)
+        # Small passes must not drown in a sum of 16 bits, which only stages 2 and 3 keep in fp32
+        # exactly. Stage 0 would also start with an optimizer step of no gradient.
+        self.stage = max(placement["zero_stage"], 0 if settings.dtype == "fp32" else 2)
+        self.max_grad_norm = settings.max_grad_norm
         self.optimizer, self.scheduler = optimizer, scheduler
+        if placement["activation_checkpointing"]:
+            module.model.activation_checkpointing_enable({"use_reentrant": False})
+        # Layers keep what they compute, or do not, by this alone: there is no dropout.
+        module.train()
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
             lr_scheduler=scheduler,
             config={
-                # One row, one process: what a step consists of is told by backward's `last`.
-                "train_batch_size": 1,
+                # One row from each process: what makes a step is told by backward's `last`.
+                "train_batch_size": world_size(),
                 "train_micro_batch_size_per_gpu": 1,
-                "gradient_clipping": settings.max_grad_norm,
-                "bf16": {"enabled": bf16},
+                # At stage 0 it would keep the norm to itself.
+                "gradient_clipping": self.max_grad_norm if self.stage else 0.0,
+                "bf16": {"enabled": settings.dtype == "bf16"},
+                "fp16": {
+                    "enabled": self.fp16,
+                    "initial_scale_power": 16,
+                    "loss_scale_window": 100,
+                },
                 "data_types": {"grad_accum_dtype": "fp32"},
-                "zero_optimization": {"stage": self.stage},
+                "communication_data_type": "fp32",
+                "zero_optimization": {"stage": self.stage, **OFFLOAD[placement["offload"]]},
+                # torch's Adam serves on CPUs and GPUs, and needs no compiler there.
+                "zero_force_ds_cpu_optimizer": False,
                 "steps_per_print": 1 << 40,
             },
         )
         self.module = module
+        # Of the last step, over all weights and before it was clipped; None if it was skipped.
+        self.grad_norm = None
+        if self.stage == 3 and hasattr(module, "borrowed_weights"):
+            for weight in module.borrowed_weights():
+                deepspeed.zero.register_external_parameter(module, weight)
 
     def __call__(self, *arguments, **named):
         # Through DeepSpeed and not straight to the module: ZeRO 3 would add gradients up wrongly.
@@ -96,8 +165,39 @@ class Engine:
     def backward(self, loss, last):
         """Add a pass's gradients; after the last pass of a step, update the weights."""
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss, scale_wrt_gas=False)
+        # DeepSpeed takes the mean over the processes, where the sum is wanted.
+        self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+        norm, skipped = None, self.skipped_steps
+        if last and self.stage == 0:
+            norm = nn.utils.clip_grad_norm_(self._masters, self.max_grad_norm)
         self.engine.step()
+        if last and self.skipped_steps == skipped:
+            self.grad_norm = float(norm if self.stage == 0 else self.engine.get_global_grad_norm())
+        elif last:
+            self.grad_norm = None
+
+    @property
+    def skipped_steps(self):
+        """Steps so far whose gradients were too large for fp16: they left the weights alone."""
+        return self.engine.skipped_steps
+
+    @property
+    def loss_scale(self):
+        """What losses are multiplied by before gradients are taken, so that fp16 can tell them."""
+        return self.engine.optimizer.loss_scale if self.stage else 1.0
+
+    @contextlib.contextmanager
+    def whole_weights(self):
+        """While it lasts, all weights are complete in each process: to save, or to generate."""
+        # Layers that keep nothing for a backward pass would generate without a cache.
+        self.module.eval()
+        with (
+            deepspeed.zero.unwrap_model_for_generation(self.engine)
+            if self.stage == 3
+            else contextlib.nullcontext()
+        ):
+            yield
+        self.module.train()
 
     @property
     def learning_rate(self):
@@ -117,9 +217,13 @@ class Engine:
         """What steps have changed: weights and moments of this process, and the rates."""
         state = {
             "zero_stage": self.stage,
+            "skipped_steps": self.skipped_steps,
             "steps": self.scheduler.last_epoch,
             "learning_rates": [group["lr"] for group in self.optimizer.param_groups],
         }
+        if self.fp16:
+            scaler = self.engine.optimizer.loss_scaler
+            state["loss_scaler"] = {name: getattr(scaler, name) for name in SCALER}
         for index, master in enumerate(self._masters):
             state[f"{index}.weights"] = master.data
             for name, value in self.optimizer.state[master].items():
@@ -140,14 +244,15 @@ class Engine:
                 if name.startswith(f"{index}.")
             }
             master.data.copy_(saved.pop("weights"))
-            # The count of steps stays on the CPU, where AdamW wants it.
             self.optimizer.state[master] = {
-                name: value.to(master.device) if value.ndim else value
-                for name, value in saved.items()
+                name: value.to(master.device) for name, value in saved.items()
             }
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
             group["lr"] = rate
         self.scheduler.last_epoch = state["steps"]
+        self.engine.skipped_steps = state["skipped_steps"]
+        if self.fp16:
+            vars(self.engine.optimizer.loss_scaler).update(state["loss_scaler"])
         if self.stage == 3:
             for index in range(len(self._masters)):
                 self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)

@@ -1,8 +1,9 @@
 """Sampled responses."""
 
+import numpy as np
 import torch
 
-from rlhf.batches import micro_batches, pad
+from rlhf.batches import bucket, largest_first
 
 
 @torch.no_grad()
@@ -13,10 +14,10 @@ def sample_responses(model, prompts, tokenizer, max_response_length, temperature
     tokens, padding included, in one pass.
     """
     responses = [None] * len(prompts)
-    lengths = [len(prompt) + max_response_length for prompt in prompts]
-    for rows in micro_batches(range(len(prompts)), lengths, max_tokens):
-        input_ids, attention_mask = pad(
-            [prompts[row] for row in rows], tokenizer.pad_token_id, model.device, side="left"
+    sizes = [len(prompt) + max_response_length for prompt in prompts]
+    for rows in bucket(largest_first(range(len(prompts)), sizes), max_tokens):
+        input_ids, attention_mask = pad_left(
+            [prompts[row] for row in rows], tokenizer.pad_token_id, model.device
         )
         sampled = model.generate(
             input_ids=input_ids,
@@ -33,3 +34,17 @@ def sample_responses(model, prompts, tokenizer, max_response_length, temperature
             ended = tokenizer.eos_token_id in ids
             responses[row] = ids[: ids.index(tokenizer.eos_token_id) + 1] if ended else ids
     return responses
+
+
+def pad_left(sequences, pad_id, device):
+    """Stack sequences so that all end together. Returns input_ids and attention_mask, [B, T].
+
+    The mask comes from the lengths, so that pad_id may be any id.
+    """
+    longest = max(len(sequence) for sequence in sequences)
+    input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, sequence in enumerate(sequences):
+        input_ids[row, longest - len(sequence) :] = torch.as_tensor(np.asarray(sequence, np.int64))
+        attention_mask[row, longest - len(sequence) :] = 1
+    return input_ids.to(device), attention_mask.to(device)

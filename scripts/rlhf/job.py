@@ -13,7 +13,9 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,9 +25,13 @@ from rlhf.code import REQUIREMENTS, code_digests, pinned_versions
 from rlhf.digests import digest, file_digest, write_atomically
 from rlhf.lineage import lineage_behind
 from rlhf.lock import Locked, hold
+from rlhf.ranks import rank, world_size
 
 # Snakemake leaves this empty file in folders that a user asks for by name.
 NOT_OURS = {".snakemake_timestamp", "manifest.json"}
+
+# Seconds that the first process of a job has to say what is wrong, before another one does.
+FIRST_WORD = 10
 
 
 class InputError(Exception):
@@ -100,6 +106,9 @@ def result_files(folder):
 def run(main):
     """Run main(job), then publish job.result. The old result stays until the new one is whole.
 
+    Of several processes each one checks and computes, and the first one alone locks and writes:
+    until all have met in main, none changes a file that another decides by.
+
     Exits with 1 and one line on standard error where the input, the code or the spec is wrong.
     """
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
@@ -114,13 +123,19 @@ def run(main):
         spec = json.loads(Path(arguments.spec).read_text())
         target = spec["path"]
         check_code(spec)
-        hold(Path(target).with_name(f".{spec['name']}.lock"))
+        if rank() == 0:
+            hold(Path(target).with_name(f".{Path(target).name}.lock"))
         manifests = {name: check_input(entry) for name, entry in spec["inputs"].items()}
         job = Job(spec, manifests, arguments.placement)
-        if not is_complete(job):
+        complete = is_complete(job)
+        if rank() == 0 and not complete:
             shutil.rmtree(job.result, ignore_errors=True)
             job.result.mkdir(parents=True)
+        if not complete:
             main(job)
+        if rank() > 0:
+            return
+        if not complete:
             publish(job, started)
         # A complete folder without its manifest beside it: an interrupted or failed rerun removed
         # the manifest alone. Nothing has to be computed again.
@@ -129,17 +144,54 @@ def run(main):
         for leftover in (job.result, job.old, job.states.parent):
             shutil.rmtree(leftover, ignore_errors=True)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        leave(f"error: {error}")
     except Locked as other:
         sys.exit(f"error: {target} is being made by {other}: wait for it, or stop it")
     except KeyboardInterrupt:
-        sys.exit("stopped by SIGINT")
+        sys.exit("stopped by SIGINT" if rank() == 0 else 1)
     except Exception as error:
-        number = system_error(error)
-        if number is None:
+        told = unforeseen(error, target, arguments.placement)
+        if told is None:
             raise
-        path = getattr(error, "filename", None) or target
-        sys.exit(f"error: {os.strerror(number)}: {path}")
+        leave(f"error: {told}")
+
+
+def leave(line):
+    """End the program with a line, which the first of several processes says for all."""
+    if rank() > 0:
+        # Where the first one ends too, the launcher ends this one.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(FIRST_WORD)
+        # Its bar may stand in this line.
+        line = f"\n{line}"
+    sys.exit(line)
+
+
+def unforeseen(error, target, placement):
+    """One line for what happens to sound programs: no memory, a full disk, a process lost; or None.
+
+    placement: what the memory of a job depends on.
+    """
+    if is_out_of_memory(error):
+        knobs = [
+            f"{name}: {placement[name]}"
+            for name in ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
+            if name in placement
+        ]
+        ways = f": placement has {', '.join(knobs)}; fewer micro_batch_tokens need less"
+        return f"{target}: out of memory" + (ways if knobs else "")
+    if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+        return f"{target}: another process of this job has ended"
+    number = system_error(error)
+    return number and f"{os.strerror(number)}: {getattr(error, 'filename', None) or target}"
+
+
+def is_out_of_memory(error):
+    """Whether memory was asked for that is not there, on the CPU or a GPU."""
+    # torch's own kind is known by its name: this module works without torch.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    told = "can't allocate memory" in str(error)
+    return told or not kinds.isdisjoint({"MemoryError", "OutOfMemoryError"})
 
 
 def system_error(error):
@@ -225,8 +277,11 @@ def write_run_record(job, started):
         "spec": digest(job.spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
         "seconds": round(time.time() - started, 3),
+        "peak_memory_mb": peak_memory_mb(),
         **job.record,
         "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
         "platform": platform.platform(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "placement": job.placement,
@@ -234,6 +289,23 @@ def write_run_record(job, started):
         "versions": {name: importlib.metadata.version(name) for name in pins},
     }
     write_beside(job, "run", json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def peak_memory_mb():
+    """The most memory that this process has had, in MB."""
+    # Linux tells it in kB, macOS in bytes.
+    units = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units)
+
+
+def cpu_name():
+    """What the CPU calls itself, or its kind where it is not told."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return named[1] if named else platform.machine()
 
 
 def write_beside(job, kind, text):

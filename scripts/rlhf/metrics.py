@@ -1,5 +1,6 @@
 """Figures of a run: one JSON line for each step, TensorBoard scalars, intervals."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -9,51 +10,60 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rlhf.job import InputError
+from rlhf.ranks import rank
 
 
 class StepLog:
     """Writes metrics.jsonl into the result and TensorBoard scalars beside the log.
 
     The lines have no times in them, so that the same build gives the same bytes. A resumed run goes
-    on behind the lines that it finds.
+    on behind the lines that it finds. Of several processes the first one writes.
     """
 
     def __init__(self, job, num_steps):
-        self.file = (job.result / "metrics.jsonl").open("a+")
+        self.open = contextlib.ExitStack()
+        if rank() > 0:
+            return
+        self.file = self.open.enter_context((job.result / "metrics.jsonl").open("a+"))
         board = job.log_folder / "tensorboard"
         shutil.rmtree(board, ignore_errors=True)
-        self.board = SummaryWriter(board)
+        self.board = self.open.enter_context(SummaryWriter(board))
         self.file.seek(0)
-        before = [json.loads(line) for line in self.file]
-        for figures in before:
-            self._draw(figures.pop("step"), figures)
-        self.bar = tqdm(
+        step = 0
+        for line in self.file:
+            figures = json.loads(line)
+            step = figures.pop("step")
+            self._draw(step, figures)
+        bar = tqdm(
             total=num_steps,
-            initial=len(before),
+            initial=step,
             desc=job.spec["rule"],
             unit="step",
             mininterval=2,
         )
+        self.bar = self.open.enter_context(bar)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.file.close()
-        self.board.close()
-        self.bar.close()
+        self.open.close()
 
-    def write(self, step, shown, **figures):
+    def write(self, step, shown, rows=(), **figures):
         """Log a step's figures; those named in shown stand beside the progress bar.
 
-        Raises InputError for a figure that is no number: the run has diverged.
+        rows: what the step was trained on. A figure that the step does not have is None, and left
+        out. Raises InputError for one that is no number: the run has diverged.
         """
+        figures = {name: value for name, value in figures.items() if value is not None}
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(
-                    f"step {step}: {name} is {value}: the run has diverged;"
-                    " a lower learning rate may help"
+                    f"step {step}, rows {sorted(map(int, rows))}: {name} is {value}: the run has"
+                    " diverged; a lower learning rate may help"
                 )
+        if rank() > 0:
+            return
         self.file.write(json.dumps({"step": step, **figures}) + "\n")
         self.file.flush()
         self._draw(step, figures)

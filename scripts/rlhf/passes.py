@@ -2,45 +2,45 @@
 
 Log-probabilities of some tokens, or scores at some positions: those of others are never made.
 
-Shapes: B sequences, T tokens, N selected tokens of all sequences, row after row.
+Shapes: grids, sequences and tokens as in rlhf/batches.py; n rows of A answers.
 """
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
+from tqdm import tqdm
 
-from rlhf.batches import micro_batches, pad, span_mask
 from rlhf.job import InputError
+from rlhf.logprobs import sum_of_logprobs, token_logprobs
+from rlhf.models import takes_masks
+from rlhf.ranks import rank, total
 
 
 class Policy(nn.Module):
-    """A causal language model whose pass gives log-probabilities of chosen tokens."""
+    """A causal language model whose pass gives log-probabilities of the tokens of a grid."""
 
     def __init__(self, model):
         super().__init__()
         self.model = model
+        self.packs = takes_masks(model)
 
-    @property
-    def causal(self):
-        """The transformers model, inside its adapters if it has some."""
-        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+    def borrowed_weights(self):
+        """Weights that a pass reads without calling their module."""
+        head = self.model.get_output_embeddings()
+        return [weight for weight in (head.weight, head.bias) if weight is not None]
 
-    def forward(self, input_ids, attention_mask, targets, temperature=1.0, entropies=False):
-        """Log-probabilities [N] of the tokens at targets, each given those before it.
+    def forward(self, grid, temperature=1.0, entropies=False, summed=False):
+        """Log-probability [N] of each token of a grid, given those before it.
 
-        input_ids, attention_mask: [B, T]; targets: [B, T] bool, false at position 0. With
-        entropies, a pair: these, and the entropy [N] of what each token was drawn from.
+        With entropies, a pair: these, and the entropy [N] of what each token was drawn from.
+        summed: their sum alone, which costs less where it is a loss.
         """
-        hidden = self.causal.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
-        logits = self.causal.get_output_embeddings()(hidden[:, :-1][targets[:, 1:]])
-        logits = logits.float() / temperature
-        logprobs = -functional.cross_entropy(logits, input_ids[targets], reduction="none")
-        if not entropies:
-            return logprobs
-        return logprobs, torch.distributions.Categorical(logits=logits.detach()).entropy()
+        hidden = hidden_states(self.model, grid)[grid.before]
+        tokens = grid.inputs.input_ids.flatten()[grid.tokens]
+        head = self.model.get_output_embeddings()
+        if summed:
+            return sum_of_logprobs(hidden, head.weight, head.bias, tokens)
+        return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, entropies)
 
 
 class Standardizer:
@@ -69,7 +69,7 @@ class Standardizer:
 
 
 class Scorer(nn.Module):
-    """A model with a score head whose pass gives the head's outputs at chosen positions.
+    """A model with a score head whose pass gives the head's outputs at places of a grid.
 
     The outputs are standardised: a critic that starts as the reward model must speak of rewards in
     the same units as those that it is taught.
@@ -78,48 +78,65 @@ class Scorer(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
+        self.packs = takes_masks(model)
         self.standardizer = Standardizer()
 
-    def forward(self, input_ids, attention_mask, positions):
-        """Outputs [N] at positions. input_ids, attention_mask: [B, T]; positions: [B, T] bool."""
-        hidden = self.model.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
-        scores = self.model.score(hidden[positions]).squeeze(-1).float()
-        return self.standardizer(scores)
+    def forward(self, grid, places):
+        """Outputs at places of a grid: its ends [S], its tokens [N] or those before them [N]."""
+        hidden = hidden_states(self.model, grid)[places]
+        return self.standardizer(self.model.score(hidden).squeeze(-1).float())
 
 
-def row_sums(values, mask):
-    """Sum [B] of each row's values [N], which stand row after row where mask [B, T] is true."""
-    table = torch.zeros(mask.shape, device=values.device).masked_scatter(mask, values)
-    return table.sum(dim=1)
+def hidden_states(model, grid):
+    """The last hidden state [B * T, D] at each place of a grid."""
+    inputs = grid.inputs
+    hidden = model.base_model(
+        input_ids=inputs.input_ids,
+        position_ids=inputs.position_ids,
+        attention_mask=inputs.mask,
+        use_cache=False,
+    ).last_hidden_state
+    return hidden.flatten(end_dim=1)
 
 
-@torch.no_grad()
-def response_logprobs(policy, prompts, responses, pad_id, max_tokens, temperature=1.0):
-    """Log-probability of each whole response behind its prompt: numpy [n], float64, in nats."""
-    device = next(policy.parameters()).device
-    sums = np.zeros(len(prompts))
-    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-    for rows in micro_batches(range(len(prompts)), lengths, max_tokens):
-        sequences = [[*prompts[row], *responses[row]] for row in rows]
-        input_ids, attention_mask = pad(sequences, pad_id, device)
-        starts, ends = [len(prompts[row]) for row in rows], [lengths[row] for row in rows]
-        tokens = span_mask(starts, ends, input_ids.shape[1], device)
-        logprobs = policy(input_ids, attention_mask, tokens, temperature)
-        sums[rows] = row_sums(logprobs, tokens).double().cpu().numpy()
-    return sums
+def padded(values, lengths):
+    """A table [S, R] of sequences' values [N], each one's last value repeated behind its end."""
+    places = torch.arange(int(lengths.max()), device=values.device)
+    starts = lengths.cumsum(dim=0) - lengths
+    return values[starts[:, None] + torch.minimum(places, lengths[:, None] - 1)]
 
 
 @torch.no_grad()
-def score_last_tokens(scorer, sequences, pad_id, max_tokens):
-    """Score [B] of each sequence of ids, read at its last token."""
-    device = next(scorer.parameters()).device
-    lengths = [len(sequence) for sequence in sequences]
-    scores = torch.zeros(len(sequences), device=device)
-    for rows in micro_batches(range(len(sequences)), lengths, max_tokens):
-        input_ids, attention_mask = pad([sequences[row] for row in rows], pad_id, device)
-        ends = [lengths[row] for row in rows]
-        last = span_mask([end - 1 for end in ends], ends, input_ids.shape[1], device)
-        scores[rows] = scorer(input_ids, attention_mask, last)
-    return scores
+def answer_logprobs(policy, examples, max_tokens, temperature=1.0, with_prompts=False):
+    """Log-probability of each whole answer behind its prompt: numpy [A, n], float64, in nats.
+
+    with_prompts: that of the whole sequence behind its first token.
+    """
+
+    def look(grid):
+        logprobs = policy(grid, temperature).double()
+        return torch.segment_reduce(logprobs, "sum", lengths=grid.lengths)
+
+    return judged(look, policy, examples, max_tokens, with_prompts)
+
+
+@torch.no_grad()
+def answer_scores(scorer, examples, max_tokens):
+    """Score of each whole sequence, read at its last token: numpy [A, n], float64."""
+    return judged(lambda grid: scorer(grid, grid.ends), scorer, examples, max_tokens)
+
+
+def judged(look, module, examples, max_tokens, with_prompts=False):
+    """What a function of a grid says of its sequences [S], for all rows: numpy [A, n]."""
+    device = next(module.parameters()).device
+    found = torch.zeros(examples.answer_lengths.shape, dtype=torch.float64)
+    rows = np.arange(len(examples))
+    with tqdm(
+        total=len(rows), unit="row", mininterval=2, delay=5, leave=False, disable=rank() > 0
+    ) as bar:
+        for part in examples.passes(rows, max_tokens, module.packs, device, with_prompts):
+            values = look(part.grid).view(len(found), -1).double().cpu()
+            if part.counts:
+                found[:, part.rows] = values
+            bar.update(len(part.rows))
+    return total(found).numpy()

@@ -1,6 +1,13 @@
-"""Losses of preference pairs: tensors in, tensors out."""
+"""Preference pairs: their losses and figures, tensors in, tensors out.
 
+Shapes: B pairs, R tokens of the longest answer.
+"""
+
+import torch
 from torch.nn import functional
+
+# As many as Guo et al. draw.
+CALIBRATION_BINS = 15
 
 
 def pairwise_loss(chosen_scores, rejected_scores):
@@ -24,9 +31,85 @@ def dpo_loss(chosen_rewards, rejected_rewards, label_smoothing):
     return (1 - label_smoothing) * right + label_smoothing * wrong
 
 
-def accuracy_and_ties(chosen_scores, rejected_scores):
-    """Share of pairs with chosen > rejected, and of ties, which are no success. Scores: [B]."""
-    return (
-        (chosen_scores > rejected_scores).float().mean().item(),
-        (chosen_scores == rejected_scores).float().mean().item(),
+def per_token_loss(chosen_scores, rejected_scores, compared):
+    """Loss of each pair [B]: pairwise_loss at each place that is compared, and its mean.
+
+    Scores: [B, R], an answer's last one repeated behind its end; compared: [B, R] (bool). As
+    DeepSpeed-Chat does, but that it reads scores of padding behind the end of the shorter answer.
+    """
+    losses = pairwise_loss(chosen_scores, rejected_scores) * compared
+    return losses.sum(dim=1) / compared.sum(dim=1)
+
+
+def since_parting(tokens, lengths):
+    """Places [B, R] from the first in which two answers differ to the end of the longer one.
+
+    tokens: [2B, R], chosen ones first, an answer's last one repeated behind its end; lengths: [2B].
+    """
+    chosen, rejected = tokens.chunk(2)
+    longest = torch.maximum(*lengths.chunk(2))
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    ended = places >= torch.minimum(*lengths.chunk(2))[:, None]
+    parted = ((chosen != rejected) | ended).cumsum(dim=1) > 0
+    return parted & (places < longest[:, None])
+
+
+PAIR_FIGURES = ("loss", "accuracy", "ties", "margin", "chosen_score", "rejected_score")
+
+
+def pair_sums(losses, chosen_scores, rejected_scores):
+    """Sums over pairs [6] of PAIR_FIGURES. Arguments: [B]. A tie is no success."""
+    return torch.stack(
+        [
+            losses.sum(),
+            (chosen_scores > rejected_scores).sum(),
+            (chosen_scores == rejected_scores).sum(),
+            (chosen_scores - rejected_scores).sum(),
+            chosen_scores.sum(),
+            rejected_scores.sum(),
+        ]
     )
+
+
+def calibration(margins, bins):
+    """How often a model is right when it is so sure: a list of bins, and the expected error.
+
+    Sure is sigmoid(|margin|), from 1/2 to 1, the probability that a Bradley-Terry model gives to
+    its own choice. The error is the mean distance of accuracy and confidence (Guo et al. 2017,
+    eq. 3).
+    """
+    confidences = torch.sigmoid(margins.abs())
+    right = (margins > 0).to(confidences.dtype)
+    number = ((confidences - 0.5) * 2 * bins).long().clamp(max=bins - 1)
+    found = []
+    for index in range(bins):
+        inside = number == index
+        if inside.any():
+            found.append(
+                {
+                    "pairs": int(inside.sum()),
+                    "confidence": confidences[inside].mean().item(),
+                    "accuracy": right[inside].mean().item(),
+                }
+            )
+    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in found) / len(margins)
+    return found, error
+
+
+def held_out_figures(losses, scores, lengths):
+    """The figures of held-out pairs: PAIR_FIGURES, calibration, and what the longer answer tells.
+
+    losses: [n]; scores, lengths: [2, n], of chosen and rejected answers.
+    """
+    count = len(losses)
+    figures = dict(zip(PAIR_FIGURES, (pair_sums(losses, *scores) / count).tolist(), strict=True))
+    bins, error = calibration(scores[0] - scores[1], CALIBRATION_BINS)
+    longer = dict(zip(PAIR_FIGURES, (pair_sums(losses, *lengths) / count).tolist(), strict=True))
+    return {
+        "pairs": count,
+        **figures,
+        "calibration": bins,
+        "calibration_error": error,
+        "longer_wins_accuracy": longer["accuracy"],
+        "equal_lengths": longer["ties"],
+    }

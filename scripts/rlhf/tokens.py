@@ -163,6 +163,12 @@ class Ragged:
     def __getitem__(self, row):
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
+    def write_first(self, rows, folder, name):
+        """Write the first rows, or all if there are fewer, as an array of their own."""
+        offsets = self.offsets[: rows + 1]
+        np.save(Path(folder, f"{name}.offsets.npy"), offsets)
+        np.save(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
+
     @property
     def lengths(self):
         """Length of each row."""

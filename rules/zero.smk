@@ -1,0 +1,51 @@
+# The same few steps of a recipe at each ZeRO stage, and a page that compares them.
+
+
+def zero_placement(wildcards, threads):
+    """A recipe's placement, with what starts its training."""
+    where = recipe(wildcards.stage, wildcards.name)["placement"]
+    return canonical_json({**where, "launch": launch(wildcards.stage)(wildcards, threads)})
+
+
+rule compare_zero:
+    input:
+        unpack(inputs("compare_zero")),
+    output:
+        "output/zero_runs/{stage}/{name}.manifest.json",
+    log:
+        "output/logs/compare_zero/{stage}/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    threads: lambda wildcards: placement(wildcards.stage, "threads")(wildcards)
+    resources:
+        gpu=lambda wildcards: gpus(wildcards.stage)(wildcards),
+        mem_mb=lambda wildcards: placement(wildcards.stage, "mem_mb")(wildcards),
+        runtime=lambda wildcards: placement(wildcards.stage, "runtime")(wildcards),
+    params:
+        program=program("compare_zero"),
+        placement=zero_placement,
+    message:
+        "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
+    shell:
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
+
+
+rule draw_zero:
+    input:
+        unpack(inputs("draw_zero")),
+    output:
+        manifest="output/zero/{stage}/{name}.manifest.json",
+        page="output/zero/{stage}/{name}.html",
+    log:
+        "output/logs/draw_zero/{stage}/{name}.log",
+    conda:
+        "../envs/rlhf.yaml"
+    params:
+        program=program("draw_zero"),
+        result=subpath(output.page, strip_suffix=".html"),
+    message:
+        "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"
+    shell:
+        "python {params.program:q} --spec {input.spec} 2>&1 | (trap '' INT TERM; tee {log}) &&"
+        " cp {params.result}/zero.html {output.page}"

@@ -1,0 +1,41 @@
+"""A tiny model of each family that is trained here: keys of its transformers config."""
+
+SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+LLAMA = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
+OPT = {**SIZE, "model_type": "opt", "ffn_dim": 64, "max_position_embeddings": 64, "init_std": 0.06}
+
+FAMILIES = {
+    "opt": {**OPT, "word_embed_proj_dim": 32, "dropout": 0.1},
+    "opt-350m": {**OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    "gpt2": {**SIZE, "model_type": "gpt2", "n_positions": 64},
+    "gpt_neox": {
+        **SIZE,
+        "model_type": "gpt_neox",
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+    "bloom": {**SIZE, "model_type": "bloom"},
+    "llama": {**LLAMA, "model_type": "llama"},
+    "qwen2": {**LLAMA, "model_type": "qwen2"},
+    "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8},
+    "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
+    "gemma": {**LLAMA, "model_type": "gemma", "head_dim": 8},
+}
+
+GATED = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+OPT_LAYERS = ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"]
+FUSED = ["dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"]
+
+# The linear layers of each family's blocks.
+LINEAR_LAYERS = {
+    "opt": OPT_LAYERS,
+    "opt-350m": OPT_LAYERS,
+    "gpt2": ["c_attn", "c_fc", "c_proj"],
+    "gpt_neox": FUSED,
+    "bloom": FUSED,
+    "llama": GATED,
+    "qwen2": GATED,
+    "qwen3": GATED,
+    "mistral": GATED,
+    "gemma": GATED,
+}
