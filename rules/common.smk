@@ -141,6 +141,12 @@ def launch(stage):
     return lookup
 
 
+def zero_placement(wildcards, threads):
+    """A recipe's placement, with what starts its training."""
+    where = recipe(wildcards.stage, wildcards.name)["placement"]
+    return canonical_json({**where, "launch": launch(wildcards.stage)(wildcards, threads)})
+
+
 def program(rule):
     """Path of the program of a rule, from the working directory."""
     return os.path.relpath(ROOT / f"scripts/{rule}.py")

@@ -1,12 +1,6 @@
 # The same few steps of a recipe at each ZeRO stage, and a page that compares them.
 
 
-def zero_placement(wildcards, threads):
-    """A recipe's placement, with what starts its training."""
-    where = recipe(wildcards.stage, wildcards.name)["placement"]
-    return canonical_json({**where, "launch": launch(wildcards.stage)(wildcards, threads)})
-
-
 rule compare_zero:
     input:
         unpack(inputs("compare_zero")),

@@ -58,8 +58,8 @@ def main(job):
 
 NOTE = (
     "Operations are counted as by Chowdhery et al. 2022 (PaLM), appendix B: for a token, 6 for each"
-    " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a row for"
-    " attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
+    " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a sequence"
+    " for attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
     " computed twice to save memory do not count. Peaks of GPUs are those of 16-bit numbers in"
     " NVIDIA's data sheets, without sparsity. Rates are those of the median step: without saving,"
     " loading and evaluation."
@@ -92,21 +92,30 @@ class Training:
         return self.settings["rollout_batch_size" if self.stage == "rlhf" else "global_batch_size"]
 
     @property
+    def lengths(self):
+        """Mean tokens of the prompt of a row and of each of its answers."""
+        facts = self.data["train"]
+        found = {name: tokens["sum"] / facts["rows"] for name, tokens in facts["tokens"].items()}
+        if self.stage == "rlhf":
+            answers = [line["response/length"] for line in self.steps]
+            found["response"] = sum(answers) / len(answers)
+        return found
+
+    @property
     def row_length(self):
         """Mean tokens of a row, each once: no padding, and the prompt of a pair once."""
-        facts = self.data["train"]
-        length = sum(tokens["sum"] for tokens in facts["tokens"].values()) / facts["rows"]
-        if self.stage == "rlhf":
-            length += sum(line["response/length"] for line in self.steps) / len(self.steps)
-        return length
+        return sum(self.lengths.values())
 
     @property
     def flops_a_token(self):
         """Operations for a token that is trained on."""
+        prompt = self.lengths["prompt"]
+        # No answer of a pair sees the other one.
+        length = prompt + (self.row_length - prompt) / (len(self.lengths) - 1)
         if self.stage == "rlhf":
             models = self.models["actor"], self.models["critic"]
-            return ppo_flops(*models, self.row_length, self.settings["ppo_epochs"])
-        return training_flops(self.models["model"], self.row_length)
+            return ppo_flops(*models, length, self.settings["ppo_epochs"])
+        return training_flops(self.models["model"], length)
 
 
 def run_record(folder, spec):

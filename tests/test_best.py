@@ -57,19 +57,25 @@ def test_a_loss_that_is_no_number_is_never_the_best(best, job):
     for step, loss in enumerate([2.0, math.nan, 1.0], start=1):
         offer(best, step, loss)
         assert best.step == {1: 1, 2: 1, 3: 3}[step]
-    assert kept(job) == {"best-1": "step 1", "best-3": "step 3"}
+    assert kept(job) == {"best-3": "step 3"}
 
 
-def test_the_best_before_is_kept_one_step_longer(best, job):
+def test_the_best_models_that_the_last_two_states_tell_of_are_kept(best, job):
     offer(best, 10, 3.0)
     assert kept(job) == {"best-10": "step 10"}
+    best.state()
     offer(best, 20, 2.0)
     assert kept(job) == {"best-10": "step 10", "best-20": "step 20"}
     # No better: nothing changes.
     offer(best, 30, 2.5)
     assert kept(job) == {"best-10": "step 10", "best-20": "step 20"}
+    # No state tells of 20.
     offer(best, 40, 1.0)
-    assert kept(job) == {"best-20": "step 20", "best-40": "step 40"}
+    assert kept(job) == {"best-10": "step 10", "best-40": "step 40"}
+    best.state()
+    best.state()
+    offer(best, 50, 0.5)
+    assert kept(job) == {"best-40": "step 40", "best-50": "step 50"}
 
 
 def test_the_best_is_copied_into_a_folder_beside_what_is_there(best, job, tmp_path):
@@ -81,7 +87,7 @@ def test_the_best_is_copied_into_a_folder_beside_what_is_there(best, job, tmp_pa
     best.copy_to(result)
     assert (result / "model").read_text() == "step 20"
     assert (result / "metrics.jsonl").read_text() == "figures"
-    assert kept(job) == {"best-10": "step 10", "best-20": "step 20"}
+    assert kept(job) == {"best-20": "step 20"}
 
 
 @pytest.mark.parametrize("losses", [[], [3.0], [3.0, 2.0, 2.5]])

@@ -71,8 +71,9 @@ def scalars(job, name):
 def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
     with StepLog(make_job(), 3) as log:
         log.write(1, ["loss"], loss=2.0)
-        with pytest.raises(InputError, match=f"step 2: loss is {value}: the run has diverged"):
-            log.write(2, ["loss"], loss=value)
+        message = rf"step 2, rows \[3, 7\]: loss is {value}: the run has diverged"
+        with pytest.raises(InputError, match=message):
+            log.write(2, ["loss"], [7, 3], loss=value)
 
 
 def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):

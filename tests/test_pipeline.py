@@ -47,7 +47,7 @@ def test_dpo_tells_better_answers(tiny):
     assert steps(tiny, "dpo")[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     dpo = figures(tiny, "dpo")
     assert dpo["accuracy"] >= 0.90 and dpo["longer_wins_accuracy"] < 0.6
-    assert dpo["margin"] == pytest.approx(dpo["chosen_reward"] - dpo["rejected_reward"], rel=1e-3)
+    assert dpo["margin"] == pytest.approx(dpo["chosen_score"] - dpo["rejected_score"], rel=1e-3)
 
 
 def test_ppo_raises_the_success_rate(tiny):

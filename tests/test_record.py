@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 
 import pytest
 
@@ -87,6 +88,14 @@ def test_rates_of_a_run():
     assert told["time in all"] == "1:01:40"
     assert told["of it, saving states"] == "1.2 s"
     assert told["steps left out, too large for fp16"] == 1
+
+
+def test_answers_of_a_pair_do_not_see_each_other():
+    training = a_training()
+    training.data["train"]["tokens"]["rejected"] = {"sum": 600}
+    assert training.row_length == 3 + 2 + 6
+    # Sequences of a prompt of 3 and an answer of 4, on the average.
+    assert training.flops_a_token == costs.training_flops(MODEL, 7)
 
 
 def test_what_is_not_known_is_left_out():
@@ -241,6 +250,18 @@ def test_a_page_that_is_gone_is_written_again_and_nothing_else(recorded):
     recorded.build(*PAGES)
     assert page.read_text() == before
     assert recorded.planned(*PAGES) == set()
+
+
+def test_another_build_has_other_times_and_is_the_same(recorded, tmp_path):
+    copy = recorded.copy(tmp_path / "copy")
+    path = copy.folder / "output/sft/tiny.run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 77.7}))
+    shutil.rmtree(copy.folder / "output/record/sft")
+    copy.build(PAGES[0])
+    assert "| 0:01:18 |" in (copy.folder / PAGES[0]).read_text()
+    twin = str(recorded.folder / "output")
+    process = copy.run("python", "scripts/verify.py", "--same-as", twin)
+    assert process.returncode == 0, process.stdout
 
 
 def test_a_record_in_chinese(recorded, tmp_path):

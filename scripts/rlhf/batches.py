@@ -20,6 +20,10 @@ from rlhf.tokens import Ragged
 
 # Rows that are tried for a pass: enough to fill its lines, and few enough to go through.
 CANDIDATES = 1024
+# Widths of lines that are tried, in lengths of the longest row.
+LINE_WIDTHS = (1, 1.25, 1.5, 2)
+# A token costs as much as it costs to look at so many others: 6 times the width of a small model.
+SEEN_TOKENS = 4096
 
 
 def num_steps(num_rows, batch_size, epochs):
@@ -120,8 +124,8 @@ def share(rows, sizes, max_tokens, packs, rank=0, world_size=1):
         shared = [pack(hand, max_tokens) for hand in hands]
     else:
         shared = [[[[row] for row in rows] for rows in bucket(hand, max_tokens)] for hand in hands]
-    idle = [(([[sized[-1][0]]]), False)] * (max(map(len, shared)) - len(shared[rank]))
-    return [(lines, True) for lines in shared[rank]] + idle
+    missing = max(map(len, shared)) - len(shared[rank])
+    return [(lines, True) for lines in shared[rank]] + [([[sized[-1][0]]], False)] * missing
 
 
 def largest_first(rows, sizes):
@@ -133,24 +137,38 @@ def largest_first(rows, sizes):
 def pack(sized, max_tokens):
     """Lines of rows for each pass. sized: (row, length), longest first.
 
-    The lines of a pass are as long as its first row; each row goes into the first line that has
-    room for it (first-fit decreasing: Johnson 1973).
+    The lines of a pass are as long as its longest row, or somewhat longer: whatever costs the least
+    for each token that is no padding.
     """
     found = []
     while sized:
-        width = sized[0][1]
-        rooms = np.full(max(1, max_tokens // width), width)
-        lines, left = [[] for _ in rooms], []
-        for row, length in sized[:CANDIDATES]:
-            line = int(np.argmax(rooms >= length))
-            if rooms[line] < length:
-                left.append((row, length))
-                continue
-            rooms[line] -= length
-            lines[line].append(row)
-        found.append([line for line in lines if line])
+        longest = sized[0][1]
+        widths = {min(int(share * longest), max(max_tokens, longest)) for share in LINE_WIDTHS}
+        tries = [fill(sized[:CANDIDATES], width, max_tokens) for width in sorted(widths)]
+        lines, left, _ = min(tries, key=lambda tried: tried[2])
+        found.append(lines)
         sized = left + sized[CANDIDATES:]
     return found
+
+
+def fill(sized, width, max_tokens):
+    """Lines of one pass, what is left, and what a token costs that is no padding.
+
+    Each row goes into the first line that has room for it (first-fit decreasing: Johnson 1973).
+    """
+    rooms = np.full(max(1, max_tokens // width), width)
+    lines, left = [[] for _ in rooms], []
+    for row, length in sized:
+        line = int(np.argmax(rooms >= length))
+        if rooms[line] < length:
+            left.append((row, length))
+            continue
+        rooms[line] -= length
+        lines[line].append(row)
+    rooms = rooms[[bool(line) for line in lines]]
+    filled = width - rooms
+    cost = filled.max() * len(filled) * (SEEN_TOKENS + filled.max()) / filled.sum()
+    return [line for line in lines if line], left, cost
 
 
 def bucket(sized, max_tokens):

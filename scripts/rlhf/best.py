@@ -5,6 +5,7 @@ import os
 import shutil
 
 from rlhf.ranks import barrier, rank
+from rlhf.resume import KEPT
 
 
 class Best:
@@ -16,6 +17,8 @@ class Best:
 
     def __init__(self, job, save):
         self.states, self.save = job.states, save
+        # The best steps that the states tell of from which the run may have to go on.
+        self.named = []
         self.step, self.loss, self.since = 0, math.inf, 0
 
     def offer(self, step, loss):
@@ -24,16 +27,15 @@ class Best:
         # Not >=, which lets NaN pass.
         if not loss < self.loss:
             return
-        before = self._folder(self.step)
         self.step, self.loss, self.since = step, loss, 0
         if self.save is None:
             return
         self.save(self.states / ".best")
         barrier()
         if rank() == 0:
-            # The one before stays: a run that is resumed from an earlier state may want it.
+            needed = {self._folder(known) for known in self.named}
             for old in self.states.glob("best-*"):
-                if old != before:
+                if old not in needed:
                     shutil.rmtree(old)
             os.replace(self.states / ".best", self._folder(step))
 
@@ -47,6 +49,7 @@ class Best:
 
     def state(self):
         """For a run that is resumed."""
+        self.named = [*self.named, self.step][-KEPT:]
         # JSON has no infinity.
         loss = None if self.step == 0 else self.loss
         return {"step": self.step, "loss": loss, "since": self.since}
@@ -54,4 +57,5 @@ class Best:
     def restore(self, state):
         """Put a state back."""
         self.step, self.since = state["step"], state["since"]
+        self.named = [self.step]
         self.loss = math.inf if state["loss"] is None else state["loss"]

@@ -103,7 +103,7 @@ class _Gradients:
         )
 
     def add(self, part, table, tokens, scale=None):
-        """Add a chunk's. table: log-probabilities [n, V], written over; scale: [n], or 1 for all."""
+        """Add a chunk. table: log-probabilities [n, V], written over; scale: [n], None for 1."""
         slopes = table.exp_()
         slopes[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
         if scale is not None:

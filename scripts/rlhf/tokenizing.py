@@ -144,17 +144,15 @@ def encode_answers(encoder, settings, prompts, *answers):
     answers = zip(*(encoder.responses(texts) for texts in answers), strict=True)
     limit = settings.max_length
     for prompt, ids in zip(prompts, answers, strict=True):
-        if len(prompt) + max(map(len, ids)) <= limit:
-            yield prompt, *ids, False
-            continue
-        if settings.truncation_side == "left":
+        is_cut = len(prompt) + max(map(len, ids)) > limit
+        if is_cut and settings.truncation_side == "left":
             prompt, ids = cut_prompt(encoder.tokenizer, prompt, ids, limit)
-        else:
+        elif is_cut:
             prompt, ids = cut_answers(prompt, ids, limit)
         if not ids[0]:
             yield "answer cut away"
-        # Answers that differ only behind the cut are equal to the model.
+        # Texts that differ behind the cut, or in what the tokenizer does not tell apart.
         elif len(ids) == 2 and ids[0] == ids[1]:
             yield "equal answers"
         else:
-            yield prompt, *ids, True
+            yield prompt, *ids, is_cut

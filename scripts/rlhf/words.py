@@ -79,13 +79,13 @@ ZH = {
     "cores": "核数",
     "threads": "线程数",
     "Operations are counted as by Chowdhery et al. 2022 (PaLM), appendix B: for a token, 6 for each"
-    " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a row for"
-    " attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
+    " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a sequence"
+    " for attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
     " computed twice to save memory do not count. Peaks of GPUs are those of 16-bit numbers in"
     " NVIDIA's data sheets, without sparsity. Rates are those of the median step: without saving,"
     " loading and evaluation.": (
         "运算量按 Chowdhery 等 2022（PaLM）附录 B 计算：对每个 token，每个权重计 6 次"
-        "（不训练的权重计 4 次），注意力另计 12 · 层数 · 隐藏维度 · 每行平均长度；PPO 再加上"
+        "（不训练的权重计 4 次），注意力另计 12 · 层数 · 隐藏维度 · 序列平均长度；PPO 再加上"
         "各次前向（每个权重 2 次，注意力为上述的三分之一）。填充和为节省内存而做的重复计算不计入。"
         "GPU 峰值取自 NVIDIA 数据手册的 16 位稠密算力。各项速率按中位数的一步计算，"
         "不含保存、加载和评估。"
