@@ -62,7 +62,7 @@ def main(job):
                 rows,
                 **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
-                grad_norm=engine.grad_norm,
+                **engine.figures,
             )
 
     with engine.whole_weights():

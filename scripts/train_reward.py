@@ -71,7 +71,7 @@ def main(job):
                 rows,
                 **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
-                grad_norm=engine.grad_norm,
+                **engine.figures,
             )
 
     probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)

@@ -113,6 +113,8 @@ def main(job):
                 "response/length": mask.sum(dim=1).float().mean().item(),
                 "response/ended_by_eos": float(np.mean(rollouts.ended)),
             }
+            for name, engine in (("policy", actor_engine), ("value", critic_engine)):
+                figures |= {f"{name}/{key}": value for key, value in engine.figures.items()}
             for name in updated[0]:
                 figures[name] = float(np.mean([u[name] for u in updated]))
             # Before the first update of a step the ratio is 1 and nothing is clipped.

@@ -84,7 +84,7 @@ def main(job):
                 eval_loss=eval_loss,
                 tokens=num_tokens,
                 learning_rate=learning_rate,
-                grad_norm=engine.grad_norm,
+                **engine.figures,
             )
             if settings.patience and best.since >= settings.patience:
                 break

@@ -206,7 +206,7 @@ def how_it_went(training, say):
     yield say("peak memory of the first process (MB)"), run["peak_memory_mb"]
     if "gpu" in run:
         yield say("peak memory of its GPU (MB)"), run["peak_gpu_memory_mb"]
-    # PPO does not log them.
+    # PPO has two optimizers, which skip steps each by itself.
     if training.settings["dtype"] == "fp16" and training.stage != "rlhf":
         yield say("steps left out, too large for fp16"), len(skipped_steps(training.steps))
 

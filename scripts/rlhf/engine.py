@@ -177,6 +177,14 @@ class Engine:
             self.grad_norm = None
 
     @property
+    def figures(self):
+        """Of the last step: its gradient norm, and in fp16 what became of the loss scale."""
+        found = {"grad_norm": self.grad_norm}
+        if self.fp16:
+            found |= {"loss_scale": self.loss_scale, "skipped_steps": self.skipped_steps}
+        return found
+
+    @property
     def skipped_steps(self):
         """Steps so far whose gradients were too large for fp16: they left the weights alone."""
         return self.engine.skipped_steps
