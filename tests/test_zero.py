@@ -11,6 +11,7 @@ from jinja2 import Environment
 import compare_zero
 import draw_zero
 from rlhf import words
+from rlhf.changes import changes_of
 from rlhf.costs import sent_elements
 from rlhf.job import InputError, check_input, digest
 from rlhf.tokens import Ragged, RaggedWriter
@@ -111,6 +112,24 @@ def test_a_stage_that_has_too_little_memory_is_told(tmp_path, script):
 def test_any_other_trouble_ends_the_comparison(tmp_path):
     with pytest.raises(InputError, match=r"^tiny@zero-0: it is broken$"):
         train(tmp_path, 'echo some; echo "error: it is broken" >&2; exit 1')
+
+
+def test_what_changed_is_told_once_in_the_words_of_the_config():
+    training = {"rule": "train_sft", "name": "tiny", "settings": {"epochs": 1}, "files": {}}
+    training |= {"code": {"rlhf/job.py": "1", "rlhf/engine.py": "1"}, "requirements": "1"}
+    old = training | {"rule": "compare_zero", "name": "sft/tiny", "code": {"rlhf/job.py": "1"}}
+    old |= {"settings": {"steps": 8, "training": training}}
+    new = json.loads(json.dumps(old))
+    new["settings"]["steps"] = 9
+    new["settings"]["training"]["settings"]["epochs"] = 2
+    new["code"]["rlhf/job.py"] = new["settings"]["training"]["code"]["rlhf/job.py"] = "2"
+    new["settings"]["training"]["code"]["rlhf/engine.py"] = "2"
+    assert changes_of(old, new, {}) == [
+        "zero.steps 8 -> 9",
+        "module rlhf/job.py changed",
+        "sft.epochs 1 -> 2",
+        "module rlhf/engine.py changed",
+    ]
 
 
 # --- the page -------------------------------------------------------------------------------

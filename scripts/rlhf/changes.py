@@ -26,7 +26,11 @@ def changes_of(old, new, facts, source=None):
     changes = changed_settings(old, new) + changed_code(old, new)
     if old["requirements"] != new["requirements"]:
         changes.append("pinned requirements changed")
-    return changes + changed_files(old, new, facts.get("source_rows", {}), source)
+    changes += changed_files(old, new, facts.get("source_rows", {}), source)
+    if "training" in new["settings"]:
+        # The spec of a training, which is tried at each ZeRO stage.
+        changes += changes_of(*(spec["settings"]["training"] for spec in (old, new)), {})
+    return list(dict.fromkeys(changes))
 
 
 def exchanged_inputs(old, new):
@@ -52,7 +56,8 @@ def changed_settings(old, new):
         f"{config_key(new, key)} {as_written(before, key)} -> {as_written(now, key)}"
         for key in sorted(before.keys() | now.keys())
         # As specs are compared: 1 is 1.0, and is not true.
-        if digest([before.get(key), key in before]) != digest([now.get(key), key in now])
+        if not key.startswith("training.")
+        and digest([before.get(key), key in before]) != digest([now.get(key), key in now])
     ]
 
 
@@ -69,7 +74,7 @@ def config_key(spec, key):
     """Where the config has a setting of a job: sft.learning_rate for one of train_sft."""
     rule, first = spec["rule"], key.partition(".")[0]
     stage = rule.partition("_")[2]
-    if first in ("seed", "template", "on_bad_row", "exact_check"):
+    if first in ("seed", "template", "on_bad_row", "exact_check", "language"):
         return key
     if rule == "import_dataset" or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
