@@ -598,6 +598,7 @@ PAGES = {"draw_report", "write_record", "draw_zero"}
 MODULES = {
     "__init__": RULES,
     "batches": MODEL_USERS,
+    "best": {"train_sft"},
     "card": TRAINERS,
     "changes": set(),
     "code": RULES,
@@ -611,7 +612,9 @@ MODULES = {
     "job": RULES,
     "lineage": RULES,
     "lock": RULES,
+    "logprobs": MODEL_USERS,
     "look": {"import_dataset", "split_dataset", *TOKENIZERS},
+    "lora": {"fetch_model", "init_model", *MODEL_USERS},
     "metrics": TRAINERS | EVALUATORS,
     "models": {"fetch_model", "init_model", *MODEL_USERS},
     "parts": {"import_dataset"},
@@ -620,6 +623,7 @@ MODULES = {
     "pictures": PAGES,
     "ppo": {"train_rlhf"},
     "preference": {"train_reward", "evaluate_reward", "train_dpo", "evaluate_dpo"},
+    "ranks": RULES,
     "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
     "resume": TRAINERS,
     "sources": {"import_dataset"},
@@ -629,7 +633,7 @@ MODULES = {
     "words": {"write_record", "draw_zero"},
 }
 # Programs that make no result.
-TOOLS = ("verify", "why")
+TOOLS = ("launch", "verify", "why")
 # Targets for which every rule has a job.
 EVERY_RULE = (*TINY, "output/models/far.manifest.json")
 

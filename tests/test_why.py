@@ -111,7 +111,7 @@ def rules(names):
 
 
 def test_an_edited_program_and_the_import_of_another_module_are_told(built):
-    changes = ('"margin"', '"gap"'), ("import torch\n", "import torch\nimport rlhf.toy\n")
+    changes = ('"ties"', '"draws"'), ("import torch\n", "import torch\nimport rlhf.toy\n")
     with edited(built.folder / "scripts/evaluate_reward.py", *changes):
         assert ask(built, "output/report/tiny.manifest.json") == (
             "evaluate_reward tiny:\n"
