@@ -86,7 +86,7 @@ def test_two_changes_are_told_apart_although_one_makes_the_other_stale(built):
 
 def test_an_edited_module_is_told_of_exactly_the_programs_that_import_it(built):
     module = built.folder / "scripts/rlhf/engine.py"
-    with edited(module, ('"train_batch_size": 1', '"train_batch_size": int(1)')):
+    with edited(module, ('_per_gpu": 1', '_per_gpu": int(1)')):
         heading, same, stale = ask(built, TARGET).splitlines()
         planned = built.planned()
     first, _, cause = heading.partition(": ")
