@@ -15,6 +15,9 @@ DESCRIPTIONS = {}
 # The time of what is stale. Not 0, which Snakemake takes for no time at all.
 STALE = 10**9
 
+# The times of results that are not there: as new as what they would be made from.
+ABSENT = {}
+
 # What a result's page is called, which users ask for and a rule puts beside the result.
 PAGES = {"write_record": ".md", "draw_zero": ".html"}
 
@@ -122,7 +125,10 @@ def tell_state(spec, spec_path):
     inputs at least, whatever has been touched, copied or replaced since.
     """
     manifest = Path(f"{spec['path']}.manifest.json")
+    upstream = [time_of(job["path"]) for job in spec["inputs"].values()]
+    made_from = max(spec_path.stat().st_mtime_ns, *upstream, 0)
     if not manifest.exists():
+        ABSENT[spec["path"]] = made_from
         if manifest.parent.exists() and not os.access(manifest.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "its folder is read-only")
         tell_page(spec, STALE)
@@ -131,19 +137,26 @@ def tell_state(spec, spec_path):
         now = os.stat(file.fileno()).st_mtime_ns
         told = STALE
         if is_fresh(spec, parse_manifest(file.read())):
-            upstream = [Path(f"{job['path']}.manifest.json") for job in spec["inputs"].values()]
-            there = [path for path in (spec_path, *upstream) if path.exists()]
-            told = max(now, *(path.stat().st_mtime_ns for path in there))
+            told = max(now, made_from)
         if told != now:
             # By the open file: a build may be putting a new manifest in its place.
             os.utime(file.fileno(), ns=(told, told))
     tell_page(spec, told)
 
 
+def time_of(path):
+    """The time of a result, or that of what it would be made from.
+
+    Snakemake looks through a result that is not there, at what is before it.
+    """
+    manifest = Path(f"{path}.manifest.json")
+    return manifest.stat().st_mtime_ns if manifest.exists() else ABSENT[path]
+
+
 def tell_page(spec, told):
     """Give the page of a result, where it has one, the time of the result."""
     page = Path(f"{spec['path']}{PAGES.get(spec['rule'], '')}")
-    if page.is_file():
+    if page.is_file() and page.stat().st_mtime_ns != told:
         os.utime(page, ns=(told, told))
 
 

@@ -234,7 +234,7 @@ def test_a_leak_would_be_seen(family, leak, loss, monkeypatch):
     monkeypatch.setattr(batches, "visible", leak)
     module = module_of(family, loss)
     found, slopes = loss_of(module, loss, "packed"), expected(family, loss)[1]
-    assert distance(gradients(module, found), slopes) > 0.05
+    assert distance(gradients(module, found), slopes) > 0.01
 
 
 @pytest.mark.parametrize("loss", ["last_token", "dpo"])
@@ -249,7 +249,7 @@ def test_positions_that_go_on_from_the_other_answer_would_be_seen(family, loss, 
     monkeypatch.setattr(passes, "hidden_states", count)
     module = module_of(family, loss)
     found, slopes = loss_of(module, loss, "packed"), expected(family, loss)[1]
-    assert distance(gradients(module, found), slopes) > 0.05
+    assert distance(gradients(module, found), slopes) > 0.01
 
 
 # Policies.
