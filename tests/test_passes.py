@@ -231,10 +231,12 @@ def see_other_rows(rows, branches, plainly=batches.visible):
 @pytest.mark.parametrize("leak", [see_other_answers, see_other_rows])
 @pytest.mark.parametrize("family", MASKED, indirect=True, scope="module")
 def test_a_leak_would_be_seen(family, leak, loss, monkeypatch):
+    # Many rows to a line: the more there are, the more leaks.
+    monkeypatch.setattr(batches, "LINE_WIDTHS", (4,))
     monkeypatch.setattr(batches, "visible", leak)
     module = module_of(family, loss)
     found, slopes = loss_of(module, loss, "packed"), expected(family, loss)[1]
-    assert distance(gradients(module, found), slopes) > 0.01
+    assert distance(gradients(module, found), slopes) > 0.05
 
 
 @pytest.mark.parametrize("loss", ["last_token", "dpo"])
@@ -246,10 +248,11 @@ def test_positions_that_go_on_from_the_other_answer_would_be_seen(family, loss, 
         return plainly(model, grid._replace(inputs=inputs))
 
     plainly = passes.hidden_states
+    monkeypatch.setattr(batches, "LINE_WIDTHS", (4,))
     monkeypatch.setattr(passes, "hidden_states", count)
     module = module_of(family, loss)
     found, slopes = loss_of(module, loss, "packed"), expected(family, loss)[1]
-    assert distance(gradients(module, found), slopes) > 0.01
+    assert distance(gradients(module, found), slopes) > 0.05
 
 
 # Policies.
