@@ -223,6 +223,9 @@ def main(job):
                 time.sleep(3)
             ranks.barrier()
             log.write(step, [], loss=ranks.total(torch.tensor(float(part.value))).item())
+    if what == "late" and last:
+        time.sleep(2)
+        (job.result / "late").write_text("all the same")
 
 
 if __name__ == "__main__":
@@ -268,6 +271,12 @@ def test_several_processes_make_one_result(job):
     assert job.go(2, "nothing") == (0, [])
     assert manifest.exists()
     assert (job.target / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_nothing_is_published_before_the_last_process_is_done(job):
+    assert job.go(2, "late") == (0, [])
+    assert (job.target / "late").exists()
+    assert "late" in json.loads((job.target / "manifest.json").read_text())["files"]
 
 
 def test_a_lone_process_needs_no_others(job):

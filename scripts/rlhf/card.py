@@ -5,6 +5,7 @@ import json
 from rlhf.code import REQUIREMENTS, pinned_versions
 from rlhf.digests import digest
 from rlhf.lineage import in_columns
+from rlhf.ranks import rank
 
 KINDS = {
     "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
@@ -17,7 +18,12 @@ SOFTWARE = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safeten
 
 
 def write_card(job):
-    """Write job.result/README.md. The same build gives the same card: pins, no clock, no host."""
+    """Write job.result/README.md. The same build gives the same card: pins, no clock, no host.
+
+    Of several processes the first one writes.
+    """
+    if rank() > 0:
+        return
     spec = job.spec
     auto_class, what = KINDS[spec["rule"]]
     rows = [

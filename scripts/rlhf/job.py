@@ -25,7 +25,7 @@ from rlhf.code import REQUIREMENTS, code_digests, pinned_versions
 from rlhf.digests import digest, file_digest, write_atomically
 from rlhf.lineage import lineage_behind
 from rlhf.lock import Locked, hold
-from rlhf.ranks import rank, world_size
+from rlhf.ranks import barrier, rank, world_size
 
 # Snakemake leaves this empty file in folders that a user asks for by name.
 NOT_OURS = {".snakemake_timestamp", "manifest.json"}
@@ -133,6 +133,8 @@ def run(main):
             job.result.mkdir(parents=True)
         if not complete:
             main(job)
+            # A slower one still reads or writes in the folder that the first one then moves.
+            barrier()
         if rank() > 0:
             return
         if not complete:
