@@ -5,7 +5,7 @@ import json
 from jinja2 import Environment
 from markupsafe import Markup
 
-from rlhf.costs import sent_elements
+from rlhf.costs import sent_elements, stage_used
 from rlhf.job import run
 from rlhf.pictures import draw_curves, points_of
 from rlhf.words import as_number, teller
@@ -88,8 +88,8 @@ class Comparison:
         self.base = min(self.steps)
 
     def used(self, stage):
-        """The stage that a run of a stage had: sums of 16-bit gradients need 2 (rlhf/engine.py)."""
-        return max(stage, 0 if self.dtype == "fp32" else 2)
+        """The stage that a run of a stage had."""
+        return stage_used(stage, self.dtype)
 
     def losses(self, stage):
         """(step, loss) of each step of a stage."""
@@ -183,9 +183,10 @@ def notes(comparison, say):
         processes=comparison.processes,
         dtype=comparison.dtype,
     )
-    if comparison.used(0):
-        told = say("With {dtype}, what is asked to run at stages 0 and 1 runs at stage 2.")
-        yield told.format(dtype=comparison.dtype)
+    for stage in (0, 1):
+        if comparison.used(stage) != stage:
+            told = say("With {dtype}, stage {stage} runs as stage 2.")
+            yield told.format(dtype=comparison.dtype, stage=stage)
     if comparison.processes == 1:
         yield say("One process has nobody to share with: it cuts nothing up, and sends nothing.")
     if where["offload"] != "none":

@@ -10,7 +10,7 @@ import torch
 from rlhf import ranks
 from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.job import run
 from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
@@ -39,7 +39,7 @@ def main(job):
     job.record["models"] = {"model": size_of(model)}
     policy = Policy(model).to(device)
     steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
-    engine = Engine(policy, settings, settings.learning_rate, steps, placement)
+    engine = make_engine(policy, settings, settings.learning_rate, steps, placement)
 
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     training = Resumable(job, policy=engine)

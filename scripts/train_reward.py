@@ -12,7 +12,7 @@ import torch
 from rlhf import ranks
 from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.job import InputError, run
 from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
@@ -42,7 +42,7 @@ def main(job):
     job.record["models"] = {"model": size_of(model)}
     scorer = Scorer(model).to(device)
     steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
-    engine = Engine(scorer, settings, settings.learning_rate, steps, placement)
+    engine = make_engine(scorer, settings, settings.learning_rate, steps, placement)
 
     def judge(grid):
         """Losses [n] of the pairs of a grid, and scores [2, n] of their answers."""

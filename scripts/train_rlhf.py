@@ -12,7 +12,7 @@ import torch
 from rlhf import ppo, ranks
 from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.generate import sample_responses
 from rlhf.job import InputError, run
 from rlhf.lora import add_lora
@@ -56,8 +56,8 @@ def main(job):
         num_steps(len(rows), settings.global_batch_size, settings.ppo_epochs)
         for rows in global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, 0)
     )
-    actor_engine = Engine(actor, settings, settings.actor_learning_rate, updates, placement)
-    critic_engine = Engine(critic, settings, settings.critic_learning_rate, updates, placement)
+    actor_engine = make_engine(actor, settings, settings.actor_learning_rate, updates, placement)
+    critic_engine = make_engine(critic, settings, settings.critic_learning_rate, updates, placement)
     rollouts = Rollouts(settings, placement, tokenizer, device)
 
     batches = global_batches(

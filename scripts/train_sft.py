@@ -10,7 +10,7 @@ from rlhf import ranks
 from rlhf.batches import Examples, global_batches
 from rlhf.best import Best
 from rlhf.card import write_card
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.job import InputError, run
 from rlhf.lora import add_lora
 from rlhf.metrics import StepLog
@@ -47,7 +47,7 @@ def main(job):
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": size_of(model)}
     policy = Policy(model).to(device)
-    engine = Engine(policy, settings, settings.learning_rate, len(batches), placement)
+    engine = make_engine(policy, settings, settings.learning_rate, len(batches), placement)
 
     def evaluate():
         """Mean loss of the tokens of held-out rows."""

@@ -1,4 +1,4 @@
-"""Training steps through DeepSpeed, against plain PyTorch. One process, on the CPU."""
+"""Training steps of the engine, against plain PyTorch. One process, on the CPU."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.job import InputError
 from rlhf.resume import Resumable
 
@@ -60,7 +60,7 @@ def network():
 
 def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
     settings = SimpleNamespace(**{**SETTINGS, **changes})
-    return Engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
+    return make_engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
 
 
 def rows(number, seed=1):
@@ -257,7 +257,7 @@ def test_without_a_rate_of_their_own_adapters_train_like_all_else():
     module = nn.Linear(1, 1, bias=False)
     module.lora_A = nn.Parameter(torch.ones(1, 1))
     engine = engine_for(module, lora_learning_rate=None)
-    assert [len(group["params"]) for group in engine.optimizer.param_groups] == [2]
+    assert len(engine.optimizer.param_groups) == 1
 
 
 def test_fp16_on_a_cpu_is_refused(monkeypatch):
@@ -334,7 +334,7 @@ def test_all_zero_stages_give_the_weights_of_plain_training(zero_stage):
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     module = network()
     engine = engine_for(module, zero_stage=zero_stage)
-    assert engine.engine.zero_optimization_stage() == zero_stage
+    assert engine.stage == (engine.engine.zero_optimization_stage() if zero_stage else 0)
     for inputs, targets in steps:
         run_step(engine, inputs, targets, passes=2)
     assert_same(weights_of(module), plain_weights(steps)[0])
@@ -481,7 +481,7 @@ def make_job(tmp_path):
     return job
 
 
-STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (2, "bf16"), (3, "bf16")]
+STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in range(4)]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -551,10 +551,10 @@ def test_a_state_of_another_zero_stage_is_refused():
     )
 
 
-def test_stages_0_and_1_of_bf16_are_stage_2_to_a_state(make_job):
+def test_stage_1_of_bf16_is_stage_2_to_a_state(make_job):
     module, engine = stateful(2, "bf16")
     train(engine, make_job("job"), number=3, dtype="bf16")
-    again, resumed = stateful(0, "bf16", shift=0.5)
+    again, resumed = stateful(1, "bf16", shift=0.5)
     resumed.restore(engine.state())
     assert torch.equal(weights_of(again), weights_of(module))
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from conftest import SEQUENCES
 from families import FAMILIES, LINEAR_LAYERS
-from rlhf.engine import Engine, start
+from rlhf.engine import make_engine, start
 from rlhf.lora import add_lora, linear_layers, merged_weights
 from rlhf.models import load_causal, load_scorer, make_causal, save_model
 
@@ -168,7 +168,7 @@ def test_a_model_of_zero_3_is_merged_when_its_weights_are_gathered(
         for stage in (0, 3):
             torch.manual_seed(1)
             model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, train_base)
-            engine = Engine(model, settings, 0.01, 10, placement | {"zero_stage": stage})
+            engine = make_engine(model, settings, 0.01, 10, placement | {"zero_stage": stage})
             for _ in range(2):
                 engine.backward(engine(IDS).logits.square().mean(), last=True)
             with deepspeed.zero.GatheredParameters(list(model.parameters())):

@@ -88,8 +88,16 @@ def test_losses_and_norms_are_those_of_plain_training(stage, number, figures):
 
 
 CASES = [f"stage {stage}" for stage in range(4)]
-CASES += ["optimizer 1", "optimizer 2", "optimizer 3", "parameters 3", "bf16 none"]
-CASES += ["bf16 optimizer", "checkpointing 0", "checkpointing 3", "lora 0", "lora 2", "lora 3"]
+CASES += ["optimizer 1", "optimizer 2", "optimizer 3", "parameters 3", "bf16 whole"]
+CASES += [
+    "bf16 none",
+    "bf16 optimizer",
+    "checkpointing 0",
+    "checkpointing 3",
+    "lora 0",
+    "lora 2",
+    "lora 3",
+]
 CASES += ["resumed 0", "resumed 2", "resumed 3"]
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from rlhf import ranks  # noqa: E402
-from rlhf.engine import Engine, start  # noqa: E402
+from rlhf.engine import make_engine, start  # noqa: E402
 from rlhf.resume import Resumable  # noqa: E402
 
 SETTINGS = {
@@ -85,7 +85,7 @@ def rows_of(step):
 
 def engine_for(module, placement, settings):
     settings = SimpleNamespace(**{**SETTINGS, **settings})
-    return Engine(module, settings, 0.01, STEPS, {**PLACEMENT, **placement})
+    return make_engine(module, settings, 0.01, STEPS, {**PLACEMENT, **placement})
 
 
 def run_step(engine, step):
@@ -220,6 +220,7 @@ def main(folder):
     for offload in ("none", "optimizer"):
         place = {"zero_stage": 2, "offload": offload}
         cases[f"bf16 {offload}"] = lambda p=place: train(p, {"dtype": "bf16"})
+    cases["bf16 whole"] = lambda: train({"zero_stage": 0}, {"dtype": "bf16"})
     for stage in (0, 3):
         place = {"zero_stage": stage, "activation_checkpointing": True}
         cases[f"checkpointing {stage}"] = lambda p=place: train(p)

@@ -11,8 +11,10 @@ Shapes: N tokens, V entries of the vocabulary, D units of a state.
 import torch
 from torch.nn import functional
 
-# Logits that exist at once: 64 MB in fp32.
-CHUNK_LOGITS = 1 << 24
+# Logits that exist at once: 64 MB in 16 bits.
+CHUNK_LOGITS = 1 << 25
+# Those of them that are in fp32 at once: 8 MB, which stay in a CPU's caches. A GPU takes them all.
+TABLE_LOGITS = 1 << 21
 
 
 def token_logprobs(hidden, weight, bias, tokens, temperature=1.0, entropies=False):
@@ -39,10 +41,11 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty_like(logprobs) if with_entropies else None
-        for part, table in _chunks(hidden, weight, bias, temperature):
-            logprobs[part] = _picked(table, tokens[part])
-            if with_entropies:
-                entropies[part] = -torch.linalg.vecdot(table.exp(), table)
+        for part, logits in _chunks(hidden, weight, bias):
+            for rows, table in _tables(part, logits, temperature):
+                logprobs[rows] = _picked(table, tokens[rows])
+                if with_entropies:
+                    entropies[rows] = -torch.linalg.vecdot(table.exp(), table)
         if with_entropies:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -51,8 +54,11 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx, slopes, _):
         hidden, weight, bias, tokens = ctx.saved_tensors
         gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        for part, table in _chunks(hidden, weight, bias, ctx.temperature):
-            gradients.add(part, table, tokens[part], slopes[part] / ctx.temperature)
+        for part, logits in _chunks(hidden, weight, bias):
+            for rows, table in _tables(part, logits, ctx.temperature):
+                _into_slopes(table, tokens[rows])
+                table *= slopes[rows, None] / ctx.temperature
+            gradients.add(part, logits)
         return *gradients.times(1.0), None, None, None
 
 
@@ -61,30 +67,54 @@ class _SumOfLogprobs(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, tokens):
         ctx.gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
-        for part, table in _chunks(hidden, weight, bias, temperature=1.0):
-            total += _picked(table, tokens[part]).sum()
-            ctx.gradients.add(part, table, tokens[part])
+        for part, logits in _chunks(hidden, weight, bias):
+            for rows, table in _tables(part, logits):
+                total += _picked(table, tokens[rows]).sum()
+                _into_slopes(table, tokens[rows])
+            ctx.gradients.add(part, logits)
         return total
 
     @staticmethod
     def backward(ctx, slope):
-        return *ctx.gradients.times(slope), None
+        found = ctx.gradients.times(slope)
+        # A loss that its caller still holds would hold them too.
+        del ctx.gradients
+        return *found, None
 
 
-def _chunks(hidden, weight, bias, temperature):
-    """Parts of the tokens, and log-probabilities [n, V] in fp32, which may be written over."""
+def _chunks(hidden, weight, bias):
+    """Parts of the tokens, and their logits [n, V]."""
     size = max(1, CHUNK_LOGITS // len(weight))
     for start in range(0, len(hidden), size):
-        part = slice(start, start + size)
-        logits = functional.linear(hidden[part], weight, bias)
+        part = slice(start, min(start + size, len(hidden)))
+        yield part, functional.linear(hidden[part], weight, bias)
+
+
+def _tables(part, logits, temperature=1.0):
+    """Parts of a part, and log-probabilities [m, V] in fp32. What the caller makes of a table takes
+    the place of the logits.
+    """
+    size = len(logits) if logits.is_cuda else max(1, TABLE_LOGITS // logits.shape[1])
+    tables = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
+    for rows in logits.split(size):
+        table = tables[: len(rows)].copy_(rows)
         if temperature != 1:
-            logits = logits.float() / temperature
-        yield part, torch.log_softmax(logits, dim=1, dtype=torch.float32)
+            table /= temperature
+        torch.log_softmax(table, dim=1, out=table)
+        start, part = part.start, slice(part.start + len(rows), part.stop)
+        yield slice(start, part.start), table
+        rows.copy_(table)
 
 
 def _picked(table, tokens):
     """The entry [n] of each token in its row of a table [n, V]."""
     return table.gather(1, tokens[:, None]).squeeze(1)
+
+
+def _into_slopes(table, tokens):
+    """Make of log-probabilities [n, V] what a token's own shrinks by with each logit."""
+    table.exp_()
+    table[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
 
 
 class _Gradients:
@@ -102,15 +132,10 @@ class _Gradients:
             for value, need in ((weight, needed[1]), (bias, needed[2]))
         )
 
-    def add(self, part, table, tokens, scale=None):
-        """Add a chunk. table: log-probabilities [n, V], written over; scale: [n], None for 1."""
-        slopes = table.exp_()
-        slopes[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
-        if scale is not None:
-            slopes *= scale[:, None]
+    def add(self, part, slopes):
+        """Add a chunk. slopes: [n, V], how the sum shrinks with each logit."""
         if self.of_bias is not None:
-            self.of_bias -= slopes.sum(dim=0)
-        slopes = slopes.to(self.hidden.dtype)
+            self.of_bias -= slopes.sum(dim=0, dtype=torch.float32)
         if self.of_hidden is not None:
             self.of_hidden[part] = -(slopes @ self.weight)
         if self.of_weight is not None:

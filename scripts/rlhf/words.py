@@ -114,9 +114,7 @@ ZH = {
     "Nodes: {nodes}, GPUs in each: {gpus}, processes: {processes}, dtype: {dtype}.": (
         "节点数：{nodes}，每个节点的 GPU 数：{gpus}，进程数：{processes}，dtype：{dtype}。"
     ),
-    "With {dtype}, what is asked to run at stages 0 and 1 runs at stage 2.": (
-        "使用 {dtype} 时，要求以阶段 0 和 1 运行的，实际以阶段 2 运行。"
-    ),
+    "With {dtype}, stage {stage} runs as stage 2.": "使用 {dtype} 时，阶段 {stage} 按阶段 2 运行。",
     "One process has nobody to share with: it cuts nothing up, and sends nothing.": (
         "只有一个进程，无从分担：什么都不切分，也什么都不发送。"
     ),
