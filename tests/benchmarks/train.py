@@ -1,11 +1,11 @@
 """How fast SFT, reward model and DPO train on two cores, and in how much memory: make bench-train
 
 Ours beside (a) DeepSpeed-Chat's way and (b) TRL with the settings that serve it best (trl_way.py).
-All train the same small OPT (random weights, OPT's vocabulary) on the same rows of
-../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with fp32 weights behind.
-(a) is written out below: a plain loop, which costs what DeepSpeed's does, with torch's fused AdamW
-in the place of DeepSpeed's; every sequence padded to 512, logits of all positions, a score at every
-position, the reference in every step of DPO.
+All train the same small OPT (random weights; OPT's vocabulary, and one of 8,192) on the same rows
+of ../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with fp32 weights
+behind. (a) is written out below: a plain loop, which costs what DeepSpeed's does, with torch's
+fused AdamW in the place of DeepSpeed's; every sequence padded to 512, logits of all positions, a
+score at every position, the reference in every step of DPO.
 
 Tokens are those of prompt and answer, without padding; of a pair those of both sequences, for all
 ways alike. Memory is the peak above a process that has imported all and loaded nothing. Losses of
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +34,8 @@ from data import ROOT, SHARED, peak_mb
 
 STAGES = ("sft", "reward", "dpo")
 ROWS = SHARED / "hh_harmless/train.parquet"
+# OPT's tokenizer, and one that is trained on the rows.
+VOCABULARIES = ("50,272", "8,192")
 MODEL = {
     "model_type": "opt",
     "num_hidden_layers": 4,
@@ -73,19 +75,23 @@ def main():
             "deepspeed_chat": [*ours, "deepspeed_chat"],
             "trl": [arguments.trl_python, str(Path(__file__).with_name("trl_way.py"))],
         }
-        child([*ours, "prepare", str(warm_up + steps), folder], folder)
-        found = {(stage, way): [] for stage in STAGES for way in commands}
+        cases = list(product(VOCABULARIES, STAGES))
+        for words in VOCABULARIES:
+            child([*ours, "prepare", str(warm_up + steps), f"{folder}/{words}"], folder)
+        found = {case: {way: [] for way in commands} for case in cases}
         for turn in range(arguments.rounds):
-            for (stage, way), results in found.items():
-                results.append(child([*commands[way], stage, folder], folder))
-                print(f"round {turn + 1}: {stage} {way}", file=sys.stderr)
-        rows = {stage: json.loads(Path(folder, f"{stage}.json").read_text()) for stage in STAGES}
-    figures = {stage: {} for stage in STAGES}
-    for (stage, way), results in found.items():
-        figures[stage][way] = summary(rows[stage], warm_up, results)
-    for ways in figures.values():
-        for figure in ways.values():
-            compare(ways["ours"], figure)
+            for (words, stage), ways in found.items():
+                for way, results in ways.items():
+                    results.append(child([*commands[way], stage, f"{folder}/{words}"], folder))
+                    print(f"round {turn + 1}: {words} {stage} {way}", file=sys.stderr)
+        figures = {words: {stage: {} for stage in STAGES} for words in VOCABULARIES}
+        for (words, stage), ways in found.items():
+            rows = json.loads(Path(folder, words, f"{stage}.json").read_text())
+            for way, results in ways.items():
+                figures[words][stage][way] = summary(rows, warm_up, results)
+    for words, stage in cases:
+        for figure in figures[words][stage].values():
+            compare(figures[words][stage]["ours"], figure)
     print(table(figures), file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
     about |= {"rounds": arguments.rounds, "warm_up": warm_up, "steps": steps, "batch": BATCH}
@@ -139,14 +145,14 @@ def compare(ours, figure):
 def table(figures):
     """Figures as lines of text."""
     lines = [
-        f"{'stage':7}{'way':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
+        f"{'words':8}{'stage':7}{'way':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
         f"{'first loss':>12}{'ours, times':>13}"
     ]
-    for stage, ways in figures.items():
-        for way, figure in ways.items():
+    for words, stage in product(VOCABULARIES, STAGES):
+        for way, figure in figures[words][stage].items():
             rate, rows = figure["tokens_per_second"], figure["rows_per_second"]["median"]
             lines.append(
-                f"{stage:7}{way:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
+                f"{words:8}{stage:7}{way:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
                 f"{rows:9.2f}{figure['peak_mb_above_idle']['median']:8,.0f}"
                 f"{figure['first_loss']:12.4f}{figure['speed_of_ours_over_this']:13.2f}"
             )
@@ -157,15 +163,20 @@ def prepare(steps, folder):
     """A model, tokens of each stage, and STAGE.json: the rows of each step, in ours's own order."""
     import numpy as np
 
+    from init_model import train_tokenizer
     from rlhf.batches import global_batches
     from rlhf.models import make_causal, save_model
     from rlhf.records import RecordWriter, records
     from rlhf.tokens import Ragged, load_tokenizer
 
-    tokenizer = load_tokenizer(SHARED / "tokenizer_opt")
+    rows = list(records(ROWS))
+    if folder.name == VOCABULARIES[0]:
+        tokenizer = load_tokenizer(SHARED / "tokenizer_opt")
+    else:
+        texts = (text for row in rows for text in row if text is not None)
+        tokenizer = train_tokenizer(texts, int(folder.name.replace(",", "")))
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     # From all over the file, and some more than the steps take: a few are dropped.
-    rows = list(records(ROWS))
     number = (int(steps) + 2) * BATCH
     rows = rows[:: len(rows) // number][:number]
     (folder / "records").mkdir()
