@@ -410,6 +410,16 @@ def bf16_line(zero_stage, **changes):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_weights_are_in_bf16_and_what_is_no_weight_stays_in_fp32(zero_stage):
+    # As the angles of rotary positions: 511 times the rounded one would be another angle.
+    module = network()
+    module.register_buffer("angle", torch.tensor(1 / 3))
+    engine_for(module, zero_stage=zero_stage, dtype="bf16")
+    assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
+    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
     # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
     module, engine = bf16_line(zero_stage, rate=0.1)

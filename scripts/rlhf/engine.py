@@ -209,7 +209,9 @@ class WholeEngine(Engine):
 
     def __init__(self, module, settings, learning_rate, num_steps):
         dtype = DTYPES[settings.dtype]
-        module.to(dtype)
+        # Not the module as a whole: in 16 bits, angles of rotary positions would be wrong.
+        for weight in module.parameters():
+            weight.data = weight.data.to(dtype)
         groups = _groups(module, settings, learning_rate)
         sizes = [sum(weight.numel() for weight in group["params"]) for group in groups]
         device = groups[0]["params"][0].device
