@@ -10,7 +10,7 @@ TRL := .venv-trl
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test lint reproduce bench-data bench-train clean
+.PHONY: demo test lint reproduce bench-data bench-train bench-reward clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
@@ -39,6 +39,11 @@ bench-data: $(VENV)/demo
 bench-train: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
 	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
+
+# What a small reward model learns from real pairs, beside the rule that the longer answer wins.
+bench-reward: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/reward.py > $(VENV)/reward.json
+	test ! -s $(VENV)/reward.json || mv $(VENV)/reward.json tests/benchmarks/results/
 
 clean:
 	rm -rf $(VENV) $(TRL) .snakemake reproduced
