@@ -42,7 +42,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty_like(logprobs) if with_entropies else None
         for part, logits in _chunks(hidden, weight, bias):
-            for rows, table in _tables(part, logits, temperature):
+            for rows, _, table in _tables(part, logits, temperature):
                 logprobs[rows] = _picked(table, tokens[rows])
                 if with_entropies:
                     entropies[rows] = -torch.linalg.vecdot(table.exp(), table)
@@ -55,9 +55,9 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, tokens = ctx.saved_tensors
         gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         for part, logits in _chunks(hidden, weight, bias):
-            for rows, table in _tables(part, logits, ctx.temperature):
+            for rows, some, table in _tables(part, logits, ctx.temperature):
                 _into_slopes(table, tokens[rows])
-                table *= slopes[rows, None] / ctx.temperature
+                some.copy_(table.mul_(slopes[rows, None] / ctx.temperature))
             gradients.add(part, logits)
         return *gradients.times(1.0), None, None, None
 
@@ -68,9 +68,10 @@ class _SumOfLogprobs(torch.autograd.Function):
         ctx.gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
         for part, logits in _chunks(hidden, weight, bias):
-            for rows, table in _tables(part, logits):
+            for rows, some, table in _tables(part, logits):
                 total += _picked(table, tokens[rows]).sum()
                 _into_slopes(table, tokens[rows])
+                some.copy_(table)
             ctx.gradients.add(part, logits)
         return total
 
@@ -91,19 +92,19 @@ def _chunks(hidden, weight, bias):
 
 
 def _tables(part, logits, temperature=1.0):
-    """Parts of a part, and log-probabilities [m, V] in fp32. What the caller makes of a table takes
-    the place of the logits.
+    """Parts of a part, their logits [m, V], and log-probabilities [m, V] in fp32, which may be
+    written over and last until the next.
     """
     size = len(logits) if logits.is_cuda else max(1, TABLE_LOGITS // logits.shape[1])
     tables = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
-    for rows in logits.split(size):
-        table = tables[: len(rows)].copy_(rows)
+    start = part.start
+    for some in logits.split(size):
+        table = tables[: len(some)].copy_(some)
         if temperature != 1:
             table /= temperature
         torch.log_softmax(table, dim=1, out=table)
-        start, part = part.start, slice(part.start + len(rows), part.stop)
-        yield slice(start, part.start), table
-        rows.copy_(table)
+        yield slice(start, start + len(some)), some, table
+        start += len(some)
 
 
 def _picked(table, tokens):
