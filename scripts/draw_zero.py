@@ -5,10 +5,11 @@ import json
 from jinja2 import Environment
 from markupsafe import Markup
 
-from rlhf.costs import sent_elements, stage_used
+from rlhf.costs import sent_elements
 from rlhf.job import run
 from rlhf.pictures import draw_curves, points_of
 from rlhf.words import as_number, teller
+from rlhf.zero import stage_used
 
 # The loss that is compared: PPO's is the critic's, as the actor's is near 0 by construction.
 LOSSES = {"train_rlhf": "value/loss"}

@@ -631,6 +631,7 @@ MODULES = {
     "tokens": {"fetch_model", "init_model", *TOKENIZERS, *MODEL_USERS, "compare_zero"},
     "toy": {"import_dataset", "evaluate_rlhf"},
     "words": {"write_record", "draw_zero"},
+    "zero": TRAINERS | {"draw_zero"},
 }
 # Programs that make no result.
 TOOLS = ("launch", "verify", "why")

@@ -39,8 +39,9 @@ def lines_of(workflow, result):
 
 
 def test_the_best_model_is_kept_and_training_stops_without_a_better_one(copy):
-    # So fast that it soon becomes worse.
-    change(copy, "sft", learning_rate=10.0, epochs=4, eval_steps=1, keep="best", patience=2)
+    # So fast that it soon becomes worse; in fp32, as merging adapters rounds in 16 bits.
+    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "patience": 2}
+    change(copy, "sft", **settings, keep="best", dtype="fp32")
     copy.build("output/sft/tiny")
     first, *steps = lines_of(copy, "output/sft/tiny")
     assert first["step"] == 0 and "loss" not in first
@@ -50,7 +51,7 @@ def test_the_best_model_is_kept_and_training_stops_without_a_better_one(copy):
     assert min(losses) < losses[-1]
     figures = json.loads((copy.folder / "output/eval/sft/tiny/metrics.json").read_text())
     assert figures["before"]["perplexity"] == pytest.approx(math.exp(first["eval_loss"]), rel=1e-5)
-    assert figures["after"]["perplexity"] == pytest.approx(math.exp(min(losses)), rel=1e-4)
+    assert figures["after"]["perplexity"] == pytest.approx(math.exp(min(losses)), rel=1e-5)
     assert (copy.folder / "output/sft/tiny/adapter/adapter_model.safetensors").exists()
 
 

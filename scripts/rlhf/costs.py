@@ -55,14 +55,6 @@ def peak_flops(gpu):
     return next((peak for name, peak in PEAKS.items() if name in gpu), None)
 
 
-def stage_used(zero_stage, dtype):
-    """The ZeRO stage of a run that asks for one: 2 where a lower one would add up gradients in 16
-    bits (stage 1), or knows no loss scale (stage 0).
-    """
-    asked_too_low = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}[dtype]
-    return 2 if zero_stage in asked_too_low else zero_stage
-
-
 def sent_elements(model, stage, processes):
     """Elements that each process sends for a step of one pass, as the ZeRO paper counts them.
 

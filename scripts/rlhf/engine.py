@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from rlhf.costs import stage_used
 from rlhf.job import InputError
 from rlhf.models import DTYPES, choose_device
 from rlhf.ranks import world_size
+from rlhf.zero import stage_used
 
 # After rlhf.models, which tells DeepSpeed of the CPU: it looks for an accelerator when imported.
 import deepspeed  # isort: skip
