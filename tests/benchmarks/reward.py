@@ -17,18 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from data import ROOT, SHARED
+from train import MODEL
 
 FOLDS = 4
-INIT = {
-    "model_type": "opt",
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "word_embed_proj_dim": 256,
-    "num_attention_heads": 4,
-    "ffn_dim": 1024,
-    "max_position_embeddings": 512,
-    "dropout": 0.0,
-}
 RECIPE = {
     "max_length": 512,
     "epochs": 2,
@@ -65,7 +56,7 @@ def main():
     share = found["accuracy"]["mean"]
     reach = 1.96 * math.sqrt(share * (1 - share) / found["pairs"])
     found["accuracy"]["interval_95"] = [share - reach, share + reach]
-    print(json.dumps({"model": INIT, "recipe": RECIPE, **found}, indent=1))
+    print(json.dumps({"model": MODEL, "recipe": RECIPE, **found}, indent=1))
 
 
 def configuration(source, folder, names):
@@ -88,10 +79,8 @@ def configuration(source, folder, names):
             "split": {"sft": 0, "reward": 1, "rlhf": 0},
         }
         # Its tokenizer has not seen what is held out either.
-        config["models"][name] = {
-            "tokenizer": {"train_on": name, "vocab_size": 8192},
-            "init": INIT,
-        }
+        tokenizer = {"train_on": name, "vocab_size": 8192}
+        config["models"][name] = {"tokenizer": tokenizer, "init": MODEL}
         config["reward"]["recipes"][name] = {
             "model": name,
             "datasets": [name],
