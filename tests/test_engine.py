@@ -236,6 +236,17 @@ def test_the_norm_is_that_of_the_whole_gradient_before_it_is_clipped(zero_stage)
         assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
 
 
+def test_the_norm_of_a_large_gradient_is_exact_too():
+    # One sum of 16 million squares in fp32 would be wrong by 7e-4.
+    module = nn.Linear(1 << 12, 1 << 12, bias=False)
+    engine = engine_for(module)
+    slopes = torch.randn(1 << 12, generator=torch.Generator().manual_seed(1))
+    engine.backward(engine(slopes).sum(), last=True)
+    # The gradient has the slopes in each of its rows.
+    norm = math.sqrt(1 << 12) * slopes.double().norm().item()
+    assert engine.grad_norm == pytest.approx(norm, rel=1e-5)
+
+
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
     # Adam's first step is the rate times the sign of the gradient.

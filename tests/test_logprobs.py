@@ -11,14 +11,16 @@ from rlhf import logprobs
 from rlhf.logprobs import sum_of_logprobs, token_logprobs
 
 TOKENS, WORDS, UNITS = 7, 11, 5
-# Tokens in a chunk: chunks of 3, 3 and 1; one for each; all at once.
-SIZES = [3, 1, 100]
+# Tokens in a chunk, and in a table: chunks of 3, 3 and 1, in tables of 2 and 1; one for each; all at
+# once; all in a chunk of tables of 3, 3 and 1.
+SIZES = [(3, 2), (1, 1), (100, 100), (100, 3)]
 
 
 @pytest.fixture(params=SIZES)
 def chunks(request, monkeypatch):
-    """How many tokens there are in a chunk."""
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", request.param * WORDS)
+    """How many tokens there are in a chunk, and in a table."""
+    for name, size in zip(("CHUNK_LOGITS", "TABLE_LOGITS"), request.param, strict=True):
+        monkeypatch.setattr(logprobs, name, size * WORDS)
     return request.param
 
 
