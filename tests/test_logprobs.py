@@ -11,8 +11,8 @@ from rlhf import logprobs
 from rlhf.logprobs import sum_of_logprobs, token_logprobs
 
 TOKENS, WORDS, UNITS = 7, 11, 5
-# Tokens in a chunk, and in a table: chunks of 3, 3 and 1, in tables of 2 and 1; one for each; all at
-# once; all in a chunk of tables of 3, 3 and 1.
+# Tokens in a chunk, and in a table: chunks of 3, 3 and 1, in tables of 2 and 1; one for each; all
+# at once; all in a chunk of tables of 3, 3 and 1.
 SIZES = [(3, 2), (1, 1), (100, 100), (100, 3)]
 
 

@@ -37,8 +37,8 @@ OFFLOAD = {
     "parameters": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 
-# Elements of a gradient that are added at once, and those whose squares are: a CPU's sum of many more
-# in fp32 is wrong by a percent.
+# Elements of a gradient that are added at once, and those whose squares are: a CPU's sum of many
+# more in fp32 is wrong by a percent.
 COLLECTED = 1 << 20
 SQUARED = 1 << 17
 
