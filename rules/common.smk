@@ -16,6 +16,7 @@ from snakemake.logging import logger
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from rlhf.code import code_digests
 from rlhf.digests import canonical_json
 from rlhf.formats import columns_of, has_pairs
 from rlhf.lock import Locked, hold
@@ -79,19 +80,28 @@ def check_config():
 
 
 def entry(section, name, used_by):
-    """config[section][name], or a line that says which names there are."""
-    if name not in config[section]:
-        known = ", ".join(sorted(config[section])) or "none"
+    """The entry of a section (datasets, rlhf.presets), or a line that says which names there are."""
+    entries = config
+    for key in section.split("."):
+        entries = entries[key]
+    if name not in entries:
+        known = ", ".join(sorted(entries)) or "none"
         fail(f"config: {used_by} names {name!r}, which is not under {section} (there: {known})")
-    return config[section][name]
+    return entries[name]
 
 
 def recipe(stage, name):
-    """The settings of a recipe: the stage's defaults, then what the recipe states itself."""
+    """The settings of a recipe: the stage's defaults, its preset's, then what it states itself."""
     recipes = config[stage]["recipes"]
     if name not in recipes:
         fail(f"config: {stage}.recipes has no {name!r} (there: {', '.join(recipes)})")
-    return {**config[stage]["defaults"], **recipes[name]}
+    defaults, own = config[stage]["defaults"], recipes[name]
+    preset = own.get("preset", defaults.get("preset"))
+    used_by = f"{stage}.recipes.{name}.preset"
+    between = {} if preset is None else entry(f"{stage}.presets", preset, used_by)
+    settings = {"seed": config["seed"], **defaults, **between, **own}
+    settings.pop("preset", None)
+    return settings
 
 
 def placement(stage, key):
@@ -169,9 +179,8 @@ def check_references():
             for dataset, _ in blend(stage, name):
                 check_use(dataset, stage, f"{stage}.recipes.{name}.datasets")
             if stage == "rlhf":
-                recipe("sft", settings["actor"])
-                recipe("reward", settings["reward"])
-                check_templates(name, settings)
+                check_models(name, settings)
+                check_scores(name, settings)
             else:
                 base_model(stage, name)
 
@@ -190,14 +199,60 @@ def check_use(dataset, stage, used_by):
         )
 
 
-def check_templates(name, settings):
-    """Stop if the actor and the reward model of a recipe would read a dialogue differently."""
-    templates = {
-        stage: template(stage, recipe_name)
-        for stage, recipe_name in (("sft", settings["actor"]), ("reward", settings["reward"]))
-    }
-    if templates["sft"] != templates["reward"]:
-        fail(f"config: rlhf.recipes.{name}: actor and reward have the templates {templates}")
+def check_models(name, settings):
+    """Stop if the models of a recipe would read a dialogue or its tokens differently."""
+    actor = template("sft", settings["actor"])
+    for key in ("reward", "judge"):
+        other = actor if settings[key] is None else template("reward", settings[key])
+        if other != actor:
+            fail(
+                f"config: rlhf.recipes.{name}: actor and {key} have the templates"
+                f" {actor} and {other}"
+            )
+    if settings["ptx"] is not None:
+        models = [tokenizer_model("sft", settings[key])[1] for key in ("actor", "ptx")]
+        if models[0] != models[1]:
+            fail(
+                f"config: rlhf.recipes.{name}.ptx names {settings['ptx']}, whose rows are tokens of"
+                f" {models[1]}; the actor's are those of {models[0]}"
+            )
+
+
+def check_scores(name, settings):
+    """Stop if nothing scores the answers of a recipe, or too few of them are compared."""
+    place, samples = f"config: rlhf.recipes.{name}", settings["samples"]
+    if settings["reward"] is None and not settings["reward_functions"]:
+        fail(f"{place}.reward is null and there are no reward_functions: nothing scores answers")
+    for function in settings["reward_functions"]:
+        trouble = reward_function_trouble(function)
+        if trouble:
+            fail(f"{place}.reward_functions: {trouble}")
+    if settings["algorithm"] != "ppo" and samples < 2:
+        fail(
+            f"{place}.samples: {settings['algorithm']} compares the answers to a prompt, and needs"
+            f" 2 or more ({samples} given)"
+        )
+    if settings["global_batch_size"] % samples:
+        fail(
+            f"{place}.global_batch_size: {settings['global_batch_size']} is not a multiple of"
+            f" samples ({samples}): the answers to a prompt stay together"
+        )
+
+
+@cache
+def reward_function_trouble(name):
+    """What is wrong with rewards/NAME.py, as far as it can be told without running it; or None."""
+    there = sorted(path.stem for path in (ROOT / "rewards").glob("*.py"))
+    if name not in there:
+        return f"there is no rewards/{name}.py (there: {', '.join(there) or 'none'})"
+    try:
+        code_digests(ROOT / "scripts/train_rlhf.py", [name])
+    except SyntaxError as error:
+        return f"rewards/{name}.py is no valid Python (line {error.lineno}: {error.msg})"
+    except ValueError as error:
+        return f"rewards/{name}.py is no valid Python ({error})"
+    except FileNotFoundError as error:
+        return f"rewards/{name}.py imports a module that is not there ({error.filename})"
 
 
 def base_model(stage, name):
@@ -281,7 +336,8 @@ def built_targets():
     for stage, name in built:
         if stage == "rlhf":
             settings = recipe(stage, name)
-            parts |= {("sft", settings["actor"]), ("reward", settings["reward"])}
+            parts |= {("sft", settings["actor"])}
+            parts |= {("reward", settings["reward"]), ("reward", settings["judge"])}
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in parts]
     pages = (
         page

@@ -1,4 +1,4 @@
-# Reinforcement learning from the reward model's scores.
+# Reinforcement learning from scores: of a reward model, of functions, or of both.
 
 
 rule tokenize_rlhf:
@@ -39,7 +39,7 @@ rule train_rlhf:
         program=program("train_rlhf"),
         placement=placement_json("rlhf"),
     message:
-        "Training {wildcards.name} by PPO"
+        "Training {wildcards.name} by reinforcement learning"
     shell:
         "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
         " 2>&1 | (trap '' INT TERM; tee {log})"

@@ -5,7 +5,7 @@
 # result on disk, and told to Snakemake by the one thing that it always looks at: file times. The
 # default profile leaves it no other trigger.
 
-from rlhf.code import code_digests, requirements_digest
+from rlhf.code import requirements_digest
 from rlhf.digests import DigestCache, digest, file_digest, write_atomically
 from rlhf.job import InputError, parse_manifest
 from rlhf.parts import local_paths, parts_of
@@ -41,8 +41,8 @@ def manifest_of(rule, name):
 
 
 @cache
-def code_of(rule):
-    return code_digests(ROOT / f"scripts/{rule}.py")
+def code_of(rule, reward_functions):
+    return code_digests(ROOT / f"scripts/{rule}.py", reward_functions)
 
 
 @cache
@@ -59,6 +59,7 @@ def digest_cache():
 def spec_of(rule, name):
     """The spec of a job and its digest."""
     described = DESCRIPTIONS[rule][1](name)
+    settings = described["settings"]
     inputs = {
         key: {
             "rule": upstream,
@@ -72,10 +73,10 @@ def spec_of(rule, name):
         "rule": rule,
         "name": name,
         "path": folder_of(rule, name),
-        "settings": described["settings"],
+        "settings": settings,
         "inputs": inputs,
         "files": described.get("files", {}),
-        "code": code_of(rule),
+        "code": code_of(rule, tuple(settings.get("reward_functions", ()))),
         "requirements": requirements(),
     }
     return spec, digest(spec)
@@ -199,9 +200,11 @@ def asked(stage, *makers):
 
 
 def science(stage, name):
-    """Settings without their placement, with the seed: what a training program needs to know."""
-    settings = {**recipe(stage, name), "seed": config["seed"], "datasets": blend(stage, name)}
+    """Settings without their placement: what a training program needs to know."""
+    settings = {**recipe(stage, name), "datasets": blend(stage, name)}
     del settings["placement"]
+    # It scores in evaluation alone.
+    settings.pop("judge", None)
     return settings
 
 
@@ -231,8 +234,8 @@ def local_files(name):
 def describe_import_dataset(name):
     dataset = entry("datasets", name, "the target")
     if "generate" in dataset:
-        keys = ("generate", "rows", "eval_rows")
-        return {"settings": {"seed": config["seed"]} | {key: dataset[key] for key in keys}}
+        settings = {key: dataset[key] for key in ("generate", "rows", "eval_rows")}
+        return {"settings": {"seed": dataset.get("seed", config["seed"]), **settings}}
     keys = ["format", "remove", "on_bad_row"]
     if "path" not in dataset:
         keys += ["hub", "revision", "train", "eval"]
@@ -259,7 +262,7 @@ def tokenize_settings(stage, name, *keys):
     """What a tokenize program needs to know."""
     settings = recipe(stage, name)
     return {
-        "seed": config["seed"],
+        "seed": settings["seed"],
         "datasets": blend(stage, name),
         "template": template(stage, name),
         **{key: settings[key] for key in keys},
@@ -406,15 +409,17 @@ def describe_tokenize_rlhf(name):
 
 @job("train_rlhf", folder="rlhf")
 def describe_train_rlhf(name):
-    settings = recipe("rlhf", name)
-    return {
-        "settings": science("rlhf", name),
-        "inputs": {
-            "actor": ("train_sft", settings["actor"]),
-            "reward": ("train_reward", settings["reward"]),
-            "tokens": ("tokenize_rlhf", name),
-        },
+    actor, reward, ptx = (recipe("rlhf", name)[key] for key in ("actor", "reward", "ptx"))
+    inputs = {
+        "actor": ("train_sft", actor),
+        "tokens": ("tokenize_rlhf", name),
+        "tokens.sft": ("tokenize_sft", actor),
     }
+    if reward is not None:
+        inputs |= {"reward": ("train_reward", reward), "tokens.reward": ("tokenize_reward", reward)}
+    if ptx is not None:
+        inputs["ptx"] = ("tokenize_sft", ptx)
+    return {"settings": science("rlhf", name), "inputs": inputs}
 
 
 def exact_check(name):
@@ -426,18 +431,18 @@ def exact_check(name):
 @job("evaluate_rlhf", folder="eval/rlhf")
 def describe_evaluate_rlhf(name):
     settings = recipe("rlhf", name)
+    keys = ("seed", "dtype", "max_response_length", "reward_functions")
+    scorers = {key: settings[key] for key in ("reward", "judge") if settings[key] is not None}
     return {
         "settings": {
-            "seed": config["seed"],
-            "dtype": settings["dtype"],
-            "max_response_length": settings["max_response_length"],
+            **{key: settings[key] for key in keys},
             "exact_check": exact_check(name),
             **config["evaluate"],
         },
         "inputs": {
             "sft": ("train_sft", settings["actor"]),
             "rlhf": ("train_rlhf", name),
-            "reward": ("train_reward", settings["reward"]),
+            **{key: ("train_reward", scorer) for key, scorer in scorers.items()},
             "tokens": ("tokenize_rlhf", name),
         },
     }
@@ -447,6 +452,7 @@ def describe_evaluate_rlhf(name):
 def describe_draw_report(name):
     settings = recipe("rlhf", name)
     recipes = {"sft": settings["actor"], "reward": settings["reward"], "rlhf": name}
+    recipes = {stage: name for stage, name in recipes.items() if name is not None}
     datasets = {dataset for stage, name in recipes.items() for dataset, _ in blend(stage, name)}
     return {
         "settings": {},
@@ -454,12 +460,11 @@ def describe_draw_report(name):
             **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
             **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
             **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
-            "train_sft": ("train_sft", settings["actor"]),
-            "evaluate_sft": ("evaluate_sft", settings["actor"]),
-            "train_reward": ("train_reward", settings["reward"]),
-            "evaluate_reward": ("evaluate_reward", settings["reward"]),
-            "train_rlhf": ("train_rlhf", name),
-            "evaluate_rlhf": ("evaluate_rlhf", name),
+            **{
+                f"{verb}_{stage}": (f"{verb}_{stage}", name)
+                for stage, name in recipes.items()
+                for verb in ("train", "evaluate")
+            },
         },
     }
 

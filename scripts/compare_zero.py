@@ -85,7 +85,8 @@ def cut_reference(source, target, rows):
 
 def placed(placement, stage):
     """A recipe's placement at a ZeRO stage, with as much of its offload as there is at that one."""
-    where = {key: value for key, value in placement.items() if key != "launch"}
+    # A critic goes with its actor.
+    where = {k: value for k, value in placement.items() if k not in ("launch", "critic_zero_stage")}
     if where["offload"] != "none" and stage < 3:
         where["offload"] = "optimizer" if stage else "none"
     return where | {"zero_stage": stage}

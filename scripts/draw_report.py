@@ -8,17 +8,14 @@ from rlhf.lineage import direct_inputs, in_columns
 from rlhf.pictures import COLOURS, draw_curves, panels_of, plt
 
 CURVES = {
-    "sft": ("train_sft", {"loss": "loss (nats per token)", "learning_rate": "learning rate"}),
-    "reward": ("train_reward", {"loss": "loss (nats per pair)", "accuracy": "accuracy (share)"}),
-    "rlhf": (
-        "train_rlhf",
-        {
-            "objective/scores": "score of the reward model",
-            "objective/kl": "KL to SFT (nats per answer)",
-            "response/length": "answer length (tokens)",
-            "objective/entropy": "entropy (nats per token)",
-        },
-    ),
+    "sft": {"loss": "loss (nats per token)", "learning_rate": "learning rate"},
+    "reward": {"loss": "loss (nats per pair)", "accuracy": "accuracy (share)"},
+    "rlhf": {
+        "objective/scores": "score",
+        "objective/kl": "KL to SFT (nats per answer)",
+        "response/length": "answer length (tokens)",
+        "objective/entropy": "entropy (nats per token)",
+    },
 }
 
 
@@ -26,14 +23,16 @@ def main(job):
     """Figures of the lineage, of the data and of each stage; the tables have the numbers."""
     draw_lineage(job.result / "lineage.svg", job.lineage)
     report_data(job)
-    for stage, (name, curves) in CURVES.items():
-        lines = (job.inputs[name] / "metrics.jsonl").read_text().splitlines()
-        panels = panels_of([json.loads(line) for line in lines], curves)
+    # Where functions alone score, there is no reward model.
+    stages = [stage for stage in CURVES if f"train_{stage}" in job.inputs]
+    for stage in stages:
+        lines = (job.inputs[f"train_{stage}"] / "metrics.jsonl").read_text().splitlines()
+        panels = panels_of([json.loads(line) for line in lines], CURVES[stage])
         draw_curves(job.result / f"{stage}.svg", panels)
     with open(job.result / "figures.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["stage", "figure", "value"])
-        for stage in CURVES:
+        for stage in stages:
             figures = json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
             table.writerows([stage, name, f"{value:.10g}"] for name, value in flat(figures))
 
@@ -80,7 +79,9 @@ def report_data(job):
             step, _, of = name.partition(".")
             table.writerows([of, step, key, f"{value:.10g}"] for key, value in flat(facts))
     figure, panels = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
-    tokens = {stage: stats[f"tokens.{stage}"]["train"] for stage in CURVES}
+    tokens = {
+        stage: stats[f"tokens.{stage}"]["train"] for stage in CURVES if f"tokens.{stage}" in stats
+    }
     draw_rows(panels[0], tokens)
     draw_lengths(panels[1], tokens)
     draw_shares(panels[2], stats)

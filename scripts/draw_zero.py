@@ -11,10 +11,11 @@ from rlhf.pictures import draw_curves, points_of
 from rlhf.words import as_number, teller
 from rlhf.zero import stage_used
 
-# The loss that is compared: PPO's is the critic's, as the actor's is near 0 by construction.
-LOSSES = {"train_rlhf": "value/loss"}
+# The loss that is compared, of those that there are: where there is a critic RLHF's is its own, as
+# the actor's is near 0 by construction.
+LOSSES = ("loss", "value/loss", "policy/loss")
 # Other figures of steps that are drawn where they are logged, and what they are called.
-DRAWN = {"grad_norm": "gradient norm", "objective/scores": "score of the reward model"}
+DRAWN = {"grad_norm": "gradient norm", "objective/scores": "score"}
 
 PAGE = """<!doctype html>
 <html lang="{{ language }}">
@@ -77,7 +78,6 @@ class Comparison:
         record = json.loads(folder.with_name(f"{folder.name}.run.json").read_text())
         self.title = f"{training['rule'].removeprefix('train_')}/{training['name']}"
         self.dtype = training["settings"]["dtype"]
-        self.loss = LOSSES.get(training["rule"], "loss")
         self.placement = record["placement"]
         self.processes = self.placement["nodes"] * max(self.placement["gpus_per_node"], 1)
         self.runs = {int(stage): run for stage, run in record["stages"].items()}
@@ -87,6 +87,7 @@ class Comparison:
             if "failed" not in run
         }
         self.base = min(self.steps)
+        self.loss = next(name for name in LOSSES if name in self.steps[self.base][0])
 
     def used(self, stage):
         """The stage that a run of a stage had."""

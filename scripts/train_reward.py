@@ -76,6 +76,7 @@ def main(job):
 
     probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)
     expected = answer_scores(scorer, probes, max_tokens)
+    job.facts["probe_scores"] = expected.tolist()
     with engine.whole_weights():
         save_model(model, tokenizer, job.result)
     ranks.barrier()

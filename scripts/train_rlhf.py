@@ -1,10 +1,19 @@
-"""Train a chat model on the reward model's scores by PPO.
+"""Train a chat model on scores of its own answers: by PPO, or without a critic by RLOO or GRPO.
 
-Each step: (1) sample a response to each prompt, (2) score it, (3) take the log-probabilities of
+Each step: (1) sample answers to some prompts, (2) score them, (3) take the log-probabilities of
 actor and reference and the values of the critic, (4) make rewards, advantages and returns of them,
 (5) update actor and critic. Mathematics: rlhf/ppo.py. Reference: the SFT model, frozen. Critic: the
 reward model to begin with.
+
+Each process of a job makes its share of the answers and of the passes, and knows the whole step.
 """
+
+import contextlib
+import json
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,208 +21,332 @@ import torch
 from rlhf import ppo, ranks
 from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
-from rlhf.engine import make_engine, start
-from rlhf.generate import sample_responses
-from rlhf.job import InputError, run
-from rlhf.lora import add_lora
-from rlhf.metrics import StepLog
+from rlhf.control import KLController
+from rlhf.ema import Ema
+from rlhf.engine import Frozen, make_engine, start
+from rlhf.gates import check_answers, check_first, check_probes, check_tokenizers, shared_prompts
+from rlhf.generate import make_sampler
+from rlhf.job import run
+from rlhf.lora import add_lora, without_adapters
+from rlhf.metrics import Clock, StepLog
 from rlhf.models import check_length, load_causal, load_scorer, save_model, size_of
-from rlhf.passes import Policy, Scorer, answer_scores
+from rlhf.passes import Policy, Scorer
 from rlhf.resume import Resumable
+from rlhf.rewards import RewardFunctions
+from rlhf.rollouts import Rollouts, ask
+from rlhf.scoring import Scoring
 from rlhf.tokens import Ragged, load_tokenizer
+
+# How answers to one prompt are compared where there is no critic.
+COMPARED = {"rloo": ppo.rloo_advantages, "grpo": ppo.grpo_advantages}
+# Prompts of a step whose answers are kept to be read.
+KEPT_PROMPTS = 8
 
 
 def main(job):
     """Data, models, loop, save."""
     settings, placement = job.settings, job.placement
-    if ranks.world_size() > 1:
-        raise InputError("PPO runs in one process: set nodes and gpus_per_node to 1")
+    max_tokens = placement["micro_batch_tokens"]
     device = start(placement)
     torch.manual_seed(settings.seed)
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    job.facts["shared_prompts"] = shared_prompts(prompts, job.inputs)
+    ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
+
     tokenizer = load_tokenizer(job.inputs["actor"])
-    if tokenizer.get_vocab() != load_tokenizer(job.inputs["reward"]).get_vocab():
-        raise InputError(
-            f"{job.inputs['actor']} and {job.inputs['reward']} have different tokenizers:"
-            " a reward model can only score tokens that it knows"
-        )
-
-    actor = load_causal(job.inputs["actor"], settings.dtype, tokenizer)
-    if settings.lora_rank:
-        actor = add_lora(actor, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    actor = Policy(actor).to(device)
-    critic = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device)
-    ref = Policy(load_causal(job.inputs["actor"], settings.dtype, tokenizer)).to(device)
-    reward = Scorer(load_scorer(job.inputs["reward"], settings.dtype, tokenizer)).to(device)
-    job.record["models"] = {"actor": size_of(actor.model), "critic": size_of(critic.model)}
-
-    for module in (actor, critic):
+    actor, reference = load_actor(job, tokenizer, device)
+    reward = load_reward(job, tokenizer, device) if "reward" in job.inputs else None
+    scoring = Scoring(settings, reward, RewardFunctions(settings.reward_functions))
+    critic = load_critic(job, tokenizer, device) if settings.algorithm == "ppo" else None
+    trained = {"actor": actor}
+    if critic:
+        trained["critic"], critic.units = critic, scoring.critic_units
+    for module in trained.values():
         check_length(module.model, settings.max_prompt_length + settings.max_response_length)
+    job.record["models"] = {name: size_of(module.model) for name, module in trained.items()}
+    sampler = make_sampler(settings, tokenizer, max_tokens, job.inputs["actor"])
 
-    steps = num_steps(len(prompts), settings.rollout_batch_size, settings.epochs)
-    updates = sum(
-        num_steps(len(rows), settings.global_batch_size, settings.ppo_epochs)
-        for rows in global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, 0)
+    batches = list(
+        global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed)
     )
-    actor_engine = make_engine(actor, settings, settings.actor_learning_rate, updates, placement)
-    critic_engine = make_engine(critic, settings, settings.critic_learning_rate, updates, placement)
-    rollouts = Rollouts(settings, placement, tokenizer, device)
+    minibatch_size = settings.global_batch_size // settings.samples
+    updates = [num_steps(len(rows), minibatch_size, settings.ppo_epochs) for rows in batches]
+    rate, actor_updates = settings.actor_learning_rate, sum(updates[settings.critic_warmup_steps :])
+    actor_engine = make_engine(actor, settings, rate, actor_updates, placement)
+    critic_engine = critic and make_critic_engine(critic, settings, sum(updates), placement)
+    ema = Ema(actor_engine, settings.ema_decay) if settings.ema_decay else None
+    kl_controller = KLController(settings)
+    parts = {"actor": actor_engine, "critic": critic_engine, "ema": ema}
+    parts |= {"scoring": scoring, "kl_controller": kl_controller}
 
-    batches = global_batches(
-        len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed
-    )
-    training = Resumable(
-        job, actor=actor_engine, critic=critic_engine, standardizer=critic.standardizer
-    )
-    with StepLog(job, steps) as log:
+    # Models are alike in all processes; what they sample is not.
+    torch.manual_seed(settings.seed + ranks.rank())
+    clock, unended = Clock(device), 0
+    training = Resumable(job, **{name: part for name, part in parts.items() if part})
+    with StepLog(job, len(batches)) as log:
         for step, rows in training.steps(batches):
-            # 1. Responses.
-            with actor_engine.whole_weights():
-                rollouts.sample(actor.model, [prompts[row] for row in rows])
+            # 1. Answers.
+            asked = [prompts[row] for row in rows]
+            with clock("generate"), actor_engine.whole_weights():
+                sampler.update(actor.model)
+                answers, told = ask(sampler, asked, settings)
+            rollouts = Rollouts(asked, answers, tokenizer, settings.temperature, max_tokens, device)
+            mask = rollouts.response_mask
+            unended = check_answers(rollouts, unended, step)
 
-            # 2. Scores.
-            scores = rollouts.scores(reward)
-            if step == 1 and settings.standardize_scores:
-                critic.standardizer.fit(scores)
-            clipped = critic.standardizer(scores).clamp(-settings.score_clip, settings.score_clip)
+            with clock("score"):
+                # 2. Scores.
+                scores = scoring.scores(rollouts, step, rows)
+                final_scores = scoring.final(scores, rollouts.ended)
 
-            # 3. Log-probabilities and values of each token of the responses.
-            with torch.no_grad():
-                logprobs, entropies = rollouts.logprobs(actor, entropies=True)
-                ref_logprobs = rollouts.logprobs(ref)
-                values = rollouts.values(critic)
+                # 3. Log-probabilities and values of each token of the answers.
+                logprobs, entropies = rollouts.logprobs_and_entropies(actor)
+                with reference() as ref:
+                    ref_logprobs = rollouts.logprobs(ref)
+                values = rollouts.values(critic) if critic else None
 
             # 4. Rewards, advantages, returns.
-            mask = rollouts.response_mask
-            rewards = ppo.token_rewards(clipped, logprobs, ref_logprobs, mask, settings.kl_coef)
-            advantages, returns = ppo.gae(
-                rewards, values, mask, settings.gamma, settings.gae_lambda
-            )
+            kl_coef = kl_controller.coef
+            in_rewards = kl_coef if settings.kl_in == "rewards" else 0.0
+            rewards = ppo.token_rewards(final_scores, logprobs, ref_logprobs, mask, in_rewards)
+            returns = None
+            if critic:
+                advantages, returns = ppo.gae(
+                    rewards, values, mask, settings.gamma, settings.gae_lambda
+                )
+            else:
+                sums = rewards.sum(dim=1).view(settings.samples, -1)
+                advantages = COMPARED[settings.algorithm](sums).view(-1, 1) * mask
             if settings.whiten_advantages:
                 advantages = ppo.whiten(advantages, mask)
+            weights = torch.ones_like(logprobs)
+            if told is not None:
+                sampled = rollouts.table(told)
+                weights = ppo.importance_weights(logprobs, sampled, settings.max_importance)
 
             # 5. Updates.
-            experience = (logprobs, values, advantages, returns)
-            minibatches = global_batches(
-                len(rows), settings.global_batch_size, settings.ppo_epochs, settings.seed + step
-            )
-            updated = [
-                update(rollouts, experience, minibatch, actor_engine, critic_engine, settings)
-                for minibatch in minibatches
-            ]
+            experience = Experience(logprobs, ref_logprobs, advantages, weights, values, returns)
+            policy_figures, value_figures = [], []
+            with clock("train"):
+                for number, minibatch in enumerate(
+                    global_batches(
+                        len(rows), minibatch_size, settings.ppo_epochs, settings.seed + step
+                    )
+                ):
+                    if step > settings.critic_warmup_steps:
+                        text = draw(ptx, settings, step, number) if ptx else None
+                        found = update_actor(
+                            actor_engine, rollouts, minibatch, experience, kl_coef, settings, text
+                        )
+                        if number == 0:
+                            check_first(found, settings.dtype, step)
+                        policy_figures.append(found)
+                        if ema:
+                            ema.update()
+                    if critic:
+                        value_figures.append(
+                            update_critic(critic_engine, rollouts, minibatch, experience, settings)
+                        )
+                    moved = policy_figures[-1]["policy/approxkl"] if policy_figures else 0.0
+                    if moved > (settings.max_approx_kl or math.inf):
+                        break
 
             kl = ((logprobs - ref_logprobs) * mask).sum(dim=1)
+            kl_controller.update(kl.mean().item(), len(kl))
             figures = {
                 "objective/scores": scores.mean().item(),
                 "objective/kl": kl.mean().item(),
+                "objective/kl_coef": kl_coef,
                 "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
                 "objective/entropy": ppo.masked_mean(entropies, mask).item(),
-                "value/explained_variance": ppo.explained_variance(values, returns, mask),
-                "response/length": mask.sum(dim=1).float().mean().item(),
-                "response/ended_by_eos": float(np.mean(rollouts.ended)),
+                **rollouts.figures(),
+                **means(policy_figures),
+                **means(value_figures),
             }
-            for name, engine in (("policy", actor_engine), ("value", critic_engine)):
-                figures |= {f"{name}/{key}": value for key, value in engine.figures.items()}
-            for name in updated[0]:
-                figures[name] = float(np.mean([u[name] for u in updated]))
-            # Before the first update of a step the ratio is 1 and nothing is clipped.
-            for name in ("ratio", "approx_kl", "clip_fraction"):
-                figures[f"policy/first_{name}"] = updated[0][f"policy/{name}"]
+            if critic:
+                figures["value/explained_var"] = ppo.explained_variance(values, returns, mask)
+            if policy_figures:
+                first = policy_figures[0]
+                for name in ("ratio", "approxkl", "clipfrac"):
+                    figures[f"policy/first_{name}"] = first[f"policy/{name}"]
             log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
+            log.write_times(step, len(kl), int(rollouts.lengths.sum()), clock.seconds)
+            job.record["seconds_of_parts"] = clock.medians()
+            if step % settings.sample_steps == 0 or step == 1:
+                keep_samples(job, step, rollouts, scores, kl)
+    sampler.close()
 
     with actor_engine.whole_weights():
         save_model(actor.model, tokenizer, job.result)
+    if ema:
+        with ema.in_place(), actor_engine.whole_weights():
+            save_model(actor.model, tokenizer, job.result / "ema")
     write_card(job)
 
 
-def update(rollouts, experience, rows, actor_engine, critic_engine, settings):
-    """One optimizer step of actor and critic on some rollouts; returns means over their tokens.
+class Experience(NamedTuple):
+    """What updates learn from: tables [B, R]. Without a critic there are no values and returns."""
 
-    experience: old log-probabilities, old values, advantages and returns of all rollouts [B, R].
+    logprobs: torch.Tensor
+    ref_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    values: torch.Tensor | None
+    returns: torch.Tensor | None
+
+    def at(self, group, mask):
+        """The tokens [N] of a pass, whose answers [b] have the mask [b, R]."""
+        return Experience(*(table if table is None else table[group][mask] for table in self))
+
+
+def update_actor(engine, rollouts, rows, experience, kl_coef, settings, text=None):
+    """One optimizer step of the actor on the answers to some prompts; returns means over tokens.
+
+    text: Examples whose language modelling loss is added, settings.ptx_coef times.
     """
-    num_tokens = int(rollouts.response_mask[rows].sum())
-    sums = dict.fromkeys(("policy/loss", "value/loss"), 0.0)
-    sums |= dict.fromkeys(("policy/ratio", "policy/approx_kl", "policy/clip_fraction"), 0.0)
-    for part, mask in rollouts.passes(rows, actor_engine.module.packs):
-        old_logprobs, old_values, advantages, returns = (x[part.rows][mask] for x in experience)
-
-        logprobs = actor_engine(part.grid, settings.temperature)
-        losses = ppo.policy_loss(logprobs, old_logprobs, advantages, settings.clip_range)
-        policy_loss = losses.sum() / num_tokens
-        actor_engine.backward(policy_loss, part.last)
-
-        values = critic_engine(part.grid, part.grid.before)
-        losses = ppo.value_loss(values, old_values, returns, settings.value_clip_range)
-        value_loss = losses.sum() / num_tokens
-        critic_engine.backward(value_loss, part.last)
-
-        sums["policy/loss"] += policy_loss.item()
-        sums["value/loss"] += value_loss.item()
-        statistics = ppo.ratio_statistics(logprobs.detach(), old_logprobs, settings.clip_range)
-        for name, value in statistics.items():
-            sums[f"policy/{name}"] += value / num_tokens
-    return sums
-
-
-class Rollouts:
-    """The prompts and responses of a step, and what the models say of them: tensors [B, R]."""
-
-    def __init__(self, settings, placement, tokenizer, device):
-        self.settings = settings
-        self.max_tokens = placement["micro_batch_tokens"]
-        self.tokenizer = tokenizer
-        self.device = device
-
-    def sample(self, model, prompts):
-        """Have the actor answer the prompts."""
-        settings = self.settings
-        responses = sample_responses(
-            model,
-            prompts,
-            self.tokenizer,
-            settings.max_response_length,
-            settings.temperature,
-            self.max_tokens,
+    num_tokens, names = rollouts.num_tokens(rows), ("loss", "kl", "ratio", "approxkl", "clipfrac")
+    sums = torch.zeros(len(names), device=rollouts.device)
+    for part, group, mask in rollouts.passes(rows, engine.module.packs):
+        old = experience.at(group, mask)
+        logprobs = engine(part.grid, settings.temperature)
+        losses = old.weights * ppo.policy_loss(
+            logprobs, old.logprobs, old.advantages, settings.clip_range
         )
-        self.examples = Examples(prompts, responses)
-        self.ended = [response[-1] == self.tokenizer.eos_token_id for response in responses]
-        [lengths] = self.examples.answer_lengths
-        places = torch.arange(lengths.max())
-        self.response_mask = (places < torch.from_numpy(lengths)[:, None]).to(self.device)
+        penalties = ppo.kl_penalty(logprobs, old.ref_logprobs)
+        if settings.kl_in == "loss":
+            losses = losses + kl_coef * penalties
+        loss = part.counts / num_tokens * losses.sum()
+        engine.backward(loss, part.last and text is None)
+        statistics = ppo.ratio_statistics(logprobs.detach(), old.logprobs, settings.clip_range)
+        found = [loss.detach(), penalties.detach().sum() / num_tokens]
+        found += [statistics[name] / num_tokens for name in names[2:]]
+        sums += part.counts * torch.stack(found)
+    means = dict(zip(names, ranks.total(sums).tolist(), strict=True))
+    figures = {f"policy/{name}": value for name, value in means.items()}
+    if text:
+        figures["ptx/loss"] = learn_text(engine, text, rollouts.max_tokens, settings.ptx_coef)
+    return figures | {f"policy/{name}": value for name, value in engine.figures.items()}
 
-    def passes(self, rows, packs):
-        """The passes over some rows, each with the response_mask [b, R] of its rows."""
-        for part in self.examples.passes(rows, self.max_tokens, packs, self.device):
-            yield part, self.response_mask[part.rows]
 
-    def scores(self, reward):
-        """The reward model's score of each response [B]."""
-        [scores] = answer_scores(reward, self.examples, self.max_tokens)
-        return torch.from_numpy(scores).float().to(self.device)
+def learn_text(engine, text, max_tokens, coef):
+    """End a step with coef times the language modelling loss of text; returns the loss."""
+    num_tokens = int(text.num_tokens(with_prompts=True).sum())
+    device = next(engine.module.parameters()).device
+    loss_sum = torch.zeros((), device=device)
+    for part in text.passes(
+        np.arange(len(text)), max_tokens, engine.module.packs, device, with_prompts=True
+    ):
+        loss = -part.counts / num_tokens * engine(part.grid, summed=True)
+        engine.backward(coef * loss, part.last)
+        loss_sum += loss.detach()
+    return ranks.total(loss_sum).item()
 
-    def logprobs(self, policy, entropies=False):
-        """Log-probability of each response token [B, R]; with entropies, a pair of such tables."""
-        temperature = self.settings.temperature
-        if entropies:
-            return self.tables(policy, lambda grid: policy(grid, temperature, entropies=True))
-        return self.tables(policy, lambda grid: (policy(grid, temperature),))[0]
 
-    def values(self, critic):
-        """The critic's value before each response token [B, R]."""
-        return self.tables(critic, lambda grid: (critic(grid, grid.before),))[0]
+def update_critic(engine, rollouts, rows, experience, settings):
+    """One optimizer step of the critic, as update_actor."""
+    num_tokens = rollouts.num_tokens(rows)
+    sums = torch.zeros(2, device=rollouts.device)
+    for part, group, mask in rollouts.passes(rows, engine.module.packs):
+        old = experience.at(group, mask)
+        values = engine(part.grid, part.grid.before)
+        losses = ppo.value_loss(values, old.values, old.returns, settings.value_clip_range)
+        loss = part.counts / num_tokens * losses.sum()
+        engine.backward(loss, part.last)
+        statistics = ppo.value_statistics(values.detach(), old.values, settings.value_clip_range)
+        clipped = statistics["clipfrac"] / num_tokens
+        sums += part.counts * torch.stack([loss.detach(), clipped])
+    loss, clipped = ranks.total(sums).tolist()
+    figures = {"value/loss": loss, "value/clipfrac": clipped}
+    return figures | {f"value/{name}": value for name, value in engine.figures.items()}
 
-    def tables(self, module, look):
-        """What a function of a grid finds at the response tokens, as tables [B, R]."""
-        rows = np.arange(len(self.examples))
-        parts = [
-            (part.rows, mask, look(part.grid)) for part, mask in self.passes(rows, module.packs)
-        ]
-        tables = [torch.zeros(self.response_mask.shape, device=self.device) for _ in parts[0][2]]
-        for group, mask, found in parts:
-            for table, values in zip(tables, found, strict=True):
-                table[group] = table[group].masked_scatter(mask, values)
-        return tables
+
+def means(updates):
+    """Means of what updates found, by name: of those that have found it (fp16 leaves some out)."""
+    names = dict.fromkeys(name for figures in updates for name in figures)
+    values = {name: [figures[name] for figures in updates] for name in names}
+    values = {name: [v for v in found if v is not None] for name, found in values.items()}
+    return {name: float(np.mean(found)) for name, found in values.items() if found}
+
+
+def draw(ptx, settings, step, number):
+    """Rows of text for an update of a step, as many as it has answers."""
+    random = np.random.default_rng([settings.seed, step, number])
+    rows = random.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
+    return ptx.some(rows)
+
+
+def keep_samples(job, step, rollouts, scores, kl):
+    """Add answers to the first prompts of a step to samples.jsonl. The first process does."""
+    if ranks.rank() > 0:
+        return
+    with open(job.result / "samples.jsonl", "a") as file:
+        for row, (prompt, answer) in enumerate(zip(*rollouts.texts(), strict=True)):
+            if row % len(rollouts.examples) < KEPT_PROMPTS:
+                line = {"step": step, "prompt": prompt, "answer": answer}
+                line |= {"score": scores[row].item(), "kl": kl[row].item()}
+                file.write(json.dumps(line) + "\n")
+
+
+def load_actor(job, tokenizer, device):
+    """The actor, and its reference: a function of no arguments, whose context has a Policy."""
+    settings, folder = job.settings, job.inputs["actor"]
+    actor = load_causal(folder, settings.dtype, tokenizer)
+    if settings.lora_rank:
+        actor = add_lora(actor, settings.lora_rank, settings.lora_alpha, settings.train_base)
+    actor = Policy(actor).to(device)
+    if settings.lora_rank and settings.train_base == "none":
+        # Without its adapters it is the SFT model: no second copy.
+        return actor, partial(bare, actor)
+    ref = Policy(load_causal(folder, settings.dtype, tokenizer))
+    return actor, Frozen(ref, device, rests(job)).at_work
+
+
+@contextlib.contextmanager
+def bare(actor):
+    """The actor without its adapters."""
+    with without_adapters(actor.model):
+        yield actor
+
+
+def load_reward(job, tokenizer, device):
+    """The reward model, Frozen, once it has shown that it fits and scores as it did."""
+    folder = job.inputs["reward"]
+    check_tokenizers(tokenizer, load_tokenizer(folder), (job.inputs["actor"], folder))
+    scorer = Scorer(load_scorer(folder, job.settings.dtype, tokenizer))
+    reward = Frozen(scorer, device, rests(job))
+    with reward.at_work():
+        max_tokens = job.placement["micro_batch_tokens"]
+        check_probes(scorer, folder, job.inputs["tokens.reward"], max_tokens)
+    return reward
+
+
+def rests(job):
+    """Whether reference and reward model are in the CPU's memory while they have nothing to do."""
+    return job.placement.get("offload_frozen", False)
+
+
+def load_critic(job, tokenizer, device):
+    """The critic: the reward model, or where there is none the actor with a new head."""
+    settings = job.settings
+    folder = job.inputs.get("reward", job.inputs["actor"])
+    model = load_scorer(folder, settings.dtype, tokenizer, new_head="reward" not in job.inputs)
+    if settings.critic_lora_rank:
+        model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
+    return Scorer(model).to(device)
+
+
+def make_critic_engine(critic, settings, num_steps, placement):
+    """The engine of the critic, which has a ZeRO stage and a rate of adapters of its own."""
+    own = vars(settings) | {"lora_learning_rate": settings.critic_lora_learning_rate}
+    stage = placement.get("critic_zero_stage", placement["zero_stage"])
+    return make_engine(
+        critic,
+        SimpleNamespace(**own),
+        settings.critic_learning_rate,
+        num_steps,
+        {**placement, "zero_stage": stage},
+    )
 
 
 if __name__ == "__main__":

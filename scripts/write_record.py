@@ -5,7 +5,7 @@ It tells times, memory and machine (NAME.run.json), so that no two builds have t
 
 import json
 
-from rlhf.costs import peak_flops, ppo_flops, training_flops
+from rlhf.costs import peak_flops, rlhf_flops, training_flops
 from rlhf.job import InputError, run
 from rlhf.pictures import draw_curves, panels_of
 from rlhf.words import as_cell, as_number, as_time, teller
@@ -17,12 +17,14 @@ CURVES = {
     "reward": PAIRS,
     "dpo": PAIRS,
     "rlhf": {
-        "objective/scores": "score of the reward model",
+        "objective/scores": "score",
         "objective/kl": "KL to SFT (nats per answer)",
-        "value/loss": "loss of the critic",
+        "objective/entropy": "entropy (nats per token)",
         "response/length": "answer length (tokens)",
     },
 }
+# Of a step of RLHF.
+PARTS = {"generate": "sampling answers", "score": "scoring them", "train": "learning from them"}
 # Steps of the table.
 ROWS = 10
 
@@ -59,7 +61,7 @@ def main(job):
 NOTE = (
     "Operations are counted as by Chowdhery et al. 2022 (PaLM), appendix B: for a token, 6 for each"
     " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a sequence"
-    " for attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
+    " for attention; RLHF adds forward passes (2, and a third of attention). Padding and what is"
     " computed twice to save memory do not count. Peaks of GPUs are those of 16-bit numbers in"
     " NVIDIA's data sheets, without sparsity. Rates are those of the median step: without saving,"
     " loading and evaluation."
@@ -88,7 +90,7 @@ class Training:
 
     @property
     def batch_size(self):
-        """Rows of a step; of PPO, prompts."""
+        """Rows of a step; of RLHF, prompts."""
         return self.settings["rollout_batch_size" if self.stage == "rlhf" else "global_batch_size"]
 
     @property
@@ -103,18 +105,21 @@ class Training:
 
     @property
     def row_length(self):
-        """Mean tokens of a row, each once: no padding, and the prompt of a pair once."""
-        return sum(self.lengths.values())
+        """Mean tokens of a row, each once: no padding, and the prompt of all its answers once."""
+        lengths = dict(self.lengths)
+        if self.stage == "rlhf":
+            lengths["response"] *= self.settings["samples"]
+        return sum(lengths.values())
 
     @property
     def flops_a_token(self):
         """Operations for a token that is trained on."""
-        prompt = self.lengths["prompt"]
-        # No answer of a pair sees the other one.
-        length = prompt + (self.row_length - prompt) / (len(self.lengths) - 1)
+        lengths = dict(self.lengths)
+        prompt = lengths.pop("prompt")
+        # No answer of a row sees another one.
+        length = prompt + sum(lengths.values()) / len(lengths)
         if self.stage == "rlhf":
-            models = self.models["actor"], self.models["critic"]
-            return ppo_flops(*models, length, self.settings["ppo_epochs"])
+            return rlhf_flops(self.models, length, self.settings["ppo_epochs"])
         return training_flops(self.models["model"], length)
 
 
@@ -157,22 +162,29 @@ def of_pairs(figures, say):
     return [[head, say("after")], *([say(label), figures[key]] for key, label in names.items())]
 
 
+# The EMA is there where it was asked for.
+MODELS = {"sft": "SFT", "rlhf": "RLHF", "ema": "EMA"}
+
+
 def of_rlhf(figures, say):
     """What answers to held-out prompts are like, the SFT model's and the trained one's."""
     names = {
-        "score": "score of the reward model",
+        "score": "score",
+        "judge_score": "score of the judge",
         "success": "exactly right (share)",
+        "greedy_success": "exactly right, greedy (share)",
         "length": "answer length (tokens)",
         "ended_by_eos": "ended by eos (share)",
         "kl_to_sft": "KL to SFT (nats per answer)",
     }
+    models = {key: label for key, label in MODELS.items() if key in figures}
     rows = [
-        [say(label), figures["sft"][key], figures["rlhf"][key], difference(figures, key)]
+        [say(label), *(figures[model][key] for model in models), difference(figures, key)]
         for key, label in names.items()
         if key in figures["rlhf"]
     ]
     head = f"{say('held-out prompts')}: {figures['prompts']:,}"
-    return [[head, "SFT", "RLHF", say("difference (95 % interval)")], *rows]
+    return [[head, *models.values(), say("RLHF - SFT (95 % interval)")], *rows]
 
 
 def difference(figures, key):
@@ -206,7 +218,7 @@ def how_it_went(training, say):
     yield say("peak memory of the first process (MB)"), run["peak_memory_mb"]
     if "gpu" in run:
         yield say("peak memory of its GPU (MB)"), run["peak_gpu_memory_mb"]
-    # PPO has two optimizers, which skip steps each by itself.
+    # RLHF has two optimizers, which skip steps each by itself.
     if training.settings["dtype"] == "fp16" and training.stage != "rlhf":
         yield say("steps left out, too large for fp16"), len(skipped_steps(training.steps))
 
@@ -217,6 +229,9 @@ def throughput(training, say):
     rows = min(training.batch_size, training.data["train"]["rows"]) / seconds
     flops = rows * training.row_length * training.flops_a_token
     yield say("seconds a step, median"), seconds
+    for part, label in PARTS.items():
+        if "seconds_of_parts" in training.run:
+            yield f"{say('of it')}: {say(label)}", training.run["seconds_of_parts"][part]
     yield say("prompts a second" if training.stage == "rlhf" else "rows a second"), rows
     yield say("tokens a second"), rows * training.row_length
     yield say("TFLOP/s, all processes"), flops / 1e12

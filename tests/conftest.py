@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 # All that a build reads; the rest of a checkout does not matter to it.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
-SOURCES += ("profiles", "slurm")
+SOURCES += ("rewards", "profiles", "slurm")
 
 
 # A language model that is made in no time.

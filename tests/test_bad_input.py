@@ -22,6 +22,30 @@ def placed(**changes):
     return {"sft": {"recipes": {"tiny": {"placement": changes}}}}
 
 
+def rlhf(**settings):
+    """A config with settings of the tiny recipe of RLHF."""
+    return {"rlhf": {"recipes": {"tiny": settings}}}
+
+
+# A reward model that reads dialogues otherwise.
+CHATTY = {
+    "models": {
+        "chatty": {
+            "tokenizer": {"train_on": "toy", "vocab_size": 300},
+            "init": INIT,
+            "template": "chat",
+        }
+    },
+    "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
+}
+
+# Reward functions that cannot be taken.
+REWARDS = {
+    "broken": b"def score(prompts, answers):\n    return (\n",
+    "bytes": b"NAME = '\xc3('\n",
+    "lost": b"from rlhf.shop import is_right\n",
+}
+
 ONLY_SFT = {"sft": 1, "reward": 0, "rlhf": 0}
 
 # What each config on top of config.yaml says wrongly, and the line that tells it.
@@ -102,19 +126,79 @@ CONFIGS = {
         "config: sft.recipes.tiny.datasets",
     ),
     "templates that differ": (
+        {**CHATTY, **rlhf(reward="chatty")},
+        "config: rlhf.recipes.tiny: actor and reward have the templates dialogue and chat",
+    ),
+    "judge of another template": (
+        {**CHATTY, **rlhf(judge="chatty")},
+        "config: rlhf.recipes.tiny: actor and judge have the templates dialogue and chat",
+    ),
+    "missing judge": (
+        rlhf(judge="tinny"),
+        "config: reward.recipes has no 'tinny' (there: tiny, judge,",
+    ),
+    "missing recipe of other rows": (
+        rlhf(ptx="tinny"),
+        "config: sft.recipes has no 'tinny' (there: tiny, 125m,",
+    ),
+    "other rows of another tokenizer": (
+        rlhf(ptx="125m"),
+        "config: rlhf.recipes.tiny.ptx names 125m, whose rows are tokens of opt-125m; the"
+        " actor's are those of tiny",
+    ),
+    "missing preset": (
+        rlhf(preset="deepspeed"),
+        "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
+        " (there: deepspeed_chat)",
+    ),
+    "preset that names another": (
+        {"rlhf": {"presets": {"mine": {"preset": "deepspeed_chat"}}}},
+        "config: rlhf.presets.mine",
+    ),
+    "answers that are compared with none": (
+        rlhf(algorithm="rloo"),
+        "config: rlhf.recipes.tiny.samples: rloo compares the answers to a prompt, and needs 2 or"
+        " more (1 given)",
+    ),
+    "answers to a prompt in two steps": (
+        rlhf(algorithm="grpo", samples=3),
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (3)",
+    ),
+    "preset that a recipe does not go with": (
         {
-            "models": {
-                "chatty": {
-                    "tokenizer": {"train_on": "toy", "vocab_size": 300},
-                    "init": INIT,
-                    "template": "chat",
-                }
-            },
-            "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
-            "rlhf": {"recipes": {"tiny": {"reward": "chatty"}}},
+            "rlhf": {
+                "presets": {"mine": {"samples": 5}},
+                "recipes": {"tiny": {"preset": "mine"}},
+            }
         },
-        "config: rlhf.recipes.tiny: actor and reward have the templates"
-        " {'sft': 'dialogue', 'reward': 'chat'}",
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (5)",
+    ),
+    "answers that nothing scores": (
+        rlhf(reward=None),
+        "config: rlhf.recipes.tiny.reward is null and there are no reward_functions: nothing",
+    ),
+    "missing reward function": (
+        rlhf(reward_functions={"shopping": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: there is no rewards/shopping.py (there:"
+        " broken, bytes, lost, shop)",
+    ),
+    "reward function outside of its folder": (
+        rlhf(reward_functions={"../shop": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: '../shop' does not match",
+    ),
+    "reward function that is no Python": (
+        rlhf(reward_functions={"shop": 1, "broken": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/broken.py is no valid Python (line 2:"
+        " '(' was never closed)",
+    ),
+    "reward function that is no text": (
+        rlhf(reward_functions={"bytes": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/bytes.py is no valid Python (",
+    ),
+    "reward function of what is not there": (
+        rlhf(reward_functions={"lost": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/lost.py imports a module that is not"
+        " there (",
     ),
     "optimizer that is not cut up, moved away": (
         placed(offload="optimizer"),
@@ -123,6 +207,10 @@ CONFIGS = {
     "weights that are not cut up, moved away": (
         placed(offload="parameters", zero_stage=2),
         "config: sft.recipes.tiny.placement.zero_stage: 3 was expected",
+    ),
+    "optimizer of a critic that is not cut up, moved away": (
+        rlhf(placement={"offload": "optimizer", "zero_stage": 1, "critic_zero_stage": 0}),
+        "config: rlhf.recipes.tiny.placement.critic_zero_stage: 0 is less than the minimum of 1",
     ),
     "unknown way to move things away": (
         placed(offload="disk"),
@@ -137,6 +225,8 @@ def test_config_mistake_is_told_in_one_line(sources, mistake):
     config, expected = CONFIGS[mistake]
     text = config if isinstance(config, str) else yaml.safe_dump(config)
     (sources.folder / "mine.yaml").write_text(text)
+    for name, content in REWARDS.items():
+        (sources.folder / f"rewards/{name}.py").write_bytes(content)
     process = sources.snakemake("-n", "output/rlhf/tiny", "--configfile", "mine.yaml")
     assert process.returncode == 1
     last = process.stdout.strip().splitlines()[-1]
@@ -157,7 +247,7 @@ def test_unknown_recipe_names_the_known_ones(sources):
     assert (
         process.stdout.strip()
         .splitlines()[-1]
-        .startswith("error: config: rlhf.recipes has no 'nothing' (there: tiny, 1.3b,")
+        .startswith("error: config: rlhf.recipes has no 'nothing' (there: tiny, tiny-rloo,")
     )
 
 

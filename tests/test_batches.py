@@ -60,6 +60,31 @@ def test_more_epochs_begin_like_fewer():
     assert batches(20, 6, 3, 7)[:4] == batches(20, 6, 1, 7)
 
 
+# Examples.
+
+
+@pytest.mark.parametrize("rows", [[2, 0], np.array([2, 0]), range(2, -1, -2)])
+def test_some_examples_are_those_rows_in_that_order(rows):
+    examples = Examples([[1], [2, 2], [3, 3, 3]], [[4], [5], [6, 6]], [[7, 7], [8], []])
+    some = examples.some(rows)
+    assert (some.prompts, some.answers) == ([[3, 3, 3], [1]], ([[6, 6], [4]], [[], [7, 7]]))
+    assert some.prompt_lengths.tolist() == [3, 1]
+    assert some.answer_lengths.tolist() == [[2, 1], [0, 2]]
+    assert len(examples) == 3
+
+
+def test_some_examples_may_be_on_disk(tmp_path):
+    for name, rows in (("prompt", [[1], [2, 2], [3]]), ("chosen", [[4, 4], [5], [6]])):
+        with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
+            writer.write(rows)
+    some = Examples.read(tmp_path, "train", "chosen").some([1, 0])
+    assert [ids.tolist() for ids in some.prompts] == [[2, 2], [1]]
+    assert [ids.tolist() for ids in some.answers[0]] == [[5], [4, 4]]
+    [part] = some.passes([0, 1], 100, True, CPU)
+    ids = part.grid.inputs.input_ids.flatten()
+    assert sorted(ids[part.grid.tokens].tolist()) == [4, 4, 5]
+
+
 # Passes.
 
 

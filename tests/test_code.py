@@ -115,7 +115,8 @@ def test_a_string_that_is_no_docstring_counts(digest_of):
 @pytest.fixture
 def scripts(tmp_path):
     """A program that uses a and, through it, b; b and c use each other; d stands beside them."""
-    (tmp_path / "rlhf").mkdir()
+    root = tmp_path / "scripts"
+    (root / "rlhf").mkdir(parents=True)
     modules = {
         "program.py": "import json\n\nfrom rlhf.a import one\n",
         "rlhf/__init__.py": "",
@@ -126,8 +127,8 @@ def scripts(tmp_path):
         "other.py": "from rlhf.d import one\n",
     }
     for name, text in modules.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+        (root / name).write_text(text)
+    return root
 
 
 def test_code_is_the_program_and_what_it_imports_and_nothing_else(scripts):
@@ -174,6 +175,21 @@ def test_imports_from_the_same_package_are_followed(scripts, line):
 def test_imports_of_others_are_not(scripts, line):
     (scripts / "program.py").write_text(f"{line}\n")
     assert sorted(code_digests(scripts / "program.py")) == ["program.py"]
+
+
+def test_code_is_the_reward_functions_too_that_a_program_is_given(scripts):
+    rewards = scripts.with_name("rewards")
+    rewards.mkdir()
+    (rewards / "first.py").write_text("from rlhf.d import one\n")
+    (rewards / "second.py").write_text("import json\n")
+    (rewards / "third.py").write_text("from rlhf.a import one\n")
+    before = code_digests(scripts / "other.py")
+    found = code_digests(scripts / "program.py", ["first", "second"])
+    alone = code_digests(scripts / "program.py")
+    assert found.keys() - alone.keys() == {"rewards/first.py", "rewards/second.py", "rlhf/d.py"}
+    assert all(found[name] == alone[name] for name in alone)
+    assert found["rlhf/d.py"] == before["rlhf/d.py"]
+    assert found["rewards/first.py"] == source_digest(rewards / "first.py")
 
 
 @pytest.mark.parametrize("program", sorted(path.name for path in SCRIPTS.glob("*.py")))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.engine import make_engine, start
+from rlhf.engine import Frozen, make_engine, start
 from rlhf.job import InputError
 from rlhf.resume import Resumable
 
@@ -599,3 +599,56 @@ def test_two_engines_come_back_each_to_its_own(make_job):
     train_both([engine for _, engine in again], 6)
     for (found, _), (expected, _) in zip(again, whole, strict=True):
         assert torch.equal(weights_of(found), weights_of(expected))
+
+
+# What is asked and not trained.
+
+
+class Traveller(nn.Linear):
+    """A layer that tells where it was sent to."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.train()
+        self.places = []
+
+    def to(self, place):
+        self.places.append(str(place))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("rests", "places"),
+    [
+        (False, ["cuda:1", "cuda:1", "cuda:1"]),
+        # There and back again, each time.
+        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
+    ],
+)
+def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places):
+    module = Traveller()
+    frozen = Frozen(module, torch.device("cuda", 1), rests)
+    for _ in range(2):
+        with frozen.at_work() as found:
+            assert found is module
+            assert module.places[-1] == "cuda:1"
+    assert module.places == places
+
+
+def test_a_frozen_module_is_all_on_its_device():
+    module = network()
+    frozen = Frozen(module, torch.device("meta"), rests=False)
+    with frozen.at_work() as found:
+        assert {weight.device.type for weight in found.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_frozen_module_has_no_gradients_and_gives_what_it_gave(rests):
+    module, inputs = network(), rows(4)[0]
+    before = module(inputs).detach()
+    with Frozen(module, torch.device("cpu"), rests).at_work() as found:
+        assert not found.training
+        outputs = found(inputs)
+    assert not outputs.requires_grad
+    assert torch.equal(outputs, before)
+    assert not any(weight.requires_grad for weight in module.parameters())

@@ -1,14 +1,22 @@
-"""Sampled responses: where they end, their order, and the distribution they come from."""
+"""Sampled responses: where they end, their order, the distribution they come from, and the passes
+that make them.
+"""
 
 import copy
+import inspect
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from conftest import INIT
+from families import FAMILIES
+from rlhf import generate
 from rlhf.batches import Examples
-from rlhf.generate import pad_left, sample_responses
+from rlhf.generate import draw, make_sampler, pad_left, sample_responses
 from rlhf.models import make_causal
 from rlhf.passes import Policy
 
@@ -24,11 +32,11 @@ def model(tokenizer):
 
 @pytest.fixture(scope="module")
 def ending(model, tokenizer):
-    """The same model, with eos made likely: 8 added to its logit at every position."""
+    """The same model, with eos made likely: 6 added to its logit at every position."""
     model = copy.deepcopy(model)
     eos = model.get_output_embeddings().weight[tokenizer.eos_token_id].detach()
     with torch.no_grad():
-        model.model.decoder.final_layer_norm.bias += 8.0 * eos / eos.square().sum()
+        model.model.decoder.final_layer_norm.bias += 6.0 * eos / eos.square().sum()
     return model
 
 
@@ -42,9 +50,16 @@ def test_prompts_are_padded_so_that_all_end_together(kind):
     assert input_ids.dtype == attention_mask.dtype == torch.int64
 
 
-def sample(model, tokenizer, prompts, seed=0, temperature=1.0, length=8, max_tokens=MAX_TOKENS):
+def sample_several(
+    model, tokenizer, prompts, samples, seed=0, temperature=1.0, length=8, max_tokens=MAX_TOKENS
+):
     torch.manual_seed(seed)
-    return sample_responses(model, prompts, tokenizer, length, temperature, max_tokens)
+    return sample_responses(model, prompts, tokenizer, length, temperature, max_tokens, samples)
+
+
+def sample(model, tokenizer, prompts, **options):
+    [responses] = sample_several(model, tokenizer, prompts, 1, **options)
+    return responses
 
 
 def test_responses_end_at_the_first_eos_or_at_the_limit(ending, tokenizer):
@@ -71,22 +86,24 @@ def test_same_seed_same_responses(model, tokenizer):
     assert sample(model, tokenizer, PROMPTS, seed=4) != sample(model, tokenizer, PROMPTS, seed=5)
 
 
-def greedy(model, prompt, length=8):
+def greedy(model, prompt, length=8, eos=None):
     """The likeliest token at each place, from plain forward passes without padding or cache."""
     ids = list(prompt)
     with torch.no_grad():
-        for _ in range(length):
+        while len(ids) < len(prompt) + length and (len(ids) == len(prompt) or ids[-1] != eos):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
 
 
-# 60 tokens hold three of the longest prompts with their answers: two passes and more.
+# So cold that the likeliest token is all there is, and as cold as can be. 60 tokens hold three of
+# the longest prompts with their answers: two passes and more.
+@pytest.mark.parametrize("temperature", [1e-3, 0])
 @pytest.mark.parametrize("max_tokens", [MAX_TOKENS, 60, 1])
-def test_responses_stand_in_the_order_of_their_prompts(model, tokenizer, max_tokens):
-    # So cold that the likeliest token is all there is.
-    responses = sample(model, tokenizer, PROMPTS, temperature=1e-3, max_tokens=max_tokens)
+def test_responses_stand_in_the_order_of_their_prompts(model, tokenizer, max_tokens, temperature):
+    options = {"temperature": temperature, "max_tokens": max_tokens}
     expected = [greedy(model, prompt) for prompt in PROMPTS]
-    assert responses == expected
+    assert sample(model, tokenizer, PROMPTS, **options) == expected
+    assert sample_several(model, tokenizer, PROMPTS, 3, **options) == [expected] * 3
     assert len(set(map(tuple, expected))) == len(PROMPTS)
 
 
@@ -155,3 +172,165 @@ def test_responses_come_from_the_distribution_that_a_pass_gives(model, tokenizer
     assert difference.abs() < 4 * deviation / repeats**0.5
     # Sharp enough to tell these temperatures from each other.
     assert 4 * deviation / repeats**0.5 < 0.2
+
+
+# Every family of models, rows that leave the pass.
+
+
+class Ids(NamedTuple):
+    """What is asked of a tokenizer here."""
+
+    eos_token_id: int
+    pad_token_id: int
+
+
+WINDOW = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+KINDS = {name: (name, {}) for name in FAMILIES} | {
+    f"{name}, window": (name, WINDOW) for name in ("mistral", "qwen2", "qwen3")
+}
+
+
+@pytest.fixture(params=KINDS)
+def member(request, tokenizer):
+    """A model of each family, with weights wide apart; some again with windows that slide."""
+    family, changes = KINDS[request.param]
+    model = make_causal({**FAMILIES[family], **changes}, tokenizer, 1).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+                weight *= 2 / weight.shape[1] ** 0.5
+    return model
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_each_family_gives_what_plain_passes_give(member, tokenizer, samples):
+    whole = [greedy(member, prompt, 12) for prompt in PROMPTS]
+    # The token that ends a response is one that comes in some, at different places.
+    places = {eos: [ids.index(eos) for ids in whole if eos in ids] for ids in whole for eos in ids}
+    eos = max(places, key=lambda eos: (len(set(places[eos])), len(places[eos]) < len(whole)))
+    expected = [greedy(member, prompt, 12, eos) for prompt in PROMPTS]
+    assert len(set(map(len, expected))) > 1
+    ids = Ids(eos, tokenizer.pad_token_id)
+    options = {"temperature": 0, "length": 12}
+    assert sample_several(member, ids, PROMPTS, samples, **options) == [expected] * samples
+
+
+def test_16_bit_weights_sample(ending, tokenizer):
+    model = copy.deepcopy(ending).to(torch.bfloat16)
+    found = sample_several(model, tokenizer, PROMPTS, 8)
+    lengths = {len(response) for responses in found for response in responses}
+    assert min(lengths) < 8 == max(lengths)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_response_does_not_depend_on_the_rows_beside_it(ending, tokenizer, samples, monkeypatch):
+    # All together or each prompt alone; ended rows leave at once, or never.
+    found = []
+    for max_tokens in (MAX_TOKENS, 1):
+        for share in (1, 0.5, 0):
+            monkeypatch.setattr(generate, "STILL_OPEN", share)
+            options = {"length": 24, "max_tokens": max_tokens}
+            found.append(sample_several(ending, tokenizer, PROMPTS * 4, samples, **options))
+    assert all(responses == found[0] for responses in found)
+    assert len({len(response) for responses in found[0] for response in responses}) > 8
+
+
+def passes_of(model, monkeypatch, work):
+    """input_ids and number of logits of each pass that a model makes meanwhile."""
+    seen, forward = [], model.forward
+
+    def watched(*arguments, **named):
+        output = forward(*arguments, **named)
+        seen.append((tuple(named["input_ids"].shape), tuple(output.logits.shape)))
+        return output
+
+    # Its signature tells whether it takes position_ids.
+    watched.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(model, "forward", watched)
+    work()
+    return seen
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_prompt_is_read_once_and_ended_rows_leave(ending, tokenizer, share, monkeypatch):
+    found, share = [], share or generate.STILL_OPEN
+    monkeypatch.setattr(generate, "STILL_OPEN", share)
+    seen = passes_of(
+        ending,
+        monkeypatch,
+        lambda: found.extend(sample_several(ending, tokenizer, PROMPTS, 8, length=24)),
+    )
+    # Logits of the last position alone.
+    assert seen[0] == ((5, 8), (5, 1, 300))
+    lengths = [len(response) for responses in found for response in responses]
+    assert len(seen) == max(lengths)
+    for place, (inputs, logits) in enumerate(seen[1:], start=1):
+        still = sum(length > place for length in lengths)
+        assert inputs[1] == logits[1] == 1
+        # Of no use is only what is too little to be taken out.
+        assert still <= inputs[0] < still / share
+    assert len({inputs for inputs, _ in seen}) > 4
+
+
+@pytest.mark.parametrize(("samples", "max_tokens"), [(1, 48), (3, 144), (2, 60)])
+def test_no_pass_has_more_tokens_than_it_may(model, tokenizer, samples, max_tokens, monkeypatch):
+    seen = passes_of(
+        model,
+        monkeypatch,
+        lambda: sample_several(model, tokenizer, PROMPTS, samples, max_tokens=max_tokens),
+    )
+    prompts = [inputs for inputs, _ in seen if inputs[1] > 1]
+    assert sum(rows for rows, _ in prompts) == len(PROMPTS)
+    assert len(prompts) > 1
+    assert all(rows * samples * (width + 8) <= max_tokens for rows, width in prompts)
+    # As many as go in: three of 8 tokens and 8 more, or each its own.
+    if max_tokens // samples == 48:
+        assert prompts[0] == (3, 8)
+
+
+def test_samples_of_a_prompt_are_drawn_apart(model, tokenizer):
+    found = sample_several(model, tokenizer, PROMPTS, 4)
+    assert len({tuple(response) for responses in found for response in responses}) == 20
+
+
+# Draws.
+
+
+def test_a_token_is_where_the_distribution_passes_the_chance():
+    # 1/2, 1/8, 0, 3/8: the third token never comes.
+    logits = torch.tensor([[0.5, 0.125, 0.0, 0.375]]).log()
+    chances = torch.tensor([[0.0, 0.49, 0.5, 0.62, 0.63, 0.9999999999]], dtype=torch.float64)
+    assert draw(logits, chances, 1.0).tolist() == [[0, 0, 1, 1, 3, 3]]
+    # At temperature 1/2 probabilities are as their squares: 16, 1, 0, 9 of 26.
+    chances = torch.tensor([[15.9, 16.1, 17.1]], dtype=torch.float64) / 26
+    assert draw(logits, chances, 0.5).tolist() == [[0, 1, 3]]
+    assert draw(logits, chances, 0).tolist() == [[0, 0, 0]]
+
+
+def test_rare_tokens_among_many_are_drawn():
+    # The last of 50,000 tokens has 1e-9 of the whole, less than fp32 has room for beside 1.
+    logits = torch.zeros(1, 50_000)
+    logits[0, -1] = math.log(1e-9 * 50_000)
+    chances = torch.tensor([[1 - 2e-9, 1 - 0.5e-9]], dtype=torch.float64)
+    assert draw(logits, chances, 1.0).tolist() == [[49_998, 49_999]]
+
+
+# Samplers.
+
+
+def test_the_sampler_of_hf_samples_as_settings_say_and_with_the_weights_of_now(model, tokenizer):
+    settings = SimpleNamespace(generate="hf", samples=2, temperature=0.7, max_response_length=6)
+    sampler = make_sampler(settings, tokenizer, 48, "unused")
+    model = copy.deepcopy(model)
+    for _ in range(2):
+        sampler.update(model)
+        torch.manual_seed(0)
+        answers, logprobs = sampler.sample(PROMPTS)
+        options = {"temperature": 0.7, "length": 6, "max_tokens": 48}
+        assert answers == sample_several(model, tokenizer, PROMPTS, 2, **options)
+        assert logprobs is None
+        with torch.no_grad():
+            model.get_output_embeddings().weight.neg_()
+    assert answers != sampler.sample(PROMPTS)[0]
+    sampler.close()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from conftest import SEQUENCES
 from families import FAMILIES, LINEAR_LAYERS
 from rlhf.engine import make_engine, start
-from rlhf.lora import add_lora, linear_layers, merged_weights
+from rlhf.lora import add_lora, linear_layers, merged_weights, without_adapters
 from rlhf.models import load_causal, load_scorer, make_causal, save_model
 
 # After rlhf, which tells DeepSpeed of the CPU.
@@ -23,6 +23,29 @@ import deepspeed  # isort: skip
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 IDS = torch.tensor(SEQUENCES[:1])
+
+SETTINGS = SimpleNamespace(
+    weight_decay=0.0,
+    adam_betas=[0.9, 0.95],
+    lr_schedule="constant",
+    warmup_steps=0,
+    min_lr_ratio=0.0,
+    max_grad_norm=1.0,
+    dtype="fp32",
+    lora_learning_rate=None,
+)
+PLACEMENT = {"nodes": 1, "gpus_per_node": 0, "micro_batch_tokens": 8192}
+PLACEMENT |= {"offload": "none", "activation_checkpointing": False}
+
+
+@pytest.fixture
+def group():
+    """The group of one process; the environment that it needs does not outlive a test."""
+    before = dict(os.environ)
+    start(PLACEMENT)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def logits_of(model):
@@ -147,40 +170,83 @@ def test_an_update_under_the_steps_of_bf16_is_in_the_file(folder, tokenizer, tmp
 
 @pytest.mark.parametrize("train_base", ["none", "embeddings_and_norms"])
 def test_a_model_of_zero_3_is_merged_when_its_weights_are_gathered(
-    train_base, folder, tokenizer, tmp_path
+    train_base, folder, tokenizer, tmp_path, group
 ):
-    settings = SimpleNamespace(
-        weight_decay=0.0,
-        adam_betas=[0.9, 0.95],
-        lr_schedule="constant",
-        warmup_steps=0,
-        min_lr_ratio=0.0,
-        max_grad_norm=1.0,
-        dtype="fp32",
-        lora_learning_rate=None,
-    )
-    placement = {"nodes": 1, "gpus_per_node": 0, "micro_batch_tokens": 8192}
-    placement |= {"offload": "none", "activation_checkpointing": False}
-    environment = dict(os.environ)
-    try:
-        start(placement)
-        saved = []
-        for stage in (0, 3):
-            torch.manual_seed(1)
-            model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, train_base)
-            engine = make_engine(model, settings, 0.01, 10, placement | {"zero_stage": stage})
-            for _ in range(2):
-                engine.backward(engine(IDS).logits.square().mean(), last=True)
-            with deepspeed.zero.GatheredParameters(list(model.parameters())):
-                save_model(model, tokenizer, tmp_path / str(stage))
-            saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
+    saved = []
+    for stage in (0, 3):
+        torch.manual_seed(1)
+        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, train_base)
+        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
+        for _ in range(2):
+            engine.backward(engine(IDS).logits.square().mean(), last=True)
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            save_model(model, tokenizer, tmp_path / str(stage))
+        saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
     torch.testing.assert_close(logits_of(saved[1]), logits_of(saved[0]))
     assert files(tmp_path / "0") == files(tmp_path / "3")
     before = logits_of(load_causal(folder, "fp32", tokenizer))
     assert (logits_of(saved[1]) - before).abs().max() > 0.01
+
+
+# Without adapters, as the reference of a policy that is trained by them.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_its_adapters_a_model_is_bit_by_bit_what_it_was(family, tokenizer):
+    model = make_causal(FAMILIES[family], tokenizer, 1)
+    before = logits_of(model)
+    adapted = learnt(add_lora(model, 2, 1))
+    after = logits_of(adapted)
+    with without_adapters(adapted):
+        assert torch.equal(logits_of(adapted), before)
+    assert torch.equal(logits_of(adapted), after)
+    assert (after - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_without_adapters_it_is_the_model_that_was_loaded_whatever_they_learn(
+    dtype, folder, tokenizer
+):
+    plain, model = (load_causal(folder, dtype, tokenizer) for _ in range(2))
+    adapted = learnt(add_lora(model, 2, 1))
+    assert not torch.equal(logits_of(adapted), logits_of(plain))
+    with without_adapters(adapted):
+        assert torch.equal(logits_of(adapted), logits_of(plain))
+
+
+def test_adapters_and_head_are_trained_as_before_behind_it(scorer):
+    adapted = learnt(add_lora(scorer, 2, 1))
+    before = trained(adapted)
+    with without_adapters(adapted):
+        pass
+    assert trained(adapted) == before
+    adapted(IDS).logits.sum().backward()
+    assert all(adapted.get_parameter(name).grad.abs().sum() > 0 for name in before)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_training_goes_on_to_the_same_bits_after_a_look_without_adapters(
+    stage, folder, tokenizer, group
+):
+    plain = logits_of(load_causal(folder, "fp32", tokenizer))
+    runs = []
+    for looks in (False, True):
+        torch.manual_seed(1)
+        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
+        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
+        losses = []
+        for _ in range(4):
+            if looks:
+                with torch.no_grad(), without_adapters(model):
+                    assert torch.equal(model(IDS).logits, plain)
+            # Two passes, whose gradients add up.
+            for last in (False, True):
+                loss = engine(IDS).logits.square().mean()
+                engine.backward(loss, last)
+            losses.append((loss.item(), engine.grad_norm))
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    assert runs[0][-1][0] < runs[0][0][0]
 
 
 # Files.

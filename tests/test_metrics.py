@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlhf import metrics
 from rlhf.job import InputError
-from rlhf.metrics import StepLog, bootstrap_interval, write_json
+from rlhf.metrics import Clock, StepLog, bootstrap_interval, write_json
 
 
 @pytest.fixture
@@ -159,6 +161,91 @@ def test_the_bar_shows_the_figures_asked_for(make_job, capsys):
     assert "3/3" in shown
     assert "kl=0.375" in shown
     assert "loss=" not in shown
+
+
+def times_of(job):
+    return [json.loads(line) for line in (job.log_folder / "times.jsonl").read_text().splitlines()]
+
+
+def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
+    job = make_job()
+    with StepLog(job, 2) as log:
+        for step in (1, 2):
+            log.write(step, [], loss=1.0)
+            log.write_times(step, 8, 100 * step, {"generate": 3.0, "train": 2.0})
+    parts = {"generate": 3.0, "train": 2.0, "answers": 8}
+    # 100 and 200 tokens in 5 seconds.
+    assert times_of(job) == [
+        {"step": 1, **parts, "tokens": 100, "tokens_per_second": 20.0},
+        {"step": 2, **parts, "tokens": 200, "tokens_per_second": 40.0},
+    ]
+    assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
+    assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
+    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
+    assert "times" not in (job.result / "metrics.jsonl").read_text()
+
+
+def log_times(job, *steps):
+    with StepLog(job, 4) as log:
+        for step in steps:
+            log.write(step, [], loss=1.0)
+            log.write_times(step, 1, 1, {"all": 1.0})
+    return [line["step"] for line in times_of(job)]
+
+
+def test_a_resumed_run_writes_times_behind_the_others_and_a_new_one_replaces_them(make_job):
+    job = make_job()
+    assert log_times(job, 1, 2) == [1, 2]
+    assert log_times(job, 3, 4) == [1, 2, 3, 4]
+    (job.result / "metrics.jsonl").unlink()
+    assert log_times(job, 1) == [1]
+
+
+def test_the_first_process_alone_writes_times(make_job, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    job = make_job()
+    with StepLog(job, 2) as log:
+        log.write_times(1, 8, 100, {"all": 1.0})
+    assert not job.log_folder.exists()
+
+
+@pytest.fixture
+def clock_of(monkeypatch):
+    """A function that makes a clock that looks at these times, one after the other."""
+
+    def make(device, *times):
+        monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=iter(times).__next__))
+        return Clock(torch.device(device))
+
+    return make
+
+
+def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(clock_of):
+    clock = clock_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
+    for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
+        for part in ("generate", "train"):
+            with clock(part):
+                pass
+        assert clock.seconds == expected
+
+
+def test_a_clock_tells_the_medians_of_all_steps(clock_of):
+    clock = clock_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
+    for part in ("a", "a", "a", "b"):
+        with clock(part):
+            pass
+    assert clock.medians() == {"a": 3.0, "b": 7.0}
+
+
+def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(clock_of, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    with clock_of("cuda:1", 0.0, 1.0)("a"):
+        assert waited == [torch.device("cuda:1")]
+    assert waited == [torch.device("cuda:1")] * 2
+    with clock_of("cpu", 0.0, 1.0)("a"):
+        pass
+    assert len(waited) == 2
 
 
 def test_json_is_written_in_the_order_of_its_keys(tmp_path):

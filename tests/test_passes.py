@@ -1,6 +1,5 @@
 """The passes of models, against transformers' own forward, one sequence at a time."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +12,9 @@ from transformers import AutoModelForSequenceClassification
 from families import FAMILIES
 from rlhf import batches, logprobs, passes
 from rlhf.batches import Examples
-from rlhf.job import InputError
 from rlhf.lora import add_lora
 from rlhf.models import load_causal, load_scorer, make_causal, save_model
-from rlhf.passes import Policy, Scorer, Standardizer, answer_logprobs, answer_scores, judged, padded
+from rlhf.passes import Policy, Scorer, answer_logprobs, answer_scores, judged, padded
 from rlhf.preference import (
     dpo_loss,
     implicit_rewards,
@@ -452,44 +450,26 @@ def test_a_scorer_gives_the_heads_output_at_places_one_sequence_after_the_other(
     torch.testing.assert_close(scorer(grid, grid.ends), torch.stack([t[-1] for t in tokens]))
 
 
-def test_outputs_are_in_units_of_mean_and_deviation(scorer):
+def test_outputs_are_told_in_units(scorer):
     grid = grid_of(scorer).grid
     raw = scorer(grid, grid.ends)
-    scorer.standardizer.mean, scorer.standardizer.deviation = 3.0, 0.5
+    scorer.units = lambda outputs: (outputs - 3.0) * 2.0
     torch.testing.assert_close(scorer(grid, grid.ends), (raw - 3.0) * 2.0)
+    torch.testing.assert_close(Scorer(scorer.model, scorer.units)(grid, grid.ends), (raw - 3) * 2)
 
 
-def test_scores_are_as_they_are_before_any_are_fitted():
-    scores = torch.tensor([-2.5, 0.0, 7.0])
-    assert torch.equal(Standardizer()(scores), scores)
-
-
-def test_scores_are_told_in_deviations_from_their_mean():
-    standardizer = Standardizer()
-    standardizer.fit(torch.tensor([1.0, 5.0, 1.0, 5.0]))
-    # Each is 2 from the mean of 3.
-    assert (standardizer.mean, standardizer.deviation) == (3.0, 2.0)
-    assert standardizer(torch.tensor([1.0, 3.0, 6.0])).tolist() == [-1.0, 0.0, 1.5]
-
-
-def test_the_scorer_whose_scores_were_fitted_gives_mean_0_and_deviation_1(scorer):
+def test_units_are_given_fp32(scorer_folder, tokenizer):
+    kinds = []
+    scorer = Scorer(load_scorer(scorer_folder, "bf16", tokenizer))
+    scorer.units = lambda outputs: kinds.append(outputs.dtype) or outputs
     grid = grid_of(scorer).grid
-    scorer.standardizer.fit(scorer(grid, grid.ends))
-    scores = scorer(grid, grid.ends)
-    assert scores.mean().item() == pytest.approx(0, abs=1e-5)
-    assert scores.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    scorer(grid, grid.ends)
+    assert kinds == [torch.float32]
 
 
-@pytest.mark.parametrize("scores", [[2.5] * 4, [0.0] * 4, [7.0], [0.1] * 7, [1.7] * 512])
-def test_scores_that_are_all_the_same_are_refused(scores):
-    with pytest.raises(InputError, match="the reward model gives every answer the same score"):
-        Standardizer().fit(torch.tensor(scores))
-
-
-def test_a_standardizer_comes_back_from_its_state_to_the_last_digit():
-    fitted, restored = Standardizer(), Standardizer()
-    scores = torch.randn(64, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
-    fitted.fit(scores)
-    restored.restore(json.loads(json.dumps(fitted.state())))
-    assert (restored.mean, restored.deviation) == (fitted.mean, fitted.deviation)
-    assert torch.equal(restored(scores), fitted(scores))
+def test_gradients_go_through_units(scorer):
+    # As a critic's, whose values are told in deviations.
+    grid = grid_of(scorer).grid
+    raw = gradients(scorer, scorer(grid, grid.before).sum())
+    scorer.units = lambda outputs: (outputs - 3.0) / 2.0
+    torch.testing.assert_close(gradients(scorer, scorer(grid, grid.before).sum()), raw / 2)

@@ -1,6 +1,8 @@
-"""The mathematics of PPO, against numbers checked by hand, slow loops and autograd."""
+"""The mathematics of RLHF, against numbers checked by hand, slow loops and autograd."""
 
+import itertools
 import math
+import statistics
 
 import pytest
 import torch
@@ -108,6 +110,24 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
     assert not returns[~mask].any()
 
 
+def test_gae_does_not_look_behind_the_end():
+    mask = ragged_mask([2, 3], 3)
+    rewards, values = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
+    expected = ppo.gae(rewards, values * mask, mask, 0.9, 0.5)
+    behind = torch.where(mask, 0.0, 77.0)
+    found = ppo.gae(rewards + behind, values + behind, mask, 0.9, 0.5)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_gae_of_single_tokens_is_reward_less_value():
+    advantages, returns = ppo.gae(
+        torch.tensor([[2.0], [0.0]]), torch.tensor([[0.5], [1.0]]), ragged_mask([1, 1], 1), 0.9, 0.9
+    )
+    assert advantages.tolist() == [[1.5], [-1.0]]
+    assert returns.tolist() == [[2.0], [0.0]]
+
+
 def test_returns_with_lambda_1_are_the_discounted_rewards_to_come():
     rewards, values = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[7.0, -3.0, 0.2]])
     _, returns = ppo.gae(rewards, values, ragged_mask([3], 3), 0.5, 1.0)
@@ -208,19 +228,43 @@ def test_value_loss_and_its_gradient(value, clip_range, loss, gradient):
 
 def test_ratio_statistics_before_an_update():
     logprobs = torch.tensor([-0.5, -3.0, -11.0])
-    statistics = ppo.ratio_statistics(logprobs, logprobs.clone(), CLIP)
-    assert statistics == {"ratio": 3.0, "approx_kl": 0.0, "clip_fraction": 0}
+    found = ppo.ratio_statistics(logprobs, logprobs.clone(), CLIP)
+    assert found == {"ratio": 3.0, "approxkl": 0.0, "clipfrac": 0}
 
 
 def test_ratio_statistics_are_sums_over_tokens():
     old = torch.tensor([-2.0, -2.0, -2.0, -2.0])
     new = old + torch.tensor([2.0, 1.0, 0.5, 1.1]).log()
-    statistics = ppo.ratio_statistics(new, old, CLIP)
-    assert statistics["ratio"] == pytest.approx(4.6)
+    found = ppo.ratio_statistics(new, old, CLIP)
+    assert found["ratio"].item() == pytest.approx(4.6)
     # Ratio - 1 - log ratio: (1 - log 2) + 0 + (-.5 + log 2) + (.1 - log 1.1).
-    assert statistics["approx_kl"] == pytest.approx(0.6 - math.log(1.1), abs=1e-6)
+    assert found["approxkl"].item() == pytest.approx(0.6 - math.log(1.1), abs=1e-6)
     # 2 and .5 are outside .8 to 1.2.
-    assert statistics["clip_fraction"] == 2
+    assert found["clipfrac"].item() == 2
+
+
+def test_approxkl_of_small_steps_is_half_their_squares():
+    found = ppo.ratio_statistics(torch.full((1000,), 1e-4), torch.zeros(1000), CLIP)
+    assert found["approxkl"].item() == pytest.approx(1000 * 1e-4**2 / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("clip_range", "clipped"),
+    # Values moved by 0, .1, -.3 and .5.
+    [(0.2, 2), (0.4, 1), (0.05, 3), (0.0, 0)],
+)
+def test_value_statistics_count_what_value_loss_clips(clip_range, clipped):
+    old = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    new = old + torch.tensor([0.0, 0.1, -0.3, 0.5])
+    assert ppo.value_statistics(new, old, clip_range) == {"clipfrac": clipped}
+
+
+def test_statistics_can_be_stacked_and_hold_no_graph():
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    old = torch.tensor([-1.0, -1.0])
+    by_ratio, by_value = (f(new, old, CLIP) for f in (ppo.ratio_statistics, ppo.value_statistics))
+    for value in (*by_ratio.values(), *by_value.values()):
+        assert value.shape == () and value.dtype == torch.float32 and not value.requires_grad
 
 
 def test_explained_variance_is_1_for_right_values_and_0_for_constant_ones():
@@ -238,3 +282,433 @@ def test_explained_variance_is_negative_for_values_worse_than_a_constant():
     # returns - values = 2 * returns: four times the variance, 1 - 4.
     found = ppo.explained_variance(-returns, returns, ragged_mask([3], 3))
     assert found == pytest.approx(-3.0)
+
+
+def test_explained_variance_of_constant_returns_is_finite():
+    mask = ragged_mask([2, 1], 2)
+    returns = torch.full((2, 2), 0.1)
+    assert ppo.explained_variance(returns, returns, mask) == 1.0
+    worse = ppo.explained_variance(torch.tensor([[5.0, -5.0], [9.0, 0.0]]), returns, mask)
+    assert math.isfinite(worse) and worse < 0
+    one_token = ppo.explained_variance(torch.tensor([[3.0]]), torch.tensor([[1.0]]), mask[1:, :1])
+    assert one_token == 1.0
+
+
+# --- KL, its coefficient, running moments ---------------------------------------------------
+
+
+def test_kl_penalty_by_hand():
+    # Reference twice as likely: 2 - 1 - log 2; half as likely: 1/2 - 1 + log 2; as likely: 0.
+    ref = torch.tensor([[2.0, 0.5, 1.0]]).log() - 3.0
+    expected = torch.tensor([[1 - math.log(2), math.log(2) - 0.5, 0.0]])
+    torch.testing.assert_close(ppo.kl_penalty(torch.full((1, 3), -3.0), ref), expected)
+
+
+def test_kl_penalty_is_never_negative_however_small_the_difference():
+    sizes = torch.logspace(-12, 1.5, 10_001)
+    for difference in (sizes, -sizes):
+        penalty = ppo.kl_penalty(torch.zeros_like(sizes), difference)
+        assert (penalty >= 0).all()
+    # Half the square.
+    small = ppo.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]))
+    assert small.item() == pytest.approx(5e-9, rel=1e-3)
+
+
+def vocabulary(seed, size=5):
+    """Logits of a policy that learns and log-probabilities of another one, each of one token."""
+    random = torch.Generator().manual_seed(seed)
+    logits = torch.randn(size, generator=random, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(size, generator=random, dtype=torch.float64).log_softmax(0)
+    return logits, other
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kl_penalty_is_on_average_the_kl(seed):
+    logits, ref_logprobs = vocabulary(seed)
+    logprobs = logits.log_softmax(0)
+    exact = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
+    estimate = (logprobs.exp() * ppo.kl_penalty(logprobs, ref_logprobs)).sum()
+    torch.testing.assert_close(estimate, exact)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_of_kl_penalty_is_on_average_that_of_the_reverse_kl(seed):
+    logits, ref_logprobs = vocabulary(seed)
+    logprobs = logits.log_softmax(0)
+    sampled = logprobs.exp().detach()
+    found = gradient((sampled * ppo.kl_penalty(logprobs, ref_logprobs)).sum(), logits)
+    # KL(ref || policy): by logits, policy - ref.
+    torch.testing.assert_close(found, sampled - ref_logprobs.exp())
+
+
+def gradient(loss, *by):
+    found = torch.autograd.grad(loss, by, retain_graph=True)
+    return found[0] if len(by) == 1 else found
+
+
+@pytest.mark.parametrize(
+    ("kl", "kl_coef"),
+    [
+        # Target 6, 512 rollouts, horizon 5,120: a tenth of the error, which ends at 20 %.
+        (6.0, 0.05),
+        (6.6, 0.05 * 1.01),
+        (5.4, 0.05 * 0.99),
+        (60.0, 0.05 * 1.02),
+        (0.0, 0.05 * 0.98),
+        (-3.0, 0.05 * 0.98),
+    ],
+)
+def test_kl_coef_follows_the_kl(kl, kl_coef):
+    assert ppo.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
+
+
+def test_kl_coef_brings_the_kl_to_its_target():
+    # A policy whose KL is 2 / kl_coef: 6 nats at 1/3.
+    kl_coef = 0.05
+    for _ in range(200):
+        kl_coef = ppo.adapted_kl_coef(kl_coef, 2 / kl_coef, 6.0, 1000, 500)
+    assert kl_coef == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_moments_by_hand():
+    # Mean 3; 4 + 1 + 0 + 9.
+    assert ppo.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)
+    assert ppo.moments(torch.tensor([5.0])) == (1, 5.0, 0.0)
+    # More digits than fp32 has.
+    found = ppo.moments(torch.tensor([1e8, 1.0]))
+    assert found == pytest.approx((2, 50_000_000.5, 2 * 49_999_999.5**2), rel=1e-12)
+
+
+def test_merged_moments_by_hand():
+    # 1, 3 and 8, 8, 8, 8: mean 36 / 6; 2 + 0 + (8 - 2)^2 * 2 * 4 / 6.
+    first, second = ppo.moments(torch.tensor([1.0, 3.0])), ppo.moments(torch.full((4,), 8.0))
+    assert ppo.merged_moments(first, second) == pytest.approx((6, 6.0, 50.0))
+    assert ppo.merged_moments(second, first) == pytest.approx((6, 6.0, 50.0))
+
+
+def test_merged_moments_of_batches_are_those_of_all_values():
+    # Far from 0, where a sum of squares less the square of the sum has no digits left.
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values += 1e8
+    running = (0, 0.0, 0.0)
+    for batch in values.split([1, 7, 500, 492]):
+        running = ppo.merged_moments(running, ppo.moments(batch))
+    count, mean, squares = running
+    assert count == 1000
+    assert mean == pytest.approx(values.mean().item(), rel=1e-14)
+    assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)
+
+
+# --- Advantages without values --------------------------------------------------------------
+
+
+def test_rloo_advantages_by_hand():
+    # Two prompts, three answers each. 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2.
+    scores = torch.tensor([[1.0, -1.0], [2.0, -1.0], [6.0, -1.0]])
+    expected = torch.tensor([[-3.0, 0.0], [-1.5, 0.0], [4.5, 0.0]])
+    torch.testing.assert_close(ppo.rloo_advantages(scores), expected)
+
+
+def test_rloo_advantages_equal_a_loop_over_the_other_answers():
+    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = ppo.rloo_advantages(scores)
+    for answer, prompt in itertools.product(range(4), range(3)):
+        others = [scores[i, prompt].item() for i in range(4) if i != answer]
+        expected = scores[answer, prompt].item() - sum(others) / 3
+        assert found[answer, prompt].item() == pytest.approx(expected)
+
+
+def test_grpo_advantages_by_hand():
+    # Mean 3, deviation 2 (over A - 1: (4 + 0 + 4) / 2 = 4); a prompt's scale does not matter.
+    scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
+    expected = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
+    torch.testing.assert_close(ppo.grpo_advantages(scores), expected, rtol=1e-4, atol=0)
+    # What is added to the deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
+    close = ppo.grpo_advantages(torch.tensor([[2e-4], [0.0]]))
+    assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
+
+
+def test_grpo_advantages_equal_a_loop_over_prompts():
+    scores = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = ppo.grpo_advantages(scores)
+    for prompt in range(3):
+        column = scores[:, prompt].tolist()
+        deviation = statistics.stdev(column) + 1e-4
+        expected = [(score - statistics.mean(column)) / deviation for score in column]
+        assert found[:, prompt].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
+def test_answers_that_score_alike_have_no_advantages(score):
+    scores = torch.full((7, 2), score)
+    assert not ppo.grpo_advantages(scores).any()
+    assert ppo.rloo_advantages(scores).abs().max() < 1e-6 * abs(score)
+
+
+# --- Importance weights ---------------------------------------------------------------------
+
+
+def test_importance_weights_by_hand():
+    sampler = torch.full((1, 4), -2.0)
+    policy = sampler + torch.tensor([[0.5, 1.0, 2.0, 3.0]]).log()
+    expected = torch.tensor([[0.5, 1.0, 2.0, 2.0]])
+    torch.testing.assert_close(ppo.importance_weights(policy, sampler, 2.0), expected)
+
+
+def test_importance_weights_of_a_token_the_sampler_thought_impossible_are_capped():
+    weights = ppo.importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), 2.0)
+    assert weights.item() == 2.0
+
+
+@pytest.mark.parametrize("cap", [100.0, 1.5])
+def test_importance_weights_correct_the_sampler_below_the_cap(cap):
+    logits, sampler_logprobs = vocabulary(0)
+    rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
+    logprobs = logits.log_softmax(0)
+    weights = ppo.importance_weights(logprobs, sampler_logprobs, cap)
+    assert not weights.requires_grad
+    # The estimate, over all tokens that the sampler draws.
+    sampled = sampler_logprobs.exp()
+    estimate = gradient((sampled * weights * rewards * logprobs).sum(), logits)
+    # By logits: p * (reward - mean reward), and where capped, cap * sampler instead of p.
+    policy = logprobs.exp().detach()
+    mean = (policy * rewards).sum()
+    exact = policy * (rewards - mean)
+    if cap == 100.0:
+        assert (policy / sampled).max() < cap
+        torch.testing.assert_close(estimate, exact)
+    else:
+        counted = torch.minimum(policy, cap * sampled)
+        assert (counted < policy).any()
+        biased = counted * rewards - policy * (counted * rewards).sum()
+        torch.testing.assert_close(estimate, biased)
+        assert (biased - exact).abs().max() > 0.1
+
+
+# --- Gradients of whole losses, by logits ---------------------------------------------------
+
+# A response of two tokens from a vocabulary of two: token 0 (.5 against .5), then 1 (.4 and .6).
+TOKENS = torch.tensor([0, 1])
+PROBABILITIES = torch.tensor([[0.5, 0.5], [0.4, 0.6]], dtype=torch.float64)
+# By logits, of a token's log-probability: 1 at the token, less the probabilities.
+SLOPES = torch.tensor([[0.5, -0.5], [-0.4, 0.4]], dtype=torch.float64)
+
+
+def policy_of_two_tokens():
+    """Logits [2, 2], and the log-probabilities [1, 2] of the two tokens."""
+    logits = PROBABILITIES.log().requires_grad_()
+    return logits, logits.log_softmax(dim=1).gather(1, TOKENS[:, None]).T
+
+
+@pytest.mark.parametrize(
+    ("score", "advantages", "kept"),
+    [
+        # KL coefficient .1, reference .25 and .6: rewards -.1 * log 2 and the score. Values .5 and
+        # 1, gamma 1, lambda .5: errors -.1 * log 2 + 1 - .5 and score - 1.
+        (3.0, [-0.1 * math.log(2) + 0.5 + 0.5 * 2, 2.0], [1.0, 0.0]),
+        (-1.0, [-0.1 * math.log(2) + 0.5 - 0.5 * 2, -2.0], [1.0, 1.0]),
+    ],
+)
+def test_gradient_of_the_whole_ppo_loss(score, advantages, kept):
+    logits, logprobs = policy_of_two_tokens()
+    # Ratios 1.1, and 1.5: clipped where the advantage is positive.
+    ratios = torch.tensor([[1.1, 1.5]], dtype=torch.float64)
+    old_logprobs = logprobs.detach() - ratios.log()
+    ref_logprobs = old_logprobs - torch.tensor([[2.0, 1.0]], dtype=torch.float64).log()
+    old_values = torch.tensor([[0.5, 1.0]], dtype=torch.float64)
+    values = torch.tensor([[0.6, 0.0]], dtype=torch.float64, requires_grad=True)
+    mask = ragged_mask([2], 2)
+
+    scores = torch.tensor([score], dtype=torch.float64)
+    rewards = ppo.token_rewards(scores, old_logprobs, ref_logprobs, mask, 0.1)
+    found, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.5)
+    loss = ppo.masked_mean(ppo.policy_loss(logprobs, old_logprobs, found, CLIP), mask)
+    loss = loss + ppo.masked_mean(ppo.value_loss(values, old_values, returns, CLIP), mask)
+    by_logits, by_values = gradient(loss, logits, values)
+
+    # By hand: -advantage * ratio * slope of the tokens that are not clipped, over two tokens.
+    assert found.tolist()[0] == pytest.approx(advantages)
+    factors = -found * ratios * torch.tensor([kept], dtype=torch.float64) / 2
+    torch.testing.assert_close(by_logits, factors.T * SLOPES)
+    # The second value moved by -1 to 0: if away from its return (3), to be undone; if towards it
+    # (-1), by more than .2, nothing more to gain.
+    second = -1.5 if score == 3.0 else 0.0
+    assert by_values.tolist()[0] == pytest.approx([(0.6 - 0.5 - advantages[0]) / 2, second])
+
+    # And by autograd, through the formula as it stands in the paper, token by token.
+    naive = 0.0
+    for t, token in enumerate(TOKENS):
+        policy = logits[t].exp() / logits[t].exp().sum()
+        ratio = policy[token] / old_logprobs[0, t].exp()
+        inside = min(max(ratio.item(), 1 - CLIP), 1 + CLIP)
+        objective = ratio * advantages[t]
+        if inside * advantages[t] < objective.item():
+            objective = inside * advantages[t]
+        target = old_values[0, t] + advantages[t]
+        error = (values[0, t] - target) ** 2
+        near = old_values[0, t] + (values[0, t] - old_values[0, t]).clamp(-CLIP, CLIP)
+        naive = naive - objective / 2 + torch.max(error, (near - target) ** 2) / 4
+    torch.testing.assert_close(loss, naive)
+    for ours, theirs in zip((by_logits, by_values), gradient(naive, logits, values), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradient_of_kl_penalty_by_logits():
+    logits, logprobs = policy_of_two_tokens()
+    # The reference: half as likely, and half as likely again.
+    ref_logprobs = logprobs.detach() - torch.tensor([[2.0, 4.0]], dtype=torch.float64).log()
+    found = gradient(ppo.kl_penalty(logprobs, ref_logprobs).sum(), logits)
+    # 1 - ref / policy, by the token's log-probability.
+    factors = torch.tensor([[0.5], [0.75]], dtype=torch.float64)
+    torch.testing.assert_close(found, factors * SLOPES)
+    naive = 0.0
+    for t, token in enumerate(TOKENS):
+        ratio = ref_logprobs[0, t].exp() / (logits[t].exp() / logits[t].exp().sum())[token]
+        naive = naive + ratio - 1 - ratio.log()
+    torch.testing.assert_close(found, gradient(naive, logits))
+
+
+@pytest.mark.parametrize(
+    ("advantages_of", "expected"),
+    [
+        # Scores 3 and 1: 3 - 1 and 1 - 3; (3 - 2) / (sqrt 2 + 1e-4) and its opposite.
+        (ppo.rloo_advantages, [2.0, -2.0]),
+        (ppo.grpo_advantages, [1 / (math.sqrt(2) + 1e-4), -1 / (math.sqrt(2) + 1e-4)]),
+    ],
+)
+def test_gradients_of_losses_without_values_by_logits(advantages_of, expected):
+    # Two answers of one token to two prompts: the policies above, tokens 0 and 1 by each.
+    logits = PROBABILITIES.log().requires_grad_()
+    logprobs = logits.log_softmax(dim=1).T
+    advantages = advantages_of(torch.tensor([[3.0, 3.0], [1.0, 1.0]], dtype=torch.float64))
+    loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+    found = gradient(loss, logits)
+    # The slopes of tokens 0 and 1 differ by (1, -1), whatever the policy; the mean is over four.
+    by_hand = torch.tensor([[-expected[0] / 4, expected[0] / 4]] * 2, dtype=torch.float64)
+    torch.testing.assert_close(found, by_hand)
+    naive = 0.0
+    for prompt, answer in itertools.product(range(2), range(2)):
+        policy = logits[prompt].exp() / logits[prompt].exp().sum()
+        naive = naive - expected[answer] * policy[answer].log() / 4
+    torch.testing.assert_close(found, gradient(naive, logits))
+
+
+# --- Bandits: one prompt, answers of one token ----------------------------------------------
+
+
+def pairs_of(arms):
+    """All pairs of answers [2, arms * arms]."""
+    return torch.cartesian_prod(torch.arange(arms), torch.arange(arms)).T
+
+
+def mean_loss_of_pairs(logits, rewards, advantages_of):
+    """The policy loss over all pairs of answers, each as often as the policy draws it."""
+    pairs, logprobs = pairs_of(len(rewards)), logits.log_softmax(0)
+    chance = logprobs.detach()[pairs].sum(dim=0).exp()
+    advantages = advantages_of(rewards[pairs])
+    losses = ppo.policy_loss(logprobs[pairs], logprobs.detach()[pairs], advantages, CLIP)
+    return (chance * losses.mean(dim=0)).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_with_rloo_advantages_is_unbiased(seed):
+    logits, _ = vocabulary(seed)
+    rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
+    found = gradient(mean_loss_of_pairs(logits, rewards, ppo.rloo_advantages), logits)
+    mean_reward = (logits.softmax(0) * rewards).sum()
+    torch.testing.assert_close(found, gradient(-mean_reward, logits))
+
+
+REWARDS = torch.tensor([1.0, 0.0, 0.5, -1.0])
+REF_LOGPROBS = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
+KL_COEF = 0.5
+
+
+def best_policy():
+    """The most reward less KL_COEF * KL: ref * exp(reward / KL_COEF), normalized; and its worth."""
+    weights = REF_LOGPROBS + REWARDS / KL_COEF
+    return weights.softmax(0), KL_COEF * weights.logsumexp(0)
+
+
+def sampled(logits, count, random):
+    """Tokens [count] that the policy draws, and their log-probabilities."""
+    tokens = torch.multinomial(logits.detach().softmax(0), count, True, generator=random)
+    return tokens, logits.log_softmax(0)[tokens]
+
+
+def test_ppo_finds_the_best_policy_and_its_worth():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    value = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.SGD([logits, value], lr=1.0)
+    mask = torch.ones(256, 1, dtype=torch.bool)
+    for _ in range(300):
+        tokens, old_logprobs = sampled(logits.detach(), 256, random)
+        tokens, old_logprobs = tokens[:, None], old_logprobs[:, None]
+        old_values = value.detach().expand(256, 1)
+        rewards = ppo.token_rewards(
+            REWARDS[tokens[:, 0]], old_logprobs, REF_LOGPROBS[tokens], mask, KL_COEF
+        )
+        advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.95)
+        for _ in range(2):
+            logprobs = logits.log_softmax(0)[tokens]
+            loss = ppo.policy_loss(logprobs, old_logprobs, advantages, CLIP).mean()
+            values = value.expand(256, 1)
+            loss = loss + ppo.value_loss(values, old_values, returns, CLIP).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    policy, worth = best_policy()
+    torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
+    # Each token is then worth the same, its KL paid.
+    torch.testing.assert_close(value.detach(), worth, rtol=0, atol=1e-3)
+
+
+def test_rloo_finds_the_best_policy():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(300):
+        tokens, logprobs = sampled(logits, 256, random)
+        kl = (logprobs - REF_LOGPROBS[tokens]).detach()
+        scores = (REWARDS[tokens] - KL_COEF * kl).view(4, 64)
+        advantages = ppo.rloo_advantages(scores).flatten()
+        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy, _ = best_policy()
+    torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
+
+
+def test_grpo_without_a_kl_finds_the_best_arm():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(200):
+        tokens, logprobs = sampled(logits, 256, random)
+        advantages = ppo.grpo_advantages(REWARDS[tokens].view(4, 64)).flatten()
+        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # From .1, the least likely of all at first.
+    assert logits.detach().softmax(0)[0] > 0.98
+
+
+def test_grpo_with_its_kl_settles_elsewhere():
+    # Two arms, rewards 1 and 0, pairs of answers, reference 1/2: a mixed pair (2 p (1 - p) of all)
+    # pulls by 1 / sqrt 2 / 2, k3 pulls back by kl_coef * (p - 1/2):
+    # p (1 - p) / sqrt 2 = kl_coef * (p - 1/2), so p = 3/4 at a kl_coef of 3/4 / sqrt 2.
+    kl_coef = 0.75 / math.sqrt(2)
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    ref_logprobs = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    logits = ref_logprobs.clone().requires_grad_()
+    for _ in range(200):
+        logprobs = logits.log_softmax(0)
+        penalty = (logprobs.exp().detach() * ppo.kl_penalty(logprobs, ref_logprobs)).sum()
+        loss = mean_loss_of_pairs(logits, rewards, ppo.grpo_advantages) + kl_coef * penalty
+        with torch.no_grad():
+            logits -= gradient(loss, logits)
+    # ref * exp(reward / kl_coef) would be .868: sigmoid(sqrt 2 * 4 / 3).
+    assert logits.softmax(0)[0].item() == pytest.approx(0.75, abs=1e-4)

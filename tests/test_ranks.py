@@ -19,6 +19,8 @@ from rlhf.code import code_digests
 from rlhf.job import unforeseen
 from rlhf.metrics import StepLog
 
+# Those of tests/worker.py.
+PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 WORKER = ROOT / "tests/worker.py"
 
 
@@ -166,6 +168,80 @@ def test_whole_weights_generate_and_training_goes_on(figures):
     alone = figures[1][0]["generated"][0]
     assert all(torch.equal(*pair) for pair in zip(alone["answers"], answers[0], strict=True))
     assert_close(figures[2][0]["generated"][0]["loss"], alone["loss"])
+
+
+# --- rollouts ------------------------------------------------------------------------------------
+
+
+def test_each_process_asks_for_its_share_and_all_have_the_answers(figures):
+    # As tests/worker.py's sampler answers: backwards, and once more without the end.
+    expected = [[prompt[::-1][first:] for prompt in PROMPTS] for first in (0, 1)]
+    for process in (*figures[1], *figures[2]):
+        found = process["asked"][0]
+        assert found["answers"] == expected
+        for answers, logprobs in zip(expected, found["logprobs"], strict=True):
+            assert logprobs.tolist() == [
+                [-number / 8 for number in ids] + [0.0] * (8 - len(ids)) for ids in answers
+            ]
+    assert [process["asked"][0]["asked"] for process in figures[2]] == [[3], [2]]
+
+
+def test_a_process_without_a_prompt_has_the_answers_too(figures):
+    found = [process["asked one"][0] for process in figures[2]]
+    assert [one["asked"] for one in found] == [[1], []]
+    assert [one["answers"] for one in found] == [[[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]] * 2
+    assert torch.equal(found[0]["logprobs"], found[1]["logprobs"])
+
+
+def test_one_process_asks_functions_and_all_have_their_scores(figures):
+    found = [process["scored"][0] for process in figures[2]]
+    assert found == [{"scores": [1, 2, 3], "calls": calls} for calls in (1, 0)]
+
+
+LOOKS = [f"{how} {stage}" for how in ("looked at", "bare") for stage in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_tables_of_two_processes_are_those_of_one(case, figures):
+    alone = figures[1][0][case][0]
+    runs = [run for process in figures[2] for run in process[case]]
+    for run in runs:
+        assert run["losses"] == runs[0]["losses"]
+        assert_close(run["losses"], alone["losses"])
+        tables = ([*one["tables"], *one["bare"]] for one in (run, runs[0], alone))
+        for table, own, right in zip(*tables, strict=True):
+            assert torch.equal(table, own)
+            torch.testing.assert_close(table, right, rtol=0, atol=1e-5)
+    # What was looked at is what is trained: its mean is the loss.
+    for (logprobs, _), loss in zip(alone["tables"], alone["losses"], strict=True):
+        assert logprobs[alone["mask"]].mean().item() == pytest.approx(-loss, abs=1e-6)
+        assert not logprobs[~alone["mask"]].any()
+    assert alone["losses"][-1] < alone["losses"][0] - 0.01
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_without_adapters_a_policy_stays_what_it_was(stage, figures):
+    for process in (*figures[1], *figures[2]):
+        found = process[f"bare {stage}"][0]
+        first, *others = found["bare"]
+        assert all(torch.equal(other, first) for other in others)
+        # New adapters change nothing, and then they do.
+        assert torch.equal(found["tables"][0][0], first)
+        assert (found["tables"][2][0] - first).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_averages_are_those_of_a_plain_loop_and_leave_training_alone(stage, number, figures):
+    for process in figures[number]:
+        found = process[f"averaged {stage}"][0]
+        assert found["losses"] == process[f"stage {stage}"][0]["losses"]
+        assert torch.equal(found["weights"][-1], process[f"stage {stage}"][0]["weights"])
+        expected, *weights = found["weights"]
+        for new, average in zip(weights, found["averages"], strict=True):
+            expected = 0.75 * expected + 0.25 * new
+            torch.testing.assert_close(average, expected, rtol=0, atol=1e-6)
+        assert (average - new).abs().max() > 1e-3
 
 
 def test_only_the_first_process_logs(monkeypatch, tmp_path, capsys):

@@ -30,7 +30,10 @@ def test_operations_of_a_token():
     assert costs.training_flops(MODEL, 5) == 600 + 480
     assert costs.training_flops(ADAPTED, 5) == 420 + 480
     # Sampled and rated by the actor, rated by the reference, scored twice; learnt twice by both.
-    assert costs.ppo_flops(MODEL, MODEL, 5, 2) == 5 * 360 + 2 * 2 * 1080
+    both = {"actor": MODEL, "critic": MODEL}
+    assert costs.rlhf_flops(both, 5, 2) == 5 * 360 + 2 * 2 * 1080
+    # Without a critic: sampled, rated twice, learnt twice.
+    assert costs.rlhf_flops({"actor": MODEL}, 5, 2) == 3 * 360 + 2 * 1080
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_each_stage_has_its_own_figures(recorded):
         "sft": {"perplexity", "perplexity of answers"},
         "reward": {"accuracy (share)", "accuracy of “the longer one”"},
         "dpo": {"accuracy (share)", "loss (nats per pair)"},
-        "rlhf": {"score of the reward model", "KL to SFT (nats per answer)"},
+        "rlhf": {"score", "KL to SFT (nats per answer)"},
     }
     for stage, names in figures.items():
         told = tables((recorded.folder / f"output/record/{stage}/tiny.md").read_text())

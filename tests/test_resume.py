@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,6 +168,28 @@ def test_a_run_killed_in_any_step_goes_on_from_its_last_state(step, expected):
         part.place.tolist(),
         part.moves,
     ) == expected
+
+
+def test_all_lines_of_a_result_go_on_from_a_state_each_file_by_itself():
+    def samples(job):
+        """What a run does besides: lines of some steps in a file of their own."""
+
+        def write(step):
+            with (job.result / "samples.jsonl").open("a") as file:
+                file.write(f'{{"step": {step}}}\n')
+
+        return {step: partial(write, step) for step in (1, 5, 7)}
+
+    job = make_job(save_steps=3)
+    with pytest.raises(KilledError):
+        walk(job, at=samples(job) | {8: kill})
+    assert states(job) == [3, 6]
+    walk(job, at=samples(job))
+    # The seventh step was done twice.
+    lines = (job.result / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 5, 7]
+    lines = (job.result / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
 
 
 def test_a_run_may_be_stopped_as_often_as_one_likes(expected):

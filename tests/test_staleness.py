@@ -28,7 +28,14 @@ READERS = {
     "split_dataset": {*TOKENIZERS, "draw_report"},
     "fetch_model": set(),
     "init_model": {*TOKENIZERS, "train_sft", "evaluate_sft", "compare_zero"},
-    "tokenize_sft": {"train_sft", "evaluate_sft", "draw_report", "compare_zero", "write_record"},
+    "tokenize_sft": {
+        "train_sft",
+        "evaluate_sft",
+        "train_rlhf",
+        "draw_report",
+        "compare_zero",
+        "write_record",
+    },
     "train_sft": {
         "evaluate_sft",
         "write_record",
@@ -40,7 +47,7 @@ READERS = {
         "draw_report",
     },
     "evaluate_sft": {"draw_report", "write_record"},
-    "tokenize_reward": {"train_reward", "evaluate_reward", "draw_report"},
+    "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
     "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report"},
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"reference_dpo", "train_dpo", "evaluate_dpo"},
@@ -244,6 +251,11 @@ def setting(path, value):
     return config(nested(path, value))
 
 
+def tiny_rlhf(**settings):
+    """Change settings of the tiny recipe of RLHF."""
+    return setting("rlhf.recipes.tiny", settings)
+
+
 def replaced(path, *replacements):
     """Replace texts in a file."""
 
@@ -285,21 +297,37 @@ ADAPTERS = {
     "lora_learning_rate": 2.0e-3,
     "train_base": "embeddings_and_norms",
 }
-PPO = {
+RL = {
+    "reward_functions": {"shop": 1},
     "max_response_length": 23,
     "rollout_batch_size": 64,
+    "samples": 2,
     "ppo_epochs": 3,
+    "generate": "vllm",
     "temperature": 0.9,
     "actor_learning_rate": 2.0e-3,
     "critic_learning_rate": 2.0e-3,
+    "critic_warmup_steps": 1,
+    "kl_in": "loss",
     "kl_coef": 0.2,
-    "standardize_scores": False,
+    "kl_target": 2.0,
+    "kl_horizon": 100,
+    "max_approx_kl": 0.1,
+    "standardize_scores": "running",
     "score_clip": 4.0,
+    "missing_eos_penalty": 2.0,
     "gamma": 0.9,
     "gae_lambda": 0.9,
     "whiten_advantages": False,
     "clip_range": 0.1,
     "value_clip_range": 0.1,
+    "max_importance": 3.0,
+    "ptx_coef": 1.0,
+    "ema_decay": 0.9,
+    "sample_steps": 5,
+    "critic_lora_rank": 2,
+    "critic_lora_alpha": 2,
+    "critic_lora_learning_rate": 2.0e-3,
 }
 STAGES = {
     f"{stage}.{key}": (value, rules)
@@ -325,7 +353,7 @@ STAGES = {
         ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
         ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
         ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
-        ("rlhf", PPO | TRAINING | DTYPE | ADAPTERS, stale("train_rlhf")),
+        ("rlhf", RL | TRAINING | DTYPE | ADAPTERS, stale("train_rlhf")),
     )
     for key, value in settings.items()
 }
@@ -404,6 +432,7 @@ SETTINGS = {
     "datasets.generate": mine(IMPORTED, **GENERATED),
     "datasets.rows": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
     "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
+    "datasets.seed": Row(setting("datasets.toy.seed", 5), stale("import_dataset")),
     "models.hub": Row(setting("models.far.hub", "lab/other"), FETCHED, (MINE,)),
     "models.revision": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
     "models.template": Row(setting("models.tiny.template", "chat"), stale(*TOKENIZERS)),
@@ -419,6 +448,17 @@ SETTINGS = {
         for key, value in INIT.items()
     },
     **{name: Row(setting(place_of(name), value), rules) for name, (value, rules) in STAGES.items()},
+    **{
+        f"{stage}.seed": Row(setting(f"{stage}.recipes.tiny.seed", 5), stale(f"tokenize_{stage}"))
+        for stage in RECIPES
+    },
+    # With as many answers as it needs. That it counts by itself is seen below.
+    "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", samples=2), stale("train_rlhf")),
+    "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    "rlhf.judge": Row(
+        tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
+    ),
+    "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
     "evaluate.prompts": Row(setting("evaluate.prompts", 21), stale("evaluate_rlhf")),
     "evaluate.samples": Row(setting("evaluate.samples", 3), stale("evaluate_rlhf")),
     "evaluate.temperature": Row(setting("evaluate.temperature", 0.9), stale("evaluate_rlhf")),
@@ -445,13 +485,15 @@ PLACEMENT = {
             "runtime": 30,
         }.items()
     },
+    "rlhf.placement.critic_zero_stage": 1,
+    "rlhf.placement.offload_frozen": True,
 }
 
 
 def settings_of(schema, config):
     """Names of the settings that a schema knows, and of those that it leaves open and a config has.
 
-    Without the names of recipes, datasets and models: sft.epochs, models.init.dropout.
+    Without the names of recipes, presets, datasets and models: sft.epochs, models.init.dropout.
     """
 
     def walk(node, values, path):
@@ -460,7 +502,7 @@ def settings_of(schema, config):
             return set().union(*(walk(option, values, path) for option in node["oneOf"]))
         found = set()
         for key, inner in node.get("properties", {}).items():
-            below = path if key in ("defaults", "recipes") else [*path, key]
+            below = path if key in ("defaults", "presets", "recipes") else [*path, key]
             found |= walk(inner, [value[key] for value in values if key in value], below)
         others = node.get("additionalProperties", node.get("type") == "object")
         if isinstance(others, dict):
@@ -602,11 +644,14 @@ MODULES = {
     "card": TRAINERS,
     "changes": set(),
     "code": RULES,
+    "control": {"train_rlhf"},
     "costs": {"write_record", "draw_zero"},
     "dialogues": RULES - PAGES,
     "digests": RULES,
+    "ema": {"train_rlhf"},
     "engine": TRAINERS,
     "formats": {"import_dataset"},
+    "gates": {"train_rlhf", "evaluate_rlhf"},
     "generate": {"train_rlhf", "evaluate_rlhf"},
     "hub": {"import_dataset", "fetch_model"},
     "job": RULES,
@@ -626,10 +671,14 @@ MODULES = {
     "ranks": RULES,
     "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
     "resume": TRAINERS,
+    "rewards": {"train_rlhf", "evaluate_rlhf"},
+    "rollouts": {"train_rlhf"},
+    "scoring": {"train_rlhf"},
     "sources": {"import_dataset"},
     "tokenizing": TOKENIZERS,
     "tokens": {"fetch_model", "init_model", *TOKENIZERS, *MODEL_USERS, "compare_zero"},
     "toy": {"import_dataset", "evaluate_rlhf"},
+    "vllm_sampler": {"train_rlhf", "evaluate_rlhf"},
     "words": {"write_record", "draw_zero"},
     "zero": TRAINERS | {"draw_zero"},
 }
@@ -801,6 +850,11 @@ def add_a_module(folder):
     (folder / "scripts/tool.py").write_text("from rlhf import unused\n")
 
 
+def write_reward_functions(folder):
+    replaced("rewards/shop.py", ("float(", "-float("))(folder)
+    (folder / "rewards/new.py").write_text("def score(prompts, answers):\n    return [0, 0]\n")
+
+
 def backwards(value):
     """The same mappings, from the last key to the first."""
     if not isinstance(value, dict):
@@ -883,7 +937,7 @@ FRESH = {
             ("lora_alpha: 1", "lora_alpha: 1.0"),
             ("gamma: 1.0", "gamma: 1"),
             ("actor_learning_rate: 1.0e-3", "actor_learning_rate: .001"),
-            ("standardize_scores: true", "standardize_scores: True"),
+            ("whiten_advantages: true", "whiten_advantages: True"),
             ("dtype: bf16", 'dtype: "bf16"'),
         )
     ),
@@ -898,6 +952,24 @@ FRESH = {
     "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
     "another model": fresh(setting("models.opt-125m.revision", "v2")),
     "a new recipe": fresh(setting("rlhf.recipes.new", RECIPES["rlhf"])),
+    "another preset": fresh(setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)),
+    "a preset of the recipe's own values": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.15, "gae_lambda": 0.95}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "a preset whose values the recipe states otherwise": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.3, "ppo_epochs": 1}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "the seed of all as a recipe's own": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
+    ),
+    "the seed of all as a dataset's own": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
+    "reward functions that the recipe does not name": fresh(write_reward_functions),
     "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
     "the split of all as a dataset's own": fresh(setting("datasets.toy.split", SHARES)),
     "the template of all as a model's own": fresh(setting("models.tiny.template", "dialogue")),
@@ -924,8 +996,9 @@ FRESH = {
 def test_every_placement_is_changed():
     for stage, names in PLACES.items():
         there = RECIPES[stage]["placement"]
-        assert {name.rpartition(".")[2] for name in names} == there.keys()
-        assert all(PLACEMENT[name] != there[name.rpartition(".")[2]] for name in names)
+        keys = [name.rpartition(".")[2] for name in names]
+        assert there.keys() <= set(keys)
+        assert all(PLACEMENT[name] != there.get(key) for name, key in zip(names, keys, strict=True))
     assert PLACEMENT["save_steps"] != CONFIG["save_steps"]
 
 
@@ -1112,9 +1185,11 @@ STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
 
 
 def stub_config(*changes):
-    """One config of all: tiny and other of sft and of reward, rlhf of the one and the other."""
-    other_reward = nested("rlhf.recipes.tiny.reward", "other")
-    return merged(CONFIG, QUICK, OURS, other_reward, *changes)
+    """One config of all: tiny and other of sft and of reward, rlhf of the one and the other, with
+    answers that can be compared and a reward function.
+    """
+    settings = {"reward": "other", "samples": 2, "reward_functions": {"shop": 1}}
+    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 
 def write_stub_config(folder, config):
@@ -1162,6 +1237,41 @@ def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs)
     stubs.build(*TINY)
     assert stubs.planned(*TINY) == set()
     write_stub_config(stubs.folder, stub_config())
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "rloo"},
+        {"algorithm": "grpo"},
+        {"preset": "deepspeed_chat"},
+        {"reward": None},
+        {"reward_functions": {"shop": 2}},
+    ],
+)
+def test_how_answers_are_learnt_from_counts(stubs, settings):
+    config = stub_config()
+    config["rlhf"]["recipes"]["tiny"] |= settings
+    write_stub_config(stubs.folder, config)
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+def test_a_reward_function_is_code_of_those_who_run_it(stubs):
+    path = stubs.folder / "rewards/shop.py"
+    before = path.read_text()
+    path.write_text(f"# A comment.\n{before}")
+    assert stubs.planned(*TINY) == set()
+    path.write_text(f"{before}\nEDITED = True\n")
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+    told = stubs.run("python", "scripts/why.py", "output/rlhf/tiny").stdout
+    assert "train_rlhf tiny: reward function rewards/shop.py changed\n" in told
+    # A module that nothing else uses.
+    (stubs.folder / "scripts/rlhf/mine.py").write_text("ONE = 1\n")
+    path.write_text(f"from rlhf.mine import ONE\n{before}")
+    stubs.build(*TINY)
+    assert stubs.planned(*TINY) == set()
+    (stubs.folder / "scripts/rlhf/mine.py").write_text("ONE = 2\n")
     assert stubs.planned(*TINY) == stale("train_rlhf")
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -19,8 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from rlhf import ranks  # noqa: E402
+from rlhf.ema import Ema  # noqa: E402
 from rlhf.engine import make_engine, start  # noqa: E402
+from rlhf.lora import add_lora, without_adapters  # noqa: E402
+from rlhf.passes import Policy  # noqa: E402
 from rlhf.resume import Resumable  # noqa: E402
+from rlhf.rollouts import Rollouts, ask  # noqa: E402
+from rlhf.scoring import Scoring  # noqa: E402
 
 SETTINGS = {
     "weight_decay": 0.1,
@@ -40,6 +46,7 @@ PLACEMENT = {
     "save_steps": 3,
 }
 STEPS, ROWS, LENGTH, WORDS = 6, 8, 7, 50
+PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 
 
 class Toy(nn.Module):
@@ -193,6 +200,81 @@ def generated():
     return {"answers": [answer[:, :6] for answer in answers], "loss": run_step(engine, 3)}
 
 
+class Sampler:
+    """Answers a prompt backwards, the second time without its end; probabilities tell the ids."""
+
+    def __init__(self):
+        self.asked = []
+
+    def sample(self, prompts):
+        self.asked.append(len(prompts))
+        answers = [[prompt[::-1][first:] for prompt in prompts] for first in range(2)]
+        return answers, [[[-number / 8 for number in ids] for ids in row] for row in answers]
+
+
+def asked(prompts):
+    """Who was asked for how many answers, and what all have then."""
+    sampler = Sampler()
+    settings = SimpleNamespace(samples=2, max_response_length=8, generate="vllm")
+    answers, logprobs = ask(sampler, prompts, settings)
+    return {"asked": sampler.asked, "answers": answers, "logprobs": logprobs}
+
+
+def scored():
+    """Scores of a function, and how often it was asked."""
+    calls = []
+
+    def length(prompts, answers):
+        calls.append(prompts)
+        return [len(answer) for answer in answers]
+
+    rollouts = SimpleNamespace(
+        ended=torch.ones(3, dtype=torch.bool),
+        device=torch.device("cpu"),
+        texts=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
+    )
+    scoring = Scoring(SimpleNamespace(reward_functions={"length": 1}), None, length)
+    return {"scores": scoring.scores(rollouts, 1, [0, 1, 2]).tolist(), "calls": len(calls)}
+
+
+def looked_at(placement, lora=False):
+    """What a policy in training says of answers before each step, and its losses on them."""
+    policy, rows = Policy(Toy().model), np.arange(len(PROMPTS))
+    if lora:
+        add_lora(policy.model, 4, 8)
+    engine = engine_for(policy, placement, {"lora_learning_rate": None})
+    answers, _ = Sampler().sample(PROMPTS)
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    # Three to four passes in one process.
+    rollouts = Rollouts(PROMPTS, answers, tokenizer, 0.8, 16, torch.device("cpu"))
+    found = {"tables": [], "bare": [], "losses": [], "mask": rollouts.response_mask}
+    for _ in range(3):
+        found["tables"].append(rollouts.logprobs_and_entropies(policy))
+        if lora:
+            with without_adapters(policy.model):
+                found["bare"].append(rollouts.logprobs(policy))
+        loss_sum = torch.zeros(())
+        for part, _, _ in rollouts.passes(rows, policy.packs):
+            loss = -part.counts / rollouts.num_tokens(rows) * engine(part.grid, 0.8).sum()
+            engine.backward(loss, part.last)
+            loss_sum += loss.detach()
+        found["losses"].append(ranks.total(loss_sum).item())
+    return found
+
+
+def averaged(placement):
+    """Losses of a run, and the weights and their averages after each step."""
+    engine = engine_for(Toy(), placement, {})
+    ema, found = Ema(engine, 0.75), {"losses": [], "weights": [weights_of(engine)], "averages": []}
+    for step in range(STEPS):
+        found["losses"].append(run_step(engine, step))
+        ema.update()
+        found["weights"].append(weights_of(engine))
+        with ema.in_place():
+            found["averages"].append(weights_of(engine))
+    return found
+
+
 def told():
     """What the processes tell each other."""
     mine = ranks.rank()
@@ -211,7 +293,8 @@ def main(folder):
     start(PLACEMENT)
     torch.set_num_threads(1)
     runs = itertools.count()
-    cases = {"told": told, "generated": generated}
+    cases = {"told": told, "generated": generated, "scored": scored}
+    cases |= {"asked": lambda: asked(PROMPTS), "asked one": lambda: asked(PROMPTS[:1])}
     for stage in range(4):
         cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
     for stage, offload in ((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")):
@@ -231,6 +314,11 @@ def main(folder):
         kind = {"dtype": "bf16"} if stage == 2 else {}
         place = {"zero_stage": stage}
         cases[f"resumed {stage}"] = lambda p=place, k=kind: resumed(folder / f"{next(runs)}", p, k)
+    for stage in (0, 2, 3):
+        place = {"zero_stage": stage, "activation_checkpointing": stage == 2}
+        cases[f"looked at {stage}"] = lambda p=place: looked_at(p)
+        cases[f"bare {stage}"] = lambda p=place: looked_at(p, lora=True)
+        cases[f"averaged {stage}"] = lambda p=place: averaged(p)
     found = {name: [case(), case()] for name, case in cases.items()}
     if ranks.rank() == 0:
         found["plain"] = plain()

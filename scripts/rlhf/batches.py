@@ -60,7 +60,10 @@ class Examples:
 
     def first(self, number):
         """The first of them."""
-        rows = range(min(number, len(self)))
+        return self.some(range(min(number, len(self))))
+
+    def some(self, rows):
+        """Some of them."""
         prompts, *answers = ([ids[row] for row in rows] for ids in (self.prompts, *self.answers))
         return Examples(prompts, *answers)
 

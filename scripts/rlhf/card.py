@@ -11,7 +11,7 @@ KINDS = {
     "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
     "train_reward": ("AutoModelForSequenceClassification", "a reward model"),
     "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs by DPO"),
-    "train_rlhf": ("AutoModelForCausalLM", "a chat model, trained on a reward model's scores"),
+    "train_rlhf": ("AutoModelForCausalLM", "a chat model, trained on scores of its own answers"),
 }
 # Whose versions a reader asks for; the spec has the digest of all pins.
 SOFTWARE = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")

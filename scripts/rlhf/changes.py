@@ -15,6 +15,8 @@ from rlhf.parts import kind_of
 FEW = 5
 # Bytes of a source file whose rows are counted by reading them all, in about a second.
 SOON_READ = 1 << 26
+# Settings of evaluate_rlhf that are a recipe's.
+OF_RECIPES = ("dtype", "max_response_length", "reward_functions")
 # Texts that need no quotes in YAML: names as of recipes (1.3b) and models.
 PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
 
@@ -82,7 +84,7 @@ def config_key(spec, key):
         return f"split.{key}"
     if stage == "model":
         return f"models.{spec['name']}.{key}"
-    if rule == "evaluate_rlhf" and first not in ("dtype", "max_response_length"):
+    if rule == "evaluate_rlhf" and first not in OF_RECIPES:
         return f"evaluate.{key}"
     return f"{stage}.{key}"
 
@@ -114,9 +116,12 @@ def changed_code(old, new):
     changes = []
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
-            what = "changed" if name in now else "is no longer imported"
-            what = what if name in before else "is imported now"
-            changes.append(f"{'module' if '/' in name else 'program'} {name} {what}")
+            reward = name.startswith("rewards/")
+            use = "used" if reward else "imported"
+            what = "changed" if name in now else f"is no longer {use}"
+            what = what if name in before else f"is {use} now"
+            kind = "reward function" if reward else "module" if "/" in name else "program"
+            changes.append(f"{kind} {name} {what}")
     return changes
 
 

@@ -55,16 +55,18 @@ def _read(source, filename):
     return digest(_tree(tree)), ["rlhf.__init__", *ours] if ours else []
 
 
-def code_digests(program):
+def code_digests(program, reward_functions=()):
     """Digest of a program and of each module of ours it imports, directly or not, by file name.
 
-    program: path of scripts/NAME.py.
+    program: path of scripts/NAME.py. reward_functions: names of those that it is given to run.
+    Raises SyntaxError, ValueError or OSError for a file that cannot be read.
     """
     root = Path(program).parent
-    found, todo = {}, [Path(program)]
+    rewards = [root.parent / f"rewards/{name}.py" for name in reward_functions]
+    found, todo = {}, [Path(program), *rewards]
     while todo:
         path = todo.pop()
-        name = path.relative_to(root).as_posix()
+        name = path.relative_to(root.parent if path in rewards else root).as_posix()
         if name not in found:
             found[name], imported = _read(path.read_text(), str(path))
             todo += [root / f"{module.replace('.', '/')}.py" for module in imported]

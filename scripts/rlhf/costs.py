@@ -39,15 +39,18 @@ def training_flops(model, length):
     return 4 * model["weights"] + 2 * model["trained"] + 3 * attention_flops(model, length)
 
 
-def ppo_flops(actor, critic, length, ppo_epochs):
-    """Operations for a token of a rollout.
+def rlhf_flops(models, length, ppo_epochs):
+    """Operations for a token of a rollout. models: the actor and, where there is one, the critic.
 
-    Forward: the actor samples it and rates it, the reference rates it, reward model and critic
-    score it. Then both learn from it, ppo_epochs times.
+    Forward: the actor samples it and rates it, the reference rates it; reward model and critic
+    score it. Then both learn from it, ppo_epochs times. A reward model without a critic of its size
+    is not counted.
     """
-    judged = 3 * forward_flops(actor, length) + 2 * forward_flops(critic, length)
-    learnt = training_flops(actor, length) + training_flops(critic, length)
-    return judged + ppo_epochs * learnt
+    forwards = {"actor": 3, "critic": 2}
+    return sum(
+        forwards[name] * forward_flops(model, length) + ppo_epochs * training_flops(model, length)
+        for name, model in models.items()
+    )
 
 
 def peak_flops(gpu):

@@ -104,6 +104,21 @@ def make_engine(module, settings, learning_rate, num_steps, placement):
     return ShardedEngine(module, settings, learning_rate, num_steps, stage, placement["offload"])
 
 
+class Frozen:
+    """A module that is asked and never trained. rests: it is in the CPU's memory between times."""
+
+    def __init__(self, module, device, rests):
+        self.module, self.device, self.rests = module.requires_grad_(False).eval(), device, rests
+        self.module.to("cpu" if rests else device)
+
+    @contextlib.contextmanager
+    def at_work(self):
+        """While it lasts, the module is on its device."""
+        yield self.module.to(self.device)
+        if self.rests:
+            self.module.to("cpu")
+
+
 def _groups(module, settings, learning_rate):
     """The weights to train, by rate and decay: matrices shrink, biases and norms do not."""
     adapters_rate = getattr(settings, "lora_learning_rate", None)

@@ -208,7 +208,8 @@ def system_error(error):
 
 def check_code(spec):
     """The code that runs must be the code that was planned: an edit in between is refused."""
-    planned, now = spec["code"], code_digests(Path(sys.argv[0]))
+    rewards = spec["settings"].get("reward_functions", ())
+    planned, now = spec["code"], code_digests(Path(sys.argv[0]), rewards)
     changed = sorted(name for name in planned.keys() | now if planned.get(name) != now.get(name))
     if changed:
         raise InputError(

@@ -3,6 +3,8 @@
 The model stays a transformers model: adapters take the places of its linear layers.
 """
 
+import contextlib
+
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
@@ -31,6 +33,17 @@ def add_lora(model, rank, alpha, train_base="none"):
     if hasattr(model, "score"):
         model.score.requires_grad_()
     return model
+
+
+@contextlib.contextmanager
+def without_adapters(model):
+    """While it lasts, the model is the one that the adapters were put into."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    yield
+    for layer in layers:
+        layer.enable_adapters(True)
 
 
 def linear_layers(model):

@@ -4,8 +4,11 @@ import contextlib
 import json
 import math
 import shutil
+import statistics
+import time
 
 import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -42,6 +45,9 @@ class StepLog:
             mininterval=2,
         )
         self.bar = self.open.enter_context(bar)
+        self.times = job.log_folder / "times.jsonl"
+        if step == 0:
+            self.times.unlink(missing_ok=True)
 
     def __enter__(self):
         return self
@@ -71,9 +77,46 @@ class StepLog:
         self.bar.set_postfix(figures, refresh=False)
         self.bar.update(step - self.bar.n)
 
+    def write_times(self, step, answers, tokens, seconds):
+        """Keep how long a step took, which no two runs share, in times.jsonl beside the log.
+
+        seconds: {part: seconds}; tokens: of the answers.
+        """
+        rate = tokens / sum(seconds.values())
+        figures = {**seconds, "answers": answers, "tokens": tokens, "tokens_per_second": rate}
+        if rank() == 0:
+            with self.times.open("a") as file:
+                file.write(json.dumps({"step": step, **figures}) + "\n")
+            self._draw(step, {f"times/{name}": value for name, value in figures.items()})
+
     def _draw(self, step, figures):
         for name, value in figures.items():
             self.board.add_scalar(name, value, step)
+
+
+class Clock:
+    """Seconds that parts of a step take, of the last step by name."""
+
+    def __init__(self, device):
+        self.device, self.seconds, self.taken = device, {}, {}
+
+    @contextlib.contextmanager
+    def __call__(self, part):
+        """Count the time that it lasts under a name."""
+        started = self._now()
+        yield
+        self.seconds[part] = round(self._now() - started, 6)
+        self.taken.setdefault(part, []).append(self.seconds[part])
+
+    def medians(self):
+        """Median seconds of each part."""
+        return {part: statistics.median(taken) for part, taken in self.taken.items()}
+
+    def _now(self):
+        # A GPU works on while Python goes ahead.
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
 
 def write_json(path, value):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from rlhf.job import InputError
 from rlhf.logprobs import sum_of_logprobs, token_logprobs
 from rlhf.models import takes_masks
 from rlhf.ranks import rank, total
@@ -43,48 +42,23 @@ class Policy(nn.Module):
         return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, entropies)
 
 
-class Standardizer:
-    """The units that scores are told in: deviations from a mean."""
-
-    def __init__(self):
-        self.mean, self.deviation = 0.0, 1.0
-
-    def __call__(self, scores):
-        return (scores - self.mean) / self.deviation
-
-    def fit(self, scores):
-        """Take mean and deviation of these scores. Raises InputError where all are the same."""
-        # Not by the deviation, which rounding leaves above 0.
-        if scores.min() == scores.max():
-            raise InputError("the reward model gives every answer the same score")
-        self.mean, self.deviation = scores.mean().item(), scores.std(correction=0).item()
-
-    def state(self):
-        """For a run that is resumed."""
-        return {"mean": self.mean, "deviation": self.deviation}
-
-    def restore(self, state):
-        """Put a state back."""
-        self.mean, self.deviation = state["mean"], state["deviation"]
-
-
 class Scorer(nn.Module):
     """A model with a score head whose pass gives the head's outputs at places of a grid.
 
-    The outputs are standardised: a critic that starts as the reward model must speak of rewards in
-    the same units as those that it is taught.
+    units: a function of the outputs. A critic that starts as the reward model must speak of rewards
+    in the units of those that it is taught.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, units=None):
         super().__init__()
-        self.model = model
+        self.model, self.units = model, units
         self.packs = takes_masks(model)
-        self.standardizer = Standardizer()
 
     def forward(self, grid, places):
         """Outputs at places of a grid: its ends [S], its tokens [N] or those before them [N]."""
         hidden = hidden_states(self.model, grid)[places]
-        return self.standardizer(self.model.score(hidden).squeeze(-1).float())
+        outputs = self.model.score(hidden).squeeze(-1).float()
+        return self.units(outputs) if self.units else outputs
 
 
 def hidden_states(model, grid):

@@ -91,7 +91,8 @@ class Resumable:
         save_file(tensors, own / "tensors.safetensors")
         (own / "values.json").write_text(json.dumps(values))
         if rank() == 0:
-            shutil.copyfile(self.job.result / "metrics.jsonl", own / "metrics.jsonl")
+            for lines in self.job.result.glob("*.jsonl"):
+                shutil.copyfile(lines, own / lines.name)
         (own / "files.json").write_text(json.dumps(result_files(own)))
         barrier()
         if rank() == 0:
@@ -121,7 +122,8 @@ class Resumable:
                     {key.removeprefix(start): state[key] for key in state if key.startswith(start)}
                 )
             if rank() == 0:
-                shutil.copyfile(own / "metrics.jsonl", self.job.result / "metrics.jsonl")
+                for lines in own.glob("*.jsonl"):
+                    shutil.copyfile(lines, self.job.result / lines.name)
                 print(f"going on after step {values['step']}", file=sys.stderr)
             return values["step"]
         return 0

@@ -30,13 +30,15 @@ ZH = {
     "score of chosen answers": "chosen 回答的分数",
     "score of rejected answers": "rejected 回答的分数",
     "expected calibration error": "期望校准误差（ECE）",
-    "score of the reward model": "奖励模型的分数",
+    "score": "分数",
+    "score of the judge": "裁判（judge）的分数",
+    "exactly right, greedy (share)": "贪心解码时完全正确的占比",
     "KL to SFT (nats per answer)": "与 SFT 的 KL（nats/回答）",
-    "loss of the critic": "critic 的损失",
+    "entropy (nats per token)": "熵（nats/token）",
     "answer length (tokens)": "回答长度（token）",
     "exactly right (share)": "完全正确的占比",
     "ended by eos (share)": "以 eos 结束的占比",
-    "difference (95 % interval)": "差值（95 % 区间）",
+    "RLHF - SFT (95 % interval)": "RLHF − SFT（95 % 区间）",
     "step": "步",
     "steps": "步数",
     "went on after step (times and memory are told of the rest)": (
@@ -45,6 +47,10 @@ ZH = {
     "time in all": "总用时",
     "of it, saving states": "其中保存状态",
     "seconds a step, median": "每步秒数，中位数",
+    "of it": "其中",
+    "sampling answers": "采样回答",
+    "scoring them": "打分",
+    "learning from them": "更新",
     "rows a second": "每秒行数",
     "prompts a second": "每秒提示数",
     "tokens a second": "每秒 token 数",
@@ -80,12 +86,12 @@ ZH = {
     "threads": "线程数",
     "Operations are counted as by Chowdhery et al. 2022 (PaLM), appendix B: for a token, 6 for each"
     " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a sequence"
-    " for attention; PPO adds its forward passes (2, and a third of attention). Padding and what is"
+    " for attention; RLHF adds forward passes (2, and a third of attention). Padding and what is"
     " computed twice to save memory do not count. Peaks of GPUs are those of 16-bit numbers in"
     " NVIDIA's data sheets, without sparsity. Rates are those of the median step: without saving,"
     " loading and evaluation.": (
         "运算量按 Chowdhery 等 2022（PaLM）附录 B 计算：对每个 token，每个权重计 6 次"
-        "（不训练的权重计 4 次），注意力另计 12 · 层数 · 隐藏维度 · 序列平均长度；PPO 再加上"
+        "（不训练的权重计 4 次），注意力另计 12 · 层数 · 隐藏维度 · 序列平均长度；RLHF 再加上"
         "各次前向（每个权重 2 次，注意力为上述的三分之一）。填充和为节省内存而做的重复计算不计入。"
         "GPU 峰值取自 NVIDIA 数据手册的 16 位稠密算力。各项速率按中位数的一步计算，"
         "不含保存、加载和评估。"
