@@ -3,14 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
-# TRL, which bench-train compares with, in an environment of its own.
+# TRL, which bench-train and bench-rlhf compare with, in an environment of its own.
 TRL := .venv-trl
 
 # Where results have to be the same bytes, so must the cores be.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test lint reproduce bench-data bench-train bench-reward clean
+.PHONY: demo test lint reproduce bench-data bench-train bench-rlhf bench-reward clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
@@ -39,6 +39,11 @@ bench-data: $(VENV)/demo
 bench-train: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
 	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
+
+# How fast steps of PPO, RLOO and GRPO are, and what memory they take, beside the same two.
+bench-rlhf: $(VENV)/demo $(TRL)/ready
+	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
+	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
 
 # What a small reward model learns from real pairs, beside the rule that the longer answer wins.
 bench-reward: $(VENV)/demo

@@ -120,10 +120,12 @@ def main(job):
                 advantages = COMPARED[settings.algorithm](sums).view(-1, 1) * mask
             if settings.whiten_advantages:
                 advantages = ppo.whiten(advantages, mask)
-            weights = torch.ones_like(logprobs)
+            weights, sampler_figures = torch.ones_like(logprobs), {}
             if told is not None:
                 sampled = rollouts.table(told)
                 weights = ppo.importance_weights(logprobs, sampled, settings.max_importance)
+                difference = ppo.masked_mean((logprobs - sampled).abs(), mask)
+                sampler_figures["policy/sampler_difference"] = difference.item()
 
             # 5. Updates.
             experience = Experience(logprobs, ref_logprobs, advantages, weights, values, returns)
@@ -161,6 +163,7 @@ def main(job):
                 "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
                 "objective/entropy": ppo.masked_mean(entropies, mask).item(),
                 **rollouts.figures(),
+                **sampler_figures,
                 **means(policy_figures),
                 **means(value_figures),
             }

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import train_rlhf
 from rlhf import rewards
 from rlhf.engine import start
+from rlhf.generate import HfSampler
 from rlhf.job import InputError, Job, manifest_of, result_files
 from test_trainers import PLACEMENT
 
@@ -294,16 +295,38 @@ def test_models_that_rest_on_the_cpu_score_the_same(train):
 
 
 def test_an_actor_that_never_ends_is_told(train, monkeypatch):
-    monkeypatch.setattr("rlhf.generate.HfSampler.sample", answers_of([9, 8, 7]))
+    monkeypatch.setattr(HfSampler, "sample", answers_of([9, 8, 7]))
     message = r"step 5: none of the last 600 answers ended within max_response_length"
     with pytest.raises(InputError, match=message):
         train(epochs=5)
 
 
 def test_answers_that_are_all_empty_are_told(train, monkeypatch, road):
-    monkeypatch.setattr("rlhf.generate.HfSampler.sample", answers_of("eos"))
+    monkeypatch.setattr(HfSampler, "sample", answers_of("eos"))
     with pytest.raises(InputError, match="step 1: all 120 answers are empty"):
         train()
+
+
+def test_a_sampler_with_other_logprobabilities_is_corrected(train, monkeypatch):
+    sample = HfSampler.sample
+
+    def sure(self, prompts):
+        """As if each token had been certain."""
+        answers, _ = sample(self, prompts)
+        return answers, [[[0.0] * len(ids) for ids in found] for found in answers]
+
+    monkeypatch.setattr(HfSampler, "sample", sure)
+    monkeypatch.setattr(
+        train_rlhf,
+        "make_sampler",
+        lambda settings, *rest: HfSampler(settings, *rest[:2]),
+    )
+    job = train(generate="vllm", max_importance=2.0)
+    for line in job.metrics:
+        # The entropy is the mean of -log p.
+        assert line["policy/sampler_difference"] == pytest.approx(line["objective/entropy"], 0.1)
+        # Tokens that are as rare as these hardly count.
+        assert line["policy/grad_norm"] < 0.05
 
 
 def answers_of(ids):

@@ -135,9 +135,9 @@ def spread(values):
     }
 
 
-def compare(ours, figure):
-    """Put into a way's figures how ours compares: ratios of medians."""
-    for name, what in (("speed", "tokens_per_second"), ("memory", "peak_mb_above_idle")):
+def compare(ours, figure, speed="tokens_per_second"):
+    """Put into a way's figures how ours compares: ratios of medians. speed: which figure it is."""
+    for name, what in (("speed", speed), ("memory", "peak_mb_above_idle")):
         ratio = ours[what]["median"] / figure[what]["median"]
         figure[f"{name}_of_ours_over_this"] = round(ratio, 2)
 
@@ -163,18 +163,13 @@ def prepare(steps, folder):
     """A model, tokens of each stage, and STAGE.json: the rows of each step, in ours's own order."""
     import numpy as np
 
-    from init_model import train_tokenizer
     from rlhf.batches import global_batches
     from rlhf.models import make_causal, save_model
     from rlhf.records import RecordWriter, records
-    from rlhf.tokens import Ragged, load_tokenizer
+    from rlhf.tokens import Ragged
 
     rows = list(records(ROWS))
-    if folder.name == VOCABULARIES[0]:
-        tokenizer = load_tokenizer(SHARED / "tokenizer_opt")
-    else:
-        texts = (text for row in rows for text in row if text is not None)
-        tokenizer = train_tokenizer(texts, int(folder.name.replace(",", "")))
+    tokenizer = make_tokenizer(folder.name, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     # From all over the file, and some more than the steps take: a few are dropped.
     number = (int(steps) + 2) * BATCH
@@ -198,6 +193,17 @@ def prepare(steps, folder):
         ]
         (folder / f"{stage}.json").write_text(json.dumps(ids))
     importlib.import_module("reference_dpo").main(make_job("dpo", folder, folder / "reference"))
+
+
+def make_tokenizer(words, rows):
+    """OPT's tokenizer, or one of so many words that is trained on the rows."""
+    from init_model import train_tokenizer
+    from rlhf.tokens import load_tokenizer
+
+    if words == VOCABULARIES[0]:
+        return load_tokenizer(SHARED / "tokenizer_opt")
+    texts = (text for row in rows for text in row if text is not None)
+    return train_tokenizer(texts, int(words.replace(",", "")))
 
 
 def make_job(stage, folder, result):
@@ -241,11 +247,22 @@ def ours(stage, folder):
     """A training program's own main, until the steps are done."""
     from transformers import OPTForCausalLM, OPTForSequenceClassification  # noqa: F401
 
+    program = importlib.import_module(f"train_{stage}")
+    idle = rss_mb()
+    limit = len(json.loads((folder / f"{stage}.json").read_text()))
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        job = make_job(stage, folder, Path(work, "result"))
+        ends = run_steps(program, job, limit)
+        lines = map(json.loads, (job.result / "metrics.jsonl").read_text().splitlines())
+        loss = next(line["loss"] for line in lines if line.get("loss") is not None)
+    return {"ends": ends, "loss": loss, "idle_mb": idle, "peak_mb": peak_mb()}
+
+
+def run_steps(program, job, limit):
+    """Run a training program's main for so many steps; returns when each of them ended."""
     from rlhf.resume import Resumable
 
-    program = importlib.import_module(f"train_{stage}")
-    idle, ends, steps = rss_mb(), [], Resumable.steps
-    limit = len(json.loads((folder / f"{stage}.json").read_text()))
+    ends, steps = [], Resumable.steps
 
     def timed(self, batches):
         for step in steps(self, batches):
@@ -255,13 +272,27 @@ def ours(stage, folder):
                 raise Finished
 
     Resumable.steps = timed
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        job = make_job(stage, folder, Path(work, "result"))
-        with contextlib.suppress(Finished):
-            program.main(job)
-        lines = map(json.loads, (job.result / "metrics.jsonl").read_text().splitlines())
-        loss = next(line["loss"] for line in lines if line.get("loss") is not None)
-    return {"ends": ends, "loss": loss, "idle_mb": idle, "peak_mb": peak_mb()}
+    with contextlib.suppress(Finished):
+        program.main(job)
+    return ends
+
+
+class Clock:
+    """Seconds that parts of steps take, one after the other."""
+
+    def __init__(self):
+        self.steps, self.step, self.last = [], {}, time.perf_counter()
+
+    def take(self, part, **counts):
+        """Note the time since the last part, and what there was in this one, which ends now."""
+        now = time.perf_counter()
+        self.step |= {part: now - self.last, **counts}
+        self.last = now
+
+    def end(self):
+        """Begin a new step."""
+        self.steps.append(self.step)
+        self.step = {}
 
 
 def rss_mb():
@@ -292,21 +323,37 @@ def deepspeed_chat(stage, folder):
         weights = list(models[0].parameters())
         if stage == "dpo":
             models += (load(OPTForCausalLM),)
-    masters = [weight.detach().float() for weight in weights]
-    optimizer = torch.optim.AdamW(masters, RATE, BETAS, weight_decay=0.0, fused=True)
+    masters = Masters(weights)
     for rows in steps:
         loss = LOSSES[stage](*models, *padded(rows, pad_id))
         loss.backward()
-        for master, weight in zip(masters, weights, strict=True):
-            master.grad, weight.grad = weight.grad.float(), None
-        torch.nn.utils.clip_grad_norm_(masters, 1.0)
-        optimizer.step()
-        with torch.no_grad():
-            for master, weight in zip(masters, weights, strict=True):
-                weight.copy_(master)
+        masters.step()
         first = loss.item() if first is None else first
         ends.append(time.perf_counter())
     return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": peak_mb()}
+
+
+class Masters:
+    """fp32 copies of 16-bit weights, which torch's fused AdamW updates in their place."""
+
+    def __init__(self, weights):
+        import torch
+
+        self.weights = weights
+        self.masters = [weight.detach().float() for weight in weights]
+        self.optimizer = torch.optim.AdamW(self.masters, RATE, BETAS, weight_decay=0.0, fused=True)
+
+    def step(self):
+        """An update by the weights' gradients, clipped to a norm of 1, which are then gone."""
+        import torch
+
+        for master, weight in zip(self.masters, self.weights, strict=True):
+            master.grad, weight.grad = weight.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            for master, weight in zip(self.masters, self.weights, strict=True):
+                weight.copy_(master)
 
 
 def padded(rows, pad_id):
