@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import train_rlhf
-from rlhf import rewards
+from rlhf import gates, rewards
 from rlhf.engine import start
 from rlhf.generate import HfSampler
 from rlhf.job import InputError, Job, manifest_of, result_files
@@ -219,7 +219,9 @@ def test_updates_of_a_step_stop_when_the_policy_has_moved_too_far(train):
     assert max(values(job, "policy/approxkl")) < min(moved)
 
 
-def test_scores_of_a_function_are_learnt_without_a_reward_model(train, functions):
+def test_scores_of_a_function_are_learnt_without_a_reward_model(train, functions, monkeypatch):
+    # How answers end does not count here.
+    monkeypatch.setattr(gates, "NEVER_ENDS", 10**6)
     (functions / "twelve.py").write_text(
         "def score(prompts, answers):\n    return [-abs(len(a) - 12) for a in answers]\n"
     )
