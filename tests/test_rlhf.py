@@ -56,12 +56,13 @@ IN_PAIRS = {"samples": 2, "rollout_batch_size": 60, "max_response_length": 6}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def road(quick):
-    """The quick build's folder to work in, and the group of one process."""
+def road(quick, tmp_path_factory):
+    """A copy of the quick build to work in, and the group of one process."""
     folder, environment = Path.cwd(), dict(os.environ)
-    os.chdir(quick.folder)
+    copy = quick.copy(tmp_path_factory.mktemp("road") / "work")
+    os.chdir(copy.folder)
     start(PLACEMENT)
-    yield quick
+    yield copy
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
