@@ -157,6 +157,20 @@ def scorer_folder(folder, tokenizer, tmp_path):
     return tmp_path / "scorer"
 
 
+@pytest.fixture(scope="module")
+def group():
+    """The group of one process on the CPU, which engines need; gives its device.
+
+    The environment that it takes does not outlive a module.
+    """
+    from rlhf.engine import start
+
+    before = dict(os.environ)
+    yield start({"nodes": 1, "gpus_per_node": 0})
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture
 def sources(tmp_path):
     """A workflow without any output."""

@@ -1,5 +1,7 @@
 """A tiny model of each family that is trained here: keys of its transformers config."""
 
+import torch
+
 SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 LLAMA = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
 OPT = {**SIZE, "model_type": "opt", "ffn_dim": 64, "max_position_embeddings": 64, "init_std": 0.06}
@@ -39,3 +41,13 @@ LINEAR_LAYERS = {
     "mistral": GATED,
     "gemma": GATED,
 }
+
+
+def spread(model):
+    """The model with weights so large that every token matters to those behind it."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = 0.25 * torch.randn_like(weight)
+            weight.copy_(noise if weight.ndim > 1 else weight + noise)
+    return model.train()

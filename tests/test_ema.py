@@ -1,7 +1,6 @@
 """The moving average of an engine's weights, against a plain loop. One process, on the CPU."""
 
 import copy
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +8,16 @@ import torch
 from torch import nn
 
 from rlhf.ema import Ema
-from rlhf.engine import make_engine, start
+from rlhf.engine import make_engine
 
 # After rlhf, which tells DeepSpeed of the CPU.
 import deepspeed  # isort: skip
 
 # DeepSpeed calls functions of torch that are about to be renamed.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("group"),
+]
 
 SETTINGS = {
     "weight_decay": 0.1,
@@ -33,16 +35,6 @@ PLACEMENT = {
     "micro_batch_tokens": 8192,
 }
 STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 2, 3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    """The group of one process; the environment that it needs does not outlive this module."""
-    before = dict(os.environ)
-    start(PLACEMENT)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def make(zero_stage, dtype, rate=0.01, shift=0.0):

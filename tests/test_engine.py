@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,10 @@ import deepspeed  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
 
 # DeepSpeed calls functions of torch that are about to be renamed.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("group"),
+]
 
 SETTINGS = {
     "weight_decay": 0.1,
@@ -41,15 +43,6 @@ def placement(**changes):
         "activation_checkpointing": False,
         "micro_batch_tokens": 8192,
     } | changes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    """The group of one process; the environment that it needs does not outlive this module."""
-    before = dict(os.environ)
-    yield start(placement())
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def network():

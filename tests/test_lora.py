@@ -1,7 +1,6 @@
 """Adapters: what they are put on, what is trained, how they are merged and saved."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from conftest import SEQUENCES
 from families import FAMILIES, LINEAR_LAYERS
-from rlhf.engine import make_engine, start
+from rlhf.engine import make_engine
 from rlhf.lora import add_lora, linear_layers, merged_weights, without_adapters
 from rlhf.models import load_causal, load_scorer, make_causal, save_model
 
@@ -36,16 +35,6 @@ SETTINGS = SimpleNamespace(
 )
 PLACEMENT = {"nodes": 1, "gpus_per_node": 0, "micro_batch_tokens": 8192}
 PLACEMENT |= {"offload": "none", "activation_checkpointing": False}
-
-
-@pytest.fixture
-def group():
-    """The group of one process; the environment that it needs does not outlive a test."""
-    before = dict(os.environ)
-    start(PLACEMENT)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def logits_of(model):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForSequenceClassification
 
-from families import FAMILIES
+from families import FAMILIES, spread
 from rlhf import batches, logprobs, passes
 from rlhf.batches import Examples
 from rlhf.lora import add_lora
@@ -51,16 +51,6 @@ PROMPTS, *ANSWERS = make_rows()
 PAIRS, ROWS = Examples(PROMPTS, *ANSWERS), Examples(PROMPTS, ANSWERS[0])
 # Far from each other, so that a mixed-up order could not pass.
 REFERENCE = -torch.arange(2.0 * len(PAIRS)).view(2, -1) * 7
-
-
-def spread(model):
-    """The model with weights so large that every token matters to those behind it."""
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = 0.25 * torch.randn_like(weight)
-            weight.copy_(noise if weight.ndim > 1 else weight + noise)
-    return model.train()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from families import FAMILIES
+from families import FAMILIES, spread
 from rlhf import rollouts as module
 from rlhf.models import load_causal, load_scorer, make_causal, save_model
 from rlhf.passes import Policy, Scorer
@@ -35,16 +35,6 @@ PAIRS = [(prompt, answer) for row in ANSWERS for prompt, answer in zip(PROMPTS, 
 def make(max_tokens=40, prompts=PROMPTS, answers=ANSWERS, tokenizer=None):
     tokenizer = tokenizer or SimpleNamespace(eos_token_id=EOS)
     return Rollouts(prompts, answers, tokenizer, TEMPERATURE, max_tokens, CPU)
-
-
-def spread(model):
-    """The model with weights so large that every token matters to those behind it."""
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = 0.25 * torch.randn_like(weight)
-            weight.copy_(noise if weight.ndim > 1 else weight + noise)
-    return model
 
 
 @pytest.fixture(scope="module", params=["opt", "llama", "bloom"])

@@ -44,10 +44,11 @@ def adapted_kl_coef(kl_coef, kl, target, horizon, rollouts):
     """The next kl_coef, steered so that kl comes to target: both nats a response. Floats.
 
     kl_coef * (1 + clip(kl / target - 1, -.2, .2) * rollouts / horizon): Ziegler et al. 2019,
-    section 2.2, where rollouts / horizon is K_beta; kl is the mean over so many rollouts.
+    section 2.2, where rollouts / horizon is K_beta; kl is the mean over so many rollouts. More of
+    them than the horizon count as a whole one, so that the next one stays above 0.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * rollouts / horizon)
+    return kl_coef * (1 + error * min(rollouts / horizon, 1))
 
 
 def moments(values):
