@@ -308,6 +308,13 @@ def test_a_token_is_where_the_distribution_passes_the_chance():
     assert draw(logits, chances, 0).tolist() == [[0, 0, 0]]
 
 
+def test_no_chance_leads_to_a_token_that_cannot_be():
+    logits = torch.full((1, 100), -math.inf)
+    logits[0, [3, 70]] = 0.0
+    chances = torch.tensor([[0, 0.5 - 2**-53, 0.5, 1 - 2**-53]], dtype=torch.float64)
+    assert draw(logits, chances, 1.0).tolist() == [[3, 3, 70, 70]]
+
+
 def test_rare_tokens_among_many_are_drawn():
     # The last of 50,000 tokens has 1e-9 of the whole, less than fp32 has room for beside 1.
     logits = torch.zeros(1, 50_000)
@@ -334,3 +341,21 @@ def test_the_sampler_of_hf_samples_as_settings_say_and_with_the_weights_of_now(m
             model.get_output_embeddings().weight.neg_()
     assert answers != sampler.sample(PROMPTS)[0]
     sampler.close()
+
+
+def test_one_thread_decodes_a_narrow_model_and_all_read_its_prompts(model, tokenizer, monkeypatch):
+    threads = []
+    hook = model.register_forward_pre_hook(lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sample_responses(model, [[5, 6, 7]], tokenizer, 3, 1.0, max_tokens=100)
+        assert set(threads[1:]) <= {1}
+        assert torch.get_num_threads() == threads[0] == 2
+        threads.clear()
+        monkeypatch.setattr(generate, "NARROW", 0)
+        sample_responses(model, [[5, 6, 7]], tokenizer, 3, 1.0, max_tokens=100)
+        assert set(threads) == {2}
+    finally:
+        torch.set_num_threads(before)
+        hook.remove()

@@ -48,7 +48,7 @@ MODEL = {
 }
 THREADS, SEED, BATCH, LIMIT, RATE, BETAS = 2, 1, 8, 512, 1e-5, (0.9, 0.95)
 # Tokens of a pass of ours: a step's rows in one pass, or few.
-PASS_TOKENS = int(os.environ.get("PT", 4096))
+PASS_TOKENS = 4096
 
 
 def main():
