@@ -1,4 +1,5 @@
 # make demo: the tiny recipe, from nothing to a report. make test: every test without cluster or GPU.
+# make test-slurm: builds on a Slurm that it starts.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,18 +11,30 @@ TRL := .venv-trl
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test lint reproduce bench-data bench-train bench-rlhf bench-reward clean
+.PHONY: demo test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
 	$(ACTIVATE) snakemake --report report.html
-	@echo "Model: output/rlhf/tiny  Figures: output/eval/rlhf/tiny/metrics.json  Report: report.html"
+	@echo "Report: report.html  Figures: output/eval/rlhf/tiny/metrics.json  Model: output/rlhf/tiny"
+	@echo "Talk to it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"
 
 test: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
+# Needs root and Debian's packages, which it installs where it can. Elsewhere the tests say so.
+test-slurm: $(VENV)/test
+	@if [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
+	    apt-get update && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install --yes --no-install-recommends slurm-wlm munge; fi
+	$(ACTIVATE) pytest -m slurm tests/test_slurm.py
+
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules
+
+# The pages of all keys of config.yaml, in both languages.
+docs: $(VENV)/demo
+	$(ACTIVATE) python docs/config_reference.py
 
 # A certificate: TARGET is built again in a folder of its own, from the sources on, and compared with
 # what is in output, file by file. OPTIONS: --configfile and --config as they were.
@@ -59,7 +72,7 @@ $(VENV)/demo: requirements.txt
 	$(ACTIVATE) pip install --quiet --requirement requirements.txt
 	touch $@
 
-$(VENV)/test: requirements-test.txt $(VENV)/demo
+$(VENV)/test: requirements-test.txt requirements-kubernetes.txt $(VENV)/demo
 	$(ACTIVATE) pip install --quiet --requirement requirements-test.txt
 	touch $@
 

@@ -6,6 +6,8 @@
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by PPO
 #   output/reference/...     DPO's reference    output/eval/...        figures of each model
 #   output/record/...        training records   output/zero/...        ZeRO stages, compared
+#   output/compare/...       recipes, compared  output/prompt_eval/... answers, side by side
+#   output/rw_eval/...       answers, scored    output/lm_eval/...     tasks of lm-evaluation-harness
 #
 # Each result folder has its NAME.manifest.json beside it: what it was made from, and its files.
 
@@ -18,6 +20,7 @@ configfile: f"{workflow.basedir}/config.yaml"
 
 
 include: "rules/common.smk"
+include: "rules/volume.smk"
 include: "rules/specs.smk"
 include: "rules/data.smk"
 include: "rules/models.smk"
@@ -26,8 +29,10 @@ include: "rules/reward.smk"
 include: "rules/dpo.smk"
 include: "rules/rlhf.smk"
 include: "rules/report.smk"
+include: "rules/look.smk"
 include: "rules/record.smk"
 include: "rules/zero.smk"
+include: "rules/compare.smk"
 
 
 # Without a target: what was built before is brought up to date; in a fresh tree, the tiny recipe.

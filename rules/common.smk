@@ -1,13 +1,14 @@
 # Helpers of the rules: the checked config, and where things run and lie.
 
 import errno
+import itertools
 import json
 import os
 import re
-import shlex
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import yaml
@@ -60,19 +61,23 @@ onstart:
 # --- config ---------------------------------------------------------------------------------
 
 
-def check_config():
-    """Stop at the first thing in the config that the schema refuses, naming its key."""
-    schema = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+@cache
+def config_schema():
+    return yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+
+
+def check_config(values, schema, *place):
+    """Stop at the first thing in the config, or at a place in it, that a schema refuses."""
     # An integer is one as Python has it: programs count with it, where 2.0 would not do.
     types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: type(value) is int
     )
     validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)
     formats = jsonschema.FormatChecker(["regex"])
-    errors = validator(schema, format_checker=formats).iter_errors(config)
+    errors = validator(schema, format_checker=formats).iter_errors(values)
     error = jsonschema.exceptions.best_match(errors)
     if error:
-        key = ".".join(map(str, error.absolute_path)) or "top level"
+        key = ".".join(map(str, [*place, *error.absolute_path])) or "top level"
         hint = ""
         if error.validator == "type" and isinstance(error.instance, str):
             hint = " (YAML reads 1e-5 as text: write 1.0e-5)"
@@ -91,7 +96,10 @@ def entry(section, name, used_by):
 
 
 def recipe(stage, name):
-    """The settings of a recipe: the stage's defaults, its preset's, then what it states itself."""
+    """The settings of a recipe: the stage's defaults, its preset's, then what it states itself.
+
+    Its placement is complete: where it names a deployment, that one, with what is said on top.
+    """
     recipes = config[stage]["recipes"]
     if name not in recipes:
         fail(f"config: {stage}.recipes has no {name!r} (there: {', '.join(recipes)})")
@@ -101,60 +109,93 @@ def recipe(stage, name):
     between = {} if preset is None else entry(f"{stage}.presets", preset, used_by)
     settings = {"seed": config["seed"], **defaults, **between, **own}
     settings.pop("preset", None)
-    return settings
+    where, layers = {}, {"defaults": defaults, f"presets.{preset}": between, f"recipes.{name}": own}
+    for layer, stated in layers.items():
+        where = placed(where, stated.get("placement", {}), f"{stage}.{layer}.placement")
+    if config["deployment"] is not None:
+        where = entry("deployments", config["deployment"], "deployment")
+    return {**settings, "placement": where}
 
 
-def placement(stage, key):
-    """A resource of a stage's jobs, as a function of the wildcards."""
-
-    def lookup(wildcards):
-        return recipe(stage, wildcards.name)["placement"][key]
-
-    return lookup
+def placed(where, stated, used_by):
+    """A placement with another on top: the name of a deployment, or keys and maybe such a name."""
+    own = {"deployment": stated} if isinstance(stated, str) else dict(stated)
+    name = own.pop("deployment", None)
+    return {**(where if name is None else entry("deployments", name, used_by)), **own}
 
 
-def gpus(stage):
-    """GPUs of a whole job: nodes times GPUs in each."""
+def check_placements():
+    """Stop if a placement, with all that it stands on, is one that cannot be."""
+    schema = config_schema()
+    for stage in STAGES:
+        kind = "rlhf_placement" if stage == "rlhf" else "placement"
+        complete = {"$ref": f"#/$defs/complete_{kind}", "$defs": schema["$defs"]}
+        for name in config[stage]["recipes"]:
+            place = (stage, "recipes", name, "placement")
+            check_config(recipe(stage, name)["placement"], complete, *place)
 
-    def lookup(wildcards):
-        where = recipe(stage, wildcards.name)["placement"]
-        return where["nodes"] * where["gpus_per_node"]
 
-    return lookup
+# --- where jobs run -------------------------------------------------------------------------
 
 
-def placement_json(stage):
+def place_of(stage, wildcards, alone):
+    """The placement of a stage's job; alone: of one process, on one GPU of it at most."""
+    where = recipe(stage or wildcards.stage, wildcards.name)["placement"]
+    if not alone:
+        return where
+    gpus = where["gpus_per_node"]
+    each = max(where["threads"] // max(gpus, 1), 1)
+    return {**where, "nodes": 1, "gpus_per_node": min(gpus, 1), "threads": each}
+
+
+def threads_of(stage=None, alone=False):
+    """CPU threads of a stage's jobs on each node, as a function of the wildcards."""
+    return lambda wildcards: place_of(stage, wildcards, alone)["threads"]
+
+
+def resources_of(stage=None, alone=False):
+    """Resources of a stage's jobs, each a function of the wildcards; None: the job has no such one.
+
+    stage: None where it is a wildcard. gpu: of the whole job. The other names are those of the
+    plugin for Slurm.
+    """
+
+    def asked(tell):
+        def lookup(wildcards, attempt):
+            where = place_of(stage, wildcards, alone)
+            return tell(SimpleNamespace(**where, many=where["nodes"] > 1, attempt=attempt))
+
+        return lookup
+
+    return {
+        # Never fewer GPUs on one node than on another, nor one node's worth spread over two.
+        "nodes": asked(lambda job: job.nodes),
+        "gpu": asked(lambda job: None if job.many else job.gpus_per_node or None),
+        "gres": asked(
+            lambda job: f"gpu:{job.gpus_per_node}" if job.many and job.gpus_per_node else None
+        ),
+        # The plugin then leaves it to the launcher to start a task on each node.
+        "mpi": asked(lambda job: "srun" if job.many else None),
+        "tasks": asked(lambda job: job.nodes if job.many else None),
+        "tasks_per_gpu": asked(lambda job: 0 if job.many else None),
+        "mem_mb": asked(lambda job: grown(job.mem_mb, job.attempt)),
+        "runtime": asked(lambda job: grown(job.runtime, job.attempt)),
+    }
+
+
+def grown(asked, attempt):
+    """Half more for each attempt after the first."""
+    return asked * (1 + attempt) // 2
+
+
+def placement_json(stage=None, alone=False, **more):
     """What a program is told of its placement: never part of the spec."""
 
     def lookup(wildcards):
-        where = {**recipe(stage, wildcards.name)["placement"], "save_steps": config["save_steps"]}
+        where = {**place_of(stage, wildcards, alone), "save_steps": config["save_steps"], **more}
         return canonical_json(where)
 
     return lookup
-
-
-def launch(stage):
-    """What starts the training of a stage: one process, or one for each GPU of a node."""
-
-    def lookup(wildcards, threads):
-        where = recipe(stage, wildcards.name)["placement"]
-        processes = where["gpus_per_node"]
-        if where["nodes"] > 1 or processes < 2:
-            return "python"
-        # Together they have the threads of the job. Asked to stop, each has an hour to save.
-        each = max(threads // processes, 1)
-        return (
-            f"OMP_NUM_THREADS={each} MKL_NUM_THREADS={each} python {shlex.quote(program('launch'))}"
-            f" --standalone --nproc-per-node {processes} --shutdown-timeout 3600"
-        )
-
-    return lookup
-
-
-def zero_placement(wildcards, threads):
-    """A recipe's placement, with what starts its training."""
-    where = recipe(wildcards.stage, wildcards.name)["placement"]
-    return canonical_json({**where, "launch": launch(wildcards.stage)(wildcards, threads)})
 
 
 def program(rule):
@@ -209,6 +250,13 @@ def check_models(name, settings):
                 f"config: rlhf.recipes.{name}: actor and {key} have the templates"
                 f" {actor} and {other}"
             )
+    for model in settings["beside"]:
+        stage, _, other = model.partition("/")
+        if other not in config[stage]["recipes"]:
+            known = ", ".join(config[stage]["recipes"])
+            fail(f"config: rlhf.recipes.{name}.beside: {stage} has no {other!r} (there: {known})")
+        if tokenizer_model(stage, other) != tokenizer_model("rlhf", name):
+            fail(f"config: rlhf.recipes.{name}.beside: {model} reads other tokens than {name}")
     if settings["ptx"] is not None:
         models = [tokenizer_model("sft", settings[key])[1] for key in ("actor", "ptx")]
         if models[0] != models[1]:
@@ -322,6 +370,43 @@ def models_from(origin):
     return "|".join(re.escape(n) for n, m in config["models"].items() if origin in m) or "(?!)"
 
 
+def swept(sweep):
+    """{name: settings} of the recipes of a sweep: one for each combination of its values."""
+    settings = config["sweeps"][sweep]
+    origin = entry(f"{settings['stage']}.recipes", settings["recipe"], f"sweeps.{sweep}.recipe")
+    made = {}
+    for values in itertools.product(*settings["over"].values()):
+        own = dict(zip(settings["over"], values, strict=True))
+        name = "-".join([sweep, *(f"{key}-{value}" for key, value in own.items())])
+        if not re.fullmatch(NAME, name):
+            fail(f"config: sweeps.{sweep}.over: {name!r} is no name of a recipe: no such values")
+        made[name] = {**origin, **own}
+    return made
+
+
+def add_sweeps():
+    """Put the recipes of all sweeps beside the others."""
+    for sweep, settings in config["sweeps"].items():
+        recipes = config[settings["stage"]]["recipes"]
+        for name, made in swept(sweep).items():
+            if name in recipes:
+                fail(f"config: sweeps.{sweep} makes recipe {name}, which is there already")
+            recipes[name] = made
+
+
+def compared(stage, names):
+    """The recipes that a comparison names, joined by -vs-; a sweep stands for all of its own."""
+    found = []
+    for name in names.split("-vs-"):
+        sweep = config["sweeps"].get(name)
+        found += swept(name) if sweep and sweep["stage"] == stage else [name]
+    for name in found:
+        recipe(stage, name)
+    if len(set(found)) < 2:
+        fail(f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep")
+    return list(dict.fromkeys(found))
+
+
 def built_targets():
     """Recipes with a result under output/ and their pages, or the tiny one; a chat model stands
     for its parts.
@@ -339,14 +424,32 @@ def built_targets():
             parts |= {("sft", settings["actor"])}
             parts |= {("reward", settings["reward"]), ("reward", settings["judge"])}
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in parts]
-    pages = (
-        page
+    pages = [
+        f"output/{folder}/{stage}/{name}.{kind}"
         for stage, name in built
-        for page in (f"output/record/{stage}/{name}.md", f"output/zero/{stage}/{name}.html")
-    )
+        for folder, kind in (
+            ("record", "md"),
+            ("zero", "html"),
+            ("prompt_eval", "html"),
+            ("rw_eval", "html"),
+        )
+    ]
     targets += [page for page in pages if Path(page).exists()]
+    targets += [
+        str(page)
+        for page in sorted(Path("output/compare").glob("*/*.html"))
+        if all(is_known(page.parent.name, name) for name in page.stem.split("-vs-"))
+    ]
     return targets or ["output/rlhf/tiny"]
 
 
-check_config()
+def is_known(stage, name):
+    """Whether the config has a recipe or a sweep of this name."""
+    return stage in STAGES and (name in config[stage]["recipes"] or name in config["sweeps"])
+
+
+check_config(config, config_schema())
+add_sweeps()
+check_config(config, config_schema())
 check_references()
+check_placements()

@@ -10,7 +10,7 @@ rule tokenize_dpo:
         "output/logs/tokenize_dpo/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("dpo", "threads")
+    threads: threads_of("dpo")
     params:
         program=program("tokenize_dpo"),
     message:
@@ -29,19 +29,18 @@ rule reference_dpo:
         "output/logs/reference_dpo/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("dpo", "threads")
+    threads: threads_of("dpo", alone=True)
     resources:
-        gpu=gpus("dpo"),
-        mem_mb=placement("dpo", "mem_mb"),
-        runtime=placement("dpo", "runtime"),
+        **resources_of("dpo", alone=True),
     params:
         program=program("reference_dpo"),
-        placement=placement_json("dpo"),
+        launch=program("launch"),
+        placement=placement_json("dpo", alone=True),
     message:
         "Taking the reference's log-probabilities for {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule train_dpo:
@@ -53,20 +52,18 @@ rule train_dpo:
         "output/logs/train_dpo/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("dpo", "threads")
+    threads: threads_of("dpo")
     resources:
-        gpu=gpus("dpo"),
-        mem_mb=placement("dpo", "mem_mb"),
-        runtime=placement("dpo", "runtime"),
+        **resources_of("dpo"),
     params:
-        launch=launch("dpo"),
         program=program("train_dpo"),
+        launch=program("launch"),
         placement=placement_json("dpo"),
     message:
         "Training {wildcards.name} by DPO"
     shell:
-        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_dpo:
@@ -78,19 +75,18 @@ rule evaluate_dpo:
         "output/logs/evaluate_dpo/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("dpo", "threads")
+    threads: threads_of("dpo", alone=True)
     resources:
-        gpu=gpus("dpo"),
-        mem_mb=placement("dpo", "mem_mb"),
-        runtime=placement("dpo", "runtime"),
+        **resources_of("dpo", alone=True),
     params:
         program=program("evaluate_dpo"),
-        placement=placement_json("dpo"),
+        launch=program("launch"),
+        placement=placement_json("dpo", alone=True),
     message:
         "Evaluating DPO model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule dpo:

@@ -6,9 +6,16 @@ rule write_record:
         unpack(inputs("write_record")),
     output:
         manifest="output/record/{stage}/{name}.manifest.json",
-        page="output/record/{stage}/{name}.md",
+        page=report(
+            "output/record/{stage}/{name}.md",
+            caption="captions/page.rst",
+            category=MORE,
+            subcategory="training records, to download",
+            labels={"recipe": "{stage}/{name}"},
+        ),
     log:
         "output/logs/write_record/{stage}/{name}.log",
+    localrule: True
     conda:
         "../envs/rlhf.yaml"
     params:

@@ -10,7 +10,7 @@ rule tokenize_reward:
         "output/logs/tokenize_reward/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("reward", "threads")
+    threads: threads_of("reward")
     params:
         program=program("tokenize_reward"),
     message:
@@ -29,20 +29,18 @@ rule train_reward:
         "output/logs/train_reward/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("reward", "threads")
+    threads: threads_of("reward")
     resources:
-        gpu=gpus("reward"),
-        mem_mb=placement("reward", "mem_mb"),
-        runtime=placement("reward", "runtime"),
+        **resources_of("reward"),
     params:
-        launch=launch("reward"),
         program=program("train_reward"),
+        launch=program("launch"),
         placement=placement_json("reward"),
     message:
         "Training reward model {wildcards.name}"
     shell:
-        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_reward:
@@ -54,19 +52,18 @@ rule evaluate_reward:
         "output/logs/evaluate_reward/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("reward", "threads")
+    threads: threads_of("reward", alone=True)
     resources:
-        gpu=gpus("reward"),
-        mem_mb=placement("reward", "mem_mb"),
-        runtime=placement("reward", "runtime"),
+        **resources_of("reward", alone=True),
     params:
         program=program("evaluate_reward"),
-        placement=placement_json("reward"),
+        launch=program("launch"),
+        placement=placement_json("reward", alone=True),
     message:
         "Evaluating reward model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule reward:

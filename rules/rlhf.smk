@@ -10,7 +10,7 @@ rule tokenize_rlhf:
         "output/logs/tokenize_rlhf/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("rlhf", "threads")
+    threads: threads_of("rlhf")
     params:
         program=program("tokenize_rlhf"),
     message:
@@ -29,20 +29,18 @@ rule train_rlhf:
         "output/logs/train_rlhf/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("rlhf", "threads")
+    threads: threads_of("rlhf")
     resources:
-        gpu=gpus("rlhf"),
-        mem_mb=placement("rlhf", "mem_mb"),
-        runtime=placement("rlhf", "runtime"),
+        **resources_of("rlhf"),
     params:
-        launch=launch("rlhf"),
         program=program("train_rlhf"),
+        launch=program("launch"),
         placement=placement_json("rlhf"),
     message:
         "Training {wildcards.name} by reinforcement learning"
     shell:
-        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_rlhf:
@@ -54,19 +52,18 @@ rule evaluate_rlhf:
         "output/logs/evaluate_rlhf/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("rlhf", "threads")
+    threads: threads_of("rlhf", alone=True)
     resources:
-        gpu=gpus("rlhf"),
-        mem_mb=placement("rlhf", "mem_mb"),
-        runtime=placement("rlhf", "runtime"),
+        **resources_of("rlhf", alone=True),
     params:
         program=program("evaluate_rlhf"),
-        placement=placement_json("rlhf"),
+        launch=program("launch"),
+        placement=placement_json("rlhf", alone=True),
     message:
         "Evaluating chat model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule rlhf:

@@ -10,7 +10,7 @@ rule tokenize_sft:
         "output/logs/tokenize_sft/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("sft", "threads")
+    threads: threads_of("sft")
     params:
         program=program("tokenize_sft"),
     message:
@@ -29,20 +29,18 @@ rule train_sft:
         "output/logs/train_sft/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("sft", "threads")
+    threads: threads_of("sft")
     resources:
-        gpu=gpus("sft"),
-        mem_mb=placement("sft", "mem_mb"),
-        runtime=placement("sft", "runtime"),
+        **resources_of("sft"),
     params:
-        launch=launch("sft"),
         program=program("train_sft"),
+        launch=program("launch"),
         placement=placement_json("sft"),
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        "{params.launch} {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule evaluate_sft:
@@ -54,19 +52,18 @@ rule evaluate_sft:
         "output/logs/evaluate_sft/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: placement("sft", "threads")
+    threads: threads_of("sft", alone=True)
     resources:
-        gpu=gpus("sft"),
-        mem_mb=placement("sft", "mem_mb"),
-        runtime=placement("sft", "runtime"),
+        **resources_of("sft", alone=True),
     params:
         program=program("evaluate_sft"),
-        placement=placement_json("sft"),
+        launch=program("launch"),
+        placement=placement_json("sft", alone=True),
     message:
         "Evaluating SFT model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.launch:q} {params.program:q} --spec {input.spec}"
+        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 # The folder that users ask for. Its files were put there by train_sft: a rule without a command

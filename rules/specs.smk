@@ -18,8 +18,18 @@ STALE = 10**9
 # The times of results that are not there: as new as what they would be made from.
 ABSENT = {}
 
+# Whether Snakemake only reports what is there, as it would do of stale results too.
+OPTIONS = {word.partition("=")[0] for word in sys.argv}
+REPORTING = bool(OPTIONS & {"--report", "--reporter"}) and "--report-after-run" not in OPTIONS
+
 # What a result's page is called, which users ask for and a rule puts beside the result.
-PAGES = {"write_record": ".md", "draw_zero": ".html"}
+PAGES = {
+    "write_record": ".md",
+    "draw_zero": ".html",
+    "compare_runs": ".html",
+    "prompt_eval": ".html",
+    "rw_eval": ".html",
+}
 
 
 def job(rule, folder):
@@ -139,10 +149,20 @@ def tell_state(spec, spec_path):
         told = STALE
         if is_fresh(spec, parse_manifest(file.read())):
             told = max(now, made_from)
+        elif REPORTING:
+            refuse_to_report(spec["path"], "stale")
         if told != now:
             # By the open file: a build may be putting a new manifest in its place.
             os.utime(file.fileno(), ns=(told, told))
     tell_page(spec, told)
+
+
+def refuse_to_report(path, state):
+    """Stop, and say how there can be a report."""
+    fail(
+        f"{path} is {state}, and a report tells of what is up to date: give the same command with"
+        " --cores 1 in the place of --report first (python scripts/why.py says what changed)"
+    )
 
 
 def time_of(path):
@@ -188,6 +208,8 @@ def asked(stage, *makers):
     def lookup(wildcards):
         manifests = [manifest_of(maker, wildcards.name) for maker in makers]
         found = {"manifests": [ancient(path) for path in manifests]}
+        if REPORTING and not all(Path(path).exists() for path in manifests):
+            refuse_to_report(f"output/{stage}/{wildcards.name}", "not whole")
         folder = Path(f"output/{stage}/{wildcards.name}")
         if folder.exists() and not all(Path(path).exists() for path in manifests):
             found["spec"] = spec_file(makers[0], wildcards.name)
@@ -203,8 +225,12 @@ def science(stage, name):
     """Settings without their placement: what a training program needs to know."""
     settings = {**recipe(stage, name), "datasets": blend(stage, name)}
     del settings["placement"]
-    # It scores in evaluation alone.
-    settings.pop("judge", None)
+    if stage != "rlhf":
+        # Of the trained model; the actor has its own.
+        settings["template"] = template(stage, name)
+    # They count in evaluation alone.
+    for key in ("judge", "beside"):
+        settings.pop(key, None)
     return settings
 
 
@@ -350,7 +376,7 @@ def describe_train_reward(name):
 @job("evaluate_reward", folder="eval/reward")
 def describe_evaluate_reward(name):
     return {
-        "settings": {},
+        "settings": {"datasets": [dataset for dataset, _ in blend("reward", name)]},
         "inputs": {
             "model": ("train_reward", name),
             "tokens": ("tokenize_reward", name),
@@ -390,7 +416,10 @@ def describe_train_dpo(name):
 def describe_evaluate_dpo(name):
     settings = recipe("dpo", name)
     return {
-        "settings": {key: settings[key] for key in ("dtype", "beta", "label_smoothing")},
+        "settings": {
+            "datasets": [dataset for dataset, _ in blend("dpo", name)],
+            **{key: settings[key] for key in ("dtype", "beta", "label_smoothing")},
+        },
         "inputs": {
             "model": ("train_dpo", name),
             "tokens": ("tokenize_dpo", name),
@@ -428,6 +457,24 @@ def exact_check(name):
     return config["datasets"][datasets[0][0]].get("generate") if len(datasets) == 1 else None
 
 
+def trained(model):
+    """The job that trains STAGE/RECIPE."""
+    stage, _, name = model.partition("/")
+    return f"train_{stage}", name
+
+
+def models_of(stage, name):
+    """The jobs of a recipe's model and of those before it, by what they are called beside it."""
+    if stage == "rlhf":
+        settings = recipe("rlhf", name)
+        before = models_of("sft", settings["actor"])
+        before |= {f"beside.{other}": trained(other) for other in settings["beside"]}
+    else:
+        made_by, origin = base_model(stage, name)
+        before = models_of("sft", origin) if made_by == "train_sft" else {"base": (made_by, origin)}
+    return {**before, stage: (f"train_{stage}", name)}
+
+
 @job("evaluate_rlhf", folder="eval/rlhf")
 def describe_evaluate_rlhf(name):
     settings = recipe("rlhf", name)
@@ -440,8 +487,7 @@ def describe_evaluate_rlhf(name):
             **config["evaluate"],
         },
         "inputs": {
-            "sft": ("train_sft", settings["actor"]),
-            "rlhf": ("train_rlhf", name),
+            **models_of("rlhf", name),
             **{key: ("train_reward", scorer) for key, scorer in scorers.items()},
             "tokens": ("tokenize_rlhf", name),
         },
@@ -469,6 +515,76 @@ def describe_draw_report(name):
     }
 
 
+# A look at answers.
+
+
+def prompt_sets(stage, name):
+    """Sets of prompts for the base model behind a recipe: its own, or those of all."""
+    _, model = tokenizer_model(stage, name)
+    return config["models"][model].get("prompts", config["prompts"])
+
+
+def prompt_files(folder, sets):
+    """The files of sets of prompts in a folder of ours, with their content digests."""
+    there = sorted(path.stem for path in (ROOT / folder).glob("*.yaml"))
+    for name in sets:
+        if name not in there:
+            known = ", ".join(there) or "none"
+            fail(f"config: prompts names {name!r}; {folder} has no {name}.yaml (there: {known})")
+    paths = [f"{folder}/{name}.yaml" for name in sets]
+    return {path: digest_cache()[ROOT / path] for path in paths}
+
+
+def look_settings(stage, name):
+    """What a program needs to know that shows answers to prompts of users."""
+    return {
+        "prompts": prompt_sets(stage, name),
+        "template": template(stage, name),
+        "language": config["language"],
+    }
+
+
+@job("prompt_eval", folder="prompt_eval")
+def describe_prompt_eval(name):
+    stage, _, recipe_name = name.partition("/")
+    settings = recipe(stage, recipe_name)
+    look = look_settings(stage, recipe_name)
+    return {
+        "settings": {
+            **{key: settings[key] for key in ("seed", "dtype")},
+            **look,
+            **config["prompt_eval"],
+        },
+        "inputs": models_of(stage, recipe_name),
+        "files": prompt_files("prompts", look["prompts"]),
+    }
+
+
+@job("rw_eval", folder="rw_eval/reward")
+def describe_rw_eval(name):
+    look = look_settings("reward", name)
+    return {
+        "settings": look,
+        "inputs": {"model": ("train_reward", name)},
+        "files": prompt_files("prompts/pairs", look["prompts"]),
+    }
+
+
+@job("evaluate_tasks", folder="lm_eval")
+def describe_evaluate_tasks(name):
+    stage, _, recipe_name = name.partition("/")
+    settings = recipe(stage, recipe_name)
+    tasks = [task for task in config["lm_eval"]["tasks"] if task.endswith(".yaml")]
+    for task in tasks:
+        if not (ROOT / task).is_file():
+            fail(f"config: lm_eval.tasks names {task}: there is no {ROOT / task}")
+    return {
+        "settings": {**{key: settings[key] for key in ("seed", "dtype")}, **config["lm_eval"]},
+        "inputs": {"model": trained(name)},
+        "files": {task: digest_cache()[ROOT / task] for task in tasks},
+    }
+
+
 # Of each stage: jobs called STAGE/NAME.
 
 
@@ -493,6 +609,19 @@ def describe_compare_zero(name):
         # The whole spec of the training that is tried, its code too.
         "settings": {"steps": config["zero"]["steps"], "training": training},
         "inputs": {key: (made["rule"], made["name"]) for key, made in training["inputs"].items()},
+    }
+
+
+@job("compare_runs", folder="compare")
+def describe_compare_runs(name):
+    stage, _, names = name.partition("/")
+    recipes = compared(stage, names)
+    return {
+        "settings": {"language": config["language"], "recipes": recipes},
+        "inputs": {
+            **{f"training.{each}": (f"train_{stage}", each) for each in recipes},
+            **{f"evaluation.{each}": (f"evaluate_{stage}", each) for each in recipes},
+        },
     }
 
 

@@ -10,14 +10,12 @@ rule compare_zero:
         "output/logs/compare_zero/{stage}/{name}.log",
     conda:
         "../envs/rlhf.yaml"
-    threads: lambda wildcards: placement(wildcards.stage, "threads")(wildcards)
+    threads: threads_of()
     resources:
-        gpu=lambda wildcards: gpus(wildcards.stage)(wildcards),
-        mem_mb=lambda wildcards: placement(wildcards.stage, "mem_mb")(wildcards),
-        runtime=lambda wildcards: placement(wildcards.stage, "runtime")(wildcards),
+        **resources_of(),
     params:
         program=program("compare_zero"),
-        placement=zero_placement,
+        placement=placement_json(launch=f"python {program('launch')}"),
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
@@ -30,9 +28,16 @@ rule draw_zero:
         unpack(inputs("draw_zero")),
     output:
         manifest="output/zero/{stage}/{name}.manifest.json",
-        page="output/zero/{stage}/{name}.html",
+        page=report(
+            "output/zero/{stage}/{name}.html",
+            caption="captions/page.rst",
+            category=MORE,
+            subcategory="ZeRO stages",
+            labels={"recipe": "{stage}/{name}"},
+        ),
     log:
         "output/logs/draw_zero/{stage}/{name}.log",
+    localrule: True
     conda:
         "../envs/rlhf.yaml"
     params:

@@ -1,40 +1,110 @@
-"""Draw the curves and write the tables of a recipe's three stages."""
+"""Draw the curves and write the tables and pages of a recipe's three stages.
+
+The page of costs tells times and memory, so that no two builds have the same one.
+"""
 
 import csv
 import json
 
+from rlhf.chapters import (
+    runs_of,
+    share_interval,
+    trade_off,
+    write_answers,
+    write_costs,
+    write_results,
+)
 from rlhf.job import run
 from rlhf.lineage import direct_inputs, in_columns
-from rlhf.pictures import COLOURS, draw_curves, panels_of, plt
+from rlhf.pictures import (
+    COLOURS,
+    CURVES,
+    draw_bars,
+    draw_calibration,
+    draw_curves,
+    draw_trade_off,
+    panels_for,
+    panels_of,
+    plt,
+    save,
+)
 
-CURVES = {
-    "sft": {"loss": "loss (nats per token)", "learning_rate": "learning rate"},
-    "reward": {"loss": "loss (nats per pair)", "accuracy": "accuracy (share)"},
+STAGES = ("sft", "reward", "rlhf")
+# What is drawn of steps: what records have too, and what is to be looked at beside it.
+DRAWN = {
+    **CURVES,
     "rlhf": {
-        "objective/scores": "score",
-        "objective/kl": "KL to SFT (nats per answer)",
-        "response/length": "answer length (tokens)",
-        "objective/entropy": "entropy (nats per token)",
+        **CURVES["rlhf"],
+        "response/ended_by_eos": "ended by eos (share)",
+        "policy/clipfrac": "clipped ratios (share of tokens)",
     },
 }
+# Of answers, across and up.
+TRADED = ("mean length (tokens)", "wins over SFT (share; a tie is half)")
 
 
 def main(job):
-    """Figures of the lineage, of the data and of each stage; the tables have the numbers."""
-    draw_lineage(job.result / "lineage.svg", job.lineage)
-    report_data(job)
+    """Results, data, stages, answers, origins and costs, in the order of a reader."""
     # Where functions alone score, there is no reward model.
-    stages = [stage for stage in CURVES if f"train_{stage}" in job.inputs]
+    stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
+    figures = {stage: read_figures(job, stage) for stage in stages}
+    name, told = job.spec["name"], figures["rlhf"]
+    write_results(job.result / "results.html", name, job.lineage, figures)
+    draw_trade_off(job.result / "wins.svg", trade_off(told), *TRADED)
+    write_figures(job.result / "figures.csv", figures)
+    report_data(job)
     for stage in stages:
         lines = (job.inputs[f"train_{stage}"] / "metrics.jsonl").read_text().splitlines()
-        panels = panels_of([json.loads(line) for line in lines], CURVES[stage])
+        panels = panels_of([json.loads(line) for line in lines], DRAWN[stage])
         draw_curves(job.result / f"{stage}.svg", panels)
-    with open(job.result / "figures.csv", "w", newline="") as file:
+    if "reward" in figures:
+        draw_calibration(job.result / "calibration.svg", bins_of(figures["reward"]))
+    lines = (job.inputs["evaluate_rlhf"] / "answers.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    write_answers(job.result / "answers.html", name, answers, told["samples"])
+    draw_lineage(job.result / "lineage.svg", job.lineage)
+    runs = runs_of(job.lineage)
+    write_costs(job.result / "costs.html", name, runs)
+    draw_costs(job.result / "costs.svg", runs)
+
+
+def read_figures(job, stage):
+    """metrics.json of a stage's evaluation."""
+    return json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
+
+
+def write_figures(path, figures):
+    """All figures of the stages as a table."""
+    with open(path, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["stage", "figure", "value"])
-        for stage in stages:
-            figures = json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
-            table.writerows([stage, name, f"{value:.10g}"] for name, value in flat(figures))
+        for stage, found in figures.items():
+            table.writerows([stage, name, f"{value:.10g}"] for name, value in flat(found))
+
+
+def bins_of(reward):
+    """The bins of a reward model's calibration, with the interval of each accuracy."""
+    return [
+        (
+            bin["confidence"],
+            bin["accuracy"],
+            share_interval(bin["accuracy"], bin["pairs"]),
+            bin["pairs"],
+        )
+        for bin in reward["calibration"]
+    ]
+
+
+def draw_costs(path, runs):
+    """Time and memory of each job."""
+    panels = {"time (s)": "seconds", "peak memory (MB)": "peak_memory_mb"}
+    draw_bars(
+        path,
+        {
+            shown: {job.removeprefix("output/"): run and run[key] for job, run in runs.items()}
+            for shown, key in panels.items()
+        },
+    )
 
 
 def draw_lineage(path, jobs):
@@ -46,7 +116,7 @@ def draw_lineage(path, jobs):
         for row, path in enumerate(paths)
     }
     height = max(len(paths) for paths in columns)
-    figure, panel = plt.subplots(figsize=(1.7 * len(columns), 0.9 * height), layout="constrained")
+    figure, panel = plt.subplots(figsize=(1.5 * len(columns), 1.1 * height), layout="constrained")
     style = {"boxstyle": "round", "facecolor": "white", "edgecolor": COLOURS[0]}
     boxes = {}
     for name, entry in jobs.items():
@@ -55,14 +125,13 @@ def draw_lineage(path, jobs):
         boxes[name] = written.get_bbox_patch()
     for name in jobs:
         for upstream in direct_inputs(jobs, name):
-            arrow = {"arrowstyle": "->", "color": COLOURS[1]}
+            arrow = {"arrowstyle": "->", "color": "grey"}
             arrow |= {"patchA": boxes[upstream], "patchB": boxes[name]}
             ends = {"xy": places[name], "xytext": places[upstream]}
             panel.annotate("", **ends, arrowprops=arrow, zorder=0)
     panel.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-height / 2, height / 2))
     panel.axis("off")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    save(figure, path)
 
 
 def report_data(job):
@@ -78,15 +147,14 @@ def report_data(job):
         for name, facts in stats.items():
             step, _, of = name.partition(".")
             table.writerows([of, step, key, f"{value:.10g}"] for key, value in flat(facts))
-    figure, panels = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
+    figure, panels = panels_for(3)
     tokens = {
-        stage: stats[f"tokens.{stage}"]["train"] for stage in CURVES if f"tokens.{stage}" in stats
+        stage: stats[f"tokens.{stage}"]["train"] for stage in STAGES if f"tokens.{stage}" in stats
     }
     draw_rows(panels[0], tokens)
     draw_lengths(panels[1], tokens)
     draw_shares(panels[2], stats)
-    figure.savefig(job.result / "data.svg", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, job.result / "data.svg")
 
 
 def draw_rows(panel, tokens):
@@ -102,8 +170,9 @@ def draw_rows(panel, tokens):
             left += width
     panel.set_yticks(range(len(tokens)), tokens)
     panel.set(xlabel="rows to train on")
+    panel.set_xlim(0, 1.05 * panel.dataLim.x1)
     panel.invert_yaxis()
-    panel.legend(fontsize="x-small")
+    panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def draw_lengths(panel, tokens):
@@ -147,7 +216,7 @@ def draw_shares(panel, stats):
     panel.set_yticks([place + 0.25 for place in range(len(names))], names)
     panel.set(xlabel="share of rows", xlim=(0, 1))
     panel.invert_yaxis()
-    panel.legend(fontsize="x-small")
+    panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def flat(figures, prefix=""):

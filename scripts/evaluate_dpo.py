@@ -1,5 +1,7 @@
 """Implicit rewards of a DPO model on held-out pairs: accuracy, margin, loss, calibration."""
 
+import json
+
 import numpy as np
 import torch
 
@@ -8,7 +10,7 @@ from rlhf.job import run
 from rlhf.metrics import write_json
 from rlhf.models import choose_device, load_causal
 from rlhf.passes import Policy, answer_logprobs
-from rlhf.preference import dpo_loss, held_out_figures, implicit_rewards
+from rlhf.preference import dpo_loss, figures_by_dataset, implicit_rewards
 from rlhf.tokens import load_tokenizer
 
 
@@ -23,7 +25,9 @@ def main(job):
     ref_logprobs = np.load(job.inputs["reference"] / "eval.npy").astype(np.float64)
     rewards = torch.from_numpy(implicit_rewards(logprobs, ref_logprobs, settings.beta))
     losses = dpo_loss(*rewards, settings.label_smoothing)
-    figures = held_out_figures(losses, rewards, torch.from_numpy(pairs.answer_lengths))
+    stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
+    kept_of = {name: stats["eval"]["kept_of"][name] for name in settings.datasets}
+    figures = figures_by_dataset(losses, rewards, torch.from_numpy(pairs.answer_lengths), kept_of)
     write_json(job.result / "metrics.json", figures)
     told = ("accuracy", "ties", "longer_wins_accuracy")
     print(", ".join(f"{name} {figures[name]:.4f}" for name in told))

@@ -1,5 +1,7 @@
 """A reward model on held-out pairs: strict accuracy, ties counted apart, calibration."""
 
+import json
+
 import torch
 
 from rlhf.batches import Examples
@@ -7,7 +9,7 @@ from rlhf.job import run
 from rlhf.metrics import write_json
 from rlhf.models import choose_device, load_scorer
 from rlhf.passes import Scorer, answer_scores
-from rlhf.preference import held_out_figures, pairwise_loss
+from rlhf.preference import figures_by_dataset, pairwise_loss
 from rlhf.tokens import load_tokenizer
 
 
@@ -19,7 +21,9 @@ def main(job):
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
     scores = torch.from_numpy(answer_scores(scorer, pairs, job.placement["micro_batch_tokens"]))
     losses = pairwise_loss(*scores)
-    figures = held_out_figures(losses, scores, torch.from_numpy(pairs.answer_lengths))
+    stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
+    kept_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
+    figures = figures_by_dataset(losses, scores, torch.from_numpy(pairs.answer_lengths), kept_of)
     write_json(job.result / "metrics.json", figures)
     told = ("accuracy", "ties", "longer_wins_accuracy")
     print(", ".join(f"{name} {figures[name]:.4f}" for name in told))

@@ -1,7 +1,8 @@
-"""Compare a chat model with the SFT model that it comes from, on held-out prompts.
+"""Compare a chat model with the models that it comes from, on held-out prompts.
 
-Both answer the same prompts several times, sampled; so does the average of the chat model's
-weights, where training kept one. Differences come with 95 % intervals, by resampling the prompts.
+All answer the same prompts several times, sampled: the base model, the SFT model, models that the
+recipe names beside it, the chat model, and the average of its weights, where training kept one.
+Figures come with 95 % intervals, by resampling the prompts.
 
 Shapes: n prompts, S answers to each.
 """
@@ -10,13 +11,16 @@ import json
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from rlhf import toy
 from rlhf.batches import Examples
+from rlhf.comparison import Draws, asked_models, compare, distinct, repetition, wins
+from rlhf.endpoint import Endpoint
 from rlhf.gates import check_tokenizers
 from rlhf.generate import sample_responses
-from rlhf.job import run
-from rlhf.metrics import bootstrap_interval, write_json
+from rlhf.job import InputError, run
+from rlhf.metrics import write_json
 from rlhf.models import choose_device, load_causal, load_scorer
 from rlhf.passes import Policy, Scorer, answer_logprobs, answer_scores
 from rlhf.rewards import RewardFunctions
@@ -24,20 +28,21 @@ from rlhf.tokens import Ragged, load_tokenizer
 
 # Datasets whose answers can be told right from wrong exactly.
 EXACT_CHECKS = {"shop": toy.is_right}
-# Figures whose differences to the SFT model are told.
-COMPARED = ("score", "judge_score", "success")
+# What an answer wins by: what was trained on, and a judge that was not.
+SCORES = ("score", "judge_score")
 
 
 def main(job):
     """Answers, scores, rates; metrics.json has the figures and answers.jsonl every answer."""
     settings = job.settings
+    # It may lack its key.
+    endpoint = Endpoint(settings.endpoint) if settings.endpoint else None
     evaluation = Evaluation(job)
     sft = evaluation.policy(job.inputs["sft"])
-    answered = {"sft": evaluation.answers_of(sft, sft)}
-    folders = {"rlhf": job.inputs["rlhf"], "ema": job.inputs["rlhf"] / "ema"}
-    for name, folder in folders.items():
-        if folder.is_dir():
-            answered[name] = evaluation.answers_of(evaluation.policy(folder), sft)
+    answered = {
+        name: evaluation.answers_of(sft if name == "sft" else evaluation.policy(folder), sft)
+        for name, folder in asked_models(job.inputs).items()
+    }
     del sft
     for answers in answered.values():
         answers.figures["score"] = evaluation.functions(answers)
@@ -49,12 +54,59 @@ def main(job):
                 answers.figures[name] = answers.figures.get(name, 0) + scores
 
     per_answer = {name: answers.figures for name, answers in answered.items()}
-    figures = compare(per_answer, settings.bootstrap, settings.seed)
+    figures = compare(per_answer, SCORES, settings.bootstrap, settings.seed)
+    if endpoint:
+        figures["wins"]["rlhf"]["sft"]["endpoint"] = judged(job, endpoint, answered)
+    say(figures)
     write_json(job.result / "metrics.json", figures)
     with open(job.result / "answers.jsonl", "w") as file:
         for name, answers in answered.items():
             for line in answers.told():
                 file.write(json.dumps({"model": name, **line}) + "\n")
+
+
+def judged(job, endpoint, answered):
+    """How often an endpoint prefers an answer of the chat model to the SFT model's to a prompt.
+
+    The first answers meet; a tie is half a win. Raises InputError where no reply can be read.
+    """
+    settings, models = job.settings, [answered[name] for name in ("rlhf", "sft")]
+    prompts = models[0].questions[: settings.endpoint["prompts"]]
+    rows = zip(prompts, *(answers.texts[0] for answers in models), strict=False)
+    bar = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
+    verdicts = [endpoint.judge(*row) for row in bar]
+    with open(job.result / "endpoint.jsonl", "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in endpoint.conversation)
+    read = [row for row, verdict in enumerate(verdicts) if verdict is not None]
+    if not read:
+        reply = endpoint.conversation[0]["reply"][:60]
+        raise InputError(
+            f"evaluate.endpoint: {settings.endpoint['model']} never replies with A, B or C but"
+            f" {reply!r}: take another model"
+        )
+    unreadable = len(verdicts) - len(read)
+    job.facts["endpoint"] = {
+        "prompts": len(verdicts),
+        "unreadable": unreadable,
+        "note": "what an endpoint replies does not follow from this spec: another build may differ",
+    }
+    ours = np.array([[verdicts[row] for row in read]])
+    figures = [
+        {"endpoint": values, "length": answers.figures["length"][:1, read]}
+        for values, answers in zip((ours, 1 - ours), models, strict=True)
+    ]
+    draws = Draws(len(read), settings.bootstrap, settings.seed)
+    return {**wins(*figures, "endpoint", draws), "prompts": len(read), "unreadable": unreadable}
+
+
+def say(figures):
+    """Print what there is to know first."""
+    for key in (*SCORES, "success"):
+        if key in figures["rlhf"]:
+            print(f"{key}: {figures['sft'][key]:.3f} -> {figures['rlhf'][key]:.3f}")
+    for key, won in figures["wins"]["rlhf"]["sft"].items():
+        low, high = won["interval_95"]
+        print(f"wins over SFT by {key}: {won['mean']:.1%} ({low:.1%} to {high:.1%})")
 
 
 class Evaluation:
@@ -126,41 +178,21 @@ class Answers:
         self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
         ended = [[ids[-1] == tokenizer.eos_token_id for ids in sample] for sample in responses]
         self.figures = {"length": self.examples.answer_lengths, "ended_by_eos": np.array(ended)}
+        for n in (1, 2):
+            shares = [[distinct(ids, n) for ids in sample] for sample in responses]
+            self.figures[f"distinct_{n}"] = np.array(shares)
+        self.figures["repetition"] = np.array([[*map(repetition, each)] for each in responses])
         if is_right:
             right = [list(map(is_right, self.questions, sample)) for sample in self.texts]
             self.figures["success"] = np.array(right) & self.figures["ended_by_eos"]
 
     def told(self):
         """Yield each answer with its scores, all of a prompt together."""
-        names = [name for name in ("score", "judge_score") if name in self.figures]
+        names = [name for name in SCORES if name in self.figures]
         for row, question in enumerate(self.questions):
             for sample, texts in enumerate(self.texts):
                 scores = {name: float(self.figures[name][sample, row]) for name in names}
                 yield {"prompt": question, "answer": texts[row], **scores}
-
-
-def compare(per_answer, resamplings, seed):
-    """Means of each model, and its differences to the SFT model with their intervals.
-
-    per_answer: {model: {figure: [S, n]}}, of greedy answers [1, n].
-    """
-    samples, prompts = per_answer["sft"]["length"].shape
-    figures = {"prompts": prompts, "samples": samples}
-    for name, values in per_answer.items():
-        figures[name] = {key: float(np.mean(value)) for key, value in values.items()}
-    for name in [name for name in per_answer if name != "sft"]:
-        for key in COMPARED:
-            if key in per_answer[name]:
-                # Answers to one prompt are alike: the prompt is what is drawn anew.
-                ours, theirs = (
-                    per_answer[model][key].astype(float).mean(axis=0) for model in (name, "sft")
-                )
-                difference = ours - theirs
-                interval = bootstrap_interval(difference, resamplings, seed)
-                told = {"mean": float(difference.mean()), "interval_95": interval}
-                figures[f"{'' if name == 'rlhf' else f'{name}_'}{key}_difference"] = told
-                print(f"{name} {key}: {figures['sft'][key]:.3f} -> {figures[name][key]:.3f}")
-    return figures
 
 
 if __name__ == "__main__":

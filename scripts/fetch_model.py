@@ -2,7 +2,7 @@
 
 from fnmatch import fnmatchcase
 
-from rlhf.hub import fetch
+from rlhf.hub import CARD, fetch, licence_of
 from rlhf.job import InputError, run
 from rlhf.models import copy_causal
 from rlhf.tokens import load_tokenizer
@@ -12,7 +12,7 @@ def main(job):
     """Weights that come only in torch's format are read as tensors alone, never unpickled."""
     settings = job.settings
     folder, _, commit = fetch(settings.hub, "model", settings.revision, choose)
-    job.facts["commit"] = commit
+    job.facts |= {"commit": commit, "licence": licence_of(folder)}
     try:
         load_tokenizer(folder).save_pretrained(job.result)
         copy_causal(folder, job.result)
@@ -23,14 +23,14 @@ def main(job):
 
 
 def choose(paths):
-    """Config, tokenizer and weights; those in torch's format only where there are no others."""
+    """Config, tokenizer, card, and weights: in torch's format only where there are no others."""
 
     def matching(*patterns):
         top = [path for path in paths if "/" not in path]
         return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
     weights = matching("*.safetensors") or matching("pytorch_model*.bin")
-    return weights + matching("*.json", "*.txt", "*.model", "*.jinja")
+    return weights + matching("*.json", "*.txt", "*.model", "*.jinja", CARD)
 
 
 if __name__ == "__main__":

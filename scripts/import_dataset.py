@@ -65,20 +65,22 @@ def local_files(job):
 def hub_files(job):
     """{part: {name: path}} of a hub source. The commit of its revision goes into the manifest."""
     # Only here: the import takes a second that other sources need not pay.
-    from rlhf.hub import fetch
+    from rlhf.hub import CARD, fetch, licence_of
 
     settings = job.settings
     globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}
 
     def choose(paths):
+        card = {CARD} & set(paths)
         try:
-            return sorted(path for found in parts_of(paths, globs).values() for path in found)
+            parts = parts_of(sorted(set(paths) - card), globs)
+            return sorted(card.union(*parts.values()))
         except InputError as error:
             raise InputError(f"{settings.hub}: {error}") from None
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
-    job.facts["commit"] = commit
-    parts = parts_of(paths, globs)
+    job.facts |= {"commit": commit, "licence": licence_of(folder)}
+    parts = parts_of([path for path in paths if path != CARD], globs)
     return {part: {path: folder / path for path in found} for part, found in parts.items()}
 
 

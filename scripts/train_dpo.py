@@ -18,7 +18,7 @@ from rlhf.models import check_length, load_causal, save_model, size_of
 from rlhf.passes import Policy
 from rlhf.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
 from rlhf.resume import Resumable
-from rlhf.tokens import load_tokenizer
+from rlhf.tokens import trained_tokenizer
 
 
 def main(job):
@@ -31,7 +31,7 @@ def main(job):
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
     ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
 
-    tokenizer = load_tokenizer(job.inputs["model"])
+    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
     check_length(model, settings.max_length)
     if settings.lora_rank:

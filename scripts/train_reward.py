@@ -20,7 +20,7 @@ from rlhf.models import check_length, load_scorer, save_model, size_of
 from rlhf.passes import Scorer, answer_scores, padded
 from rlhf.preference import PAIR_FIGURES, pair_sums, pairwise_loss, per_token_loss, since_parting
 from rlhf.resume import Resumable
-from rlhf.tokens import load_tokenizer
+from rlhf.tokens import trained_tokenizer
 
 # Pairs that a saved model has to score as the one in memory does.
 PROBES = 32
@@ -34,7 +34,7 @@ def main(job):
     torch.manual_seed(settings.seed)
 
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    tokenizer = load_tokenizer(job.inputs["model"])
+    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
     model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, new_head=True)
     check_length(model, settings.max_length)
     if settings.lora_rank:

@@ -17,7 +17,7 @@ from rlhf.metrics import StepLog
 from rlhf.models import check_length, load_causal, save_model, size_of
 from rlhf.passes import Policy, answer_logprobs
 from rlhf.resume import Resumable
-from rlhf.tokens import load_tokenizer
+from rlhf.tokens import trained_tokenizer
 
 
 def main(job):
@@ -40,7 +40,7 @@ def main(job):
                 " set train_on_prompt, or truncation_side: left"
             )
 
-    tokenizer = load_tokenizer(job.inputs["model"])
+    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
     check_length(model, settings.max_length)
     if settings.lora_rank:

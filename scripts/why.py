@@ -10,33 +10,31 @@ of Snakemake, which gets the options behind --. Nothing is built, and only spec 
 import argparse
 import json
 import os
-import re
-import shlex
-import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 from rlhf.changes import changed_settings, changes_of, exchanged_inputs, few, name_of
 from rlhf.digests import digest, file_digest
 from rlhf.job import manifest_of, read_manifest
-
-# The first line of an error: of our rules, of Snakemake, of its command line.
-ERROR = re.compile(r"(\S+: )?[Ee]rror: |\w+(Error|Exception)\b")
+from rlhf.plan import arguments_of, before, dry_run, planned_jobs
 
 
 def main():
     """Plan, compare, tell."""
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-h] [targets ...] [-- options of snakemake]",
     )
     parser.add_argument("targets", nargs="*", help="as for snakemake; without any, what was built")
-    targets = parser.parse_args(words[:end]).targets
-    jobs = planned_jobs(dry_run(targets + words[end + 1 :]))
+    arguments, options = arguments_of(parser, sys.argv[1:])
+    targets = arguments.targets
+    folder, plan = dry_run(targets + options)
+    os.chdir(folder)
+    jobs = {
+        path: StaleJob(spec, placement.get("source"), reason)
+        for path, (spec, placement, reason) in planned_jobs(plan).items()
+    }
     if not jobs:
         what = ", ".join(targets) or "all that was built"
         print(f"{what} {'are' if len(targets) > 1 else 'is'} up to date")
@@ -93,57 +91,7 @@ class StaleJob:
 
     def before(self, jobs):
         """The jobs, of those that would run, whose results this one reads."""
-        paths = [entry["path"] for entry in self.spec["inputs"].values()]
-        return [jobs[path] for path in paths if path in jobs]
-
-
-def dry_run(arguments):
-    """What Snakemake prints of its plan. Changes to the folder that it plans for.
-
-    Exits with Snakemake's own code and message where it fails.
-    """
-    # The one of this Python's environment, active or not.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # The least of quiet: a profile may hide the commands, which are what is wanted.
-    command = ["snakemake", *arguments, "-n", "-p", "--nocolor", "--quiet", "progress"]
-    try:
-        process = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        sys.exit("error: no snakemake here: activate its environment")
-    if process.returncode:
-        lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
-        lines = [line for line in lines if line.strip() and not line.startswith("Using ")]
-        first = next((number for number, line in enumerate(lines) if ERROR.match(line)), 0)
-        print(*lines[first:], sep="\n", file=sys.stderr)
-        sys.exit(process.returncode)
-    folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
-    if not folder:
-        sys.exit("error: with these options Snakemake prints no plan")
-    os.chdir(folder[1])
-    return process.stdout
-
-
-def planned_jobs(plan):
-    """The jobs of a printed plan, by the paths of their results, each behind those before it."""
-    jobs, reason = {}, ""
-    for line in plan.splitlines():
-        kind, _, text = line.partition(": ")
-        if kind == "Reason":
-            reason = text
-        # Rules without a command ("None") stand for the folders that users ask for.
-        if kind == "Shell command" and "--spec" in text:
-            words = shlex.split(text)
-            spec = json.loads(Path(words[words.index("--spec") + 1]).read_text())
-            placement = words[words.index("--placement") + 1] if "--placement" in words else "{}"
-            jobs[spec["path"]] = StaleJob(spec, json.loads(placement).get("source"), reason)
-
-    @cache
-    def depth(path):
-        return 1 + max((depth(job.spec["path"]) for job in jobs[path].before(jobs)), default=0)
-
-    return {path: jobs[path] for path in sorted(jobs, key=lambda path: (depth(path), path))}
+        return [jobs[path] for path in before(self.spec, jobs)]
 
 
 # --- what changed -----------------------------------------------------------------------------

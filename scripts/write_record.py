@@ -7,22 +7,9 @@ import json
 
 from rlhf.costs import peak_flops, rlhf_flops, training_flops
 from rlhf.job import InputError, run
-from rlhf.pictures import draw_curves, panels_of
+from rlhf.pictures import CURVES, draw_curves, panels_of
 from rlhf.words import as_cell, as_number, as_time, teller
 
-# What is drawn and told of steps, by stage: figures of metrics.jsonl, and what they are called.
-PAIRS = {"loss": "loss (nats per pair)", "accuracy": "accuracy (share)"}
-CURVES = {
-    "sft": {"loss": "loss (nats per token)", "learning_rate": "learning rate"},
-    "reward": PAIRS,
-    "dpo": PAIRS,
-    "rlhf": {
-        "objective/scores": "score",
-        "objective/kl": "KL to SFT (nats per answer)",
-        "objective/entropy": "entropy (nats per token)",
-        "response/length": "answer length (tokens)",
-    },
-}
 # Of a step of RLHF.
 PARTS = {"generate": "sampling answers", "score": "scoring them", "train": "learning from them"}
 # Steps of the table.
@@ -159,15 +146,25 @@ def of_pairs(figures, say):
         "calibration_error": "expected calibration error",
     }
     head = f"{say('held-out pairs')}: {figures['pairs']:,}"
-    return [[head, say("after")], *([say(label), figures[key]] for key, label in names.items())]
+    rows = [[say(label), figures[key]] for key, label in names.items()]
+    rows += [
+        [f"{say('accuracy (share)')}: {dataset}", of["accuracy"]]
+        for dataset, of in figures.get("of", {}).items()
+    ]
+    return [[head, say("after")], *rows]
 
 
-# The EMA is there where it was asked for.
-MODELS = {"sft": "SFT", "rlhf": "RLHF", "ema": "EMA"}
+MODELS = {"base": "base", "sft": "SFT", "rlhf": "RLHF", "ema": "EMA"}
+# What answers win by.
+JUDGED = {
+    "score": "wins over SFT by score",
+    "judge_score": "wins over SFT by the judge",
+    "endpoint": "wins over SFT by the endpoint",
+}
 
 
 def of_rlhf(figures, say):
-    """What answers to held-out prompts are like, the SFT model's and the trained one's."""
+    """What answers to held-out prompts are like, of each model that was asked."""
     names = {
         "score": "score",
         "judge_score": "score of the judge",
@@ -175,23 +172,36 @@ def of_rlhf(figures, say):
         "greedy_success": "exactly right, greedy (share)",
         "length": "answer length (tokens)",
         "ended_by_eos": "ended by eos (share)",
+        "distinct_1": "tokens of an answer that differ (share)",
+        "distinct_2": "pairs of tokens that differ (share)",
+        "repetition": "phrases of four tokens that came before (share)",
         "kl_to_sft": "KL to SFT (nats per answer)",
     }
-    models = {key: label for key, label in MODELS.items() if key in figures}
+    asked = figures["intervals_95"]
+    # The models of the recipe; behind them those beside it.
+    models = [key for key in MODELS if key in asked] + [key for key in asked if key not in MODELS]
     rows = [
         [say(label), *(figures[model][key] for model in models), difference(figures, key)]
         for key, label in names.items()
         if key in figures["rlhf"]
     ]
+    for key, label in JUDGED.items():
+        if key in figures["wins"]["rlhf"]["sft"]:
+            won = [figures["wins"].get(model, {}).get("sft", {}).get(key) for model in models]
+            rows.append([say(label), *(with_interval(each) if each else "" for each in won), ""])
     head = f"{say('held-out prompts')}: {figures['prompts']:,}"
-    return [[head, *models.values(), say("RLHF - SFT (95 % interval)")], *rows]
+    labels = [MODELS.get(model, model) for model in models]
+    return [[head, *labels, say("RLHF - SFT (95 % interval)")], *rows]
 
 
 def difference(figures, key):
     """A difference of the two models with its interval, where it was taken."""
     found = figures.get(f"{key}_difference")
-    if found is None:
-        return ""
+    return "" if found is None else with_interval(found)
+
+
+def with_interval(found):
+    """A mean and its interval."""
     low, high = map(as_number, found["interval_95"])
     return f"{as_number(found['mean'])} ({low} … {high})"
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 # All that a build reads; the rest of a checkout does not matter to it.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
-SOURCES += ("rewards", "profiles", "slurm")
+SOURCES += ("rewards", "prompts", "profiles", "slurm")
 
 
 # A language model that is made in no time.
@@ -58,7 +58,9 @@ class Workflow:
 
     def run(self, *command):
         """Run a command; returns the finished process, its output as text."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # Stubs of what is no part of the requirements, then our own environment.
+        folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
+        path = os.pathsep.join(map(str, folders))
         return subprocess.run(
             command,
             cwd=self.folder,

@@ -13,65 +13,12 @@ from transformers import AutoModelForSequenceClassification
 
 import evaluate_rlhf
 from conftest import INIT
-from evaluate_rlhf import compare, main
+from evaluate_rlhf import main
 from init_model import train_tokenizer
 from rlhf import toy
 from rlhf.job import InputError
 from rlhf.models import load_scorer, make_causal, save_model
 from rlhf.tokens import RaggedWriter
-
-MODELS = {
-    # Of three prompts two answers each, [S, n].
-    "sft": {"length": [[1, 2, 3], [3, 2, 1]], "score": [[0, 1, 2], [2, 1, 0]]},
-    "rlhf": {"length": [[4, 4, 4], [4, 4, 4]], "score": [[1, 3, 2], [2, 1, 3]]},
-    "ema": {"length": [[5, 5, 5], [5, 5, 5]], "score": [[0, 0, 0], [0, 0, 0]]},
-}
-
-
-def arrays(models, **more):
-    return {
-        name: {key: np.array(values) for key, values in (figures | more).items()}
-        for name, figures in models.items()
-    }
-
-
-def test_means_are_over_all_answers():
-    figures = compare(arrays(MODELS), 100, 1)
-    assert figures["prompts"] == 3 and figures["samples"] == 2
-    assert figures["sft"] == {"length": 2, "score": 1}
-    assert figures["rlhf"] == {"length": 4, "score": 2}
-
-
-def test_differences_to_the_sft_model_are_of_its_answers_to_the_same_prompt():
-    figures = compare(arrays(MODELS), 2000, 1)
-    # Of the prompts' means, 1 each of the SFT model's: .5, 1, 1.5.
-    assert figures["score_difference"]["mean"] == 1
-    low, high = figures["score_difference"]["interval_95"]
-    assert (low, high) == (0.5, 1.5)
-    # Each prompt's mean differs by 1: whatever prompts are drawn.
-    assert figures["ema_score_difference"] == {"mean": -1, "interval_95": [-1, -1]}
-
-
-def test_what_no_model_was_asked_for_is_not_told():
-    figures = compare(arrays({name: MODELS[name] for name in ("sft", "rlhf")}), 100, 1)
-    assert figures.keys() == {"prompts", "samples", "sft", "rlhf", "score_difference"}
-
-
-def test_each_score_and_success_has_its_difference():
-    zeros, ones = np.zeros((2, 3), bool), np.ones((2, 3), bool)
-    models = arrays(MODELS)
-    for name, values in (("sft", zeros), ("rlhf", ones), ("ema", zeros)):
-        models[name] |= {"success": values, "judge_score": 2.0 * values}
-        models[name] |= {"greedy_success": values[:1]}
-    figures = compare(models, 100, 1)
-    assert figures["success_difference"] == {"mean": 1, "interval_95": [1, 1]}
-    assert figures["judge_score_difference"] == {"mean": 2, "interval_95": [2, 2]}
-    assert figures["ema_success_difference"]["mean"] == 0
-    assert figures["rlhf"]["greedy_success"] == 1
-    assert "greedy_success_difference" not in figures
-
-
-# --- of models --------------------------------------------------------------------------------
 
 PLACEMENT = {"gpus_per_node": 0, "micro_batch_tokens": 300}
 RIGHT = " Hello Pia, get a pie at the bakery. You are welcome!"
@@ -83,7 +30,7 @@ def job(tokenizer, tmp_path):
     """A job that compares a model of other weights with the SFT model, and has a judge."""
     # The toy's answers are longer than the usual small model's.
     init = {**INIT, "max_position_embeddings": 128}
-    folders = {name: tmp_path / name for name in ("sft", "rlhf", "reward", "judge")}
+    folders = {name: tmp_path / name for name in ("base", "sft", "rlhf", "reward", "judge")}
     for seed, (name, place) in enumerate(folders.items()):
         model = make_causal(init, tokenizer, seed)
         save_model(model, tokenizer, place)
@@ -101,6 +48,7 @@ def job(tokenizer, tmp_path):
     result.mkdir()
     settings = {"prompts": 3, "samples": 2, "temperature": 1.0, "bootstrap": 100, "seed": 1}
     settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
+    settings |= {"endpoint": None}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, reward_functions={}),
         placement=PLACEMENT,
@@ -121,7 +69,7 @@ def evaluated(job):
 
 def test_each_model_answers_each_prompt_and_is_scored_by_reward_model_and_judge(job):
     figures, answers = evaluated(job)
-    assert answers.keys() == {"sft", "rlhf"}
+    assert list(answers) == ["base", "sft", "rlhf"]
     asked = [prompt for prompt in toy.all_prompts()[:3] for _ in range(2)]
     for name, told in answers.items():
         assert [answer["prompt"] for answer in told] == asked
@@ -131,8 +79,15 @@ def test_each_model_answers_each_prompt_and_is_scored_by_reward_model_and_judge(
         assert all(answer["score"] != answer["judge_score"] for answer in told)
     assert answers["sft"] != answers["rlhf"]
     assert figures["sft"]["kl_to_sft"] == 0 < figures["rlhf"]["kl_to_sft"]
+    assert figures["base"]["kl_to_sft"] != 0
     told = {key for key in figures if key.endswith("_difference")}
-    assert told == {"score_difference", "judge_score_difference", "success_difference"}
+    assert told == {
+        f"{model}{key}_difference"
+        for model in ("", "base_")
+        for key in ("score", "judge_score", "success")
+    }
+    assert figures["wins"]["rlhf"].keys() == {"sft", "base"}
+    assert figures["wins"]["rlhf"]["sft"].keys() == {"score", "judge_score"}
 
 
 def test_a_score_is_read_at_the_end_of_prompt_and_answer(job, tokenizer, monkeypatch):
@@ -158,6 +113,16 @@ def test_the_average_of_weights_is_compared_where_there_is_one(job):
     assert figures["ema"] == figures["sft"]
     for key in ("score", "judge_score", "success"):
         assert figures[f"ema_{key}_difference"] == {"mean": 0, "interval_95": [0, 0]}
+
+
+def test_models_beside_are_asked_as_well(job):
+    job.inputs["beside.dpo/tiny"] = job.inputs["base"]
+    figures, answers = evaluated(job)
+    assert list(answers) == ["base", "sft", "dpo/tiny", "rlhf"]
+    assert answers["dpo/tiny"] == answers["base"]
+    # Equal weights, equal draws: every meeting of an answer with itself is half a win.
+    score = figures["wins"]["dpo/tiny"]["base"]["score"]
+    assert score["mean"] == 0.5
 
 
 def test_functions_are_added_to_the_reward_model_and_not_to_the_judge(job, monkeypatch):
@@ -202,7 +167,7 @@ def test_success_takes_a_right_answer_that_ended(job, tokenizer, monkeypatch):
     monkeypatch.setattr(toy, "is_right", lambda prompt, answer: answer == RIGHT)
     monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", toy.is_right)
     figures, _ = evaluated(job)
-    assert asked == 2 * [(3, 6, 1.0, 300, 2), (3, 6, 0, 300, 1)]
+    assert asked == 3 * [(3, 6, 1.0, 300, 2), (3, 6, 0, 300, 1)]
     for name in ("sft", "rlhf"):
         assert figures[name]["success"] == pytest.approx(3 / 6)
         assert figures[name]["greedy_success"] == pytest.approx(2 / 3)
@@ -210,7 +175,7 @@ def test_success_takes_a_right_answer_that_ended(job, tokenizer, monkeypatch):
     job.settings.exact_check = None
     figures, _ = evaluated(job)
     assert "success" not in figures["rlhf"] and "greedy_success" not in figures["rlhf"]
-    assert len(asked) == 6
+    assert len(asked) == 9
 
 
 def test_a_judge_of_another_tokenizer_is_refused(job):
@@ -262,4 +227,5 @@ def test_functions_alone_can_score(quick, tmp_path):
     inputs = copy.spec_of("output/rlhf/tiny")["inputs"]
     assert inputs.keys() == {"actor", "tokens", "tokens.sft"}
     drawn = {path.name for path in (copy.folder / "output/report/tiny").glob("*.svg")}
-    assert drawn == {"lineage.svg", "data.svg", "sft.svg", "rlhf.svg"}
+    pictures = ("lineage", "data", "sft", "rlhf", "wins", "costs")
+    assert drawn == {f"{name}.svg" for name in pictures}

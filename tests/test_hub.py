@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import INIT, ROOT, Workflow, copy_sources
 from files import as_parquet
 from hub import ELSEWHERE, name_of, serving
+from rlhf.hub import licence_of
 from rlhf.job import InputError
 from rlhf.models import copy_causal, make_causal, save_model
 
@@ -45,7 +46,7 @@ def preferences(name, number):
 TRAIN = [preferences("first", 25), preferences("second", 15)]
 EVAL = preferences("eval", 7)
 PAIRS = {
-    "README.md": b"# Pairs\n",
+    "README.md": b"---\nlicense: mit\n---\n# Pairs\n",
     "data/train-00000-of-00002.parquet": as_parquet(TRAIN[0]),
     "data/train-00001-of-00002.parquet": as_parquet(TRAIN[1]),
     "data/test-00000-of-00001.parquet": as_parquet(EVAL),
@@ -502,12 +503,32 @@ def test_model_arrives_as_safetensors(built, served, model, name):
     assert not [file for file in names(folder) if file.endswith((".bin", ".h5", ".pt"))]
     manifest = json.loads((workflow.folder / f"output/models/{name}.manifest.json").read_text())
     assert manifest["facts"]["commit"] == served.commit(f"model/lab/{name}")
+    # Their repositories have no card.
+    assert manifest["facts"]["licence"] is None
     weights, tokenizer = model
     arrived = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert arrived.keys() == weights.state_dict().keys()
     assert all(torch.equal(arrived[key], tensor) for key, tensor in weights.state_dict().items())
     text = "\n\nHuman: Name 2 fruits.\n\nAssistant:"
     assert AutoTokenizer.from_pretrained(folder)(text) == tokenizer(text)
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: cc-by-4.0\n---\n# Mine", "cc-by-4.0"),
+        ("# Mine", None),
+        ("---\ntags: [a]\n---\n", None),
+        ("---\nlicense: [mit, opt]\n---\n", None),
+        ("---\nlicense: [mit\n---\n", None),
+        ("---\n- mit\n---\n", None),
+        ("---\nlicense: 'mit | [x](http://x)'\n---\n", None),
+    ],
+)
+def test_a_licence_is_a_word_of_the_card(tmp_path, card, licence):
+    assert licence_of(tmp_path) is None
+    (tmp_path / "README.md").write_text(card)
+    assert licence_of(tmp_path) == licence
 
 
 def test_chat_template_arrives(built):
@@ -520,7 +541,7 @@ def test_nothing_is_fetched_that_is_not_needed(built, served):
     loads = {name: served.loads(name) for name in served.repositories}
     fetched = {file for files in loads.values() for file in files}
     assert {"config.json", "model.safetensors", "pytorch_model.bin"} <= fetched
-    assert not fetched & {"tf_model.h5", "README.md", "onnx/config.json", "onnx/model.safetensors"}
+    assert not fetched & {"tf_model.h5", "onnx/config.json", "onnx/model.safetensors"}
     assert "pytorch_model.bin" not in loads["model/lab/safe"]
 
 
@@ -541,6 +562,7 @@ def test_dataset_arrives(built, served):
     assert rows(folder / "eval.parquet") == EVAL
     manifest = json.loads((workflow.folder / "output/data/both.manifest.json").read_text())
     assert manifest["facts"]["commit"] == served.commit("dataset/lab/pairs")
+    assert manifest["facts"]["licence"] == "mit"
 
 
 def test_dataset_without_eval_keeps_all_rows(built):

@@ -82,6 +82,10 @@ ORIGINS = {
         "settings": {"hub": "mine/data", "revision": "main"},
         "facts": {"commit": "abc123"},
     },
+    "mine/data at abc123, licence mit": {
+        "settings": {"hub": "mine/data", "revision": "main"},
+        "facts": {"commit": "abc123", "licence": "mit"},
+    },
     "3 files, `0123456789abcdef`": {
         "settings": {"format": "plain"},
         "files": {"number": 3, "digest": "0123456789abcdef" * 4},
@@ -101,8 +105,11 @@ def test_the_source_of_a_job_is_told(origin):
 def test_card_names_revisions_seed_spec_versions_and_how_to_build_it_again(tmp_path):
     base = spec("models/base", hub="mine/base", revision="main") | {"rule": "fetch_model"}
     data = spec("data", hub="mine/data", revision="v1") | {"rule": "import_dataset"}
-    lineage = lineage_behind([manifest(base, commit="b" * 40), manifest(data, commit="d" * 40)])
+    facts = {"commit": "b" * 40, "licence": "opt"}
+    lineage = lineage_behind([manifest(base, **facts), manifest(data, commit="d" * 40)])
     made = spec("sft/mine", base, data, seed=7) | {"rule": "train_sft"}
+    lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_card(SimpleNamespace(spec=made, lineage=lineage, result=tmp_path))
     card = (tmp_path / "README.md").read_text()
     _, metadata, text = card.split("---\n", 2)
@@ -111,8 +118,12 @@ def test_card_names_revisions_seed_spec_versions_and_how_to_build_it_again(tmp_p
         "tags": ["snakechat", "sft"],
         "base_model": ["mine/base"],
         "datasets": ["mine/data"],
+        "license": "opt",
     }
-    assert f"| output/models/base | mine/base at {'b' * 40} | `{digest(base)[:16]}` |" in text
+    assert "| loss | 1.25 |\n| rate | 1e-05 |" in text and "| loss | 3 |" not in text
+    assert "`python scripts/chat.py output/sft/mine` talks to it." in text
+    origin = f"mine/base at {'b' * 40}, licence opt"
+    assert f"| output/models/base | {origin} | `{digest(base)[:16]}` |" in text
     assert f"| output/data | mine/data at {'d' * 40} | `{digest(data)[:16]}` |" in text
     assert f"Spec `{digest(made)}`, seed 7." in text
     assert f"torch {pinned_versions(REQUIREMENTS)['torch']}" in text

@@ -1,17 +1,16 @@
-"""Figures of a run: lines of steps, scalars, intervals."""
+"""Figures of a run: lines of steps, scalars."""
 
 import json
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf import metrics
 from rlhf.job import InputError
-from rlhf.metrics import Clock, StepLog, bootstrap_interval, write_json
+from rlhf.metrics import Clock, StepLog, write_json
 
 
 @pytest.fixture
@@ -253,42 +252,3 @@ def test_json_is_written_in_the_order_of_its_keys(tmp_path):
     write_json(tmp_path / "b", {"a": {"c": None, "d": 0.1}, "b": 1})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert json.loads((tmp_path / "a").read_text()) == {"a": {"c": None, "d": 0.1}, "b": 1}
-
-
-def test_the_interval_of_constant_values_is_their_value():
-    assert bootstrap_interval([0.25] * 40, 200, 1) == [0.25, 0.25]
-
-
-def test_the_interval_of_normal_values_is_that_of_their_mean():
-    values = np.random.default_rng(0).normal(3.0, 2.0, size=400)
-    low, high = bootstrap_interval(values, 4000, 1)
-    # Mean plus or minus 1.96 standard errors; 4,000 resamplings place the bounds to some percent.
-    error = values.std() / 20
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
-
-
-def test_intervals_cover_the_true_mean_in_about_95_of_100_cases():
-    random = np.random.default_rng(2)
-    covered = 0
-    for _ in range(200):
-        low, high = bootstrap_interval(random.normal(1.0, 1.0, size=60), 200, 3)
-        covered += low <= 1.0 <= high
-    # 190 expected, with a deviation of 3.
-    assert 178 <= covered <= 199
-
-
-def test_the_interval_of_yes_and_no_values_is_between_0_and_1():
-    low, high = bootstrap_interval([1.0] * 5 + [0.0] * 5, 500, 1)
-    # 5 of 10: deviation of the mean .158.
-    assert 0.1 <= low < 0.5 < high <= 0.9
-
-
-def test_same_seed_same_interval():
-    values = [0.1, 0.9, 0.4, 0.7, 0.2]
-    assert bootstrap_interval(values, 100, 5) == bootstrap_interval(values, 100, 5)
-    assert bootstrap_interval(values, 100, 5) != bootstrap_interval(values, 100, 6)
-
-
-def test_interval_bounds_can_be_written_as_json():
-    assert json.loads(json.dumps(bootstrap_interval([0.1, 0.9], 100, 5)))

@@ -9,6 +9,7 @@ from rlhf.preference import (
     PAIR_FIGURES,
     calibration,
     dpo_loss,
+    figures_by_dataset,
     held_out_figures,
     implicit_rewards,
     pair_sums,
@@ -206,3 +207,19 @@ def test_figures_of_held_out_pairs():
         "equal_lengths": 0.5,
     }
     assert sum(found["pairs"] for found in bins) == 4
+
+
+def test_each_of_several_datasets_has_its_own_figures():
+    losses = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
+    scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], dtype=torch.float64)
+    lengths = torch.tensor([[7, 5, 5], [3, 9, 5]])
+    figures = figures_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
+    together = held_out_figures(losses, scores, lengths)
+    assert figures == together | {
+        "of": {
+            "b": held_out_figures(losses[:1], scores[:, :1], lengths[:, :1]),
+            "a": held_out_figures(losses[1:], scores[:, 1:], lengths[:, 1:]),
+        }
+    }
+    assert figures["of"]["a"]["accuracy"] == 0.5
+    assert figures_by_dataset(losses, scores, lengths, {"b": 3}) == together

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -389,25 +388,6 @@ def test_out_of_memory_is_told_with_what_needs_it(error):
 
 def test_other_errors_keep_their_stack():
     assert unforeseen(RuntimeError("shapes differ"), "output/sft/a", {}) is None
-
-
-@pytest.mark.parametrize(
-    ("recipe", "command"),
-    [
-        ("tiny", r"^ *Shell command: python scripts/train_sft\.py "),
-        # A cluster starts what spans nodes.
-        ("66b", r"^ *Shell command: python scripts/train_sft\.py "),
-        (
-            "6.7b",
-            r"^ *Shell command: OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 python scripts/launch\.py"
-            r" --standalone --nproc-per-node 8 --shutdown-timeout 3600 scripts/train_sft\.py ",
-        ),
-    ],
-)
-def test_a_node_with_several_gpus_has_a_process_for_each(recipe, command, sources):
-    process = sources.snakemake("-n", "-p", "--cores", "16", f"output/sft/{recipe}")
-    assert process.returncode == 0, process.stdout
-    assert re.search(command, process.stdout, flags=re.MULTILINE), process.stdout
 
 
 @pytest.mark.parametrize(

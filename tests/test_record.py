@@ -120,6 +120,31 @@ def test_no_share_of_a_peak_of_other_numbers():
     assert "share of the GPUs' peak (MFU)" not in dict(write_record.how_it_went(training, str))
 
 
+def test_all_models_that_answered_are_told_in_the_order_of_the_road():
+    won = {"mean": 0.75, "interval_95": [0.5, 1.0]}
+    models = {name: {"score": place} for place, name in enumerate(("ema", "dpo/a", "rlhf", "sft"))}
+    figures = {
+        **models,
+        "prompts": 20,
+        "intervals_95": models,
+        "score_difference": {"mean": -1, "interval_95": [-2, 0.5]},
+        "wins": {"rlhf": {"sft": {"score": won}}, "ema": {"sft": {"score": won}}},
+    }
+    assert write_record.of_rlhf(figures, str) == [
+        ["held-out prompts: 20", "SFT", "RLHF", "EMA", "dpo/a", "RLHF - SFT (95 % interval)"],
+        ["score", 3, 2, 0, 1, "-1 (-2 … 0.5)"],
+        ["wins over SFT by score", "", "0.75 (0.5 … 1)", "0.75 (0.5 … 1)", "", ""],
+    ]
+
+
+def test_each_of_several_datasets_has_its_accuracy():
+    figures = dict.fromkeys(("accuracy", "ties", "longer_wins_accuracy", "loss"), 0.5)
+    figures |= dict.fromkeys(("chosen_score", "rejected_score", "calibration_error"), 0.5)
+    alone = write_record.of_pairs({"pairs": 4, **figures}, str)
+    both = write_record.of_pairs({"pairs": 4, **figures, "of": {"a": {"accuracy": 1}}}, str)
+    assert both == [*alone, ["accuracy (share): a", 1]]
+
+
 def test_about_ten_steps_with_the_first_and_the_last():
     steps = [{"step": 0, "eval_loss": 1.0}, *({"step": n, "loss": n / 8} for n in range(1, 101))]
     head, *rows = write_record.steps_told(steps, {"loss": "loss"}, str)

@@ -27,7 +27,14 @@ READERS = {
     "import_dataset": {"split_dataset", "init_model", *TOKENIZERS, "draw_report"},
     "split_dataset": {*TOKENIZERS, "draw_report"},
     "fetch_model": set(),
-    "init_model": {*TOKENIZERS, "train_sft", "evaluate_sft", "compare_zero"},
+    "init_model": {
+        *TOKENIZERS,
+        "train_sft",
+        "evaluate_sft",
+        "evaluate_rlhf",
+        "prompt_eval",
+        "compare_zero",
+    },
     "tokenize_sft": {
         "train_sft",
         "evaluate_sft",
@@ -45,23 +52,29 @@ READERS = {
         "train_rlhf",
         "evaluate_rlhf",
         "draw_report",
+        "prompt_eval",
     },
     "evaluate_sft": {"draw_report", "write_record"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
-    "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report"},
+    "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report", "rw_eval"},
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"reference_dpo", "train_dpo", "evaluate_dpo"},
     "reference_dpo": {"train_dpo", "evaluate_dpo"},
-    "train_dpo": {"evaluate_dpo"},
-    "evaluate_dpo": set(),
+    "train_dpo": {"evaluate_dpo", "compare_runs"},
+    "evaluate_dpo": {"compare_runs"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
-    "train_rlhf": {"evaluate_rlhf", "draw_report"},
+    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
     "evaluate_rlhf": {"draw_report"},
     "draw_report": set(),
+    "prompt_eval": set(),
+    "rw_eval": set(),
+    "evaluate_tasks": set(),
     # Of SFT.
     "write_record": set(),
     "compare_zero": {"draw_zero"},
     "draw_zero": set(),
+    # Of DPO.
+    "compare_runs": set(),
 }
 
 
@@ -76,13 +89,19 @@ SFT_TRAINED = stale("train_sft", "compare_zero")
 
 
 ZERO = "output/zero/sft/tiny.html"
-# The tiny recipes, with record and comparison of their SFT; a model from the hub, fine-tuned on a
-# dataset of our own; a dataset from the hub; a model whose tokenizer is a copy.
+COMPARED = "output/compare/dpo/tiny-vs-other.html"
+# The tiny recipes, with record and comparison of their SFT, and two DPO recipes side by side; a
+# model from the hub, fine-tuned on a dataset of our own; a dataset from the hub; a model whose
+# tokenizer is a copy.
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
     "output/record/sft/tiny.md",
     ZERO,
+    COMPARED,
+    "output/prompt_eval/rlhf/tiny.html",
+    "output/rw_eval/reward/tiny.html",
+    "output/lm_eval/rlhf/tiny.manifest.json",
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -154,6 +173,7 @@ OURS = {
         },
     },
     "reward": {"recipes": {"other": RECIPES["reward"]}},
+    "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
 }
 
 
@@ -408,6 +428,10 @@ def other_tokenizer(folder):
     write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
 
 
+LOOKS = {"prompt_eval", "rw_eval"}
+ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
+DPO_SWEEP = {"stage": "dpo", "over": {"kl_coef": None, "beta": [0.2]}}
+
 SETTINGS = {
     "seed": Row(setting("seed", 1235), stale("import_dataset")),
     "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
@@ -455,6 +479,7 @@ SETTINGS = {
     # With as many answers as it needs. That it counts by itself is seen below.
     "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", samples=2), stale("train_rlhf")),
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    "rlhf.beside": Row(tiny_rlhf(beside=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")),
     "rlhf.judge": Row(
         tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
     ),
@@ -463,27 +488,51 @@ SETTINGS = {
     "evaluate.samples": Row(setting("evaluate.samples", 3), stale("evaluate_rlhf")),
     "evaluate.temperature": Row(setting("evaluate.temperature", 0.9), stale("evaluate_rlhf")),
     "evaluate.bootstrap": Row(setting("evaluate.bootstrap", 101), stale("evaluate_rlhf")),
-    "language": Row(setting("language", "zh"), {"write_record", "draw_zero"}),
+    "language": Row(
+        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
+    ),
+    # Other recipes than those that were built.
+    "sweeps.stage": Row(setting("sweeps.tiny-kl", DPO_SWEEP), set()),
+    "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
+    "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
+    **{
+        f"evaluate.endpoint.{key}": Row(
+            setting("evaluate.endpoint", ENDPOINT), stale("evaluate_rlhf")
+        )
+        for key in ENDPOINT
+    },
+    # The tiny model has sets of its own.
+    "prompts": Row(replaced("config.yaml", ("    prompts: [toy]\n", "")), LOOKS),
+    "models.prompts": Row(setting("models.tiny.prompts", ["toy", "en"]), LOOKS),
+    "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
+    "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
+    **{
+        f"prompt_eval.{key}": Row(setting(f"prompt_eval.{key}", value), {"prompt_eval"})
+        for key, value in {"max_response_length": 9, "temperature": 0.5, "num_beams": 3}.items()
+    },
     "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
 }
 
 # Another value of each setting that says where and how a job runs: nothing is stale.
+PLACE = {
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "zero_stage": 2,
+    "offload": "optimizer",
+    "activation_checkpointing": True,
+    "micro_batch_tokens": 4096,
+    "threads": 1,
+    "mem_mb": 2000,
+    "runtime": 30,
+}
 PLACEMENT = {
     "save_steps": 7,
+    "deployment": "multi_node",
+    **{f"deployments.{key}": value for key, value in PLACE.items()},
     **{
         f"{stage}.placement.{key}": value
         for stage in RECIPES
-        for key, value in {
-            "nodes": 2,
-            "gpus_per_node": 8,
-            "zero_stage": 2,
-            "offload": "optimizer",
-            "activation_checkpointing": True,
-            "micro_batch_tokens": 4096,
-            "threads": 1,
-            "mem_mb": 2000,
-            "runtime": 30,
-        }.items()
+        for key, value in {**PLACE, "deployment": "single_node"}.items()
     },
     "rlhf.placement.critic_zero_stage": 1,
     "rlhf.placement.offload_frozen": True,
@@ -503,7 +552,7 @@ def settings_of(schema, config):
         found = set()
         for key, inner in node.get("properties", {}).items():
             below = path if key in ("defaults", "presets", "recipes") else [*path, key]
-            found |= walk(inner, [value[key] for value in values if key in value], below)
+            found |= walk(inner, [value[key] for value in values if key in (value or ())], below)
         others = node.get("additionalProperties", node.get("type") == "object")
         if isinstance(others, dict):
             found |= walk(others, [inner for value in values for inner in value.values()], path)
@@ -634,40 +683,51 @@ TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
 EVALUATORS = {"evaluate_sft", "evaluate_reward", "evaluate_dpo", "evaluate_rlhf"}
 MODEL_USERS = TRAINERS | EVALUATORS | {"reference_dpo"}
 
-PAGES = {"draw_report", "write_record", "draw_zero"}
+PAGES = {"draw_report", "write_record", "draw_zero", "compare_runs"}
 
 # The rules whose programs import a module, whether themselves or by way of another module.
 MODULES = {
     "__init__": RULES,
-    "batches": MODEL_USERS,
+    "batches": MODEL_USERS | LOOKS,
     "best": {"train_sft"},
-    "card": TRAINERS,
+    "card": TRAINERS | {"draw_report"},
     "changes": set(),
+    "chapters": {"draw_report"},
     "code": RULES,
+    "comparison": {"evaluate_rlhf", "prompt_eval"},
     "control": {"train_rlhf"},
+    "conversation": set(),
     "costs": {"write_record", "draw_zero"},
-    "dialogues": RULES - PAGES,
+    "devices": set(),
+    "dialogues": RULES - PAGES - {"evaluate_tasks"},
     "digests": RULES,
     "ema": {"train_rlhf"},
+    "endpoint": {"evaluate_rlhf"},
     "engine": TRAINERS,
+    "estimate": set(),
+    "footprint": set(),
     "formats": {"import_dataset"},
     "gates": {"train_rlhf", "evaluate_rlhf"},
-    "generate": {"train_rlhf", "evaluate_rlhf"},
+    "generate": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
     "hub": {"import_dataset", "fetch_model"},
     "job": RULES,
+    "known": set(),
     "lineage": RULES,
     "lock": RULES,
-    "logprobs": MODEL_USERS,
+    "logprobs": MODEL_USERS | {"rw_eval"},
     "look": {"import_dataset", "split_dataset", *TOKENIZERS},
-    "lora": {"fetch_model", "init_model", *MODEL_USERS},
-    "metrics": TRAINERS | EVALUATORS,
-    "models": {"fetch_model", "init_model", *MODEL_USERS},
+    "lora": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
+    "metrics": TRAINERS | EVALUATORS | {"rw_eval"},
+    "models": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
+    "pages": LOOKS | {"compare_runs", "draw_report"},
     "parts": {"import_dataset"},
-    "passes": MODEL_USERS,
+    "passes": MODEL_USERS | {"rw_eval"},
     "phases": {"split_dataset", *TOKENIZERS},
     "pictures": PAGES,
+    "plan": set(),
     "ppo": {"train_rlhf"},
     "preference": {"train_reward", "evaluate_reward", "train_dpo", "evaluate_dpo"},
+    "prompt_sets": LOOKS,
     "ranks": RULES,
     "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
     "resume": TRAINERS,
@@ -676,14 +736,22 @@ MODULES = {
     "scoring": {"train_rlhf"},
     "sources": {"import_dataset"},
     "tokenizing": TOKENIZERS,
-    "tokens": {"fetch_model", "init_model", *TOKENIZERS, *MODEL_USERS, "compare_zero"},
+    "tokens": {
+        "fetch_model",
+        "init_model",
+        *TOKENIZERS,
+        *MODEL_USERS,
+        *LOOKS,
+        "compare_zero",
+    },
     "toy": {"import_dataset", "evaluate_rlhf"},
-    "vllm_sampler": {"train_rlhf", "evaluate_rlhf"},
-    "words": {"write_record", "draw_zero"},
+    "vllm_sampler": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
+    "words": PAGES | LOOKS,
+    "workload": set(),
     "zero": TRAINERS | {"draw_zero"},
 }
 # Programs that make no result.
-TOOLS = ("launch", "verify", "why")
+TOOLS = ("chat", "kubernetes_job", "launch", "plan", "verify", "why")
 # Targets for which every rule has a job.
 EVERY_RULE = (*TINY, "output/models/far.manifest.json")
 
@@ -789,6 +857,9 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
     "edit_a_tokenizer": Row(
         replaced("tokenizer/tokenizer.json", ("<unk>", "<UNK>")), {"init_model"}, (COPIED,)
     ),
+    "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
+    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
+    "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
 }
 
 
@@ -942,6 +1013,12 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
+    "deployment": fresh(placement("deployment")),
+    "what a deployment is": fresh(config(nested("deployments.cpu", PLACE))),
+    "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
+    "the name of a deployment as placement": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.placement", "multi_node") for stage in RECIPES))
+    ),
     "placement of sft": fresh(placement(*PLACES["sft"])),
     "placement of reward": fresh(placement(*PLACES["reward"])),
     "placement of dpo": fresh(placement(*PLACES["dpo"])),
@@ -994,12 +1071,12 @@ FRESH = {
 
 
 def test_every_placement_is_changed():
+    there = CONFIG["deployments"]["cpu"]
+    assert all(PLACE[key] != value for key, value in there.items())
     for stage, names in PLACES.items():
-        there = RECIPES[stage]["placement"]
-        keys = [name.rpartition(".")[2] for name in names]
-        assert there.keys() <= set(keys)
-        assert all(PLACEMENT[name] != there.get(key) for name, key in zip(names, keys, strict=True))
-    assert PLACEMENT["save_steps"] != CONFIG["save_steps"]
+        assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
+        assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
+    assert all(PLACEMENT[name] != CONFIG[name] for name in ("save_steps", "deployment"))
 
 
 @rows(FRESH)
@@ -1033,9 +1110,13 @@ RESULTS = {
     "train_rlhf": "rlhf/tiny",
     "evaluate_rlhf": "eval/rlhf/tiny",
     "draw_report": "report/tiny",
+    "prompt_eval": "prompt_eval/rlhf/tiny",
+    "rw_eval": "rw_eval/reward/tiny",
+    "evaluate_tasks": "lm_eval/rlhf/tiny",
     "write_record": "record/sft/tiny",
     "compare_zero": "zero_runs/sft/tiny",
     "draw_zero": "zero/sft/tiny",
+    "compare_runs": "compare/dpo/tiny-vs-other",
 }
 
 
@@ -1094,12 +1175,16 @@ DAMAGED |= {f"train_sft: {damage.__name__}": damaged("train_sft", damage) for da
 # is asked for. (The rules sft, dpo, rlhf and report have no command: they are those folders.)
 ASKED_FOR = {
     "train_dpo": {"dpo", *stale("train_dpo")},
-    "evaluate_dpo": {"dpo", "evaluate_dpo"},
+    "evaluate_dpo": {"dpo", *stale("evaluate_dpo")},
     "train_rlhf": {"rlhf", *stale("train_rlhf")},
     "evaluate_rlhf": {"rlhf", *stale("evaluate_rlhf")},
     "draw_report": {"report", "draw_report"},
+    "prompt_eval": {"prompt_eval"},
+    "rw_eval": {"rw_eval"},
+    "evaluate_tasks": {"evaluate_tasks"},
     "write_record": {"write_record"},
     "draw_zero": {"draw_zero"},
+    "compare_runs": {"compare_runs"},
 }
 SFT_ASKED_FOR = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
 DAMAGED |= {
@@ -1172,7 +1257,13 @@ from rlhf.job import run
 
 def main(job):
     """Nothing but the files that rules copy."""
-    for page in ("record.md", "zero.html"):
+    for page in (
+        "record.md",
+        "zero.html",
+        "comparison.html",
+        "answers.html",
+        "scores.html",
+    ):
         (job.result / page).touch()
 
 

@@ -467,6 +467,7 @@ def test_stats_and_facts_say_what_became_of_the_rows(phase):
     assert done.stats["train"] == {
         "rows": 4,
         "rows_of": {"mine": 6},
+        "kept_of": {"mine": 4},
         "dropped": {"empty answer": 1, "empty prompt": 1},
         "cut": 2,
         "tokens": {

@@ -70,9 +70,10 @@ def test_large_recipes_plan(sources, result):
     assert planned >= {"fetch_model", "train_sft", f"train_{stage}", f"evaluate_{stage}"}
 
 
-def test_slurm_profile_plans(sources):
+@pytest.mark.parametrize("profile", ["slurm", "profiles/node"])
+def test_profiles_plan(profile, sources):
     targets = ("output/rlhf/1.3b", "output/dpo/1.3b")
-    process = sources.snakemake("-n", *targets, "--profile", "slurm")
+    process = sources.snakemake("-n", *targets, "--profile", profile)
     assert process.returncode == 0, process.stdout
 
 

@@ -32,6 +32,8 @@ def write_card(job):
         for path in column
     ]
     versions = pinned_versions(REQUIREMENTS)
+    talk = f"`python scripts/chat.py {spec['path']}` talks to it.\n\n"
+    figures = spec["path"].replace("output", "output/eval", 1)
     card = f"""---
 {hub_metadata(job)}---
 # {spec["name"]}
@@ -45,7 +47,7 @@ model = {auto_class}.from_pretrained("{spec["path"]}")
 tokenizer = AutoTokenizer.from_pretrained("{spec["path"]}")
 ```
 
-## Made from
+{talk if "Causal" in auto_class else ""}## Made from
 
 Spec `{digest(spec)}`, seed {spec["settings"]["seed"]}.
 
@@ -59,6 +61,12 @@ compare file by file: `make reproduce TARGET={spec["path"]}`.
 
 Software: {", ".join(f"{name} {versions[name]}" for name in SOFTWARE)}.
 
+## The last step of training
+
+{last_step(job.result)}
+
+`metrics.jsonl` has all steps; `{figures}` of the build has figures of held-out rows.
+
 ## Settings
 
 ```json
@@ -68,8 +76,17 @@ Software: {", ".join(f"{name} {versions[name]}" for name in SOFTWARE)}.
     (job.result / "README.md").write_text(card)
 
 
+def last_step(folder):
+    """A table of the figures of the last step in metrics.jsonl."""
+    *_, last = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [f"| {name} | {value:.6g} |" for name, value in json.loads(last).items()]
+    return "\n".join(["| figure | value |", "|---|---|", *rows])
+
+
 def hub_metadata(job):
-    """The YAML that a model hub reads: tags, and the base models and datasets that it has."""
+    """The YAML that a model hub reads: tags, the base models and datasets that it has, and the
+    licence, where base models have one and the same.
+    """
     lines = ["library_name: transformers", f"tags: [snakechat, {job.spec['path'].split('/')[1]}]"]
     kinds = {"base_model": "fetch_model", "datasets": "import_dataset"}
     for key, rule in kinds.items():
@@ -80,6 +97,13 @@ def hub_metadata(job):
         }
         if found:
             lines.append(f"{key}: {json.dumps(sorted(found))}")
+    licences = {
+        entry["facts"].get("licence")
+        for entry in job.lineage.values()
+        if entry["rule"] == "fetch_model"
+    }
+    if len(licences) == 1 and licences != {None}:
+        lines.append(f"license: {json.dumps(*licences)}")
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +112,9 @@ def origin_of(entry):
     settings = entry["settings"]
     if "hub" in settings:
         # The commit that was found, whatever the revision is called.
-        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}"
+        origin = f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}"
+        licence = entry["facts"].get("licence")
+        return f"{origin}, licence {licence}" if licence else origin
     if entry["files"]["number"]:
         return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`"
     if "generate" in settings:

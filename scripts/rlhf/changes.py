@@ -17,6 +17,8 @@ FEW = 5
 SOON_READ = 1 << 26
 # Settings of evaluate_rlhf that are a recipe's.
 OF_RECIPES = ("dtype", "max_response_length", "reward_functions")
+# Where the settings of rules stand that are called by STAGE/NAME.
+SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
 # Texts that need no quotes in YAML: names as of recipes (1.3b) and models.
 PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
 
@@ -84,6 +86,10 @@ def config_key(spec, key):
         return f"split.{key}"
     if stage == "model":
         return f"models.{spec['name']}.{key}"
+    if rule in ("prompt_eval", "rw_eval") and first == "prompts":
+        return key
+    if rule in SECTIONS:
+        return f"{spec['name'].partition('/')[0] if first == 'dtype' else SECTIONS[rule]}.{key}"
     if rule == "evaluate_rlhf" and first not in OF_RECIPES:
         return f"evaluate.{key}"
     return f"{stage}.{key}"
@@ -128,8 +134,9 @@ def changed_code(old, new):
 def changed_files(old, new, rows, source):
     """Files from outside that differ. rows: how many they had; source: the folder they lie in."""
     before, now = old["files"], new["files"]
-    kind = "dataset" if new["rule"] == "import_dataset" else "model"
-    whose = f"{kind} {new['name']}: "
+    # Prompts belong to no job.
+    kind = {"import_dataset": "dataset", "init_model": "model"}.get(new["rule"])
+    whose = f"{kind} {new['name']}: " if kind else ""
 
     def describe(name):
         what = "is gone" if name not in now else "changed" if name in before else "is new"

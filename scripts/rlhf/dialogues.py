@@ -12,6 +12,35 @@ ROLES = {name: role for role, name in NAMES.items()}
 MARKER = re.compile(r"\n\n(System|Human|Assistant):")
 ANSWER = "\n\nAssistant:"
 
+# prompt_of and answer_of in Jinja, which has no regular expressions. After the last answer stands
+# eos, as in training.
+CHAT_TEMPLATE = (
+    "{%- set names = "
+    + str(NAMES)
+    + r""" -%}
+{%- for message in messages -%}
+  {%- if message.role not in names -%}
+    {{- raise_exception('roles are system, user and assistant, not ' ~ message.role) -}}
+  {%- endif -%}
+  {%- set turn = namespace(text=message.content | trim) -%}
+  {%- for name in names.values() -%}
+    {%- set parts = turn.text.split('\n\n' ~ name ~ ':') -%}
+    {%- set turn.text = '' -%}
+    {%- for part in parts -%}
+      {%- set joint = '' if loop.last else '\n' ~ name ~ ':' -%}
+      {%- set turn.text = turn.text ~ (part if loop.last else part.rstrip('\n')) ~ joint -%}
+    {%- endfor -%}
+  {%- endfor -%}
+  {{- '\n\n' ~ names[message.role] ~ ': ' ~ turn.text -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '\n\nAssistant:' -}}
+{%- elif messages and messages[-1].role == 'assistant' -%}
+  {{- eos_token -}}
+{%- endif -%}
+"""
+)
+
 
 def prompt_of(turns):
     """Text of (role, text) turns up to where the next answer begins."""
@@ -21,6 +50,15 @@ def prompt_of(turns):
 def answer_of(text):
     """A turn's text behind its marker. What looks like a marker in it loses its empty line."""
     return re.sub(r"\n{2,}(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
+
+
+def chat_template(tokenizer):
+    """The chat template by which a tokenizer makes the same text of messages, for servers.
+
+    What the tokenizer itself puts in front (bos), a chat template has to write.
+    """
+    has_bos = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
+    return ("{{- bos_token -}}\n" if has_bos else "") + CHAT_TEMPLATE
 
 
 def is_empty(prompt):

@@ -53,8 +53,8 @@ def start(placement):
     if processes != asked:
         raise InputError(
             f"placement asks for {asked} processes (nodes: {nodes}, gpus_per_node: {gpus}), and"
-            f" {processes} started: launch it by torchrun with --nnodes {nodes} --nproc-per-node"
-            f" {max(gpus, 1)}, or set nodes and gpus_per_node to what is there"
+            f" {processes} started: start it by scripts/launch.py, or set nodes and gpus_per_node"
+            " to what is there"
         )
     device = choose_device(placement)
     if device.type == "cpu":

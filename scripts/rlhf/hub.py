@@ -9,7 +9,16 @@ from pathlib import Path
 
 # The HTTP library that huggingface_hub has under it.
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download, utils
+from huggingface_hub import (
+    HfApi,
+    constants,
+    hf_hub_download,
+    hf_hub_url,
+    metadata_load,
+    snapshot_download,
+    utils,
+)
+from yaml import YAMLError
 
 from rlhf.digests import write_atomically
 from rlhf.job import InputError
@@ -53,6 +62,22 @@ def fetch(repository, kind, revision, choose):
         if revision != info.sha and not (ref.exists() and ref.read_text() == info.sha):
             write_atomically(ref, info.sha)
     return cache / "snapshots" / info.sha, paths, info.sha
+
+
+# Where a repository says what may be done with it.
+CARD = "README.md"
+
+
+def licence_of(folder):
+    """The licence that a repository's card in a folder names; None where it names none.
+
+    A word: what a stranger wrote is going to stand in cards of ours.
+    """
+    try:
+        licence = (metadata_load(folder / CARD) or {}).get("license", "")
+    except (FileNotFoundError, ValueError, YAMLError):
+        return None
+    return licence if re.fullmatch(r"[\w.+-]+", str(licence)) else None
 
 
 @contextmanager

@@ -36,13 +36,13 @@ def paths_of(inputs):
 def direct_inputs(jobs, path):
     """Inputs of a job in a lineage, without those that another of its inputs was made from too."""
     inputs = jobs[path]["inputs"]
-    return [one for one in inputs if not any(one in _behind(jobs, other) for other in inputs)]
+    return [one for one in inputs if not any(one in behind(jobs, other) for other in inputs)]
 
 
-def _behind(jobs, path):
+def behind(jobs, path):
     """All jobs that a job was made from, near or far."""
     near = set(jobs[path]["inputs"])
-    return near.union(*(_behind(jobs, one) for one in near))
+    return near.union(*(behind(jobs, one) for one in near))
 
 
 def in_columns(jobs):

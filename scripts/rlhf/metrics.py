@@ -1,4 +1,4 @@
-"""Figures of a run: one JSON line for each step, TensorBoard scalars, intervals."""
+"""Figures of a run: one JSON line for each step, TensorBoard scalars."""
 
 import contextlib
 import json
@@ -7,7 +7,6 @@ import shutil
 import statistics
 import time
 
-import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -122,11 +121,3 @@ class Clock:
 def write_json(path, value):
     """Write a result's figures, keys sorted."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
-
-
-def bootstrap_interval(values, resamplings, seed):
-    """95 % percentile interval of the mean of values [n], by resampling them (Efron 1979)."""
-    values = np.asarray(values, dtype=np.float64)
-    random = np.random.default_rng(seed)
-    means = [random.choice(values, len(values)).mean() for _ in range(resamplings)]
-    return [float(bound) for bound in np.percentile(means, [2.5, 97.5])]

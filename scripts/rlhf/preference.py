@@ -113,3 +113,19 @@ def held_out_figures(losses, scores, lengths):
         "longer_wins_accuracy": longer["accuracy"],
         "equal_lengths": longer["ties"],
     }
+
+
+def figures_by_dataset(losses, scores, lengths, kept_of):
+    """held_out_figures of all pairs, and under "of" those of each dataset where there are several.
+
+    kept_of: {dataset: pairs}, in the order in which they stand.
+    """
+    figures = held_out_figures(losses, scores, lengths)
+    kept_of = {name: number for name, number in kept_of.items() if number}
+    if len(kept_of) > 1:
+        sizes = list(kept_of.values())
+        parts = (each.split(sizes, dim=-1) for each in (losses, scores, lengths))
+        figures["of"] = {
+            name: held_out_figures(*part) for name, *part in zip(kept_of, *parts, strict=True)
+        }
+    return figures

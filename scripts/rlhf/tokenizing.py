@@ -37,16 +37,16 @@ def write_phase(job, phase, fields, encode):
     encoder = Encoder(tokenizer, job.settings.template)
     stats = {}
 
-    def encode_batch(batch):
+    def encode_batch(dataset, batch):
         texts = list(zip(*(batch[name] for name in fields), strict=True))
         reasons = [why_useless(encoder, *row) for row in texts]
         sound = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
         encoded = iter(encode(encoder, job.settings, *zip(*sound, strict=True)) if sound else ())
-        return [reason or next(encoded) for reason in reasons]
+        return dataset, [reason or next(encoded) for reason in reasons]
 
     for part in PARTS:
         rows = phase_rows(job, phase, part)
-        dropped, cut, kept = Counter(), 0, 0
+        dropped, cut, kept = Counter(), 0, Counter()
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(RaggedWriter(job.result, f"{part}.{name}", len(tokenizer)))
@@ -54,29 +54,31 @@ def write_phase(job, phase, fields, encode):
             ]
             total = sum(map(len, rows.values()))
             bar = stack.enter_context(tqdm(total=total, desc=part, unit="row", mininterval=2))
-            for encoded in in_order(encode_batch, batches(job, part, rows)):
+            for dataset, encoded in in_order(encode_batch, batches(job, part, rows)):
                 sound = [row for row in encoded if not isinstance(row, str)]
                 dropped.update(row for row in encoded if isinstance(row, str))
                 cut += sum(was_cut for *_, was_cut in sound)
-                kept += len(sound)
+                kept[dataset] += len(sound)
                 for writer, *ids in zip(writers, *(row[:-1] for row in sound), strict=True):
                     writer.write(ids)
                 bar.update(len(encoded))
         stats[part] = {
-            "rows": kept,
+            "rows": kept.total(),
             "rows_of": {name: len(numbers) for name, numbers in rows.items()},
+            # In this order they stand in the arrays.
+            "kept_of": {name: kept[name] for name in rows},
             "dropped": dict(sorted(dropped.items())),
             "cut": cut,
             "tokens": {
                 name: lengths_of(Ragged(job.result, f"{part}.{name}").lengths) for name in fields
             },
         }
-        if not kept:
+        if not kept.total():
             raise InputError(
                 f"{', '.join(rows)}: no row is left to {part} {phase}, of {total} rows in its share"
                 f" (dropped: {dict(dropped)}): give it more rows, or a larger share in split"
             )
-        print(f"{part}: {kept:,} rows, {cut:,} of them cut, dropped {dict(dropped)}")
+        print(f"{part}: {kept.total():,} rows, {cut:,} of them cut, dropped {dict(dropped)}")
     job.facts["dropped"] = {part: stats[part]["dropped"] for part in PARTS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
@@ -95,15 +97,17 @@ def phase_rows(job, phase, part):
 
 
 def batches(job, part, rows):
-    """Yield batches of records, dataset after dataset."""
+    """Yield (dataset, batch of records), dataset after dataset."""
     for dataset, numbers in rows.items():
         path = job.inputs[f"records.{dataset}"] / f"{part}.parquet"
         # Without an eval part, rows to evaluate on are some of train.parquet.
-        yield from record_batches(path if path.exists() else path.with_stem("train"), numbers)
+        path = path if path.exists() else path.with_stem("train")
+        for batch in record_batches(path, numbers):
+            yield dataset, batch
 
 
 def in_order(function, items, workers=2):
-    """Yield function(item) of each item, in order, some of them at work while one is used.
+    """Yield function(*item) of each item, in order, some of them at work while one is used.
 
     The tokenizers library lets go of Python while it works, on all cores: meanwhile another thread
     reads, cuts and counts.
@@ -111,7 +115,7 @@ def in_order(function, items, workers=2):
     with ThreadPoolExecutor(workers) as pool:
         waiting = deque()
         for item in items:
-            waiting.append(pool.submit(function, item))
+            waiting.append(pool.submit(function, *item))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
         while waiting:

@@ -13,7 +13,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from rlhf.dialogues import turns_of
+from rlhf.dialogues import chat_template, turns_of
 from rlhf.job import InputError
 
 
@@ -30,6 +30,17 @@ def load_tokenizer(folder):
         if tokenizer.unk_token_id in (None, tokenizer.eos_token_id):
             raise InputError(f"{folder}: the tokenizer has no pad token apart from eos: add one")
         tokenizer.pad_token = tokenizer.unk_token
+    return tokenizer
+
+
+def trained_tokenizer(folder, template):
+    """The tokenizer of a model that is trained, whose chat template is what it is trained with.
+
+    With template chat that is the one which the tokenizer brings.
+    """
+    tokenizer = load_tokenizer(folder)
+    if template == "dialogue":
+        tokenizer.chat_template = chat_template(tokenizer)
     return tokenizer
 
 

@@ -32,6 +32,12 @@ ZH = {
     "expected calibration error": "期望校准误差（ECE）",
     "score": "分数",
     "score of the judge": "裁判（judge）的分数",
+    "wins over SFT by score": "按分数对 SFT 的胜率",
+    "wins over SFT by the judge": "按裁判（judge）对 SFT 的胜率",
+    "wins over SFT by the endpoint": "按接口（endpoint）对 SFT 的胜率",
+    "tokens of an answer that differ (share)": "回答中不同 token 的占比",
+    "pairs of tokens that differ (share)": "不同的相邻 token 对的占比",
+    "phrases of four tokens that came before (share)": "重复出现的四 token 短语的占比",
     "exactly right, greedy (share)": "贪心解码时完全正确的占比",
     "KL to SFT (nats per answer)": "与 SFT 的 KL（nats/回答）",
     "entropy (nats per token)": "熵（nats/token）",
@@ -96,6 +102,41 @@ ZH = {
         "GPU 峰值取自 NVIDIA 数据手册的 16 位稠密算力。各项速率按中位数的一步计算，"
         "不含保存、加载和评估。"
     ),
+    # Comparisons of recipes.
+    "Settings that differ": "不同的设置",
+    "Results": "结果",
+    "seed": "随机种子",
+    "Of one run: the figure and, where held-out prompts were drawn anew, its 95 % interval over"
+    " prompts. Of several seeds: their mean, and Student's 95 % interval over seeds; curves show"
+    " the mean, and the range of the seeds. Settings of jobs before the training have the job's"
+    " name in front.": (
+        "单次训练：给出数值；若对留出的提示做过重采样，括号内为对提示的 95 % 区间。多个种子：给出"
+        "均值，以及对种子的 Student 95 % 区间；曲线为均值，色带为各种子的范围。训练之前各任务的设置"
+        "以任务名开头。"
+    ),
+    # Answers side by side, and answers scored.
+    "Answers side by side": "各模型回答并排对照",
+    "greedy": "贪心解码",
+    "sampled": "采样",
+    "beam search": "束搜索（beam search）",
+    "Sampled: at temperature {temperature}, by seed {seed}. Beam search: {num_beams} beams."
+    " An answer has at most {max_response_length} tokens; […] stands where one had not ended.": (
+        "采样：温度 {temperature}，种子 {seed}。束搜索：{num_beams} 个束。"
+        "每个回答最多 {max_response_length} 个 token；未结束的回答以 […] 标出。"
+    ),
+    "Good and bad answers, scored": "好回答与差回答的得分",
+    "The good answer has the higher score in {accuracy} of {pairs} pairs; ties: {ties}."
+    " Mean margin: {margin}.": (
+        "{pairs} 对回答中，好回答得分更高的占 {accuracy}；平局：{ties}。平均分差：{margin}。"
+    ),
+    "prompt": "提示",
+    "good answer (chosen)": "好回答（chosen）",
+    "bad answer (rejected)": "差回答（rejected）",
+    "margin": "分差",
+    "higher score": "得分更高者",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "tie": "平局",
     # Comparisons of ZeRO stages.
     "ZeRO stages": "ZeRO 各阶段的比较",
     "ZeRO stage": "ZeRO 阶段",

@@ -214,7 +214,8 @@ def make_job(stage, folder, result):
     settings = {**config[stage]["defaults"], "datasets": [["hh", 1]], "template": "dialogue"}
     settings |= {"max_length": LIMIT, "global_batch_size": BATCH, "dtype": "bf16", "seed": SEED}
     settings |= {"learning_rate": RATE, "adam_betas": BETAS, "weight_decay": 0.0}
-    placement = {**settings.pop("placement"), "nodes": 1, "gpus_per_node": 0, "threads": THREADS}
+    del settings["placement"]
+    placement = {**config["deployments"]["cpu"], "threads": THREADS}
     placement |= {"micro_batch_tokens": PASS_TOKENS, "save_steps": 1_000_000}
     result.mkdir()
     spec = {"rule": f"train_{stage}", "name": "bench", "path": str(result), "settings": settings}

@@ -1,0 +1,65 @@
+"""What is known of the hub's models and datasets before anything is fetched, for plans alone.
+
+As soon as a model or dataset is there, what it says itself is taken.
+"""
+
+
+def _opt(layers, width, heads, **others):
+    return {
+        "model_type": "opt",
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "word_embed_proj_dim": width,
+        "num_attention_heads": heads,
+        "ffn_dim": 4 * width,
+    } | others
+
+
+# Keys of their configs. OPT: Zhang et al. 2022, table 1 (350m has narrower embeddings and norms
+# behind); Llama 2: Touvron et al. 2023; BLOOM: Workshop 2022, table 3; mGPT: Shliazhko et al. 2022.
+MODELS = {
+    "facebook/opt-125m": _opt(12, 768, 12),
+    "facebook/opt-350m": _opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "facebook/opt-1.3b": _opt(24, 2048, 32),
+    "facebook/opt-6.7b": _opt(32, 4096, 32),
+    "facebook/opt-13b": _opt(40, 5120, 40),
+    "facebook/opt-30b": _opt(48, 7168, 56),
+    "facebook/opt-66b": _opt(64, 9216, 72),
+    "meta-llama/Llama-2-7b-hf": {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+    "bigscience/bloom-1b1": {
+        "model_type": "bloom",
+        "vocab_size": 250880,
+        "n_layer": 24,
+        "hidden_size": 1536,
+        "n_head": 16,
+    },
+    "ai-forever/mGPT": {
+        "model_type": "gpt2",
+        "vocab_size": 100000,
+        "n_positions": 2048,
+        "n_layer": 24,
+        "n_embd": 2048,
+        "n_head": 16,
+    },
+}
+
+# Rows to train and to evaluate on, as the hub's pages had them in 2023. The sum of the first six at
+# 40 % is the 264,292 prompts of DeepSpeed-Chat's own benchmark.
+ROWS = {
+    "Dahoas/rm-static": {"train": 76_256, "eval": 5_103},
+    "Dahoas/full-hh-rlhf": {"train": 112_052, "eval": 12_451},
+    "Dahoas/synthetic-instruct-gptj-pairwise": {"train": 29_829, "eval": 3_314},
+    "yitingxie/rlhf-reward-datasets": {"train": 76_256, "eval": 5_103},
+    "openai/webgpt_comparisons": {"train": 17_620, "eval": 1_958},
+    "stanfordnlp/SHP": {"train": 348_718, "eval": 18_436},
+}
