@@ -14,7 +14,7 @@ TARGET ?= output/rlhf/tiny
 .PHONY: demo test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward clean
 
 demo: $(VENV)/demo
-	$(ACTIVATE) snakemake --cores $(CORES) output/rlhf/tiny
+	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
 	$(ACTIVATE) snakemake --report report.html
 	@echo "Report: report.html  Figures: output/eval/rlhf/tiny/metrics.json  Model: output/rlhf/tiny"
 	@echo "Talk to it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"

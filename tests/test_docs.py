@@ -293,7 +293,7 @@ def planned(line):
     options, targets = [], []
     for before, word in pairwise(["", *words]):
         # Neither matters to a plan.
-        if word in plain or {"--cores", "--sdm"} & {word, before}:
+        if word in plain or {"--cores", "--sdm", "--logger"} & {word, before}:
             continue
         if before in ("--profile", "--configfile", "--config", "--directory") or word[0] == "-":
             options.append(word)
