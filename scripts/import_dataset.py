@@ -71,10 +71,10 @@ def hub_files(job):
     globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}
 
     def choose(paths):
-        card = {CARD} & set(paths)
         try:
-            parts = parts_of(sorted(set(paths) - card), globs)
-            return sorted(card.union(*parts.values()))
+            parts = parts_of([path for path in paths if path != CARD], globs)
+            found = sorted(path for names in parts.values() for path in names)
+            return [*found, CARD] if CARD in paths else found
         except InputError as error:
             raise InputError(f"{settings.hub}: {error}") from None
 

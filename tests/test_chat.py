@@ -7,7 +7,6 @@ import pty
 import random
 import select
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -619,27 +618,30 @@ def test_ctrl_c_ends_a_pipe(folders, talk, monkeypatch):
     assert code == 130 and "Yes indeed.".startswith(output)
 
 
+# Makes standard input the terminal of this process, which Ctrl-C goes to, and becomes a program.
+# (preexec_fn would fork the process of the tests, which may be too large for that.)
+TAKE = """
+import fcntl, os, signal, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 class Terminal:
     """The program at a terminal of its own."""
 
     def __init__(self, *arguments):
         self.ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, ROOT / "scripts/chat.py", *arguments],
+            [sys.executable, "-c", TAKE, ROOT / "scripts/chat.py", *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
-            preexec_fn=self.take,
         )
         os.close(theirs)
-
-    @staticmethod
-    def take():
-        """Make it the terminal of this process, which Ctrl-C goes to."""
-        os.setsid()
-        ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def resize(self, columns):
         """Give it another width."""

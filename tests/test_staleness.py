@@ -137,7 +137,8 @@ def merged(config, *changes):
         for key, value in change.items():
             mapping = isinstance(value, dict)
             result[key] = merged(result.get(key) or {}, value) if mapping else value
-    return {key: value for key, value in result.items() if value is not None}
+    taken_out = {key for change in changes for key in change if result[key] is None}
+    return {key: value for key, value in result.items() if key not in taken_out}
 
 
 def nested(path, value):
@@ -430,7 +431,7 @@ def other_tokenizer(folder):
 
 LOOKS = {"prompt_eval", "rw_eval"}
 ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
-DPO_SWEEP = {"stage": "dpo", "over": {"kl_coef": None, "beta": [0.2]}}
+DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
 SETTINGS = {
     "seed": Row(setting("seed", 1235), stale("import_dataset")),
@@ -492,7 +493,7 @@ SETTINGS = {
         setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
     ),
     # Other recipes than those that were built.
-    "sweeps.stage": Row(setting("sweeps.tiny-kl", DPO_SWEEP), set()),
+    "sweeps.stage": Row(setting("sweeps.other", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
     **{
