@@ -388,6 +388,8 @@ def add_sweeps():
     """Put the recipes of all sweeps beside the others."""
     for sweep, settings in config["sweeps"].items():
         recipes = config[settings["stage"]]["recipes"]
+        if sweep in recipes:
+            fail(f"config: sweeps.{sweep} has the name of a recipe of {settings['stage']}")
         for name, made in swept(sweep).items():
             if name in recipes:
                 fail(f"config: sweeps.{sweep} makes recipe {name}, which is there already")

@@ -133,6 +133,12 @@ def test_what_cannot_be_swept_or_compared_is_told_in_one_line(quick, sweep, targ
     assert said in line
 
 
+def test_a_sweep_is_not_called_as_a_recipe(quick):
+    settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}}
+    said = planned_with(quick, {"sweeps": {"tiny": settings}}, "output/dpo/tiny")
+    assert "error: config: sweeps.tiny has the name of a recipe of dpo\n" in said
+
+
 # --- a build --------------------------------------------------------------------------------
 
 

@@ -493,7 +493,7 @@ SETTINGS = {
         setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
     ),
     # Other recipes than those that were built.
-    "sweeps.stage": Row(setting("sweeps.other", DPO_SWEEP), set()),
+    "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
     **{
