@@ -2,11 +2,11 @@
 
 import json
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from rlhf.costs import sent_elements
 from rlhf.job import run
+from rlhf.pages import write_page
 from rlhf.pictures import draw_curves, points_of
 from rlhf.words import as_number, teller
 from rlhf.zero import stage_used
@@ -17,25 +17,16 @@ LOSSES = ("loss", "value/loss", "policy/loss")
 # Other figures of steps that are drawn where they are logged, and what they are called.
 DRAWN = {"grad_norm": "gradient norm", "objective/scores": "score"}
 
-PAGE = """<!doctype html>
-<html lang="{{ language }}">
-<meta charset="utf-8">
-<title>{{ title }}</title>
-<style>
-body { font: 16px/1.5 sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-table { border-collapse: collapse; }
-th, td { border-bottom: 1px solid #ccc; padding: .3em .8em; text-align: right; }
-svg { max-width: 100%; height: auto; }
-</style>
-<h1>{{ title }}</h1>
-{% for sentence in sentences %}<p>{{ sentence }}</p>
-{% endfor %}<table>
+BODY = """<table>
 <tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
 {{ picture }}
-{% for note in notes %}<p><small>{{ note }}</small></p>
-{% endfor %}</html>
+{% for note in notes %}
+<p><small>{{ note }}</small></p>
+{% endfor %}
 """
 
 
@@ -52,18 +43,18 @@ def main(job):
     picture = job.result / "curves.svg"
     draw_curves(picture, panels, say("step"), as_text=True)
     _, tag, svg = picture.read_text().partition("<svg")
-    page = Environment(autoescape=True).from_string(PAGE)
-    text = page.render(
-        language=job.settings.language,
-        title=f"{say('ZeRO stages')}: {comparison.title}",
-        sentences=list(sentences(comparison, say)),
+    write_page(
+        job.result / "zero.html",
+        BODY,
+        job.settings.language,
+        f"{say('ZeRO stages')}: {comparison.title}",
+        sentences(comparison, say),
         head=[say(name) for name in HEAD],
         rows=[row(comparison, stage, say) for stage in comparison.runs],
         picture=Markup(tag + svg),
-        notes=list(notes(comparison, say)),
+        notes=notes(comparison, say),
     )
     picture.unlink()
-    (job.result / "zero.html").write_text(text)
 
 
 class Comparison:

@@ -720,7 +720,7 @@ MODULES = {
     "lora": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
     "metrics": TRAINERS | EVALUATORS | {"rw_eval"},
     "models": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
-    "pages": LOOKS | {"compare_runs", "draw_report"},
+    "pages": LOOKS | {"compare_runs", "draw_report", "draw_zero"},
     "parts": {"import_dataset"},
     "passes": MODEL_USERS | {"rw_eval"},
     "phases": {"split_dataset", *TOKENIZERS},

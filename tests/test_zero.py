@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jinja2 import Environment
 
 import compare_zero
 import draw_zero
@@ -14,6 +13,7 @@ from rlhf import words
 from rlhf.changes import changes_of
 from rlhf.costs import sent_elements
 from rlhf.job import InputError, check_input, digest
+from rlhf.pages import write_page
 from rlhf.tokens import Ragged, RaggedWriter
 
 PAGE = "output/zero/sft/tiny.html"
@@ -209,9 +209,10 @@ def test_all_of_it_has_its_chinese():
     assert all(zh(text) for text in (*draw_zero.HEAD, *draw_zero.DRAWN.values()))
 
 
-def test_text_is_escaped():
-    page = Environment(autoescape=True).from_string(draw_zero.PAGE)
-    text = page.render(title="<script>", sentences=["<b>"], head=["<i>"], rows=[["<u>"]])
+def test_text_is_escaped(tmp_path):
+    page = tmp_path / "page.html"
+    write_page(page, draw_zero.BODY, "en", "<script>", ["<b>"], head=["<i>"], rows=[["<u>"]])
+    text = page.read_text()
     assert not re.search("<(script|b|i|u)>", text)
     assert text.count("&lt;script&gt;") == 2
 
