@@ -49,6 +49,7 @@ def test_a_sweep_of_a_thousand_recipes_is_planned_in_15_seconds(sweep, second):
     seconds, told = seconds_of(sweep, "-n", *targets, *options)
     assert seconds < 15 * second
     jobs = dict(line.split() for line in told.splitlines() if line.startswith("train"))
-    assert jobs == {"train_sft": "1", "train_reward": "1", "train_rlhf": "1000"}
+    # Two reward models: the one that they train on, and the judge that compares them.
+    assert jobs == {"train_sft": "1", "train_reward": "2", "train_rlhf": "1000"}
     # One of them is not much more than one recipe of a small config.
     assert seconds_of(sweep, "-n", "output/rlhf/s500", *options)[0] < 5 * second
