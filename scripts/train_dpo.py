@@ -55,6 +55,7 @@ def main(job):
                 losses = dpo_loss(*rewards, settings.label_smoothing)
                 engine.backward(part.counts / len(rows) * losses.sum(), part.last)
                 sums += part.counts * pair_sums(losses.detach(), *rewards.detach())
+            engine.step()
             means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,

@@ -64,6 +64,7 @@ def main(job):
                 losses, scores = judge(part.grid)
                 engine.backward(part.counts / len(rows) * losses.sum(), part.last)
                 sums += part.counts * pair_sums(losses.detach(), *scores.detach())
+            engine.step()
             means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,

@@ -23,7 +23,7 @@ from rlhf.batches import Examples, global_batches, num_steps
 from rlhf.card import write_card
 from rlhf.control import KLController
 from rlhf.ema import Ema
-from rlhf.engine import Frozen, make_engine, start
+from rlhf.engine import Frozen, make_engine, start, take_steps
 from rlhf.gates import check_answers, check_first, check_probes, check_tokenizers, shared_prompts
 from rlhf.generate import make_sampler
 from rlhf.job import run
@@ -129,29 +129,34 @@ def main(job):
 
             # 5. Updates.
             experience = Experience(logprobs, ref_logprobs, advantages, weights, values, returns)
-            policy_figures, value_figures = [], []
+            updates = []
             with clock("train"):
                 for number, minibatch in enumerate(
                     global_batches(
                         len(rows), minibatch_size, settings.ppo_epochs, settings.seed + step
                     )
                 ):
+                    engines, found = {}, {}
                     if step > settings.critic_warmup_steps:
+                        engines["policy"] = actor_engine
                         text = draw(ptx, settings, step, number) if ptx else None
-                        found = update_actor(
+                        found |= learn_policy(
                             actor_engine, rollouts, minibatch, experience, kl_coef, settings, text
                         )
                         if number == 0:
                             check_first(found, settings.dtype, step)
-                        policy_figures.append(found)
-                        if ema:
-                            ema.update()
                     if critic:
-                        value_figures.append(
-                            update_critic(critic_engine, rollouts, minibatch, experience, settings)
+                        engines["value"] = critic_engine
+                        found |= learn_values(
+                            critic_engine, rollouts, minibatch, experience, settings
                         )
-                    moved = policy_figures[-1]["policy/approxkl"] if policy_figures else 0.0
-                    if moved > (settings.max_approx_kl or math.inf):
+                    take_steps(*engines.values(), together=settings.align_overflow)
+                    if ema and "policy" in engines:
+                        ema.update()
+                    for part, engine in engines.items():
+                        found |= {f"{part}/{name}": value for name, value in engine.figures.items()}
+                    updates.append(found)
+                    if found.get("policy/approxkl", 0.0) > (settings.max_approx_kl or math.inf):
                         break
 
             kl = ((logprobs - ref_logprobs) * mask).sum(dim=1)
@@ -164,15 +169,13 @@ def main(job):
                 "objective/entropy": ppo.masked_mean(entropies, mask).item(),
                 **rollouts.figures(),
                 **sampler_figures,
-                **means(policy_figures),
-                **means(value_figures),
+                **means(updates),
             }
             if critic:
                 figures["value/explained_var"] = ppo.explained_variance(values, returns, mask)
-            if policy_figures:
-                first = policy_figures[0]
+            if step > settings.critic_warmup_steps:
                 for name in ("ratio", "approxkl", "clipfrac"):
-                    figures[f"policy/first_{name}"] = first[f"policy/{name}"]
+                    figures[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
             log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
             log.write_times(step, len(kl), int(rollouts.lengths.sum()), clock.seconds)
             job.record["seconds_of_parts"] = clock.medians()
@@ -203,8 +206,8 @@ class Experience(NamedTuple):
         return Experience(*(table if table is None else table[group][mask] for table in self))
 
 
-def update_actor(engine, rollouts, rows, experience, kl_coef, settings, text=None):
-    """One optimizer step of the actor on the answers to some prompts; returns means over tokens.
+def learn_policy(engine, rollouts, rows, experience, kl_coef, settings, text=None):
+    """Gradients of the actor from the answers to some prompts; returns means over tokens.
 
     text: Examples whose language modelling loss is added, settings.ptx_coef times.
     """
@@ -229,11 +232,11 @@ def update_actor(engine, rollouts, rows, experience, kl_coef, settings, text=Non
     figures = {f"policy/{name}": value for name, value in means.items()}
     if text:
         figures["ptx/loss"] = learn_text(engine, text, rollouts.max_tokens, settings.ptx_coef)
-    return figures | {f"policy/{name}": value for name, value in engine.figures.items()}
+    return figures
 
 
 def learn_text(engine, text, max_tokens, coef):
-    """End a step with coef times the language modelling loss of text; returns the loss."""
+    """A step's last gradients, of coef times the language modelling loss of text; returns that."""
     num_tokens = int(text.num_tokens(with_prompts=True).sum())
     device = next(engine.module.parameters()).device
     loss_sum = torch.zeros((), device=device)
@@ -246,8 +249,8 @@ def learn_text(engine, text, max_tokens, coef):
     return ranks.total(loss_sum).item()
 
 
-def update_critic(engine, rollouts, rows, experience, settings):
-    """One optimizer step of the critic, as update_actor."""
+def learn_values(engine, rollouts, rows, experience, settings):
+    """Gradients of the critic, as learn_policy."""
     num_tokens = rollouts.num_tokens(rows)
     sums = torch.zeros(2, device=rollouts.device)
     for part, group, mask in rollouts.passes(rows, engine.module.packs):
@@ -260,8 +263,7 @@ def update_critic(engine, rollouts, rows, experience, settings):
         clipped = statistics["clipfrac"] / num_tokens
         sums += part.counts * torch.stack([loss.detach(), clipped])
     loss, clipped = ranks.total(sums).tolist()
-    figures = {"value/loss": loss, "value/clipfrac": clipped}
-    return figures | {f"value/{name}": value for name, value in engine.figures.items()}
+    return {"value/loss": loss, "value/clipfrac": clipped}
 
 
 def means(updates):

@@ -70,6 +70,7 @@ def main(job):
                 loss = -part.counts / num_tokens * engine(part.grid, summed=True)
                 engine.backward(loss, part.last)
                 loss_sum += loss.detach()
+            engine.step()
 
             eval_loss = None
             is_due = settings.eval_steps and step % settings.eval_steps == 0

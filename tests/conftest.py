@@ -174,6 +174,17 @@ def group():
 
 
 @pytest.fixture
+def halves(monkeypatch):
+    """A CPU that trains in fp16 too: slowly, but it does."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+    supported = [torch.float32, torch.bfloat16, torch.float16]
+    monkeypatch.setattr(get_accelerator(), "supported_dtypes", lambda: supported)
+
+
+@pytest.fixture
 def sources(tmp_path):
     """A workflow without any output."""
     copy_sources(tmp_path / "sources")

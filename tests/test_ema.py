@@ -54,6 +54,7 @@ def run_step(engine, seed):
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
     inputs = inputs.to(next(engine.module.parameters()).dtype)
     engine.backward((engine(inputs).float() - 1).square().mean(), last=True)
+    engine.step()
 
 
 def weights_of(engine):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.engine import Frozen, make_engine, start
+from rlhf.engine import Frozen, make_engine, start, take_steps
 from rlhf.job import InputError
 from rlhf.resume import Resumable
 
@@ -77,6 +77,7 @@ def run_step(engine, inputs, targets, passes, scale=1.0):
     for number, (some_inputs, some_targets) in enumerate(groups, start=1):
         loss = squared_error(engine(some_inputs), some_targets, len(inputs)) * scale
         engine.backward(loss, last=number == len(groups))
+    engine.step()
 
 
 def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
@@ -149,7 +150,7 @@ def test_steps_may_have_different_numbers_of_passes_and_rows():
     assert_same(weights_of(module), plain_weights(steps)[0])
 
 
-def test_weights_move_at_the_last_pass_only():
+def test_weights_move_at_a_step_only():
     inputs, targets = rows(2)
     module = network()
     engine = engine_for(module)
@@ -157,6 +158,7 @@ def test_weights_move_at_the_last_pass_only():
     engine.backward(squared_error(engine(inputs[:1]), targets[:1], 2), last=False)
     assert torch.equal(weights_of(module), before)
     engine.backward(squared_error(engine(inputs[1:]), targets[1:], 2), last=True)
+    engine.step()
     assert not torch.equal(weights_of(module), before)
 
 
@@ -201,6 +203,7 @@ def test_weight_decay_shrinks_matrices_and_neither_biases_nor_norms():
             weight.fill_(1.0)
     engine = engine_for(module, weight_decay=0.5)
     engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
+    engine.step()
     # No gradient: decay alone, 1 - .01 * .5.
     for weight in module.parameters():
         expected = 0.995 if weight.ndim > 1 else 1.0
@@ -224,6 +227,7 @@ def test_the_norm_of_a_large_gradient_is_exact_too():
     engine = engine_for(module)
     slopes = torch.randn(1 << 12, generator=torch.Generator().manual_seed(1))
     engine.backward(engine(slopes).sum(), last=True)
+    engine.step()
     # The gradient has the slopes in each of its rows.
     norm = math.sqrt(1 << 12) * slopes.double().norm().item()
     assert engine.grad_norm == pytest.approx(norm, rel=1e-5)
@@ -239,6 +243,7 @@ def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
     changes = {"weight_decay": 0.0, "lr_schedule": "linear", "lora_learning_rate": 0.05}
     engine = engine_for(module, num_steps=2, zero_stage=zero_stage, **changes)
     engine.backward(engine(torch.ones(1)).sum(), last=True)
+    engine.step()
     with engine.whole_weights():
         moved = {name: start[name] - weight.item() for name, weight in module.named_parameters()}
     expected = {"weight": RATE, "bias": RATE, "lora_A": 0.05}
@@ -259,14 +264,6 @@ def test_fp16_on_a_cpu_is_refused(monkeypatch):
         engine_for(network(), dtype="fp16")
 
 
-@pytest.fixture
-def halves(monkeypatch):
-    """A CPU that trains in fp16 too: slowly, but it does."""
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
-    supported = [torch.float32, torch.bfloat16, torch.float16]
-    monkeypatch.setattr(get_accelerator(), "supported_dtypes", lambda: supported)
-
-
 def fp16_line(zero_stage=0, **changes):
     module = nn.Linear(2, 1, bias=False).to(torch.float16)
     nn.init.constant_(module.weight, 0.5)
@@ -281,13 +278,41 @@ def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stag
     # 65,536 itself is more than fp16 holds; DeepSpeed waits for a second time.
     for skipped in (1, 2):
         engine.backward(engine(inputs).float().sum(), last=True)
+        engine.step()
         assert (engine.skipped_steps, engine.grad_norm) == (skipped, None)
     assert weights_of(module).tolist() == [0.5, 0.5]
     assert (engine.loss_scale, engine.learning_rate) == (32768, RATE)
     engine.backward(engine(inputs).float().sum(), last=True)
+    engine.step()
     norm = pytest.approx(math.sqrt(2), rel=1e-3)
     assert engine.figures == {"grad_norm": norm, "loss_scale": 32768, "skipped_steps": 2}
     assert weights_of(module).tolist() == pytest.approx([0.49, 0.49], abs=0.001)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+@pytest.mark.parametrize("together", [False, True])
+def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, together, halves):
+    (first, too_large), (second, fine) = (
+        fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
+    )
+    inputs = torch.ones(1, 2, dtype=torch.float16)
+    # Times the scale of 65,536 that is more than fp16 holds, and 64.
+    slopes = {too_large: 1.0, fine: 1 / 1024}
+    for _ in range(2):
+        for engine, slope in slopes.items():
+            engine.backward(engine(inputs).float().sum() * slope, last=True)
+        take_steps(too_large, fine, together=together)
+    assert weights_of(first).tolist() == [0.5, 0.5]
+    assert (too_large.skipped_steps, too_large.loss_scale) == (2, 32768)
+    # The other's scale is as it was: nothing was wrong with it.
+    assert (fine.skipped_steps, fine.loss_scale) == (2 if together else 0, 65536)
+    assert weights_of(second).tolist() == pytest.approx([0.5 if together else 0.48] * 2, abs=1e-3)
+    # Gradients of a step that was left out are gone.
+    for engine, slope in slopes.items():
+        engine.backward(engine(inputs).float().sum() * slope / 1024, last=True)
+    take_steps(too_large, fine, together=together)
+    for engine, slope in slopes.items():
+        assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
 
 
 def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
@@ -295,11 +320,13 @@ def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
     _, engine = fp16_line(num_steps=1000)
     for _ in range(60):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
+        engine.step()
     _, resumed = fp16_line(num_steps=1000)
     resumed.restore(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
     for _ in range(60):
         for one in (engine, resumed):
             one.backward(one(inputs).float().sum() / 1024, last=True)
+            one.step()
     assert engine.loss_scale == resumed.loss_scale == 131072
     assert values_of(engine) == values_of(resumed)
 
@@ -334,7 +361,7 @@ def test_all_zero_stages_give_the_weights_of_plain_training(zero_stage):
 
 
 def test_two_engines_in_turn_do_not_disturb_each_other():
-    # As actor and critic: pass of one, pass of the other, until both update.
+    # As actor and critic: passes of both, then a step of both.
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     first, second = network(), network()
     engines = engine_for(first), engine_for(second)
@@ -344,6 +371,7 @@ def test_two_engines_in_turn_do_not_disturb_each_other():
             for engine, sign in zip(engines, (1, -1), strict=True):
                 loss = squared_error(engine(inputs[part]), sign * targets[part], 8)
                 engine.backward(loss, last=number == 1)
+        take_steps(*engines)
     assert_same(weights_of(first), plain_weights(steps)[0])
     assert_same(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
@@ -383,6 +411,7 @@ def test_passes_before_the_last_do_not_move_the_schedule():
         engine.backward(engine(inputs).sum(), last=False)
         assert engine.learning_rate == RATE
     engine.backward(engine(inputs).sum(), last=True)
+    engine.step()
     assert engine.learning_rate == pytest.approx(0.75 * RATE)
 
 
@@ -392,6 +421,7 @@ def test_the_rate_of_the_first_step_is_what_weights_move_by():
     nn.init.constant_(module.weight, 2.0)
     engine = engine_for(module, weight_decay=0.0)
     engine.backward(engine(torch.tensor([[3.0]])).sum(), last=True)
+    engine.step()
     assert module.weight.item() == pytest.approx(2.0 - RATE, abs=1e-6)
 
 
@@ -418,6 +448,7 @@ def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
     module, engine = bf16_line(zero_stage, rate=0.1)
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
     engine.backward(engine(inputs).float().sum(), last=True)
+    engine.step()
     assert weights_of(module).float().tolist() == pytest.approx([0.4, 0.4], abs=0.001)
 
 
@@ -427,6 +458,7 @@ def test_small_steps_add_up_in_bf16(zero_stage):
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
     for _ in range(400):
         engine.backward(engine(inputs).float().sum(), last=True)
+        engine.step()
     # .5 - 400 * 1e-5 = .496. One step alone is less than bf16 tells apart (.002 below .5).
     assert weights_of(module).float().tolist() == pytest.approx([0.496, 0.496], abs=0.0011)
 
@@ -440,6 +472,7 @@ def test_small_passes_add_up_in_bf16(zero_stage):
     engine.backward(engine(inputs).float().sum(), last=False)
     for number in range(1, 701):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
+    engine.step()
     assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
 
 

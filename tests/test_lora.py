@@ -168,6 +168,7 @@ def test_a_model_of_zero_3_is_merged_when_its_weights_are_gathered(
         engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
         for _ in range(2):
             engine.backward(engine(IDS).logits.square().mean(), last=True)
+            engine.step()
         with deepspeed.zero.GatheredParameters(list(model.parameters())):
             save_model(model, tokenizer, tmp_path / str(stage))
         saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
@@ -232,6 +233,7 @@ def test_training_goes_on_to_the_same_bits_after_a_look_without_adapters(
             for last in (False, True):
                 loss = engine(IDS).logits.square().mean()
                 engine.backward(loss, last)
+            engine.step()
             losses.append((loss.item(), engine.grad_norm))
         runs.append(losses)
     assert runs[0] == runs[1]

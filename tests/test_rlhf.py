@@ -216,6 +216,16 @@ def test_updates_of_a_step_stop_when_the_policy_has_moved_too_far(train):
     assert max(values(job, "policy/approxkl")) < min(moved)
 
 
+def test_in_fp16_actor_and_critic_can_leave_out_the_same_steps(train, halves):
+    fp16 = {"dtype": "fp16", "rollout_batch_size": 60, "max_response_length": 4}
+    skipped = [
+        [values(job, f"{part}/skipped_steps") for part in ("policy", "value")]
+        for job in (train(**fp16), train(**fp16, align_overflow=True))
+    ]
+    assert skipped[0][0] != skipped[0][1]
+    assert skipped[1][0] == skipped[1][1]
+
+
 def test_scores_of_a_function_are_learnt_without_a_reward_model(train, functions, monkeypatch):
     # How answers end does not count here.
     monkeypatch.setattr(gates, "NEVER_ENDS", 10**6)

@@ -334,6 +334,7 @@ RL = {
     "kl_target": 2.0,
     "kl_horizon": 100,
     "max_approx_kl": 0.1,
+    "align_overflow": True,
     "standardize_scores": "running",
     "score_clip": 4.0,
     "missing_eos_penalty": 2.0,

@@ -103,6 +103,7 @@ def run_step(engine, step):
         loss = engine(ids) / tokens
         engine.backward(loss, last=number == len(groups))
         loss_sum += loss.detach().float()
+    engine.step()
     return ranks.total(loss_sum).item()
 
 
@@ -258,6 +259,7 @@ def looked_at(placement, lora=False):
             loss = -part.counts / rollouts.num_tokens(rows) * engine(part.grid, 0.8).sum()
             engine.backward(loss, part.last)
             loss_sum += loss.detach()
+        engine.step()
         found["losses"].append(ranks.total(loss_sum).item())
     return found
 

@@ -104,6 +104,17 @@ def make_engine(module, settings, learning_rate, num_steps, placement):
     return ShardedEngine(module, settings, learning_rate, num_steps, stage, placement["offload"])
 
 
+def take_steps(*engines, together=False):
+    """A step of each engine. together: of none where gradients of one are too large for fp16."""
+    # Of all: its processes ask each other.
+    overflows = [together and engine.overflows() for engine in engines]
+    for engine, overflow in zip(engines, overflows, strict=True):
+        if any(overflows) and not overflow:
+            engine.skip()
+        else:
+            engine.step()
+
+
 class Frozen:
     """A module that is asked and never trained. rests: it is in the CPU's memory between times."""
 
@@ -254,12 +265,13 @@ class WholeEngine(Engine):
         return self.module(*arguments, **named)
 
     def backward(self, loss, last):
-        """Add a pass's gradients; after the last pass of a step, update the weights."""
+        """Add a pass's gradients; after the last pass of a step, those of all processes."""
         loss.backward()
-        if not last:
-            return
-        if world_size() > 1:
+        if last and world_size() > 1:
             torch.distributed.all_reduce(self.gradients)
+
+    def step(self):
+        """Update the weights by the gradients of the passes."""
         self.grad_norm = nn.utils.get_total_norm(self.gradients.split(SQUARED)).item()
         if self.grad_norm > self.max_grad_norm:
             self.gradients *= self.max_grad_norm / self.grad_norm
@@ -273,6 +285,10 @@ class WholeEngine(Engine):
         for weights, master in zip(self.weights, self.masters, strict=True):
             if weights.data_ptr() != master.data_ptr():
                 weights.copy_(master.detach())
+
+    def overflows(self):
+        """Never: here nothing is trained in fp16."""
+        return False
 
     def gathered(self):
         """All weights are here at all times."""
@@ -319,6 +335,11 @@ class ShardedEngine(Engine):
                 "steps_per_print": 1 << 40,
             },
         )
+        # Of the coming step; None: not looked for yet.
+        self.overflow = None
+        if self.fp16:
+            self.find_overflow = self.engine.optimizer.has_overflow
+            self.engine.optimizer.has_overflow = lambda *_, **__: self.overflows()
         if stage == 3 and hasattr(module, "borrowed_weights"):
             for weight in module.borrowed_weights():
                 deepspeed.zero.register_external_parameter(module, weight)
@@ -328,15 +349,34 @@ class ShardedEngine(Engine):
         return self.engine(*arguments, **named)
 
     def backward(self, loss, last):
-        """Add a pass's gradients; after the last pass of a step, update the weights."""
+        """Add a pass's gradients; after the last pass of a step, those of all processes."""
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed takes the mean over the processes, where the sum is wanted.
         self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+        if not last:
+            self.engine.step()
+
+    def step(self):
+        """Update the weights by the gradients of the passes, unless fp16 could not hold them."""
         skipped = self.skipped_steps
         self.engine.step()
-        if last:
-            taken = self.skipped_steps == skipped
-            self.grad_norm = float(self.engine.get_global_grad_norm()) if taken else None
+        self.overflow = None
+        taken = self.skipped_steps == skipped
+        self.grad_norm = float(self.engine.get_global_grad_norm()) if taken else None
+
+    def overflows(self):
+        """Whether gradients of the coming step are too large for fp16, in any process."""
+        if self.fp16 and self.overflow is None:
+            self.overflow = self.find_overflow()
+        return bool(self.overflow)
+
+    def skip(self):
+        """Take the coming step for one that overflows, but leave the loss scale as it is."""
+        scaler = self.engine.optimizer.loss_scaler
+        scale = {name: getattr(scaler, name) for name in SCALER}
+        self.overflow = True
+        self.step()
+        vars(scaler).update(scale)
 
     @property
     def figures(self):
