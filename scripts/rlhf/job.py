@@ -135,16 +135,8 @@ def run(main):
             main(job)
             # A slower one still reads or writes in the folder that the first one then moves.
             barrier()
-        if rank() > 0:
-            return
-        if not complete:
-            publish(job, started)
-        # A complete folder without its manifest beside it: an interrupted or failed rerun removed
-        # the manifest alone. Nothing has to be computed again.
-        write_beside(job, "manifest", (job.target / "manifest.json").read_text())
-        # What an interrupted run left too, and states of other specs: they were superseded.
-        for leftover in (job.result, job.old, job.states.parent):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if rank() == 0:
+            finish(job, started, complete)
     except InputError as error:
         leave(f"error: {error}")
     except Locked as other:
@@ -156,6 +148,24 @@ def run(main):
         if told is None:
             raise
         leave(f"error: {told}")
+    if world_size() > 1:
+        # DeepSpeed holds on to groups of processes: their threads outlive them, and now and then
+        # end by SIGABRT a program that Python takes apart.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def finish(job, started, complete):
+    """Leave nothing but the result and what belongs beside it."""
+    if not complete:
+        publish(job, started)
+    # A complete folder without its manifest beside it: an interrupted or failed rerun removed the
+    # manifest alone. Nothing has to be computed again.
+    write_beside(job, "manifest", (job.target / "manifest.json").read_text())
+    # What an interrupted run left too, and states of other specs: they were superseded.
+    for leftover in (job.result, job.old, job.states.parent):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def leave(line):
