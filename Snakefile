@@ -20,6 +20,8 @@ configfile: f"{workflow.basedir}/config.yaml"
 
 
 include: "rules/common.smk"
+include: "rules/config.smk"
+include: "rules/placement.smk"
 include: "rules/volume.smk"
 include: "rules/specs.smk"
 include: "rules/jobs.smk"
@@ -34,6 +36,7 @@ include: "rules/look.smk"
 include: "rules/record.smk"
 include: "rules/zero.smk"
 include: "rules/compare.smk"
+include: "rules/targets.smk"
 
 
 # Without a target: what was built before is brought up to date; in a fresh tree, the tiny recipe.

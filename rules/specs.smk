@@ -5,6 +5,9 @@
 # result on disk, and told to Snakemake by the one thing that it always looks at: file times. The
 # default profile leaves it no other trigger.
 
+import errno
+import json
+
 from rlhf.code import requirements_digest
 from rlhf.digests import DigestCache, digest, file_digest, write_atomically
 from rlhf.job import parse_manifest

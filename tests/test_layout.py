@@ -114,7 +114,7 @@ def test_each_setting_of_a_recipe_is_in_the_schema_and_has_a_default():
 def test_each_setting_is_read_by_the_stage_it_belongs_to():
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     for stage in ("sft", "reward", "dpo", "rlhf"):
-        read = (ROOT / "rules/jobs.smk").read_text() + (ROOT / "rules/common.smk").read_text()
+        read = (ROOT / "rules/jobs.smk").read_text() + (ROOT / "rules/config.smk").read_text()
         for name in code_digests(ROOT / f"scripts/train_{stage}.py"):
             read += (ROOT / "scripts" / name).read_text()
         for key in set(config[stage]["defaults"]) - {"placement"}:
