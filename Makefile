@@ -23,6 +23,7 @@ test: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 # Needs root and Debian's packages, which it installs where it can. Elsewhere the tests say so.
+test-slurm: export PATH := $(PATH):/usr/sbin
 test-slurm: $(VENV)/test
 	@if [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
 	    apt-get update && DEBIAN_FRONTEND=noninteractive \

@@ -38,9 +38,13 @@ def fail(message):
 
 # Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state,
 # and so does tee, by the trap in each command: its last words are shown and kept. set: Snakemake's
-# own prefix, which this one takes the place of; a program that fails is a job that fails. OMP: threads
-# that wait for each other sleep. Spinning, they would keep others from the cores that these need.
-shell.prefix("set -euo pipefail; trap 'exit 143' TERM; export OMP_WAIT_POLICY=PASSIVE; ")
+# own prefix, which this one takes the place of; a program that fails is a job that fails.
+shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
+
+# A job's thread that waits for another spins for some tenths of a millisecond, by when the next
+# operation is mostly there, and then sleeps: it would keep others from the cores that they need.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).

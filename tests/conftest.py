@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: several processes of tests share the cores, as jobs do.
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+# Before torch is imported: several processes of tests share the cores, and their builds too.
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))

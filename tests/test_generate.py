@@ -341,21 +341,3 @@ def test_the_sampler_of_hf_samples_as_settings_say_and_with_the_weights_of_now(m
             model.get_output_embeddings().weight.neg_()
     assert answers != sampler.sample(PROMPTS)[0]
     sampler.close()
-
-
-def test_one_thread_decodes_a_narrow_model_and_all_read_its_prompts(model, tokenizer, monkeypatch):
-    threads = []
-    hook = model.register_forward_pre_hook(lambda *_: threads.append(torch.get_num_threads()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        sample_responses(model, [[5, 6, 7]], tokenizer, 3, 1.0, max_tokens=100)
-        assert set(threads[1:]) <= {1}
-        assert torch.get_num_threads() == threads[0] == 2
-        threads.clear()
-        monkeypatch.setattr(generate, "NARROW", 0)
-        sample_responses(model, [[5, 6, 7]], tokenizer, 3, 1.0, max_tokens=100)
-        assert set(threads) == {2}
-    finally:
-        torch.set_num_threads(before)
-        hook.remove()

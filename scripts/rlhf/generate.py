@@ -6,7 +6,6 @@ leave the pass; keys and values stand in tensors that have room for all that com
 Shapes: n prompts, S samples of each, R tokens of the longest response; b rows are in a pass.
 """
 
-import contextlib
 import inspect
 
 import numpy as np
@@ -19,9 +18,6 @@ from rlhf.batches import bucket, largest_first
 
 # A pass goes on without the rows that have ended once it has no more than that share of its rows.
 STILL_OPEN = 7 / 8
-# Operations of models up to that wide, on one token a row, are done by one CPU thread before a
-# second has woken: with it they take up to twice as long (2 to 32 rows of 256 and 512 units).
-NARROW = 512
 # Likelihoods that are summed at a time to draw a token.
 BLOCK = 64
 
@@ -106,46 +102,31 @@ def respond(model, input_ids, mask, chances, eos_id, temperature):
     ended = torch.zeros_like(rows, dtype=torch.bool)
     start, end = 0, input_ids.shape[1]
     for place in range(tokens.shape[1]):
-        with threads_for(model, input_ids):
-            logits = model(
-                input_ids=input_ids,
-                attention_mask=mask[:, :end],
-                **({"position_ids": positions[:, start:end]} if takes_positions else {}),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            # Samples of each row of the pass: S as long as the prompts are all that it has.
-            copies = len(rows) // len(logits)
-            drawn = draw(logits, chances[rows, place].view(-1, copies), temperature).flatten()
-            drawn = drawn.masked_fill(ended, eos_id)
-            tokens[rows, place] = drawn
-            ended = drawn == eos_id
-            num_open = len(rows) - int(ended.sum())
-            if num_open == 0:
-                break
-            if copies > 1 or num_open <= STILL_OPEN * len(rows):
-                kept = (~ended).nonzero().squeeze(1)
-                sources = kept // copies
-                cache.reorder_cache(sources)
-                mask, positions = mask[sources], positions[sources]
-                rows, drawn, ended = rows[kept], drawn[kept], ended[kept]
-            input_ids, start, end = drawn[:, None], end, end + 1
+        logits = model(
+            input_ids=input_ids,
+            attention_mask=mask[:, :end],
+            **({"position_ids": positions[:, start:end]} if takes_positions else {}),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        # Samples of each row of the pass: S as long as the prompts are all that it has.
+        copies = len(rows) // len(logits)
+        drawn = draw(logits, chances[rows, place].view(-1, copies), temperature).flatten()
+        drawn = drawn.masked_fill(ended, eos_id)
+        tokens[rows, place] = drawn
+        ended = drawn == eos_id
+        num_open = len(rows) - int(ended.sum())
+        if num_open == 0:
+            break
+        if copies > 1 or num_open <= STILL_OPEN * len(rows):
+            kept = (~ended).nonzero().squeeze(1)
+            sources = kept // copies
+            cache.reorder_cache(sources)
+            mask, positions = mask[sources], positions[sources]
+            rows, drawn, ended = rows[kept], drawn[kept], ended[kept]
+        input_ids, start, end = drawn[:, None], end, end + 1
     return tokens
-
-
-@contextlib.contextmanager
-def threads_for(model, input_ids):
-    """As many CPU threads as serve a pass: all, or one for a token a row of a narrow model."""
-    if input_ids.shape[1] > 1 or model.config.hidden_size > NARROW:
-        yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def draw(logits, chances, temperature):
