@@ -189,7 +189,7 @@ def base_model(stage, name):
         recipe("sft", model.removeprefix("sft/"))
         return "train_sft", model.removeprefix("sft/")
     origin = entry("models", model, f"{stage}.recipes.{name}.model")
-    return ("fetch_model" if "hub" in origin else "init_model"), model
+    return ("init_model" if "init" in origin else "fetch_model"), model
 
 
 def tokenizer_model(stage, name):
@@ -233,9 +233,12 @@ def source_of(dataset):
     return None if path is None else local_path(path)
 
 
-def models_from(origin):
-    """Constraint on names: the models that come from this origin."""
-    return "|".join(re.escape(n) for n, m in config["models"].items() if origin in m) or "(?!)"
+def models_from(*origins):
+    """Constraint on names: the models that have one of these keys."""
+    found = [
+        name for name, model in config["models"].items() if not model.keys().isdisjoint(origins)
+    ]
+    return "|".join(map(re.escape, found)) or "(?!)"
 
 
 def swept(sweep):

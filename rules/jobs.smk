@@ -1,6 +1,7 @@
 # The jobs, in the order of the road: what determines the result of each, for its spec (specs.smk).
 
 from rlhf.job import InputError
+from rlhf.model_files import model_files
 from rlhf.parts import local_paths, parts_of
 
 
@@ -86,7 +87,20 @@ def phase_inputs(stage, name):
 
 @job("fetch_model", folder="models")
 def describe_fetch_model(name):
-    return {"settings": {key: config["models"][name][key] for key in ("hub", "revision")}}
+    model = config["models"][name]
+    if "path" in model:
+        return {"settings": {}, "files": local_model(name, local_path(model["path"]))}
+    return {"settings": {key: model[key] for key in ("hub", "revision")}}
+
+
+def local_model(name, source):
+    """The files of a base model in a folder, with their content digests."""
+    if not source.is_dir():
+        fail(f"config: models.{name}.path: there is no folder {source}")
+    files = model_files(sorted(path.name for path in source.iterdir() if path.is_file()))
+    if not any(file.endswith((".safetensors", ".bin")) for file in files):
+        fail(f"config: models.{name}.path: {source} has no *.safetensors and no pytorch_model*.bin")
+    return {file: digest_cache()[source / file] for file in files}
 
 
 @job("init_model", folder="models")

@@ -1,4 +1,4 @@
-# Base models: fetched from the hub, or made from a config with random weights.
+# Base models: fetched from the hub or a local folder, or made from a config with random weights.
 
 
 rule fetch_model:
@@ -9,15 +9,17 @@ rule fetch_model:
     log:
         "output/logs/fetch_model/{name}.log",
     wildcard_constraints:
-        name=models_from("hub"),
+        name=models_from("hub", "path"),
     conda:
         "../envs/rlhf.yaml"
     params:
         program=program("fetch_model"),
+        placement=model_place,
     message:
-        "Fetching model {wildcards.name} from the hub"
+        "Fetching model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"
+        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
+        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule init_model:

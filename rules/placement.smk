@@ -71,6 +71,11 @@ def dataset_place(wildcards):
     return canonical_json({"source": folder})
 
 
+def model_place(wildcards):
+    path = config["models"][wildcards.name].get("path")
+    return canonical_json({"source": path and str(local_path(path))})
+
+
 def tokenizer_place(wildcards):
     path = config["models"][wildcards.name]["tokenizer"].get("path")
     return canonical_json({"source": path and str(local_path(path))})

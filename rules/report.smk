@@ -19,6 +19,7 @@ CHAPTERS = {
     "lineage.svg": ("7 Origins", "lineage"),
     "costs.html": ("8 Costs", "1 time, memory, software"),
     "costs.svg": ("8 Costs", "2 time and memory"),
+    "throughput.svg": ("8 Costs", "3 throughput"),
 }
 # The chapter of other pages that were built.
 MORE = "9 More pages"

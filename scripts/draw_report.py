@@ -1,10 +1,11 @@
 """Draw the curves and write the tables and pages of a recipe's three stages.
 
-The page of costs tells times and memory, so that no two builds have the same one.
+Costs and throughput tell times and memory, so that no two builds have the same ones.
 """
 
 import csv
 import json
+from pathlib import Path
 
 from rlhf.chapters import (
     runs_of,
@@ -26,7 +27,9 @@ from rlhf.pictures import (
     panels_for,
     panels_of,
     plt,
+    points_of,
     save,
+    thinned,
 )
 
 STAGES = ("sft", "reward", "rlhf")
@@ -66,6 +69,7 @@ def main(job):
     runs = runs_of(job.lineage)
     write_costs(job.result / "costs.html", name, runs)
     draw_costs(job.result / "costs.svg", runs)
+    draw_curves(job.result / "throughput.svg", throughput(job, stages))
 
 
 def read_figures(job, stage):
@@ -105,6 +109,24 @@ def draw_costs(path, runs):
             for shown, key in panels.items()
         },
     )
+
+
+def throughput(job, stages):
+    """Panels of how fast each training went, step by step, as far as its log is there."""
+    panels = {}
+    for stage in stages:
+        rule = f"train_{stage}"
+        times = Path("output/logs", rule, job.inputs[rule].name, "times.jsonl")
+        lines = times.read_text().splitlines() if times.exists() else []
+        # A training that was killed took some steps twice.
+        steps = list({line["step"]: line for line in map(json.loads, lines)}.values())
+        panels |= panels_of(steps, {"tokens_per_second": f"{stage} (tokens/s)"})
+        if stage == "rlhf":
+            parts = {part: points_of(steps, part) for part in ("generate", "score", "train")}
+            panels["a step of rlhf (s)"] = {
+                part: thinned(points) for part, points in parts.items() if points
+            }
+    return panels
 
 
 def draw_lineage(path, jobs):

@@ -1,36 +1,42 @@
-"""Fetch a base model and its tokenizer from the hub, as safetensors."""
+"""Fetch a base model and its tokenizer from the hub or a local folder, as safetensors."""
 
-from fnmatch import fnmatchcase
+import tempfile
+from pathlib import Path
 
-from rlhf.hub import CARD, fetch, licence_of
-from rlhf.job import InputError, run
+from rlhf.hub import fetch, licence_of
+from rlhf.job import InputError, check_file, run
+from rlhf.model_files import model_files
 from rlhf.models import copy_causal
 from rlhf.tokens import load_tokenizer
 
 
 def main(job):
     """Weights that come only in torch's format are read as tensors alone, never unpickled."""
-    settings = job.settings
-    folder, _, commit = fetch(settings.hub, "model", settings.revision, choose)
-    job.facts |= {"commit": commit, "licence": licence_of(folder)}
+    if hasattr(job.settings, "hub"):
+        hub, revision = job.settings.hub, job.settings.revision
+        folder, _, commit = fetch(hub, "model", revision, model_files)
+        job.facts["commit"] = commit
+        copy(job, folder, f"hub model {hub} at {commit}")
+        return
+    source = Path(job.placement["source"])
+    with tempfile.TemporaryDirectory() as folder:
+        # By themselves: what else lies beside them was not planned, and must not be read.
+        for name, planned in job.spec["files"].items():
+            check_file(source / name, planned)
+            Path(folder, name).symlink_to((source / name).resolve())
+        copy(job, Path(folder), f"model in {source}")
+
+
+def copy(job, folder, about):
+    """The model of a folder as a result. about: what an error calls it."""
+    job.facts["licence"] = licence_of(folder)
     try:
         load_tokenizer(folder).save_pretrained(job.result)
         copy_causal(folder, job.result)
     # The files are somebody else's, and each reader of one has errors of its own.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"hub model {settings.hub} at {commit}: {reason}") from None
-
-
-def choose(paths):
-    """Config, tokenizer, card, and weights: in torch's format only where there are no others."""
-
-    def matching(*patterns):
-        top = [path for path in paths if "/" not in path]
-        return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
-
-    weights = matching("*.safetensors") or matching("pytorch_model*.bin")
-    return weights + matching("*.json", "*.txt", "*.model", "*.jinja", CARD)
+        raise InputError(f"{about}: {reason}") from None
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def local_files(job):
 def hub_files(job):
     """{part: {name: path}} of a hub source. The commit of its revision goes into the manifest."""
     # Only here: the import takes a second that other sources need not pay.
-    from rlhf.hub import CARD, fetch, licence_of
+    from rlhf.hub import fetch, licence_of
+    from rlhf.model_files import CARD
 
     settings = job.settings
     globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}

@@ -13,7 +13,7 @@ from rlhf.card import write_card
 from rlhf.engine import make_engine, start
 from rlhf.job import run
 from rlhf.lora import add_lora
-from rlhf.metrics import StepLog
+from rlhf.metrics import Clock, StepLog
 from rlhf.models import check_length, load_causal, save_model, size_of
 from rlhf.passes import Policy
 from rlhf.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
@@ -42,20 +42,25 @@ def main(job):
     engine = make_engine(policy, settings, settings.learning_rate, steps, placement)
 
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
+    tokens = pairs.num_tokens(with_prompts=True)
+    clock = Clock(device)
     training = Resumable(job, policy=engine)
     with StepLog(job, steps) as log:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             sums = torch.zeros(len(PAIR_FIGURES), device=device)
-            for part in pairs.passes(rows, max_tokens, policy.packs, device):
-                logprobs = torch.segment_reduce(engine(part.grid), "sum", lengths=part.grid.lengths)
-                rewards = implicit_rewards(
-                    logprobs.view(2, -1), ref_logprobs[:, part.rows], settings.beta
-                )
-                losses = dpo_loss(*rewards, settings.label_smoothing)
-                engine.backward(part.counts / len(rows) * losses.sum(), part.last)
-                sums += part.counts * pair_sums(losses.detach(), *rewards.detach())
-            engine.step()
+            with clock("train"):
+                for part in pairs.passes(rows, max_tokens, policy.packs, device):
+                    logprobs = torch.segment_reduce(
+                        engine(part.grid), "sum", lengths=part.grid.lengths
+                    )
+                    rewards = implicit_rewards(
+                        logprobs.view(2, -1), ref_logprobs[:, part.rows], settings.beta
+                    )
+                    losses = dpo_loss(*rewards, settings.label_smoothing)
+                    engine.backward(part.counts / len(rows) * losses.sum(), part.last)
+                    sums += part.counts * pair_sums(losses.detach(), *rewards.detach())
+                engine.step()
             means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,
@@ -65,6 +70,7 @@ def main(job):
                 learning_rate=learning_rate,
                 **engine.figures,
             )
+            log.write_times(step, clock.seconds, int(tokens[rows].sum()), pairs=len(rows))
 
     with engine.whole_weights():
         save_model(model, tokenizer, job.result)

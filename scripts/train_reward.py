@@ -15,7 +15,7 @@ from rlhf.card import write_card
 from rlhf.engine import make_engine, start
 from rlhf.job import InputError, run
 from rlhf.lora import add_lora
-from rlhf.metrics import StepLog
+from rlhf.metrics import Clock, StepLog
 from rlhf.models import check_length, load_scorer, save_model, size_of
 from rlhf.passes import Scorer, answer_scores, padded
 from rlhf.preference import PAIR_FIGURES, pair_sums, pairwise_loss, per_token_loss, since_parting
@@ -55,16 +55,19 @@ def main(job):
         return per_token_loss(*scores.chunk(2), compared), scores[:, -1].view(2, -1)
 
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
+    tokens = pairs.num_tokens(with_prompts=True)
+    clock = Clock(device)
     training = Resumable(job, scorer=engine)
     with StepLog(job, steps) as log:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             sums = torch.zeros(len(PAIR_FIGURES), device=device)
-            for part in pairs.passes(rows, max_tokens, scorer.packs, device):
-                losses, scores = judge(part.grid)
-                engine.backward(part.counts / len(rows) * losses.sum(), part.last)
-                sums += part.counts * pair_sums(losses.detach(), *scores.detach())
-            engine.step()
+            with clock("train"):
+                for part in pairs.passes(rows, max_tokens, scorer.packs, device):
+                    losses, scores = judge(part.grid)
+                    engine.backward(part.counts / len(rows) * losses.sum(), part.last)
+                    sums += part.counts * pair_sums(losses.detach(), *scores.detach())
+                engine.step()
             means = (ranks.total(sums) / len(rows)).tolist()
             log.write(
                 step,
@@ -74,6 +77,7 @@ def main(job):
                 learning_rate=learning_rate,
                 **engine.figures,
             )
+            log.write_times(step, clock.seconds, int(tokens[rows].sum()), pairs=len(rows))
 
     probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)
     expected = answer_scores(scorer, probes, max_tokens)

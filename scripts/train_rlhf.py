@@ -177,7 +177,7 @@ def main(job):
                 for name in ("ratio", "approxkl", "clipfrac"):
                     figures[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
             log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
-            log.write_times(step, len(kl), int(rollouts.lengths.sum()), clock.seconds)
+            log.write_times(step, clock.seconds, int(rollouts.lengths.sum()), answers=len(kl))
             job.record["seconds_of_parts"] = clock.medians()
             if step % settings.sample_steps == 0 or step == 1:
                 keep_samples(job, step, rollouts, scores, kl)

@@ -13,7 +13,7 @@ from rlhf.card import write_card
 from rlhf.engine import make_engine, start
 from rlhf.job import InputError, run
 from rlhf.lora import add_lora
-from rlhf.metrics import StepLog
+from rlhf.metrics import Clock, StepLog
 from rlhf.models import check_length, load_causal, save_model, size_of
 from rlhf.passes import Policy, answer_logprobs
 from rlhf.resume import Resumable
@@ -59,6 +59,7 @@ def main(job):
             save_model(model, tokenizer, folder)
 
     best = Best(job, save if settings.keep == "best" else None)
+    clock = Clock(device)
     training = Resumable(job, policy=engine, best=best)
     with StepLog(job, len(batches)) as log:
         if training.done == 0:
@@ -66,11 +67,12 @@ def main(job):
         for step, rows in training.steps(batches):
             learning_rate, num_tokens = engine.learning_rate, int(learnt[rows].sum())
             loss_sum = torch.zeros((), device=device)
-            for part in examples.passes(rows, max_tokens, policy.packs, device, with_prompts):
-                loss = -part.counts / num_tokens * engine(part.grid, summed=True)
-                engine.backward(loss, part.last)
-                loss_sum += loss.detach()
-            engine.step()
+            with clock("train"):
+                for part in examples.passes(rows, max_tokens, policy.packs, device, with_prompts):
+                    loss = -part.counts / num_tokens * engine(part.grid, summed=True)
+                    engine.backward(loss, part.last)
+                    loss_sum += loss.detach()
+                engine.step()
 
             eval_loss = None
             is_due = settings.eval_steps and step % settings.eval_steps == 0
@@ -87,6 +89,7 @@ def main(job):
                 learning_rate=learning_rate,
                 **engine.figures,
             )
+            log.write_times(step, clock.seconds, num_tokens, rows=len(rows))
             if settings.patience and best.since >= settings.patience:
                 break
 

@@ -227,5 +227,5 @@ def test_functions_alone_can_score(quick, tmp_path):
     inputs = copy.spec_of("output/rlhf/tiny")["inputs"]
     assert inputs.keys() == {"actor", "tokens", "tokens.sft"}
     drawn = {path.name for path in (copy.folder / "output/report/tiny").glob("*.svg")}
-    pictures = ("lineage", "data", "sft", "rlhf", "wins", "costs")
+    pictures = ("lineage", "data", "sft", "rlhf", "wins", "costs", "throughput")
     assert drawn == {f"{name}.svg" for name in pictures}

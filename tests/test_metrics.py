@@ -171,7 +171,7 @@ def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
     with StepLog(job, 2) as log:
         for step in (1, 2):
             log.write(step, [], loss=1.0)
-            log.write_times(step, 8, 100 * step, {"generate": 3.0, "train": 2.0})
+            log.write_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, answers=8)
     parts = {"generate": 3.0, "train": 2.0, "answers": 8}
     # 100 and 200 tokens in 5 seconds.
     assert times_of(job) == [
@@ -188,7 +188,7 @@ def log_times(job, *steps):
     with StepLog(job, 4) as log:
         for step in steps:
             log.write(step, [], loss=1.0)
-            log.write_times(step, 1, 1, {"all": 1.0})
+            log.write_times(step, {"all": 1.0}, 1)
     return [line["step"] for line in times_of(job)]
 
 
@@ -204,7 +204,7 @@ def test_the_first_process_alone_writes_times(make_job, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     job = make_job()
     with StepLog(job, 2) as log:
-        log.write_times(1, 8, 100, {"all": 1.0})
+        log.write_times(1, {"all": 1.0}, 100)
     assert not job.log_folder.exists()
 
 

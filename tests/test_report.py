@@ -231,7 +231,7 @@ CHAPTERS = {
     "5 RLHF": {"rlhf.svg"},
     "6 Answers": {"answers.html"},
     "7 Origins": {"lineage.svg"},
-    "8 Costs": {"costs.html", "costs.svg"},
+    "8 Costs": {"costs.html", "costs.svg", "throughput.svg"},
 }
 # Okabe and Ito's colours, and what pictures have beside them: white, black and greys.
 SEEN_BY_ALL = {"#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442"}

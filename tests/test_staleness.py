@@ -106,7 +106,8 @@ TINY = (
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
 COPIED = "output/models/copied.manifest.json"
-TARGETS = (*TINY, MINE, FAR, COPIED)
+NEAR = "output/models/near.manifest.json"
+TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
 
 
 class Row(NamedTuple):
@@ -165,6 +166,7 @@ OURS = {
     "models": {
         "far": {"hub": "lab/far", "revision": "main"},
         "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
+        "near": {"path": "model"},
         "other": MODEL,
     },
     "sft": {
@@ -215,6 +217,9 @@ def built(quick, tmp_path_factory):
     (folder / "tokenizer").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "tokenizer" / name).write_bytes(model[name])
+    (folder / "model").mkdir()
+    for name in model:
+        (folder / "model" / name).write_bytes(model[name])
     with serving() as hub:
         rows = {"train.jsonl": lines(*range(40)).encode()}
         hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
@@ -424,6 +429,11 @@ def far(rules, **settings):
     return Row(setting("datasets.far", settings), rules, (FAR,))
 
 
+def other_model(folder):
+    move_the_model(folder)
+    replaced("elsewhere/config.json", ("{", '{"key": 1,'))(folder)
+
+
 def other_tokenizer(folder):
     shutil.copytree(folder / "tokenizer", folder / "elsewhere")
     replaced("elsewhere/tokenizer.json", ("<unk>", "<UNK>"))(folder)
@@ -460,6 +470,7 @@ SETTINGS = {
     "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
     "datasets.seed": Row(setting("datasets.toy.seed", 5), stale("import_dataset")),
     "models.hub": Row(setting("models.far.hub", "lab/other"), FETCHED, (MINE,)),
+    "models.path": Row(other_model, {"fetch_model"}, (NEAR,)),
     "models.revision": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
     "models.template": Row(setting("models.tiny.template", "chat"), stale(*TOKENIZERS)),
     "models.tokenizer.train_on": Row(
@@ -720,6 +731,7 @@ MODULES = {
     "look": {"import_dataset", "split_dataset", *TOKENIZERS},
     "lora": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
     "metrics": TRAINERS | EVALUATORS | {"rw_eval"},
+    "model_files": {"import_dataset", "fetch_model"},
     "models": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
     "pages": LOOKS | {"compare_runs", "draw_report", "draw_zero"},
     "parts": {"import_dataset"},
@@ -844,6 +856,11 @@ def edit_behind_a_link(folder):
     (folder / "one/rows.jsonl").write_text(lines(*range(90, 100)))
 
 
+def edit_weights(folder):
+    path = folder / "model/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
 CHANGES = (
     edit_a_row,
     replace_a_file_by_an_older_one,
@@ -859,6 +876,7 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
     "edit_a_tokenizer": Row(
         replaced("tokenizer/tokenizer.json", ("<unk>", "<UNK>")), {"init_model"}, (COPIED,)
     ),
+    "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
     "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
     "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
     "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
@@ -958,6 +976,15 @@ def move_the_dataset(folder):
     shutil.rmtree(folder / "mine")
     (folder / "moved/README.md").write_text("# Mine\n")
     write_config(folder, nested("datasets.mine.path", str(folder / "moved")))
+
+
+def move_the_model(folder):
+    (folder / "model").rename(folder / "elsewhere")
+    # What is beside it is not read.
+    (folder / "elsewhere/training_args.bin").write_text("old")
+    (folder / "elsewhere/onnx").mkdir()
+    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
+    write_config(folder, nested("models.near.path", "elsewhere"))
 
 
 def move_the_tokenizer(folder):
@@ -1066,6 +1093,10 @@ FRESH = {
     ),
     "a dataset moved": fresh(move_the_dataset),
     "a tokenizer moved": fresh(move_the_tokenizer),
+    "a model moved": fresh(move_the_model),
+    "where a model was copied from": fresh(
+        setting("models.near", {"hub": "lab/near", "revision": "main"})
+    ),
     "everything touched": fresh(touch_everything),
     "a clock that ran ahead": fresh(put_the_clock_ahead),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),

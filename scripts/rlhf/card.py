@@ -109,14 +109,13 @@ def hub_metadata(job):
 
 def origin_of(entry):
     """Where a job of the lineage took what it did not get from other jobs."""
-    settings = entry["settings"]
+    settings, licence = entry["settings"], entry["facts"].get("licence")
+    under = f", licence {licence}" if licence else ""
     if "hub" in settings:
         # The commit that was found, whatever the revision is called.
-        origin = f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}"
-        licence = entry["facts"].get("licence")
-        return f"{origin}, licence {licence}" if licence else origin
+        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}{under}"
     if entry["files"]["number"]:
-        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`"
+        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`{under}"
     if "generate" in settings:
         return f"generated ({settings['generate']}, seed {settings['seed']})"
     if "init" in settings:

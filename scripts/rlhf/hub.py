@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from rlhf.digests import write_atomically
 from rlhf.job import InputError
+from rlhf.model_files import CARD
 
 # Seconds without a byte after which a connection is broken.
 TIMEOUT = 30
@@ -62,10 +63,6 @@ def fetch(repository, kind, revision, choose):
         if revision != info.sha and not (ref.exists() and ref.read_text() == info.sha):
             write_atomically(ref, info.sha)
     return cache / "snapshots" / info.sha, paths, info.sha
-
-
-# Where a repository says what may be done with it.
-CARD = "README.md"
 
 
 def licence_of(folder):

@@ -76,13 +76,13 @@ class StepLog:
         self.bar.set_postfix(figures, refresh=False)
         self.bar.update(step - self.bar.n)
 
-    def write_times(self, step, answers, tokens, seconds):
+    def write_times(self, step, seconds, tokens, **counts):
         """Keep how long a step took, which no two runs share, in times.jsonl beside the log.
 
-        seconds: {part: seconds}; tokens: of the answers.
+        seconds: {part: seconds}; tokens and counts: what the step worked on.
         """
         rate = tokens / sum(seconds.values())
-        figures = {**seconds, "answers": answers, "tokens": tokens, "tokens_per_second": rate}
+        figures = {**seconds, **counts, "tokens": tokens, "tokens_per_second": rate}
         if rank() == 0:
             with self.times.open("a") as file:
                 file.write(json.dumps({"step": step, **figures}) + "\n")

@@ -333,9 +333,10 @@ def config_of(entry, plan):
         size = vocabulary(settings["tokenizer"], plan.jobs[path].placement)
         return json.dumps({**settings["init"], "vocab_size": size})
     if spec["rule"] == "fetch_model":
-        there = Path(path, "config.json")
-        if there.exists():
-            return there.read_text()
+        # A local folder has it before it is copied.
+        for folder in (path, plan.jobs[path].placement.get("source")):
+            if folder and Path(folder, "config.json").exists():
+                return Path(folder, "config.json").read_text()
         if settings["hub"] not in MODELS:
             raise InputError(
                 f"nothing tells the shapes of {settings['hub']}: fetch it first: {path}"
