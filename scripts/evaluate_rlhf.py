@@ -38,11 +38,13 @@ def main(job):
     # It may lack its key.
     endpoint = Endpoint(settings.endpoint) if settings.endpoint else None
     evaluation = Evaluation(job)
-    sft = evaluation.policy(job.inputs["sft"])
+    # One model at a time: a GPU that can sample from one may not hold two.
     answered = {
-        name: evaluation.answers_of(sft if name == "sft" else evaluation.policy(folder), sft)
-        for name, folder in asked_models(job.inputs).items()
+        name: evaluation.answers_of(folder) for name, folder in asked_models(job.inputs).items()
     }
+    sft = evaluation.policy(job.inputs["sft"])
+    for answers in answered.values():
+        answers.figures["kl_to_sft"] = answers.logprobs - evaluation.logprobs(sft, answers)
     del sft
     for answers in answered.values():
         answers.figures["score"] = evaluation.functions(answers)
@@ -52,6 +54,7 @@ def main(job):
             for answers in answered.values():
                 scores = answer_scores(scorer, answers.examples, evaluation.max_tokens)
                 answers.figures[name] = answers.figures.get(name, 0) + scores
+            del scorer
 
     per_answer = {name: answers.figures for name, answers in answered.items()}
     figures = compare(per_answer, SCORES, settings.bootstrap, settings.seed)
@@ -134,20 +137,20 @@ class Evaluation:
         check_tokenizers(self.tokenizer, load_tokenizer(folder), (self.folder, folder))
         return Scorer(load_scorer(folder, "fp32", self.tokenizer)).to(self.device)
 
-    def answers_of(self, policy, sft):
-        """The answers of a model, with the figures that need it or the SFT model."""
-        settings = self.settings
+    def answers_of(self, folder):
+        """The answers of a model, with the figures that need it."""
+        policy, settings = self.policy(folder), self.settings
         torch.manual_seed(settings.seed)
         answers = Answers(self, self.sampled(policy, settings.temperature, settings.samples))
-        sums = [
-            answer_logprobs(by, answers.examples, self.max_tokens, settings.temperature)
-            for by in (policy, sft)
-        ]
-        answers.figures["kl_to_sft"] = sums[0] - sums[1]
+        answers.logprobs = self.logprobs(policy, answers)
         if self.is_right:
             greedy = Answers(self, self.sampled(policy, 0, 1))
             answers.figures["greedy_success"] = greedy.figures["success"]
         return answers
+
+    def logprobs(self, policy, answers):
+        """What a model thinks of answers: the log-probability of each [S, n]."""
+        return answer_logprobs(policy, answers.examples, self.max_tokens, self.settings.temperature)
 
     def sampled(self, policy, temperature, samples):
         """Answers [S][n] (ids) of a model; at temperature 0 the likeliest token of each place."""

@@ -24,6 +24,8 @@ def main(job):
             tokens = int(held_out.num_tokens(with_prompts).sum())
             figures[name][f"{what}perplexity"] = math.exp(-logprobs.sum() / tokens)
             figures[name][f"{what}tokens"] = tokens
+        # A GPU may hold one of them, and not two.
+        del policy
     write_json(job.result / "metrics.json", figures)
     before, after = (figures[name]["perplexity"] for name in ("before", "after"))
     print(f"perplexity {before:.3f} -> {after:.3f}")

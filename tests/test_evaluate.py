@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +66,25 @@ def evaluated(job):
         answer = json.loads(line)
         answers.setdefault(answer.pop("model"), []).append(answer)
     return json.loads((job.result / "metrics.json").read_text()), answers
+
+
+def test_one_model_at_a_time_is_there(job, monkeypatch):
+    loaded = []
+
+    def noted(load):
+        def one(*arguments):
+            assert [there for there in loaded if there() is not None] == []
+            model = load(*arguments)
+            loaded.append(weakref.ref(model))
+            return model
+
+        return one
+
+    for name in ("load_causal", "load_scorer"):
+        monkeypatch.setattr(evaluate_rlhf, name, noted(getattr(evaluate_rlhf, name)))
+    main(job)
+    # base, sft, rlhf; sft for the KL to it; reward model and judge.
+    assert len(loaded) == 6
 
 
 def test_each_model_answers_each_prompt_and_is_scored_by_reward_model_and_judge(job):

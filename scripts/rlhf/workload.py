@@ -234,13 +234,13 @@ def train_rlhf(job):
 
 
 def evaluate_sft(job):
-    """Of perplexities: the base model's is still there while the other is loaded."""
+    """Of perplexities: of one model after the other."""
     rows = job.rows("eval")
     models = [job.model("base", POLICY, lora=None), job.model("model", POLICY, lora=None)]
     # With prompts and without, each.
     flops = 2 * sum(of_scoring(model, rows) for model in models)
     largest = job.largest(rows.longest, rows.longest - 1)
-    return Workload([], models, largest, times(rows.number, flops), notes=rows.notes)
+    return Workload([], models[:1], largest, times(rows.number, flops), notes=rows.notes)
 
 
 def evaluate_reward(job):
@@ -264,7 +264,7 @@ def evaluate_dpo(job):
 
 
 def evaluate_rlhf(job):
-    """Of a chat model beside its SFT model: these two at a time, then the scorers."""
+    """Of a chat model and its SFT model, one after the other, and then the scorers."""
     settings, prompts = job.settings, job.rows("eval")
     answer, samples = settings["max_response_length"], settings["samples"]
     number = min(prompts.number or math.inf, settings["prompts"])
@@ -279,7 +279,7 @@ def evaluate_rlhf(job):
     flops = number * 2 * sum(of_scoring(model, rows) for model in (*models, *scorers))
     return Workload(
         trained=[],
-        frozen=models,
+        frozen=models[:1],
         largest=job.largest(rows.longest, samples * answer),
         flops=flops,
         sampled=sampled(job, prompts, answer),
