@@ -4,6 +4,7 @@ import itertools
 
 import jsonschema
 import yaml
+from snakemake.utils import update_config
 
 from rlhf.formats import has_pairs
 
@@ -11,6 +12,21 @@ from rlhf.formats import has_pairs
 @cache
 def config_schema():
     return yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+
+
+def typed(value):
+    """A value of the command line with its numbers, booleans and nulls: Snakemake leaves all that
+    stands in braces text.
+    """
+    if isinstance(value, dict):
+        return {key: typed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [typed(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    yaml_reader = yaml.SafeLoader("")
+    tag = yaml_reader.resolve(yaml.ScalarNode, value, (True, False))
+    return yaml_reader.construct_object(yaml.ScalarNode(tag, value))
 
 
 def check_config(values, schema, *place):
@@ -280,6 +296,7 @@ def compared(stage, names):
     return list(dict.fromkeys(found))
 
 
+update_config(config, typed(dict(workflow.config_settings.config)))
 check_config(config, config_schema())
 add_sweeps()
 check_config(config, config_schema())

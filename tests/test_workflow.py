@@ -21,6 +21,21 @@ def test_code_edited_after_planning_is_refused(quick, tmp_path):
     )
 
 
+def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
+    stated = {"epochs": 3, "learning_rate": 2.0e-3, "train_on_prompt": False, "keep": "best"}
+    stated |= {"lora_learning_rate": None, "adam_betas": [0.8, 0.9]}
+    values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in stated.items())
+    process = sources.snakemake(
+        *("-n", "output/sft/tiny", "--config", "seed=7", f"sft={{recipes: {{tiny: {{{values}}}}}}}")
+    )
+    assert process.returncode == 0, process.stdout
+    [spec] = (sources.folder / "output/specs/train_sft").glob("tiny-*.json")
+    settings = json.loads(spec.read_text())["settings"]
+    assert {key: settings[key] for key in stated} == stated
+    assert settings["seed"] == 7
+    assert settings["dtype"] == "fp32"
+
+
 def test_damaged_input_is_refused(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/sft/tiny/model.safetensors"
