@@ -43,7 +43,7 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
 # A job's thread that waits for another spins for some tenths of a millisecond, by when the next
 # operation is mostly there, and then sleeps: it would keep others from the cores that they need.
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ.update(OMP_WAIT_POLICY="PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
