@@ -41,11 +41,6 @@ def fail(message):
 # own prefix, which this one takes the place of; a program that fails is a job that fails.
 shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
-# A job's thread that waits for another spins for some tenths of a millisecond, by when the next
-# operation is mostly there, and then sleeps: it would keep others from the cores that they need.
-os.environ.update(OMP_WAIT_POLICY="PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
 onstart:

@@ -160,11 +160,6 @@ def pod(job, folder, profile, name):
         "image": profile["container-image"],
         "workingDir": folder,
         "command": command(job),
-        # As rules/common.smk has them.
-        "env": [
-            {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"},
-            {"name": "GOMP_SPINCOUNT", "value": "10000"},
-        ],
         # A node keeps some of its CPU for itself.
         "resources": {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits},
         "volumeMounts": [

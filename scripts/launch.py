@@ -30,6 +30,10 @@ TO_SAVE = 3600
 
 
 def main():
+    # A thread that waits for another spins for some tenths of a millisecond, by when the next
+    # operation is mostly there, and then sleeps: it would keep others from the cores they need.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     command = sys.argv[1:]
     if command[0].startswith("-"):
         torchrun(command)

@@ -160,11 +160,13 @@ import sys
 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 told = {name: os.environ[name] for name in names if name in os.environ}
+told["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
 # One write: several processes have the same output.
 os.write(1, json.dumps({**told, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
 sys.stdin.read()
 """
 OWN = ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+OWN += ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 @pytest.fixture
@@ -215,7 +217,11 @@ def test_one_process_is_plain_python(start):
     [told] = said_by(process)
     assert told.pop("pid") == process.pid
     assert told.pop("arguments")[0] == "--placement"
-    assert told == {"OMP_NUM_THREADS": "3"}
+    assert told == {"OMP_NUM_THREADS": "3", "waits": ["PASSIVE", "10000"]}
+
+
+def test_how_long_threads_spin_can_be_told(start):
+    assert [told["waits"] for told in said_by(start(GOMP_SPINCOUNT="0"))] == [["PASSIVE", "0"]]
 
 
 def test_a_node_has_a_process_for_each_gpu_and_they_share_its_threads(start):
