@@ -6,8 +6,8 @@
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by PPO
 #   output/reference/...     DPO's reference    output/eval/...        figures of each model
 #   output/record/...        training records   output/zero/...        ZeRO stages, compared
-#   output/compare/...       recipes, compared  output/prompt_eval/... answers, side by side
-#   output/rw_eval/...       answers, scored    output/lm_eval/...     tasks of lm-evaluation-harness
+#   output/compare/...       recipes, compared  output/prompt_eval/... responses, side by side
+#   output/rw_eval/...       responses, scored    output/lm_eval/...     tasks of lm-evaluation-harness
 #
 # Each result folder has its NAME.manifest.json beside it: what it was made from, and its files.
 

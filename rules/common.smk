@@ -11,9 +11,9 @@ from snakemake.logging import logger
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from rlhf.code import code_digests
-from rlhf.formats import columns_of
-from rlhf.lock import Locked, hold
+from snakechat.workflow.code_digests import code_digests
+from snakechat.data.formats import columns_of
+from snakechat.workflow.locks import Locked, hold
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.

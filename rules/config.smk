@@ -6,7 +6,7 @@ import jsonschema
 import yaml
 from snakemake.utils import update_config
 
-from rlhf.formats import has_pairs
+from snakechat.data.formats import has_pairs
 
 
 @cache
@@ -130,7 +130,7 @@ def check_use(dataset, stage, used_by):
     pairs = "generate" in settings or has_pairs(settings["format"], settings.get("columns"))
     if phase == "reward" and not pairs:
         fail(
-            f"config: {used_by} names {dataset}, which has no rejected answers (format"
+            f"config: {used_by} names {dataset}, which has no rejected responses (format"
             f" {settings['format']}): it can serve sft and the prompts of rlhf"
         )
 
@@ -162,23 +162,23 @@ def check_models(name, settings):
 
 
 def check_scores(name, settings):
-    """Stop if nothing scores the answers of a recipe, or too few of them are compared."""
+    """Stop if nothing scores the responses of a recipe, or too few of them are compared."""
     place, samples = f"config: rlhf.recipes.{name}", settings["samples"]
     if settings["reward"] is None and not settings["reward_functions"]:
-        fail(f"{place}.reward is null and there are no reward_functions: nothing scores answers")
+        fail(f"{place}.reward is null and there are no reward_functions: nothing scores responses")
     for function in settings["reward_functions"]:
         trouble = reward_function_trouble(function)
         if trouble:
             fail(f"{place}.reward_functions: {trouble}")
     if settings["algorithm"] != "ppo" and samples < 2:
         fail(
-            f"{place}.samples: {settings['algorithm']} compares the answers to a prompt, and needs"
+            f"{place}.samples: {settings['algorithm']} compares the responses to a prompt, and needs"
             f" 2 or more ({samples} given)"
         )
     if settings["global_batch_size"] % samples:
         fail(
             f"{place}.global_batch_size: {settings['global_batch_size']} is not a multiple of"
-            f" samples ({samples}): the answers to a prompt stay together"
+            f" samples ({samples}): the responses to a prompt stay together"
         )
 
 

@@ -1,8 +1,8 @@
 # The jobs, in the order of the road: what determines the result of each, for its spec (specs.smk).
 
-from rlhf.job import InputError
-from rlhf.model_files import model_files
-from rlhf.parts import local_paths, parts_of
+from snakechat.workflow.job import InputError
+from snakechat.data.model_files import model_files
+from snakechat.data.dataset_files import local_paths, parts_of
 
 
 def science(stage, name):
@@ -246,7 +246,7 @@ def describe_train_rlhf(name):
 
 
 def exact_check(name):
-    """The generator of a recipe's only dataset, which can tell right answers exactly, or None."""
+    """The generator of a recipe's only dataset, which can tell right responses exactly, or None."""
     datasets = blend("rlhf", name)
     return config["datasets"][datasets[0][0]].get("generate") if len(datasets) == 1 else None
 
@@ -309,7 +309,7 @@ def describe_draw_report(name):
     }
 
 
-# A look at answers.
+# A look at responses.
 
 
 def prompt_sets(stage, name):
@@ -330,7 +330,7 @@ def prompt_files(folder, sets):
 
 
 def look_settings(stage, name):
-    """What a program needs to know that shows answers to prompts of users."""
+    """What a program needs to know that shows responses to prompts of users."""
     return {
         "prompts": prompt_sets(stage, name),
         "template": template(stage, name),

@@ -1,4 +1,4 @@
-# A look at answers: of models to prompts that users write, and of reward models to pairs of answers.
+# A look at responses: of models to prompts that users write, and of reward models to pairs of responses.
 
 
 rule prompt_eval:
@@ -10,7 +10,7 @@ rule prompt_eval:
             "output/prompt_eval/{stage}/{name}.html",
             caption="captions/page.rst",
             category=MORE,
-            subcategory="answers to prompts",
+            subcategory="responses to prompts",
             labels={"recipe": "{stage}/{name}"},
         ),
     log:
@@ -32,7 +32,7 @@ rule prompt_eval:
     shell:
         "python {params.launch:q} {params.program:q} --spec {input.spec}"
         " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log}) &&"
-        " cp {params.result}/answers.html {output.page}"
+        " cp {params.result}/responses.html {output.page}"
 
 
 rule rw_eval:
@@ -44,7 +44,7 @@ rule rw_eval:
             "output/rw_eval/reward/{name}.html",
             caption="captions/page.rst",
             category=MORE,
-            subcategory="answers scored",
+            subcategory="responses scored",
             labels={"recipe": "reward/{name}"},
         ),
     log:
@@ -60,7 +60,7 @@ rule rw_eval:
         placement=placement_json("reward", alone=True, source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
-        "Scoring good and bad answers by reward model {wildcards.name}"
+        "Scoring good and bad responses by reward model {wildcards.name}"
     shell:
         "python {params.launch:q} {params.program:q} --spec {input.spec}"
         " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log}) &&"

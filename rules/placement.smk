@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from rlhf.digests import canonical_json
+from snakechat.workflow.digests import canonical_json
 
 
 def place_of(stage, wildcards, alone):

@@ -15,7 +15,7 @@ CHAPTERS = {
     "reward.svg": ("4 Reward model", "1 curves"),
     "calibration.svg": ("4 Reward model", "2 calibration"),
     "rlhf.svg": ("5 RLHF", "curves"),
-    "answers.html": ("6 Answers", "side by side"),
+    "responses.html": ("6 Responses", "side by side"),
     "lineage.svg": ("7 Origins", "lineage"),
     "costs.html": ("8 Costs", "1 time, memory, software"),
     "costs.svg": ("8 Costs", "2 time and memory"),

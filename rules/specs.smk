@@ -8,9 +8,9 @@
 import errno
 import json
 
-from rlhf.code import requirements_digest
-from rlhf.digests import DigestCache, digest, file_digest, write_atomically
-from rlhf.job import parse_manifest
+from snakechat.workflow.code_digests import requirements_digest
+from snakechat.workflow.digests import DigestCache, digest, file_digest, write_atomically
+from snakechat.workflow.job import parse_manifest
 
 DESCRIPTIONS = {}
 
@@ -163,7 +163,7 @@ def refuse_to_report(path, state):
     """Stop, and say how there can be a report."""
     fail(
         f"{path} is {state}, and a report tells of what is up to date: give the same command with"
-        " --cores 1 in the place of --report first (python scripts/why.py says what changed)"
+        " --cores 1 in the place of --report first (python scripts/explain.py says what changed)"
     )
 
 

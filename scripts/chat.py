@@ -4,8 +4,8 @@
     python scripts/chat.py output/rlhf/1.3b --compare output/sft/1.3b
     echo "My name is Pia and I need a hat." | python scripts/chat.py output/rlhf/tiny
 
-Without a terminal each line of standard input is a question, and standard output has the answers
-alone. The same turns and the same seed give the same answer.
+Without a terminal each line of standard input is a question, and standard output has the responses
+alone. The same turns and the same seed give the same response.
 """
 
 import argparse
@@ -14,16 +14,16 @@ import re
 import sys
 from pathlib import Path
 
-from rlhf.job import InputError
+from snakechat.workflow.job import InputError
 
 HELP = """\
 /reset        forget all turns
 /system TEXT  what stands before all turns; without TEXT nothing does
-/seed N       draw answers by another seed
+/seed N       draw responses by another seed
 /help         this
-/quit         leave, as Ctrl-D does; Ctrl-C stops an answer, and leaves where none is written"""
+/quit         leave, as Ctrl-D does; Ctrl-C stops a response, and leaves where none is written"""
 
-# Below that many columns, answers to compare stand one under the other.
+# Below that many columns, responses to compare stand one under the other.
 SIDE_BY_SIDE = 80
 
 # All but line breaks and tabs: a terminal obeys them, and the last ones turn text around.
@@ -59,7 +59,7 @@ def parse_arguments():
         help="0 takes the likeliest tokens; default: 0.7",
     )
     parser.add_argument(
-        "--max-tokens", type=as_length, default=256, help="of an answer, at most; default: 256"
+        "--max-tokens", type=as_length, default=256, help="of a response, at most; default: 256"
     )
     return parser.parse_args()
 
@@ -92,16 +92,16 @@ def escaped(text):
 
 
 def note(text):
-    """Tell what is no answer."""
+    """Tell what is no response."""
     print(text, file=sys.stderr)
 
 
 class Chat:
-    """What is typed, and the models that answer: conversations by folder."""
+    """What is typed, and the models that response: conversations by folder."""
 
     def __init__(self, arguments):
         # Seconds, of which an unknown option should not cost any.
-        from rlhf.conversation import load
+        from snakechat.evaluation.chat_session import load
 
         folders = [arguments.model, arguments.compare]
         self.conversations = {folder: load(folder) for folder in folders if folder}
@@ -110,7 +110,7 @@ class Chat:
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
     def talk(self):
-        """Answer what is typed, to the end of it or to /quit."""
+        """Response what is typed, to the end of it or to /quit."""
         if self.is_terminal:
             # Gives input() keys to edit with, and what was typed before.
             import readline  # noqa: F401
@@ -126,7 +126,7 @@ class Chat:
                 if line.startswith("/"):
                     self.obey(line)
                 else:
-                    self.answer(line)
+                    self.response(line)
             except InputError as error:
                 if not self.is_terminal:
                     raise
@@ -167,8 +167,8 @@ class Chat:
         else:
             raise InputError(f"{command} is no command: /help tells them")
 
-    def answer(self, question):
-        """Print the answer of each model."""
+    def response(self, question):
+        """Print the response of each model."""
         prompts = {}
         for folder, conversation in self.conversations.items():
             prompts[folder], forgotten = conversation.make_room(question, self.max_tokens)
@@ -188,19 +188,19 @@ class Chat:
                 print()
 
     def is_wide(self):
-        """Whether two answers have room beside each other."""
+        """Whether two responses have room beside each other."""
         from rich.console import Console
 
         console = Console()
         return console.is_terminal and console.width >= SIDE_BY_SIDE
 
     def write(self, folder, ids, question):
-        """Print an answer as it comes."""
+        """Print a response as it comes."""
         self.ask(folder, ids, question, lambda text: print(escaped(text), end="", flush=True))
         print()
 
     def write_side_by_side(self, prompts, question):
-        """Print answers in columns, one of which grows at a time."""
+        """Print responses in columns, one of which grows at a time."""
         from rich.live import Live
         from rich.table import Table
         from rich.text import Text
@@ -224,10 +224,10 @@ class Chat:
                 self.ask(folder, ids, question, show)
 
     def ask(self, folder, ids, question, show):
-        """Have a model answer. At a terminal, Ctrl-C ends its answer and nothing else."""
+        """Have a model response. At a terminal, Ctrl-C ends its response and nothing else."""
         settings = self.seed, self.temperature, self.max_tokens
         try:
-            self.conversations[folder].answer(question, ids, *settings, show)
+            self.conversations[folder].response(question, ids, *settings, show)
         except KeyboardInterrupt:
             if not self.is_terminal:
                 raise

@@ -9,11 +9,11 @@ import statistics
 
 from markupsafe import Markup
 
-from rlhf.job import run
-from rlhf.lineage import behind
-from rlhf.pages import write_page
-from rlhf.pictures import CURVES, draw_curves, points_of
-from rlhf.words import as_number, teller
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.plots import CURVES, draw_curves, points_of
+from snakechat.reporting.translations import as_number, teller
+from snakechat.workflow.job import run
+from snakechat.workflow.lineage import behind
 
 # Results of a stage: where they stand in metrics.json, and what they are called.
 PAIRS = {
@@ -25,7 +25,7 @@ PAIRS = {
 RESULTS = {
     "sft": {
         "after.perplexity": "perplexity",
-        "after.response_perplexity": "perplexity of answers",
+        "after.response_perplexity": "perplexity of responses",
     },
     "reward": PAIRS,
     "dpo": PAIRS,
@@ -36,8 +36,8 @@ RESULTS = {
         "rlhf.greedy_success": "exactly right, greedy (share)",
         "wins.rlhf.sft.score": "wins over SFT by score",
         "wins.rlhf.sft.judge_score": "wins over SFT by the judge",
-        "rlhf.kl_to_sft": "KL to SFT (nats per answer)",
-        "rlhf.length": "answer length (tokens)",
+        "rlhf.kl_to_sft": "KL to SFT (nats per response)",
+        "rlhf.length": "response length (tokens)",
         "rlhf.ended_by_eos": "ended by eos (share)",
     },
 }

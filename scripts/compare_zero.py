@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf.job import InputError, manifest_of, read_manifest, result_files, run
-from rlhf.tokens import Ragged
+from snakechat.data.tokens import Ragged
+from snakechat.workflow.job import InputError, manifest_of, read_manifest, result_files, run
 
 STAGES = range(4)
 # Once over the rows, without an evaluation between steps.

@@ -7,17 +7,7 @@ import csv
 import json
 from pathlib import Path
 
-from rlhf.chapters import (
-    runs_of,
-    share_interval,
-    trade_off,
-    write_answers,
-    write_costs,
-    write_results,
-)
-from rlhf.job import run
-from rlhf.lineage import direct_inputs, in_columns
-from rlhf.pictures import (
+from snakechat.reporting.plots import (
     COLOURS,
     CURVES,
     draw_bars,
@@ -31,6 +21,16 @@ from rlhf.pictures import (
     save,
     thinned,
 )
+from snakechat.reporting.report_tables import (
+    runs_of,
+    share_interval,
+    trade_off,
+    write_costs,
+    write_responses,
+    write_results,
+)
+from snakechat.workflow.job import run
+from snakechat.workflow.lineage import direct_inputs, in_columns
 
 STAGES = ("sft", "reward", "rlhf")
 # What is drawn of steps: what records have too, and what is to be looked at beside it.
@@ -42,12 +42,12 @@ DRAWN = {
         "policy/clipfrac": "clipped ratios (share of tokens)",
     },
 }
-# Of answers, across and up.
+# Of responses, across and up.
 TRADED = ("mean length (tokens)", "wins over SFT (share; a tie is half)")
 
 
 def main(job):
-    """Results, data, stages, answers, origins and costs, in the order of a reader."""
+    """Results, data, stages, responses, origins and costs, in the order of a reader."""
     # Where functions alone score, there is no reward model.
     stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
     figures = {stage: read_figures(job, stage) for stage in stages}
@@ -62,9 +62,9 @@ def main(job):
         draw_curves(job.result / f"{stage}.svg", panels)
     if "reward" in figures:
         draw_calibration(job.result / "calibration.svg", bins_of(figures["reward"]))
-    lines = (job.inputs["evaluate_rlhf"] / "answers.jsonl").read_text().splitlines()
-    answers = [json.loads(line) for line in lines]
-    write_answers(job.result / "answers.html", name, answers, told["samples"])
+    lines = (job.inputs["evaluate_rlhf"] / "responses.jsonl").read_text().splitlines()
+    responses = [json.loads(line) for line in lines]
+    write_responses(job.result / "responses.html", name, responses, told["samples"])
     draw_lineage(job.result / "lineage.svg", job.lineage)
     runs = runs_of(job.lineage)
     write_costs(job.result / "costs.html", name, runs)
@@ -230,7 +230,7 @@ def draw_shares(panel, stats):
         shares = {
             "prompt repeated": records["repeated_prompts"] / records["rows"],
             "prompt in another phase too": shared / max(sum(part["rows"] for part in parts), 1),
-            "chosen answer is the longer one": records.get("chosen_longer_share", 0),
+            "chosen response is the longer one": records.get("chosen_longer_share", 0),
         }
         for offset, (what, share) in enumerate(shares.items()):
             label = what if place == 0 else None

@@ -4,12 +4,12 @@ import json
 
 from markupsafe import Markup
 
-from rlhf.costs import sent_elements
-from rlhf.job import run
-from rlhf.pages import write_page
-from rlhf.pictures import draw_curves, points_of
-from rlhf.words import as_number, teller
-from rlhf.zero import stage_used
+from snakechat.planning.flops import sent_elements
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.plots import draw_curves, points_of
+from snakechat.reporting.translations import as_number, teller
+from snakechat.training.zero_stages import stage_used
+from snakechat.workflow.job import run
 
 # The loss that is compared, of those that there are: where there is a critic RLHF's is its own, as
 # the actor's is near 0 by construction.

@@ -1,10 +1,10 @@
 """Compare a chat model with the models that it comes from, on held-out prompts.
 
-All answer the same prompts several times, sampled: the base model, the SFT model, models that the
+All response the same prompts several times, sampled: the base model, the SFT model, models that the
 recipe names beside it, the chat model, and the average of its weights, where training kept one.
 Figures come with 95 % intervals, by resampling the prompts.
 
-Shapes: n prompts, S answers to each.
+Shapes: n prompts, S responses to each.
 """
 
 import json
@@ -13,69 +13,76 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from rlhf import toy
-from rlhf.batches import Examples
-from rlhf.comparison import Draws, asked_models, compare, distinct, repetition, wins
-from rlhf.endpoint import Endpoint
-from rlhf.gates import check_tokenizers
-from rlhf.generate import sample_responses
-from rlhf.job import InputError, run
-from rlhf.metrics import write_json
-from rlhf.models import choose_device, load_causal, load_scorer
-from rlhf.passes import Policy, Scorer, answer_logprobs, answer_scores
-from rlhf.rewards import RewardFunctions
-from rlhf.tokens import Ragged, load_tokenizer
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.sanity_checks import check_tokenizers
+from snakechat.data import toy
+from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.evaluation.comparisons import (
+    Draws,
+    asked_models,
+    compare,
+    distinct,
+    repetition,
+    wins,
+)
+from snakechat.evaluation.judge_endpoint import Endpoint
+from snakechat.modeling.batches import Examples
+from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.models import choose_device, load_causal, load_scorer
+from snakechat.training.metrics import write_json
+from snakechat.workflow.job import InputError, run
 
-# Datasets whose answers can be told right from wrong exactly.
+# Datasets whose responses can be told right from wrong exactly.
 EXACT_CHECKS = {"shop": toy.is_right}
-# What an answer wins by: what was trained on, and a judge that was not.
+# What a response wins by: what was trained on, and a judge that was not.
 SCORES = ("score", "judge_score")
 
 
 def main(job):
-    """Answers, scores, rates; metrics.json has the figures and answers.jsonl every answer."""
+    """Responses, scores, rates; metrics.json has the figures and responses.jsonl every response."""
     settings = job.settings
     # It may lack its key.
     endpoint = Endpoint(settings.endpoint) if settings.endpoint else None
     evaluation = Evaluation(job)
     # One model at a time: a GPU that can sample from one may not hold two.
-    answered = {
-        name: evaluation.answers_of(folder) for name, folder in asked_models(job.inputs).items()
+    responded = {
+        name: evaluation.responses_of(folder) for name, folder in asked_models(job.inputs).items()
     }
     sft = evaluation.policy(job.inputs["sft"])
-    for answers in answered.values():
-        answers.figures["kl_to_sft"] = answers.logprobs - evaluation.logprobs(sft, answers)
+    for responses in responded.values():
+        responses.figures["kl_to_sft"] = responses.logprobs - evaluation.logprobs(sft, responses)
     del sft
-    for answers in answered.values():
-        answers.figures["score"] = evaluation.functions(answers)
+    for responses in responded.values():
+        responses.figures["score"] = evaluation.functions(responses)
     for key, name in (("reward", "score"), ("judge", "judge_score")):
         if key in job.inputs:
             scorer = evaluation.scorer(job.inputs[key])
-            for answers in answered.values():
-                scores = answer_scores(scorer, answers.examples, evaluation.max_tokens)
-                answers.figures[name] = answers.figures.get(name, 0) + scores
+            for responses in responded.values():
+                scores = response_scores(scorer, responses.examples, evaluation.max_tokens)
+                responses.figures[name] = responses.figures.get(name, 0) + scores
             del scorer
 
-    per_answer = {name: answers.figures for name, answers in answered.items()}
-    figures = compare(per_answer, SCORES, settings.bootstrap, settings.seed)
+    per_response = {name: responses.figures for name, responses in responded.items()}
+    figures = compare(per_response, SCORES, settings.bootstrap, settings.seed)
     if endpoint:
-        figures["wins"]["rlhf"]["sft"]["endpoint"] = judged(job, endpoint, answered)
+        figures["wins"]["rlhf"]["sft"]["endpoint"] = judged(job, endpoint, responded)
     say(figures)
     write_json(job.result / "metrics.json", figures)
-    with open(job.result / "answers.jsonl", "w") as file:
-        for name, answers in answered.items():
-            for line in answers.told():
+    with open(job.result / "responses.jsonl", "w") as file:
+        for name, responses in responded.items():
+            for line in responses.told():
                 file.write(json.dumps({"model": name, **line}) + "\n")
 
 
-def judged(job, endpoint, answered):
-    """How often an endpoint prefers an answer of the chat model to the SFT model's to a prompt.
+def judged(job, endpoint, responded):
+    """How often an endpoint prefers a response of the chat model to the SFT model's to a prompt.
 
-    The first answers meet; a tie is half a win. Raises InputError where no reply can be read.
+    The first responses meet; a tie is half a win. Raises InputError where no reply can be read.
     """
-    settings, models = job.settings, [answered[name] for name in ("rlhf", "sft")]
+    settings, models = job.settings, [responded[name] for name in ("rlhf", "sft")]
     prompts = models[0].questions[: settings.endpoint["prompts"]]
-    rows = zip(prompts, *(answers.texts[0] for answers in models), strict=False)
+    rows = zip(prompts, *(responses.texts[0] for responses in models), strict=False)
     bar = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
     verdicts = [endpoint.judge(*row) for row in bar]
     with open(job.result / "endpoint.jsonl", "w") as file:
@@ -95,8 +102,8 @@ def judged(job, endpoint, answered):
     }
     ours = np.array([[verdicts[row] for row in read]])
     figures = [
-        {"endpoint": values, "length": answers.figures["length"][:1, read]}
-        for values, answers in zip((ours, 1 - ours), models, strict=True)
+        {"endpoint": values, "length": responses.figures["length"][:1, read]}
+        for values, responses in zip((ours, 1 - ours), models, strict=True)
     ]
     draws = Draws(len(read), settings.bootstrap, settings.seed)
     return {**wins(*figures, "endpoint", draws), "prompts": len(read), "unreadable": unreadable}
@@ -137,23 +144,25 @@ class Evaluation:
         check_tokenizers(self.tokenizer, load_tokenizer(folder), (self.folder, folder))
         return Scorer(load_scorer(folder, "fp32", self.tokenizer)).to(self.device)
 
-    def answers_of(self, folder):
-        """The answers of a model, with the figures that need it."""
+    def responses_of(self, folder):
+        """The responses of a model, with the figures that need it."""
         policy, settings = self.policy(folder), self.settings
         torch.manual_seed(settings.seed)
-        answers = Answers(self, self.sampled(policy, settings.temperature, settings.samples))
-        answers.logprobs = self.logprobs(policy, answers)
+        responses = Responses(self, self.sampled(policy, settings.temperature, settings.samples))
+        responses.logprobs = self.logprobs(policy, responses)
         if self.is_right:
-            greedy = Answers(self, self.sampled(policy, 0, 1))
-            answers.figures["greedy_success"] = greedy.figures["success"]
-        return answers
+            greedy = Responses(self, self.sampled(policy, 0, 1))
+            responses.figures["greedy_success"] = greedy.figures["success"]
+        return responses
 
-    def logprobs(self, policy, answers):
-        """What a model thinks of answers: the log-probability of each [S, n]."""
-        return answer_logprobs(policy, answers.examples, self.max_tokens, self.settings.temperature)
+    def logprobs(self, policy, responses):
+        """What a model thinks of responses: the log-probability of each [S, n]."""
+        return response_logprobs(
+            policy, responses.examples, self.max_tokens, self.settings.temperature
+        )
 
     def sampled(self, policy, temperature, samples):
-        """Answers [S][n] (ids) of a model; at temperature 0 the likeliest token of each place."""
+        """Responses [S][n] (ids) of a model; at temperature 0 the likeliest token of each place."""
         return sample_responses(
             policy.model,
             self.prompts,
@@ -164,15 +173,15 @@ class Evaluation:
             samples,
         )
 
-    def functions(self, answers):
-        """The reward functions' score of each answer [S, n]."""
-        samples = len(answers.texts)
-        texts = [text for sample in answers.texts for text in sample]
+    def functions(self, responses):
+        """The reward functions' score of each response [S, n]."""
+        samples = len(responses.texts)
+        texts = [text for sample in responses.texts for text in sample]
         return self.score(self.questions * samples, texts).reshape(samples, -1)
 
 
-class Answers:
-    """The answers of a model: texts [S][n], and figures [S, n] by name."""
+class Responses:
+    """The responses of a model: texts [S][n], and figures [S, n] by name."""
 
     def __init__(self, evaluation, responses):
         tokenizer, is_right = evaluation.tokenizer, evaluation.is_right
@@ -180,7 +189,7 @@ class Answers:
         self.questions = evaluation.questions
         self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
         ended = [[ids[-1] == tokenizer.eos_token_id for ids in sample] for sample in responses]
-        self.figures = {"length": self.examples.answer_lengths, "ended_by_eos": np.array(ended)}
+        self.figures = {"length": self.examples.response_lengths, "ended_by_eos": np.array(ended)}
         for n in (1, 2):
             shares = [[distinct(ids, n) for ids in sample] for sample in responses]
             self.figures[f"distinct_{n}"] = np.array(shares)
@@ -190,12 +199,12 @@ class Answers:
             self.figures["success"] = np.array(right) & self.figures["ended_by_eos"]
 
     def told(self):
-        """Yield each answer with its scores, all of a prompt together."""
+        """Yield each response with its scores, all of a prompt together."""
         names = [name for name in SCORES if name in self.figures]
         for row, question in enumerate(self.questions):
             for sample, texts in enumerate(self.texts):
                 scores = {name: float(self.figures[name][sample, row]) for name in names}
-                yield {"prompt": question, "answer": texts[row], **scores}
+                yield {"prompt": question, "response": texts[row], **scores}
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 import math
 
-from rlhf.batches import Examples
-from rlhf.job import run
-from rlhf.metrics import write_json
-from rlhf.models import choose_device, load_causal
-from rlhf.passes import Policy, answer_logprobs
-from rlhf.tokens import load_tokenizer
+from snakechat.data.tokens import load_tokenizer
+from snakechat.modeling.batches import Examples
+from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.modeling.models import choose_device, load_causal
+from snakechat.training.metrics import write_json
+from snakechat.workflow.job import run
 
 
 def main(job):
@@ -20,7 +20,7 @@ def main(job):
         policy = Policy(load_causal(folder, job.settings.dtype, tokenizer)).to(device)
         figures[name] = {}
         for what, with_prompts in (("", True), ("response_", False)):
-            logprobs = answer_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
+            logprobs = response_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
             tokens = int(held_out.num_tokens(with_prompts).sum())
             figures[name][f"{what}perplexity"] = math.exp(-logprobs.sum() / tokens)
             figures[name][f"{what}tokens"] = tokens

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rlhf.job import InputError, check_file, run
+from snakechat.workflow.job import InputError, check_file, run
 
 # As it calls them.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

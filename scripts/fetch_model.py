@@ -3,11 +3,11 @@
 import tempfile
 from pathlib import Path
 
-from rlhf.hub import fetch, licence_of
-from rlhf.job import InputError, check_file, run
-from rlhf.model_files import model_files
-from rlhf.models import copy_causal
-from rlhf.tokens import load_tokenizer
+from snakechat.data.hub import fetch, licence_of
+from snakechat.data.model_files import model_files
+from snakechat.data.tokens import load_tokenizer
+from snakechat.modeling.models import copy_causal
+from snakechat.workflow.job import InputError, check_file, run
 
 
 def main(job):

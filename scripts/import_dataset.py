@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rlhf.formats import BadRow, Dropped, record_of
-from rlhf.job import InputError, check_file, run
-from rlhf.look import Look
-from rlhf.parts import parts_of
-from rlhf.records import RecordWriter, records
-from rlhf.sources import count_rows, read_rows
-from rlhf.toy import make_rows
+from snakechat.data.dataset_files import parts_of
+from snakechat.data.formats import BadRow, Dropped, record_of
+from snakechat.data.records import RecordWriter, records
+from snakechat.data.sources import count_rows, read_rows
+from snakechat.data.statistics import Look
+from snakechat.data.toy import make_rows
+from snakechat.workflow.job import InputError, check_file, run
 
 
 def main(job):
@@ -65,8 +65,8 @@ def local_files(job):
 def hub_files(job):
     """{part: {name: path}} of a hub source. The commit of its revision goes into the manifest."""
     # Only here: the import takes a second that other sources need not pay.
-    from rlhf.hub import fetch, licence_of
-    from rlhf.model_files import CARD
+    from snakechat.data.hub import fetch, licence_of
+    from snakechat.data.model_files import CARD
 
     settings = job.settings
     globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}
@@ -96,7 +96,7 @@ def import_part(job, part, paths):
             try:
                 if isinstance(row, BadRow):
                     raise row
-                prompt, *answers = record_of(row, settings.format, columns)
+                prompt, *responses = record_of(row, settings.format, columns)
             except BadRow as error:
                 if settings.on_bad_row == "fail":
                     raise InputError(f"{paths[name]}: row {number}: {error}") from None
@@ -108,8 +108,8 @@ def import_part(job, part, paths):
                 dropped[str(reason)] += 1
             else:
                 if remove:
-                    answers = [answer and remove.sub("", answer) for answer in answers]
-                writer.write((prompt, *answers))
+                    responses = [response and remove.sub("", response) for response in responses]
+                writer.write((prompt, *responses))
     job.facts.setdefault("source_rows", {}).update(read)
     job.facts.setdefault("dropped", {})[part] = dict(sorted(dropped.items()))
     if not writer:

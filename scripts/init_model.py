@@ -6,10 +6,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf.job import check_file, run
-from rlhf.models import make_causal
-from rlhf.records import records
-from rlhf.tokens import load_tokenizer
+from snakechat.data.records import records
+from snakechat.data.tokens import load_tokenizer
+from snakechat.modeling.models import make_causal
+from snakechat.workflow.job import check_file, run
 
 
 def main(job):

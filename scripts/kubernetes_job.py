@@ -20,10 +20,10 @@ from pathlib import Path
 
 import yaml
 
-from rlhf.changes import name_of
-from rlhf.digests import digest
-from rlhf.job import manifest_of
-from rlhf.plan import arguments_of, before, dry_run, planned_jobs
+from snakechat.planning.changes import name_of
+from snakechat.planning.dry_run import arguments_of, before, dry_run, planned_jobs
+from snakechat.workflow.digests import digest
+from snakechat.workflow.job import manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"

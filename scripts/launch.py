@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 
-from rlhf.devices import Busy, take
+from snakechat.workflow.gpus import Busy, take
 
 # What tells a process that it is one of a group.
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

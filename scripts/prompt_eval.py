@@ -1,8 +1,8 @@
-"""Ask all models of a recipe the same prompts, and lay their answers side by side.
+"""Ask all models of a recipe the same prompts, and lay their responses side by side.
 
-Each model answers each prompt three times: with the likeliest token of each place (greedy), drawn
-by the seed (sampled), and with the best answer that a beam search finds. answers.jsonl has them as
-they are, answers.html is the page.
+Each model responses each prompt three times: with the likeliest token of each place (greedy), drawn
+by the seed (sampled), and with the best response that a beam search finds. responses.jsonl has them as
+they are, responses.html is the page.
 """
 
 import json
@@ -10,15 +10,15 @@ import json
 import torch
 from transformers import GenerationConfig
 
-from rlhf.comparison import asked_models
-from rlhf.dialogues import prompt_of
-from rlhf.generate import sample_responses
-from rlhf.job import InputError, run
-from rlhf.models import SPECIAL_IDS, choose_device, load_causal
-from rlhf.pages import write_page
-from rlhf.prompt_sets import read_prompts
-from rlhf.tokens import Encoder, load_tokenizer
-from rlhf.words import teller
+from snakechat.data.dialogues import prompt_of
+from snakechat.data.prompt_sets import read_prompts
+from snakechat.data.tokens import Encoder, load_tokenizer
+from snakechat.evaluation.comparisons import asked_models
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.models import SPECIAL_IDS, choose_device, load_causal
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.translations import teller
+from snakechat.workflow.job import InputError, run
 
 DECODERS = ("greedy", "sampled", "beam search")
 
@@ -29,10 +29,10 @@ BODY = """{% for set, prompt, rows in questions %}
 <caption>{{ prompt }}</caption>
 <thead><tr><th class="name">{{ model }}</th>
 {% for name in decoders %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-{% for name, answers in rows %}
+{% for name, responses in rows %}
 <tr><th>{{ name }}</th>
-{% for answer in answers %}
-<td dir="auto">{{ answer.text.strip() }}{% if not answer.ended %}<span class="cut"> […]</span>
+{% for response in responses %}
+<td dir="auto">{{ response.text.strip() }}{% if not response.ended %}<span class="cut"> […]</span>
 {%- endif %}</td>
 {% endfor %}</tr>
 {% endfor %}
@@ -45,23 +45,25 @@ def main(job):
     """Ask the models one after the other; then the page."""
     settings, device = job.settings, choose_device(job.placement)
     prompts = read_prompts(job)
-    answers = {}
+    responses = {}
     for name, folder in asked_models(job.inputs).items():
-        answers[name] = ask(folder, prompts, settings, job.placement["micro_batch_tokens"], device)
-        print(f"{name} has answered {len(prompts)} prompts")
-    with open(job.result / "answers.jsonl", "w") as file:
+        responses[name] = ask(
+            folder, prompts, settings, job.placement["micro_batch_tokens"], device
+        )
+        print(f"{name} has responded {len(prompts)} prompts")
+    with open(job.result / "responses.jsonl", "w") as file:
         for place, (name, prompt) in enumerate(prompts):
-            for model, found in answers.items():
+            for model, found in responses.items():
                 for decoder in DECODERS:
                     asked = {"set": name, "prompt": prompt, "model": model, "decoder": decoder}
                     file.write(json.dumps(asked | found[decoder][place]) + "\n")
-    draw(job, prompts, answers)
+    draw(job, prompts, responses)
 
 
 def ask(folder, prompts, settings, max_tokens, device):
-    """Answers of a model to (set, prompt) pairs: {decoder: [{text, ended} of each prompt]}.
+    """Responses of a model to (set, prompt) pairs: {decoder: [{text, ended} of each prompt]}.
 
-    Raises InputError where the model has no room for a prompt and an answer.
+    Raises InputError where the model has no room for a prompt and a response.
     """
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, settings.template)
@@ -70,17 +72,19 @@ def ask(folder, prompts, settings, max_tokens, device):
             raise InputError(f"prompt {prompt[:60]!r} has a special token in its text: remove it")
     ids = encoder.prompts([prompt_of([("user", prompt)]) for _, prompt in prompts])
     model = load_causal(folder, settings.dtype, tokenizer).to(device)
-    room = room_for_answers(model, folder, ids, settings.max_response_length)
+    room = room_for_responses(model, folder, ids, settings.max_response_length)
     found = {}
     for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
         torch.manual_seed(settings.seed)
         (found[decoder],) = sample_responses(model, ids, tokenizer, room, temperature, max_tokens)
     found["beam search"] = search_beams(model, ids, tokenizer, room, settings.num_beams)
-    return {decoder: [told(answer, tokenizer) for answer in found[decoder]] for decoder in DECODERS}
+    return {
+        decoder: [told(response, tokenizer) for response in found[decoder]] for decoder in DECODERS
+    }
 
 
-def room_for_answers(model, folder, prompts, max_response_length):
-    """Most tokens of an answer to any of the prompts (ids), so that all are asked alike."""
+def room_for_responses(model, folder, prompts, max_response_length):
+    """Most tokens of a response to any of the prompts (ids), so that all are asked alike."""
     positions = getattr(model.config, "max_position_embeddings", None)
     longest = max(map(len, prompts))
     if positions is None:
@@ -95,7 +99,7 @@ def room_for_answers(model, folder, prompts, max_response_length):
 
 @torch.no_grad()
 def search_beams(model, prompts, tokenizer, max_response_length, num_beams):
-    """The answers (ids, eos included where it came) to prompts (ids) that a search of so many beams
+    """The responses (ids, eos included where it came) to prompts (ids) that a search of so many beams
     finds: those of the highest mean log-probability of a token.
     """
     # A model's own settings would be mixed in.
@@ -114,23 +118,23 @@ def search_beams(model, prompts, tokenizer, max_response_length, num_beams):
 
 
 def told(ids, tokenizer):
-    """An answer as text, and whether it ended."""
+    """A response as text, and whether it ended."""
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {"text": text, "ended": ids[-1] == tokenizer.eos_token_id}
 
 
-def draw(job, prompts, answers):
+def draw(job, prompts, responses):
     """The page: a table for each prompt, a row for each model."""
     settings, say = job.settings, teller(job.settings.language)
     how = say(
         "Sampled: at temperature {temperature}, by seed {seed}. Beam search: {num_beams} beams."
-        " An answer has at most {max_response_length} tokens; […] stands where one had not ended."
+        " A response has at most {max_response_length} tokens; […] stands where one had not ended."
     )
     write_page(
-        job.result / "answers.html",
+        job.result / "responses.html",
         BODY,
         settings.language,
-        f"{say('Answers side by side')}: {job.spec['name']}",
+        f"{say('Responses side by side')}: {job.spec['name']}",
         [how.format(**vars(settings))],
         model=say("model"),
         decoders=[say(decoder) for decoder in DECODERS],
@@ -140,7 +144,7 @@ def draw(job, prompts, answers):
                 prompt,
                 [
                     (model, [found[decoder][place] for decoder in DECODERS])
-                    for model, found in answers.items()
+                    for model, found in responses.items()
                 ],
             )
             for place, (name, prompt) in enumerate(prompts)

@@ -1,20 +1,20 @@
-"""Have a reward model score a good and a bad answer to each of some prompts that users write.
+"""Have a reward model score a good and a bad response to each of some prompts that users write.
 
-scores.jsonl has every pair, metrics.json how often the good answer won, scores.html the page.
+scores.jsonl has every pair, metrics.json how often the good response won, scores.html the page.
 """
 
 import json
 
-from rlhf.batches import Examples
-from rlhf.dialogues import answer_of, prompt_of
-from rlhf.job import InputError, run
-from rlhf.metrics import write_json
-from rlhf.models import choose_device, load_scorer
-from rlhf.pages import write_page
-from rlhf.passes import Scorer, answer_scores
-from rlhf.prompt_sets import read_pairs
-from rlhf.tokens import Encoder, load_tokenizer
-from rlhf.words import as_number, teller
+from snakechat.data.dialogues import prompt_of, response_of
+from snakechat.data.prompt_sets import read_pairs
+from snakechat.data.tokens import Encoder, load_tokenizer
+from snakechat.modeling.batches import Examples
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.models import choose_device, load_scorer
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.translations import as_number, teller
+from snakechat.training.metrics import write_json
+from snakechat.workflow.job import InputError, run
 
 BODY = """{% for set, rows in sets %}
 <h2>{{ set }}</h2>
@@ -43,7 +43,7 @@ def main(job):
     scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).to(choose_device(job.placement))
     examples = encode(pairs, Encoder(tokenizer, settings.template))
     check_room(examples, scorer.model, folder)
-    scores = answer_scores(scorer, examples, job.placement["micro_batch_tokens"])
+    scores = response_scores(scorer, examples, job.placement["micro_batch_tokens"])
     rows = [
         {"set": name, **pair, **compared(*map(float, of_pair))}
         for (name, pair), of_pair in zip(pairs, scores.T, strict=True)
@@ -64,26 +64,26 @@ def encode(pairs, encoder):
             if encoder.is_unsafe(text):
                 raise InputError(f"{key} {text[:60]!r} has a special token in its text: remove it")
     prompts = encoder.prompts([prompt_of([("user", pair["prompt"])]) for _, pair in pairs])
-    answers = [
-        encoder.responses([answer_of(pair[key]) for _, pair in pairs])
+    responses = [
+        encoder.responses([response_of(pair[key]) for _, pair in pairs])
         for key in ("chosen", "rejected")
     ]
-    return Examples(prompts, *answers)
+    return Examples(prompts, *responses)
 
 
 def check_room(examples, model, folder):
-    """Raises InputError where a prompt and an answer are longer than the model has positions."""
+    """Raises InputError where a prompt and a response are longer than the model has positions."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    longest = int((examples.prompt_lengths + examples.answer_lengths).max())
+    longest = int((examples.prompt_lengths + examples.response_lengths).max())
     if positions is not None and longest > positions:
         raise InputError(
-            f"{folder} has positions for {positions} tokens, and the longest prompt and answer have"
+            f"{folder} has positions for {positions} tokens, and the longest prompt and response have"
             f" {longest}: make them shorter"
         )
 
 
 def compared(chosen_score, rejected_score):
-    """Scores of a pair, the margin between them, and which answer wins."""
+    """Scores of a pair, the margin between them, and which response wins."""
     margin = chosen_score - rejected_score
     winner = "tie" if margin == 0 else "chosen" if margin > 0 else "rejected"
     scores = {"chosen_score": chosen_score, "rejected_score": rejected_score}
@@ -91,7 +91,7 @@ def compared(chosen_score, rejected_score):
 
 
 def figures_of(rows):
-    """Of scored pairs: how often the chosen answer wins (a tie is no success), and mean margin."""
+    """Of scored pairs: how often the chosen response wins (a tie is no success), and mean margin."""
     wins = [row["winner"] for row in rows]
     return {
         "pairs": len(rows),
@@ -105,7 +105,7 @@ def draw(job, figures, by_set):
     """The page: a table for each set, a row for each pair."""
     say = teller(job.settings.language)
     result = say(
-        "The good answer has the higher score in {accuracy} of {pairs} pairs; ties: {ties}."
+        "The good response has the higher score in {accuracy} of {pairs} pairs; ties: {ties}."
         " Mean margin: {margin}."
     ).format(
         pairs=figures["pairs"],
@@ -115,8 +115,8 @@ def draw(job, figures, by_set):
     )
     head = {
         "prompt": "prompt",
-        "chosen": "good answer (chosen)",
-        "rejected": "bad answer (rejected)",
+        "chosen": "good response (chosen)",
+        "rejected": "bad response (rejected)",
         "score": "score",
         "margin": "margin",
         "winner": "higher score",
@@ -125,7 +125,7 @@ def draw(job, figures, by_set):
         job.result / "scores.html",
         BODY,
         job.settings.language,
-        f"{say('Good and bad answers, scored')}: reward/{job.spec['name']}",
+        f"{say('Good and bad responses, scored')}: reward/{job.spec['name']}",
         [result],
         head={key: say(text) for key, text in head.items()},
         sets=list(by_set.items()),

@@ -10,10 +10,10 @@ from itertools import permutations
 
 import numpy as np
 
-from rlhf.job import run
-from rlhf.look import fingerprint, shared
-from rlhf.phases import PHASES, share_groups, share_rows
-from rlhf.records import records
+from snakechat.data.phase_splits import PHASES, share_groups, share_rows
+from snakechat.data.records import records
+from snakechat.data.statistics import fingerprint, shared
+from snakechat.workflow.job import run
 
 
 def main(job):

@@ -1,12 +1,12 @@
 """Tokenize pairs for DPO: rows of the reward phase, as DeepSpeed-Chat takes them."""
 
-from rlhf.job import run
-from rlhf.tokenizing import encode_answers, write_phase
+from snakechat.data.tokenization import encode_responses, write_phase
+from snakechat.workflow.job import run
 
 
 def main(job):
-    """Both answers behind the same prompt."""
-    write_phase(job, "reward", ("prompt", "chosen", "rejected"), encode_answers)
+    """Both responses behind the same prompt."""
+    write_phase(job, "reward", ("prompt", "chosen", "rejected"), encode_responses)
 
 
 if __name__ == "__main__":

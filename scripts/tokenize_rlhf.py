@@ -1,7 +1,7 @@
 """Tokenize the RLHF phase: the prompts."""
 
-from rlhf.job import run
-from rlhf.tokenizing import write_phase
+from snakechat.data.tokenization import write_phase
+from snakechat.workflow.job import run
 
 
 def main(job):

@@ -1,12 +1,12 @@
 """Tokenize the SFT phase: prompt and chosen of each row, to max_length tokens together."""
 
-from rlhf.job import run
-from rlhf.tokenizing import encode_answers, write_phase
+from snakechat.data.tokenization import encode_responses, write_phase
+from snakechat.workflow.job import run
 
 
 def main(job):
-    """The answer that is learnt, behind its prompt."""
-    write_phase(job, "sft", ("prompt", "chosen"), encode_answers)
+    """The response that is learnt, behind its prompt."""
+    write_phase(job, "sft", ("prompt", "chosen"), encode_responses)
 
 
 if __name__ == "__main__":

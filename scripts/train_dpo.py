@@ -1,24 +1,24 @@
 """Train a chat model on pairs without a reward model, by DPO (Rafailov et al. 2023).
 
-An answer's implicit reward is beta * (log-probability under the policy - that under the reference);
+A response's implicit reward is beta * (log-probability under the policy - that under the reference);
 the loss is that of a reward model on these. The reference's log-probabilities are an input.
 """
 
 import numpy as np
 import torch
 
-from rlhf import ranks
-from rlhf.batches import Examples, global_batches, num_steps
-from rlhf.card import write_card
-from rlhf.engine import make_engine, start
-from rlhf.job import run
-from rlhf.lora import add_lora
-from rlhf.metrics import Clock, StepLog
-from rlhf.models import check_length, load_causal, save_model, size_of
-from rlhf.passes import Policy
-from rlhf.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
-from rlhf.resume import Resumable
-from rlhf.tokens import trained_tokenizer
+from snakechat.algorithms.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
+from snakechat.data.tokens import trained_tokenizer
+from snakechat.modeling.batches import Examples, global_batches, num_steps
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import check_length, load_causal, save_model, size_of
+from snakechat.reporting.model_card import write_card
+from snakechat.training.checkpointing import Resumable
+from snakechat.training.engine import make_engine, start
+from snakechat.training.metrics import Clock, StepLog
+from snakechat.workflow import distributed as ranks
+from snakechat.workflow.job import run
 
 
 def main(job):

@@ -2,25 +2,31 @@
 
 A response's score is the head's output at its last token, eos. With loss: last_token, that of a
 pair is -log sigmoid(chosen - rejected) of these scores (Ouyang et al. 2022, eq. 1); with loss:
-per_token it is the mean over the places from where the answers part to the end of the longer one,
+per_token it is the mean over the places from where the responses part to the end of the longer one,
 as in DeepSpeed-Chat.
 """
 
 import numpy as np
 import torch
 
-from rlhf import ranks
-from rlhf.batches import Examples, global_batches, num_steps
-from rlhf.card import write_card
-from rlhf.engine import make_engine, start
-from rlhf.job import InputError, run
-from rlhf.lora import add_lora
-from rlhf.metrics import Clock, StepLog
-from rlhf.models import check_length, load_scorer, save_model, size_of
-from rlhf.passes import Scorer, answer_scores, padded
-from rlhf.preference import PAIR_FIGURES, pair_sums, pairwise_loss, per_token_loss, since_parting
-from rlhf.resume import Resumable
-from rlhf.tokens import trained_tokenizer
+from snakechat.algorithms.preference import (
+    PAIR_FIGURES,
+    pair_sums,
+    pairwise_loss,
+    per_token_loss,
+    since_parting,
+)
+from snakechat.data.tokens import trained_tokenizer
+from snakechat.modeling.batches import Examples, global_batches, num_steps
+from snakechat.modeling.forward import Scorer, padded, response_scores
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import check_length, load_scorer, save_model, size_of
+from snakechat.reporting.model_card import write_card
+from snakechat.training.checkpointing import Resumable
+from snakechat.training.engine import make_engine, start
+from snakechat.training.metrics import Clock, StepLog
+from snakechat.workflow import distributed as ranks
+from snakechat.workflow.job import InputError, run
 
 # Pairs that a saved model has to score as the one in memory does.
 PROBES = 32
@@ -45,7 +51,7 @@ def main(job):
     engine = make_engine(scorer, settings, settings.learning_rate, steps, placement)
 
     def judge(grid):
-        """Losses [n] of the pairs of a grid, and scores [2, n] of their answers."""
+        """Losses [n] of the pairs of a grid, and scores [2, n] of their responses."""
         if settings.loss == "last_token":
             scores = engine(grid, grid.ends).view(2, -1)
             return pairwise_loss(*scores), scores
@@ -80,13 +86,13 @@ def main(job):
             log.write_times(step, clock.seconds, int(tokens[rows].sum()), pairs=len(rows))
 
     probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)
-    expected = answer_scores(scorer, probes, max_tokens)
+    expected = response_scores(scorer, probes, max_tokens)
     job.facts["probe_scores"] = expected.tolist()
     with engine.whole_weights():
         save_model(model, tokenizer, job.result)
     ranks.barrier()
     saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer)).to(device)
-    if not np.array_equal(answer_scores(saved, probes, max_tokens), expected):
+    if not np.array_equal(response_scores(saved, probes, max_tokens), expected):
         raise InputError(
             f"{job.result}: the saved model does not score held-out pairs as the trained one did"
         )

@@ -1,11 +1,11 @@
-"""Train a chat model on scores of its own answers: by PPO, or without a critic by RLOO or GRPO.
+"""Train a chat model on scores of its own responses: by PPO, or without a critic by RLOO or GRPO.
 
-Each step: (1) sample answers to some prompts, (2) score them, (3) take the log-probabilities of
+Each step: (1) sample responses to some prompts, (2) score them, (3) take the log-probabilities of
 actor and reference and the values of the critic, (4) make rewards, advantages and returns of them,
-(5) update actor and critic. Mathematics: rlhf/ppo.py. Reference: the SFT model, frozen. Critic: the
+(5) update actor and critic. Mathematics: snakechat/algorithms/ppo.py. Reference: the SFT model, frozen. Critic: the
 reward model to begin with.
 
-Each process of a job makes its share of the answers and of the passes, and knows the whole step.
+Each process of a job makes its share of the responses and of the passes, and knows the whole step.
 """
 
 import contextlib
@@ -18,28 +18,35 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlhf import ppo, ranks
-from rlhf.batches import Examples, global_batches, num_steps
-from rlhf.card import write_card
-from rlhf.control import KLController
-from rlhf.ema import Ema
-from rlhf.engine import Frozen, make_engine, start, take_steps
-from rlhf.gates import check_answers, check_first, check_probes, check_tokenizers, shared_prompts
-from rlhf.generate import make_sampler
-from rlhf.job import run
-from rlhf.lora import add_lora, without_adapters
-from rlhf.metrics import Clock, StepLog
-from rlhf.models import check_length, load_causal, load_scorer, save_model, size_of
-from rlhf.passes import Policy, Scorer
-from rlhf.resume import Resumable
-from rlhf.rewards import RewardFunctions
-from rlhf.rollouts import Rollouts, ask
-from rlhf.scoring import Scoring
-from rlhf.tokens import Ragged, load_tokenizer
+from snakechat.algorithms import ppo
+from snakechat.algorithms.kl_controller import KLController
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.rollouts import Rollouts, ask
+from snakechat.algorithms.sanity_checks import (
+    check_first,
+    check_probes,
+    check_responses,
+    check_tokenizers,
+    shared_prompts,
+)
+from snakechat.algorithms.scoring import Scoring
+from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.modeling.batches import Examples, global_batches, num_steps
+from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.generation import make_sampler
+from snakechat.modeling.lora import add_lora, without_adapters
+from snakechat.modeling.models import check_length, load_causal, load_scorer, save_model, size_of
+from snakechat.reporting.model_card import write_card
+from snakechat.training.checkpointing import Resumable
+from snakechat.training.ema import Ema
+from snakechat.training.engine import Frozen, make_engine, start, take_steps
+from snakechat.training.metrics import Clock, StepLog
+from snakechat.workflow import distributed as ranks
+from snakechat.workflow.job import run
 
-# How answers to one prompt are compared where there is no critic.
+# How responses to one prompt are compared where there is no critic.
 COMPARED = {"rloo": ppo.rloo_advantages, "grpo": ppo.grpo_advantages}
-# Prompts of a step whose answers are kept to be read.
+# Prompts of a step whose responses are kept to be read.
 KEPT_PROMPTS = 8
 
 
@@ -86,21 +93,23 @@ def main(job):
     training = Resumable(job, **{name: part for name, part in parts.items() if part})
     with StepLog(job, len(batches)) as log:
         for step, rows in training.steps(batches):
-            # 1. Answers.
+            # 1. Responses.
             asked = [prompts[row] for row in rows]
             with clock("generate"), actor_engine.whole_weights():
                 sampler.update(actor.model)
-                answers, told = ask(sampler, asked, settings)
-            rollouts = Rollouts(asked, answers, tokenizer, settings.temperature, max_tokens, device)
+                responses, told = ask(sampler, asked, settings)
+            rollouts = Rollouts(
+                asked, responses, tokenizer, settings.temperature, max_tokens, device
+            )
             mask = rollouts.response_mask
-            unended = check_answers(rollouts, unended, step)
+            unended = check_responses(rollouts, unended, step)
 
             with clock("score"):
                 # 2. Scores.
                 scores = scoring.scores(rollouts, step, rows)
                 final_scores = scoring.final(scores, rollouts.ended)
 
-                # 3. Log-probabilities and values of each token of the answers.
+                # 3. Log-probabilities and values of each token of the responses.
                 logprobs, entropies = rollouts.logprobs_and_entropies(actor)
                 with reference() as ref:
                     ref_logprobs = rollouts.logprobs(ref)
@@ -177,7 +186,7 @@ def main(job):
                 for name in ("ratio", "approxkl", "clipfrac"):
                     figures[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
             log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
-            log.write_times(step, clock.seconds, int(rollouts.lengths.sum()), answers=len(kl))
+            log.write_times(step, clock.seconds, int(rollouts.lengths.sum()), responses=len(kl))
             job.record["seconds_of_parts"] = clock.medians()
             if step % settings.sample_steps == 0 or step == 1:
                 keep_samples(job, step, rollouts, scores, kl)
@@ -202,12 +211,12 @@ class Experience(NamedTuple):
     returns: torch.Tensor | None
 
     def at(self, group, mask):
-        """The tokens [N] of a pass, whose answers [b] have the mask [b, R]."""
+        """The tokens [N] of a pass, whose responses [b] have the mask [b, R]."""
         return Experience(*(table if table is None else table[group][mask] for table in self))
 
 
 def learn_policy(engine, rollouts, rows, experience, kl_coef, settings, text=None):
-    """Gradients of the actor from the answers to some prompts; returns means over tokens.
+    """Gradients of the actor from the responses to some prompts; returns means over tokens.
 
     text: Examples whose language modelling loss is added, settings.ptx_coef times.
     """
@@ -275,20 +284,20 @@ def means(updates):
 
 
 def draw(ptx, settings, step, number):
-    """Rows of text for an update of a step, as many as it has answers."""
+    """Rows of text for an update of a step, as many as it has responses."""
     random = np.random.default_rng([settings.seed, step, number])
     rows = random.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
     return ptx.some(rows)
 
 
 def keep_samples(job, step, rollouts, scores, kl):
-    """Add answers to the first prompts of a step to samples.jsonl. The first process does."""
+    """Add responses to the first prompts of a step to samples.jsonl. The first process does."""
     if ranks.rank() > 0:
         return
     with open(job.result / "samples.jsonl", "a") as file:
-        for row, (prompt, answer) in enumerate(zip(*rollouts.texts(), strict=True)):
+        for row, (prompt, response) in enumerate(zip(*rollouts.texts(), strict=True)):
             if row % len(rollouts.examples) < KEPT_PROMPTS:
-                line = {"step": step, "prompt": prompt, "answer": answer}
+                line = {"step": step, "prompt": prompt, "response": response}
                 line |= {"score": scores[row].item(), "kl": kl[row].item()}
                 file.write(json.dumps(line) + "\n")
 

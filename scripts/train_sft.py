@@ -6,18 +6,18 @@ response), whatever passes and processes they stand in.
 
 import torch
 
-from rlhf import ranks
-from rlhf.batches import Examples, global_batches
-from rlhf.best import Best
-from rlhf.card import write_card
-from rlhf.engine import make_engine, start
-from rlhf.job import InputError, run
-from rlhf.lora import add_lora
-from rlhf.metrics import Clock, StepLog
-from rlhf.models import check_length, load_causal, save_model, size_of
-from rlhf.passes import Policy, answer_logprobs
-from rlhf.resume import Resumable
-from rlhf.tokens import trained_tokenizer
+from snakechat.data.tokens import trained_tokenizer
+from snakechat.modeling.batches import Examples, global_batches
+from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import check_length, load_causal, save_model, size_of
+from snakechat.reporting.model_card import write_card
+from snakechat.training.best_model import Best
+from snakechat.training.checkpointing import Resumable
+from snakechat.training.engine import make_engine, start
+from snakechat.training.metrics import Clock, StepLog
+from snakechat.workflow import distributed as ranks
+from snakechat.workflow.job import InputError, run
 
 
 def main(job):
@@ -51,7 +51,7 @@ def main(job):
 
     def evaluate():
         """Mean loss of the tokens of held-out rows."""
-        logprobs = answer_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
+        logprobs = response_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
         return -logprobs.sum() / held_out.num_tokens(with_prompts).sum()
 
     def save(folder):

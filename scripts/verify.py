@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rlhf.digests import digest, file_digest
-from rlhf.job import NOT_OURS, manifest_of, read_manifest
+from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.job import NOT_OURS, manifest_of, read_manifest
 
 BESIDE = ".manifest.json"
 # Files that tell times and memory, by rule: no two builds have the same ones.

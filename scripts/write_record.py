@@ -5,13 +5,13 @@ It tells times, memory and machine (NAME.run.json), so that no two builds have t
 
 import json
 
-from rlhf.costs import peak_flops, rlhf_flops, training_flops
-from rlhf.job import InputError, run
-from rlhf.pictures import CURVES, draw_curves, panels_of
-from rlhf.words import as_cell, as_number, as_time, teller
+from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
+from snakechat.reporting.plots import CURVES, draw_curves, panels_of
+from snakechat.reporting.translations import as_cell, as_number, as_time, teller
+from snakechat.workflow.job import InputError, run
 
 # Of a step of RLHF.
-PARTS = {"generate": "sampling answers", "score": "scoring them", "train": "learning from them"}
+PARTS = {"generate": "sampling responses", "score": "scoring them", "train": "learning from them"}
 # Steps of the table.
 ROWS = 10
 
@@ -82,17 +82,17 @@ class Training:
 
     @property
     def lengths(self):
-        """Mean tokens of the prompt of a row and of each of its answers."""
+        """Mean tokens of the prompt of a row and of each of its responses."""
         facts = self.data["train"]
         found = {name: tokens["sum"] / facts["rows"] for name, tokens in facts["tokens"].items()}
         if self.stage == "rlhf":
-            answers = [line["response/length"] for line in self.steps]
-            found["response"] = sum(answers) / len(answers)
+            responses = [line["response/length"] for line in self.steps]
+            found["response"] = sum(responses) / len(responses)
         return found
 
     @property
     def row_length(self):
-        """Mean tokens of a row, each once: no padding, and the prompt of all its answers once."""
+        """Mean tokens of a row, each once: no padding, and the prompt of all its responses once."""
         lengths = dict(self.lengths)
         if self.stage == "rlhf":
             lengths["response"] *= self.settings["samples"]
@@ -103,7 +103,7 @@ class Training:
         """Operations for a token that is trained on."""
         lengths = dict(self.lengths)
         prompt = lengths.pop("prompt")
-        # No answer of a row sees another one.
+        # No response of a row sees another one.
         length = prompt + sum(lengths.values()) / len(lengths)
         if self.stage == "rlhf":
             return rlhf_flops(self.models, length, self.settings["ppo_epochs"])
@@ -128,7 +128,7 @@ def run_record(folder, spec):
 def of_sft(figures, say):
     """Perplexities of held-out rows."""
     both = figures["before"], figures["after"]
-    names = {"perplexity": "perplexity", "response_perplexity": "perplexity of answers"}
+    names = {"perplexity": "perplexity", "response_perplexity": "perplexity of responses"}
     rows = [[say(label), *(each[key] for each in both)] for key, label in names.items()]
     head = f"{say('held-out rows')}: {figures['rows']:,}"
     return [[head, say("before"), say("after")], *rows]
@@ -141,8 +141,8 @@ def of_pairs(figures, say):
         "ties": "ties (share)",
         "longer_wins_accuracy": "accuracy of “the longer one”",
         "loss": "loss (nats per pair)",
-        "chosen_score": "score of chosen answers",
-        "rejected_score": "score of rejected answers",
+        "chosen_score": "score of chosen responses",
+        "rejected_score": "score of rejected responses",
         "calibration_error": "expected calibration error",
     }
     head = f"{say('held-out pairs')}: {figures['pairs']:,}"
@@ -155,7 +155,7 @@ def of_pairs(figures, say):
 
 
 MODELS = {"base": "base", "sft": "SFT", "rlhf": "RLHF", "ema": "EMA"}
-# What answers win by.
+# What responses win by.
 JUDGED = {
     "score": "wins over SFT by score",
     "judge_score": "wins over SFT by the judge",
@@ -164,18 +164,18 @@ JUDGED = {
 
 
 def of_rlhf(figures, say):
-    """What answers to held-out prompts are like, of each model that was asked."""
+    """What responses to held-out prompts are like, of each model that was asked."""
     names = {
         "score": "score",
         "judge_score": "score of the judge",
         "success": "exactly right (share)",
         "greedy_success": "exactly right, greedy (share)",
-        "length": "answer length (tokens)",
+        "length": "response length (tokens)",
         "ended_by_eos": "ended by eos (share)",
-        "distinct_1": "tokens of an answer that differ (share)",
+        "distinct_1": "tokens of a response that differ (share)",
         "distinct_2": "pairs of tokens that differ (share)",
         "repetition": "phrases of four tokens that came before (share)",
-        "kl_to_sft": "KL to SFT (nats per answer)",
+        "kl_to_sft": "KL to SFT (nats per response)",
     }
     asked = figures["intervals_95"]
     # The models of the recipe; behind them those beside it.

@@ -123,7 +123,7 @@ def tokenizer():
     """A tokenizer of 300 tokens."""
     # Only here: most tests of the workflow need no torch.
     from init_model import train_tokenizer
-    from rlhf import toy
+    from snakechat.data import toy
 
     rows, _ = toy.make_rows(100, 10, random.Random(1))
     return train_tokenizer((text for row in rows for text in row.values()), 300)
@@ -132,7 +132,7 @@ def tokenizer():
 @pytest.fixture
 def model(tokenizer):
     """A language model with random weights for that tokenizer."""
-    from rlhf.models import make_causal
+    from snakechat.modeling.models import make_causal
 
     return make_causal(INIT, tokenizer, 1)
 
@@ -140,7 +140,7 @@ def model(tokenizer):
 @pytest.fixture
 def folder(model, tokenizer, tmp_path):
     """The model, saved."""
-    from rlhf.models import save_model
+    from snakechat.modeling.models import save_model
 
     save_model(model, tokenizer, tmp_path / "causal")
     return tmp_path / "causal"
@@ -151,7 +151,7 @@ def scorer_folder(folder, tokenizer, tmp_path):
     """A reward model that starts from it, saved."""
     import torch
 
-    from rlhf.models import load_scorer, save_model
+    from snakechat.modeling.models import load_scorer, save_model
 
     torch.manual_seed(3)
     scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
@@ -165,7 +165,7 @@ def group():
 
     The environment that it takes does not outlive a module.
     """
-    from rlhf.engine import start
+    from snakechat.training.engine import start
 
     before = dict(os.environ)
     yield start({"nodes": 1, "gpus_per_node": 0})
@@ -221,7 +221,7 @@ def tiny(build_once):
 @pytest.fixture(scope="session")
 def quick(build_once):
     """The quick build. Tests that change it put it back."""
-    options = ("--configfile", str(ROOT / "tests/quick.yaml"))
+    options = ("--configfile", str(ROOT / "tests/configs/quick.yaml"))
     return build_once("quick", options, "output/rlhf/tiny", "output/dpo/tiny")
 
 

@@ -63,10 +63,10 @@ def main():
 
 def prepare(folder):
     """Records of the largest size, from which smaller ones are the first rows, and a tokenizer."""
-    from rlhf.records import RecordWriter
+    from snakechat.data.records import RecordWriter
 
     if SHARED.exists():
-        from rlhf.records import records
+        from snakechat.data.records import records
 
         (folder / "tokenizer").symlink_to(SHARED / "tokenizer_opt")
         rows = list(records(SHARED / "hh_harmless/train.parquet"))
@@ -75,7 +75,7 @@ def prepare(folder):
         import random
 
         from init_model import train_tokenizer
-        from rlhf.toy import make_rows
+        from snakechat.data.toy import make_rows
 
         rows, _ = make_rows(16_000, 10, random.Random(1))
         rows = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
@@ -145,7 +145,7 @@ def raw(phase, _, folder):
     """(a) The tokenizers library on the same texts, in lists of a thousand."""
     from tokenizers import Tokenizer
 
-    from rlhf.records import records
+    from snakechat.data.records import records
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     rows = list(records(folder / f"{RAW_ROWS}.parquet"))
@@ -160,20 +160,20 @@ def single(phase, _, folder):
     """(b) One call a sample, padded; the list of encodings is saved by torch."""
     import torch
 
-    from rlhf.records import records
-    from rlhf.tokens import load_tokenizer
+    from snakechat.data.records import records
+    from snakechat.data.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer")
     rows = list(islice(records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
     started = time.perf_counter()
     encodings = []
     padded = {"max_length": LIMIT, "padding": "max_length", "truncation": True}
-    for prompt, *answers in rows:
+    for prompt, *responses in rows:
         if phase == "rlhf":
             encodings.append(tokenizer(prompt, return_tensors="pt"))
         else:
-            for answer in answers[: len(FIELDS[phase]) - 1]:
-                encodings.append(tokenizer(prompt + answer, return_tensors="pt", **padded))
+            for response in responses[: len(FIELDS[phase]) - 1]:
+                encodings.append(tokenizer(prompt + response, return_tensors="pt", **padded))
     path = folder / "single.pt"
     torch.save(encodings, path)
     return {"rate": len(rows) / (time.perf_counter() - started), "bytes": path.stat().st_size}

@@ -2,7 +2,7 @@
 
 Each quarter of ../shared/data/hh_harmless is held out once, while an OPT of 5.5 million random
 weights learns from the other three, in two epochs; so every pair is judged once by a model that has
-not seen it. Beside it what a simple rule reaches on the same pairs: the longer answer wins.
+not seen it. Beside it what a simple rule reaches on the same pairs: the longer response wins.
 """
 
 import json

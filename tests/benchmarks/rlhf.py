@@ -2,20 +2,20 @@
 
 Ours, PPO beside (a) DeepSpeed-Chat's way, RLOO and GRPO beside (b) TRL's trainers with the settings
 that serve them best (trl_rlhf.py; TRL 1.16 has no PPO). All ask the same small OPT, train.py's, for
-answers to the same prompts of ../shared/data/hh_harmless, in the same order, have them scored by
+responses to the same prompts of ../shared/data/hh_harmless, in the same order, have them scored by
 the same reward model and update on all of them at once, in bf16 with fp32 weights behind. (a) is
 written out below: prompts padded to 256 on the left, four passes over whole padded sequences with
 logits or values at all positions, losses over the same, but for its greedy decoding, which would
-leave each way other answers to work on.
+leave each way other responses to work on.
 
-The actor of a case is made to end its answers: eos is as likely as makes them half as long as the
-limit in the mean, and one in five reaches it. Where each ends is chance, so that answers are as
-long in all ways but for noise, which the table shows. Tokens are those of the answers.
+The actor of a case is made to end its responses: eos is as likely as makes them half as long as the
+limit in the mean, and one in five reaches it. Where each ends is chance, so that responses are as
+long in all ways but for noise, which the table shows. Tokens are those of the responses.
 
-A step's time is that between ends of steps; generate (answers), score (rewards, log-probabilities,
+A step's time is that between ends of steps; generate (responses), score (rewards, log-probabilities,
 values) and train (the rest) are parts of it. Memory is the peak above a process that has imported
 all and loaded nothing. Each measurement is a process of its own; they take turns, each round draws
-prompts and answers anew, figures are medians.
+prompts and responses anew, figures are medians.
 """
 
 import argparse
@@ -52,13 +52,13 @@ from train import (
 )
 
 PROMPT_LIMIT, PASS_TOKENS = 256, 8192
-# (1 - exp(-x)) / x is a half: with eos as likely as x / limit, an answer is half the limit long.
+# (1 - exp(-x)) / x is a half: with eos as likely as x / limit, a response is half the limit long.
 ENDING = 1.594
 KL_COEF, CLIP_RANGE, SCORE_CLIP, GAE_LAMBDA = 0.1, 0.2, 5.0, 0.95
 
 
 class Case(NamedTuple):
-    """One line of the table: so many answers to each of so many prompts a step, of up to limit."""
+    """One line of the table: so many responses to each of so many prompts a step, of up to limit."""
 
     words: str
     algorithm: str
@@ -135,10 +135,10 @@ def main():
 
 
 def summary(case, results, warm_up):
-    """Medians and ranges over the rounds of a way. Stops where a step has not all its answers."""
+    """Medians and ranges over the rounds of a way. Stops where a step has not all its responses."""
     rounds = [result["steps"][warm_up:] for result in results]
-    if any(step["answers"] != case.prompts * case.samples for steps in rounds for step in steps):
-        sys.exit(f"{case}: a way has too few answers or too many")
+    if any(step["responses"] != case.prompts * case.samples for steps in rounds for step in steps):
+        sys.exit(f"{case}: a way has too few responses or too many")
     means = [
         {name: statistics.fmean(step[name] for step in steps) for name in steps[0]}
         for steps in rounds
@@ -146,21 +146,21 @@ def summary(case, results, warm_up):
     seconds = [sum(mean[part] for part in PARTS) for mean in means]
     figure = {
         f"{name}_per_second": spread([m[of] / s for m, s in zip(means, seconds, strict=True)])
-        for name, of in (("sequences", "answers"), ("tokens", "tokens"))
+        for name, of in (("sequences", "responses"), ("tokens", "tokens"))
     }
     memory = [result["peak_mb"] - result["idle_mb"] for result in results]
     figure["peak_mb_above_idle"] = spread(memory)
     for part in PARTS:
         figure[f"{part}_ms"] = spread([1000 * mean[part] for mean in means])
-    tokens = statistics.fmean(mean["tokens"] / mean["answers"] for mean in means)
-    return figure | {"mean_answer_tokens": round(tokens, 1)}
+    tokens = statistics.fmean(mean["tokens"] / mean["responses"] for mean in means)
+    return figure | {"mean_response_tokens": round(tokens, 1)}
 
 
 def table(figures):
     """Figures as lines of text."""
     lines = [
         f"{'case':23}{'way':15}{'sequences/s':>12}{'min':>8}{'max':>8}{'tokens/s':>10}"
-        f"{'generate':>10}{'score':>8}{'train':>8} ms{'MB':>5}{'answer':>8}{'ours, times':>13}"
+        f"{'generate':>10}{'score':>8}{'train':>8} ms{'MB':>5}{'response':>8}{'ours, times':>13}"
     ]
     for case, ways in figures.items():
         for way, figure in ways.items():
@@ -170,7 +170,7 @@ def table(figures):
                 f"{case:23}{way:15}{rate['median']:12.2f}{rate['min']:8.2f}{rate['max']:8.2f}"
                 f"{tokens['median']:10,.0f}{parts[0]:10,.0f}{parts[1]:8,.0f}{parts[2]:8,.0f}"
                 f"{figure['peak_mb_above_idle']['median']:8,.0f}"
-                f"{figure['mean_answer_tokens']:8.1f}{figure['speed_of_ours_over_this']:13.2f}"
+                f"{figure['mean_response_tokens']:8.1f}{figure['speed_of_ours_over_this']:13.2f}"
             )
     return "\n".join(lines)
 
@@ -182,10 +182,10 @@ def prepare(folder, number):
     """
     import torch
 
-    from rlhf.batches import global_batches
-    from rlhf.models import load_scorer, make_causal, save_model
-    from rlhf.records import records
-    from rlhf.tokens import Encoder, RaggedWriter
+    from snakechat.data.records import records
+    from snakechat.data.tokens import Encoder, RaggedWriter
+    from snakechat.modeling.batches import global_batches
+    from snakechat.modeling.models import load_scorer, make_causal, save_model
 
     words = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())
@@ -220,7 +220,7 @@ def prepare(folder, number):
 
 
 def make_eos_likely(model, prompts, eos_id, likelihood):
-    """Let a model end an answer at each token with this likelihood, in the mean over prompts."""
+    """Let a model end a response at each token with this likelihood, in the mean over prompts."""
     import torch
 
     eos = model.get_output_embeddings().weight[eos_id]
@@ -249,7 +249,7 @@ def ours(folder, seed):
     steps = []
     for (start, end), line in zip(pairwise([started, *ends]), lines, strict=True):
         told = json.loads(line)
-        step = {name: told[name] for name in ("generate", "score", "answers", "tokens")}
+        step = {name: told[name] for name in ("generate", "score", "responses", "tokens")}
         steps.append({**step, "train": end - start - step["generate"] - step["score"]})
     return {"steps": steps, "idle_mb": idle, "peak_mb": peak_mb()}
 
@@ -285,7 +285,7 @@ def read_case(folder, seed):
 def deepspeed_chat(folder, seed):
     """(a) DeepSpeed-Chat's step in a plain loop.
 
-    Shapes: B sequences of T tokens, prompt and answer; R tokens of the longest answer.
+    Shapes: B sequences of T tokens, prompt and response; R tokens of the longest response.
     """
     import torch
     from transformers import AutoTokenizer, OPTForCausalLM, OPTForSequenceClassification
@@ -310,7 +310,7 @@ def deepspeed_chat(folder, seed):
             )
             mask = (ids != pad_id).long()
             learnt = mask[:, PROMPT_LIMIT:]
-            clock.take("generate", answers=len(ids), tokens=learnt.sum().item())
+            clock.take("generate", responses=len(ids), tokens=learnt.sum().item())
 
             sequences = ids, mask
             old_logprobs = logprobs_of(actor, *sequences)
@@ -361,7 +361,7 @@ def padded_left(prompts, pad_id):
 
 
 def logprobs_of(model, ids, mask):
-    """Log-probabilities of the answers' tokens [B, R], from logits of all positions [B, T]."""
+    """Log-probabilities of the responses' tokens [B, R], from logits of all positions [B, T]."""
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     logprobs = logits.log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
     return logprobs[:, PROMPT_LIMIT - 1 :]
@@ -374,12 +374,12 @@ def all_values(model, ids, mask):
 
 
 def values_of(model, ids, mask):
-    """The critic's value before each token of the answers [B, R]."""
+    """The critic's value before each token of the responses [B, R]."""
     return all_values(model, ids, mask)[:, PROMPT_LIMIT - 1 : -1]
 
 
 def advantages_of(rewards, values):
-    """Advantages [B, R] by GAE with gamma 1; rewards and values are 0 behind an answer."""
+    """Advantages [B, R] by GAE with gamma 1; rewards and values are 0 behind a response."""
     import torch
 
     found, following, value = [], 0, 0

@@ -7,10 +7,10 @@ behind. (a) is written out below: a plain loop, which costs what DeepSpeed's doe
 fused AdamW in the place of DeepSpeed's; every sequence padded to 512, logits of all positions, a
 score at every position, the reference in every step of DPO.
 
-Tokens are those of prompt and answer, without padding; of a pair those of both sequences, for all
+Tokens are those of prompt and response, without padding; of a pair those of both sequences, for all
 ways alike. Memory is the peak above a process that has imported all and loaded nothing. Losses of
 the first step are alike but where they differ by definition: (a) compares scores at every position
-where answers differ, ours and TRL's at the last one, and each head has random weights of its own;
+where responses differ, ours and TRL's at the last one, and each head has random weights of its own;
 DPO begins at log 2. Each measurement is a process of its own; they take turns, figures are medians.
 """
 
@@ -112,10 +112,10 @@ def summary(rows, warm_up, results):
     """Medians and ranges over the rounds of a way. rows: those of each step."""
     timed = [row for step in rows[warm_up:] for row in step]
     tokens = sum(
-        len(row["prompt"]) + len(row[answer])
+        len(row["prompt"]) + len(row[response])
         for row in timed
-        for answer in ("chosen", "rejected")
-        if answer in row
+        for response in ("chosen", "rejected")
+        if response in row
     )
     seconds = [result["ends"][-1] - result["ends"][warm_up - 1] for result in results]
     memory = [result["peak_mb"] - result["idle_mb"] for result in results]
@@ -163,10 +163,10 @@ def prepare(steps, folder):
     """A model, tokens of each stage, and STAGE.json: the rows of each step, in ours's own order."""
     import numpy as np
 
-    from rlhf.batches import global_batches
-    from rlhf.models import make_causal, save_model
-    from rlhf.records import RecordWriter, records
-    from rlhf.tokens import Ragged
+    from snakechat.data.records import RecordWriter, records
+    from snakechat.data.tokens import Ragged
+    from snakechat.modeling.batches import global_batches
+    from snakechat.modeling.models import make_causal, save_model
 
     rows = list(records(ROWS))
     tokenizer = make_tokenizer(folder.name, rows)
@@ -198,7 +198,7 @@ def prepare(steps, folder):
 def make_tokenizer(words, rows):
     """OPT's tokenizer, or one of so many words that is trained on the rows."""
     from init_model import train_tokenizer
-    from rlhf.tokens import load_tokenizer
+    from snakechat.data.tokens import load_tokenizer
 
     if words == VOCABULARIES[0]:
         return load_tokenizer(SHARED / "tokenizer_opt")
@@ -261,7 +261,7 @@ def ours(stage, folder):
 
 def run_steps(program, job, limit):
     """Run a training program's main for so many steps; returns when each of them ended."""
-    from rlhf.resume import Resumable
+    from snakechat.training.checkpointing import Resumable
 
     ends, steps = [], Resumable.steps
 
@@ -361,8 +361,8 @@ def padded(rows, pad_id):
     """input_ids and attention_mask [B, 512]: chosen sequences, then rejected ones if there are."""
     import torch
 
-    answers = ["chosen", "rejected"][: len(rows[0]) - 1]
-    sequences = [row["prompt"] + row[answer] for answer in answers for row in rows]
+    responses = ["chosen", "rejected"][: len(rows[0]) - 1]
+    sequences = [row["prompt"] + row[response] for response in responses for row in rows]
     ids = [sequence + [pad_id] * (LIMIT - len(sequence)) for sequence in sequences]
     mask = [[1] * len(sequence) + [0] * (LIMIT - len(sequence)) for sequence in sequences]
     return torch.tensor(ids), torch.tensor(mask)
@@ -374,7 +374,7 @@ def sft_loss(model, ids, mask):
 
 
 def reward_loss(backbone, head, ids, mask):
-    """Scores of both answers, compared from where they part to the end of the longer one."""
+    """Scores of both responses, compared from where they part to the end of the longer one."""
     import torch
 
     hidden = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
@@ -391,7 +391,7 @@ def reward_loss(backbone, head, ids, mask):
 
 
 def dpo_loss(model, reference, ids, mask, beta=0.1):
-    """log-probabilities of what follows the place where answers part, under both models."""
+    """log-probabilities of what follows the place where responses part, under both models."""
     import torch
 
     chosen, rejected = ids.chunk(2)

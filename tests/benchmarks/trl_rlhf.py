@@ -48,8 +48,8 @@ def timed(trainer, clock):
 
         def _generate(self, prompts):
             found = super()._generate(prompts)
-            answers = found[1]
-            clock.take("generate", answers=len(answers), tokens=sum(map(len, answers)))
+            responses = found[1]
+            clock.take("generate", responses=len(responses), tokens=sum(map(len, responses)))
             return found
 
         def _generate_and_score_completions(self, inputs):
@@ -117,7 +117,7 @@ def main():
 
 
 def reward_function(folder):
-    """The reward model as a function of ids. TRL's own way with a model decodes answers and
+    """The reward model as a function of ids. TRL's own way with a model decodes responses and
     tokenizes them anew: those of random weights would come back longer, and without eos.
     """
     model = OPTForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()

@@ -1,0 +1,131 @@
+"""Digests of programs and of the modules that they import.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakechat.workflow.digests import digest
+
+REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
+
+
+class Import(NamedTuple):
+    """One import statement: `from ..module import names` has level 2, `import module` no names."""
+
+    module: str
+    names: tuple[str, ...] = ()
+    level: int = 0
+
+
+def source_digest(path: str | Path) -> str:
+    """Return the digest of a Python file; comments, docstrings and layout do not change it."""
+    return _parse(Path(path).read_text(), str(path))[0]
+
+
+def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
+    """Return the digest of a program and of each module of ours that it imports, by file name.
+
+    A module is ours if it lies in the folder of the program. Imports are followed through packages,
+    with each `__init__.py` that Python runs on the way, and wherever in a file they stand.
+
+    Args:
+        program: Path of scripts/NAME.py.
+        reward_functions: Names of the files in rewards/ that the program runs.
+
+    Raises:
+        FileNotFoundError: A module of one of our packages does not exist.
+        SyntaxError, ValueError, OSError: A file cannot be read.
+    """
+    root = Path(program).parent
+    rewards = [root.parent / f"rewards/{name}.py" for name in reward_functions]
+    digests: dict[str, str] = {}
+    pending = [Path(program), *rewards]
+    while pending:
+        path = pending.pop()
+        is_reward = path in rewards
+        name = path.relative_to(root.parent if is_reward else root).as_posix()
+        if name not in digests:
+            digests[name], imports = _parse(path.read_text(), str(path))
+            package = () if is_reward else path.relative_to(root).parent.parts
+            for statement in imports:
+                pending += _imported_files(statement, package, root)
+    return digests
+
+
+def _imported_files(statement: Import, package: tuple[str, ...], root: Path) -> Iterator[Path]:
+    """Yield the files under root that an import statement runs.
+
+    package: the packages around the importing module, from the outermost to the innermost.
+    """
+    parents = package[: len(package) - statement.level + 1] if statement.level else ()
+    parts = [*parents, *filter(None, statement.module.split("."))]
+    if not parts or not (_is_package(root / parts[0]) or (root / f"{parts[0]}.py").is_file()):
+        return
+    for depth in range(1, len(parts) + 1):
+        yield _module_file(root.joinpath(*parts[:depth]))
+    # `from package import name` imports a module of that name, if there is one.
+    folder = root.joinpath(*parts)
+    for name in statement.names:
+        if _is_package(folder / name) or (folder / f"{name}.py").is_file():
+            yield _module_file(folder / name)
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file()
+
+
+def _module_file(path: Path) -> Path:
+    """Return the file that Python runs for a module; as Python does, prefer a package."""
+    return path / "__init__.py" if _is_package(path) else path.with_name(f"{path.name}.py")
+
+
+# Most modules are part of several programs.
+@cache
+def _parse(source: str, filename: str) -> tuple[str, tuple[Import, ...]]:
+    """Return the digest of a source and its import statements."""
+    tree = ast.parse(source, filename=filename)
+    imports = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [Import(alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            imports.append(Import(node.module or "", names, node.level))
+    return digest(_canonical(tree)), tuple(imports)
+
+
+def _canonical(node: Any) -> Any:
+    """Return a syntax tree as nested lists without docstrings, positions and empty fields.
+
+    Newer versions of Python add fields (type_params), which are empty for the same code: the digest
+    must not depend on the Python that plans.
+    """
+    if isinstance(node, list):
+        return [_canonical(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return f"{type(node).__name__} {node!r}"
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+            fields["body"] = node.body[1:]
+    kept = {key: _canonical(value) for key, value in fields.items() if value not in (None, [])}
+    return [type(node).__name__, kept]
+
+
+def requirements_digest(path: str | Path) -> str:
+    """Return the digest of the pinned requirements; order, case and comments do not change it."""
+    lines = Path(path).read_text().lower().splitlines()
+    lines = [re.sub(r"\s*#.*", "", line).strip() for line in lines]
+    return digest(sorted(line for line in lines if line))
+
+
+def pinned_versions(path: str | Path) -> dict[str, str]:
+    """Return the version of each pinned requirement, by name."""
+    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", Path(path).read_text(), flags=re.MULTILINE))

@@ -1,0 +1,625 @@
+"""Datasets of every source: the records that they become, the rows of the phases, the tokens."""
+
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from conftest import INIT, Workflow, copy_sources
+from support.files import write
+
+RESPONSES = [
+    "Yes, gladly.",
+    'He said "no", twice.',
+    "One line.\nAnother line.\r\nA third.",
+    "好的。当然可以!",
+    "はい 🙂",
+    "A separator\u2028in the text",
+    "null",
+    "3.0",
+    "{braces} and \\backslashes\\",
+    "a\ttab",
+]
+
+
+def pairs(name, number):
+    return [
+        {
+            "prompt": f"\n\nHuman: {name} {n}?\n\nAssistant:",
+            "chosen": f" {RESPONSES[n % len(RESPONSES)]}",
+            "rejected": f" {n}",
+        }
+        for n in range(number)
+    ]
+
+
+ROWS, HELD_OUT = pairs("train", 40), pairs("test", 10)
+
+
+# Each writes ROWS under a folder, and returns what the config then says of the dataset.
+
+
+def folder_of_parquet(folder):
+    write(folder / "train-00000-of-00002.parquet", ROWS[:25])
+    write(folder / "train-00001-of-00002.parquet", ROWS[25:])
+    return {"path": folder.name}
+
+
+def file_of_parquet(folder):
+    write(folder / "pairs.parquet", ROWS)
+    write(folder / "test.parquet", HELD_OUT)
+    return {"path": f"{folder.name}/pairs.parquet"}
+
+
+def file_of_jsonl(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    return {"path": f"{folder.name}/pairs.jsonl"}
+
+
+def folder_of_jsonl(folder):
+    write(folder / "a.jsonl", ROWS[:10])
+    write(folder / "b/c.jsonl", ROWS[10:])
+    return {"path": folder.name}
+
+
+def jsonl_with_empty_lines(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    lines = (folder / "pairs.jsonl").read_bytes().split(b"\n")
+    (folder / "pairs.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\n".join(lines))
+    return {"path": folder.name}
+
+
+def jsonl_gz(folder):
+    write(folder / "pairs.jsonl.gz", ROWS)
+    return {"path": folder.name}
+
+
+def json_array(folder):
+    write(folder / "pairs.json", ROWS)
+    return {"path": folder.name}
+
+
+def json_that_is_jsonl(folder):
+    write(folder / "pairs.json", ROWS)
+    return {"path": folder.name}
+
+
+def csv_file(folder):
+    write(folder / "pairs.csv", ROWS)
+    return {"path": folder.name}
+
+
+def csv_of_a_spreadsheet(folder):
+    write(folder / "pairs.csv", ROWS, encoding="utf-8-sig")
+    return {"path": folder.name}
+
+
+def glob(folder):
+    write(folder / "part1.jsonl", ROWS[:20])
+    write(folder / "part2.jsonl", ROWS[20:])
+    write(folder / "old.jsonl", HELD_OUT)
+    write(folder / "train.csv", HELD_OUT)
+    return {"path": folder.name, "train": "part*.jsonl"}
+
+
+def linked_folder(folder):
+    write(folder / "real/a.jsonl", ROWS[:10])
+    write(folder / "elsewhere/c.jsonl", ROWS[10:])
+    (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
+    (folder / "link").symlink_to("real", target_is_directory=True)
+    return {"path": f"{folder.name}/link"}
+
+
+def linked_files(folder):
+    # As in huggingface_hub's cache.
+    write(folder / "blobs/rows.jsonl", ROWS)
+    (folder / "blobs/rows.jsonl").rename(folder / "blobs/0a1b")
+    (folder / "snapshot").mkdir()
+    (folder / "snapshot/pairs.jsonl").symlink_to("../blobs/0a1b")
+    return {"path": f"{folder.name}/snapshot"}
+
+
+def folder_that_links_to_itself(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    (folder / "latest").symlink_to(".", target_is_directory=True)
+    return {"path": folder.name}
+
+
+def folder_in_the_home(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    return {"path": f"~/{folder.name}"}
+
+
+def odd_names(folder):
+    write(folder / "it's my {own} 数据/训练 集.jsonl", ROWS)
+    return {"path": f"{folder.name}/it's my {{own}} 数据"}
+
+
+def path_from_the_root(folder):
+    write(folder / "test/pairs.jsonl", ROWS)
+    return {"path": str(folder / "test")}
+
+
+def other_columns(folder):
+    rows = [
+        {"ask": {"text": row["prompt"]}, "responses": [row["rejected"], row["chosen"]], "id": 1}
+        for row in ROWS
+    ]
+    write(folder / "pairs.parquet", rows)
+    columns = {"prompt": "ask.text", "chosen": "responses.1", "rejected": "responses.0"}
+    return {"path": folder.name, "columns": columns}
+
+
+def columns_that_nobody_needs(folder):
+    extra = {"id": 7, "meta": {"tags": ["a"], "none": None}, "score": 0.5}
+    write(folder / "pairs.jsonl", [{**extra, **row} for row in ROWS])
+    return {"path": folder.name}
+
+
+def date_that_python_does_not_know(folder):
+    dates = pa.array([10**12] * len(ROWS), pa.timestamp("s"))
+    folder.mkdir()
+    table = pa.Table.from_pylist(ROWS).append_column("date", dates)
+    pq.write_table(table, folder / "pairs.parquet")
+    return {"path": folder.name}
+
+
+def copy_of_a_hub_dataset(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    return {"hub": "somebody/pairs", "revision": "main", "path": folder.name}
+
+
+def saved_by_datasets(folder):
+    datasets = pytest.importorskip("datasets")
+    folder.mkdir()
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder, num_shards=2)
+    # What map() of that library left there for itself.
+    (folder / "cache-0a1b2c.arrow").write_bytes(b"no rows")
+    return {"path": folder.name}
+
+
+# These have HELD_OUT beside ROWS.
+
+
+def split_by_words(folder):
+    write(folder / "train.parquet", ROWS)
+    write(folder / "test.parquet", HELD_OUT)
+    return {"path": folder.name}
+
+
+def two_globs(folder):
+    write(folder / "x/learn.csv", ROWS)
+    write(folder / "y/judge.jsonl", HELD_OUT)
+    return {"path": folder.name, "train": "**/learn.csv", "eval": "y/*.jsonl"}
+
+
+def git_clone(folder):
+    write(folder / "data/train-00000-of-00001-6a7b8c.parquet", ROWS)
+    write(folder / "data/test-00000-of-00001-9d0e1f.parquet", HELD_OUT)
+    write(folder / ".git/lfs/objects/train.parquet", HELD_OUT)
+    write(folder / ".git/train.jsonl", HELD_OUT)
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    (folder / "README.md").write_text("# Pairs\n")
+    (folder / "dataset_infos.json").write_text("{}")
+    return {"path": folder.name}
+
+
+def wget(folder):
+    write(folder / "train-00000-of-00002-6a7b.parquet?download=true", ROWS[:1])
+    write(folder / "train-00001-of-00002-6a7b.parquet?download=true", ROWS[1:])
+    write(folder / "test-00000-of-00001-9d0e.parquet?download=true", HELD_OUT)
+    return {"path": folder.name}
+
+
+def saved_by_datasets_in_parts(folder):
+    datasets = pytest.importorskip("datasets")
+    parts = {
+        "train": datasets.Dataset.from_list(ROWS),
+        "test": datasets.Dataset.from_list(HELD_OUT),
+    }
+    folder.mkdir()
+    datasets.DatasetDict(parts).save_to_disk(folder)
+    return {"path": folder.name}
+
+
+ONE_PART = [
+    folder_of_parquet,
+    file_of_parquet,
+    file_of_jsonl,
+    folder_of_jsonl,
+    jsonl_with_empty_lines,
+    jsonl_gz,
+    json_array,
+    json_that_is_jsonl,
+    csv_file,
+    csv_of_a_spreadsheet,
+    glob,
+    linked_folder,
+    linked_files,
+    folder_that_links_to_itself,
+    folder_in_the_home,
+    odd_names,
+    path_from_the_root,
+    other_columns,
+    columns_that_nobody_needs,
+    date_that_python_does_not_know,
+    copy_of_a_hub_dataset,
+    saved_by_datasets,
+]
+TWO_PARTS = [split_by_words, two_globs, git_clone, wget, saved_by_datasets_in_parts]
+SOURCES = {form.__name__: form for form in ONE_PART + TWO_PARTS}
+
+# A row of each kind that cannot be read, behind a good one, as lines of a file; and the reason.
+BAD_LINES = [
+    (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "chosen is nothing"),
+    (b'{"prompt": "a", "chosen": "b", "rejected": 7}', "rejected is int, expected text"),
+    (b'{"prompt": "a", "chosen": "b"}', "no column rejected; it has prompt, chosen"),
+    (b'{"prompt": "a", "chosen": "b\xff\xfe", "rejected": "c"}', "text that is not UTF-8: "),
+    (b'{"prompt": "a", "chosen": "b", "rej', "no JSON: "),
+    (b'["a", "b", "c"]', "is list, expected an object of columns"),
+]
+
+
+def bad_lines(folder):
+    write(folder / "a.jsonl", ROWS[:20])
+    good = [json.dumps(row).encode() for row in ROWS[20:]]
+    lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
+    (folder / "more").mkdir()
+    (folder / "more/b.jsonl").write_bytes(b"\n".join(lines))
+    return {"path": folder.name}
+
+
+def half_an_emoji(folder):
+    # Sound JSON, and no text: a tool that counts in UTF-16 has cut it.
+    write(folder / "pairs.jsonl", ROWS)
+    with (folder / "pairs.jsonl").open("ab") as file:
+        file.write(b'{"prompt": "a", "chosen": "b\\ud83d", "rejected": "c"}\n')
+    return {"path": folder.name}
+
+
+def bad_cells(folder):
+    write(folder / "pairs.csv", ROWS)
+    with (folder / "pairs.csv").open("ab") as file:
+        file.write(b"a,b\r\na,b\xff,c\r\na,b,c,d\r\n")
+    return {"path": folder.name}
+
+
+def bad_bytes_in_parquet(folder):
+    texts = [row["chosen"].encode() for row in ROWS]
+    texts[7] = b"b\xff"
+    # As a writer that checks nothing would leave it.
+    chosen = pa.Array.from_buffers(pa.string(), len(ROWS), pa.array(texts, pa.binary()).buffers())
+    folder.mkdir()
+    table = pa.Table.from_pylist(ROWS).set_column(1, "chosen", chosen)
+    pq.write_table(table, folder / "pairs.parquet")
+    return {"path": folder.name}
+
+
+BIG = [{**row, "chosen": f" {'Ja, 好。' * 150_000}{n}"} for n, row in enumerate(ROWS[:3])]
+
+
+def big_jsonl(folder):
+    write(folder / "pairs.jsonl", BIG)
+    return {"path": folder.name}
+
+
+def big_json(folder):
+    write(folder / "pairs.json", BIG)
+    return {"path": folder.name}
+
+
+def big_csv(folder):
+    write(folder / "pairs.csv", BIG)
+    return {"path": folder.name}
+
+
+def big_parquet(folder):
+    write(folder / "pairs.parquet", BIG)
+    return {"path": folder.name}
+
+
+def messages(folder):
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": "Be kind."},
+                {"role": "user", "content": f"Question {n}?"},
+                {"role": "assistant", "content": f"Response {n}."},
+            ]
+        }
+        for n in range(60)
+    ]
+    write(folder / "chats.jsonl", rows)
+    return {"path": folder.name, "format": "messages", "split": {"sft": 1, "reward": 0, "rlhf": 0}}
+
+
+def kto(folder):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Question {n}?"},
+                {"role": "assistant", "content": f"Response {n}."},
+            ],
+            "label": n % 4 != 0,
+        }
+        for n in range(60)
+    ]
+    write(folder / "rated.json", rows)
+    return {"path": folder.name, "format": "kto"}
+
+
+def removed(folder):
+    rows = [{**row, "chosen": f"{row['chosen']} [1, 2]", "rejected": " [3]"} for row in ROWS]
+    write(folder / "pairs.jsonl", rows)
+    return {"path": folder.name, "remove": r" ?\[[0-9, ]+\]"}
+
+
+def few_of_many(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    return {"path": folder.name, "max_rows": 10}
+
+
+def few(folder):
+    write(folder / "pairs.jsonl", ROWS[:3])
+    return {"path": folder.name}
+
+
+def one_phase(folder):
+    write(folder / "pairs.jsonl", ROWS)
+    return {"path": folder.name, "split": {"sft": 0, "reward": 1, "rlhf": 0}}
+
+
+OTHERS = [bad_lines, half_an_emoji, bad_cells, bad_bytes_in_parquet]
+OTHERS += [
+    big_jsonl,
+    big_json,
+    big_csv,
+    big_parquet,
+    messages,
+    kto,
+    removed,
+    few,
+    few_of_many,
+    one_phase,
+]
+
+SPLIT = ["json_array", "git_clone", "few_of_many", "one_phase"]
+BLEND = ["glob", {"wget": 2}, {"git_clone": 0.5}, "messages", "kto"]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """All datasets that can be read, imported and split in one build."""
+    folder = tmp_path_factory.mktemp("imported")
+    copy_sources(folder)
+    datasets = {}
+    for form in [*SOURCES.values(), *OTHERS]:
+        try:
+            datasets[form.__name__] = {"format": "plain", **form(folder / form.__name__)}
+        except pytest.skip.Exception:
+            continue
+    write(folder / "copy/pairs.jsonl", ROWS)
+    config = {
+        "on_bad_row": "skip",
+        "datasets": datasets,
+        "models": {
+            "small": {"tokenizer": {"train_on": "glob", "vocab_size": 300}, "init": INIT},
+        },
+        "reward": {"recipes": {"few": {"model": "small", "datasets": ["few"]}}},
+        "sft": {"recipes": {"blend": {"model": "small", "datasets": BLEND, "max_length": 64}}},
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
+    options = ("--config", "datasets={rm-static: {path: copy}}", "--configfile", "mine.yaml")
+    workflow = Workflow(folder, *options)
+    workflow.environment["HOME"] = str(folder)
+    results = [f"data/{name}" for name in [*datasets, "rm-static"]]
+    results += [f"split/{name}" for name in SPLIT] + ["tokens/sft/blend"]
+    workflow.targets = [f"output/{result}.manifest.json" for result in results]
+    workflow.process = workflow.snakemake(*workflow.targets, "--cores", "2", "--keep-going")
+    return workflow
+
+
+def manifest(workflow, stage, name):
+    path = workflow.folder / f"output/{stage}/{name}.manifest.json"
+    if not path.exists():
+        pytest.fail(f"{path} was not built:\n{workflow.process.stdout[-5000:]}")
+    return json.loads(path.read_text())
+
+
+def records(workflow, name, part="train"):
+    assert manifest(workflow, "data", name)
+    return pq.read_table(workflow.folder / f"output/data/{name}/{part}.parquet").to_pylist()
+
+
+def stats(workflow, stage, name):
+    return json.loads((workflow.folder / f"output/{stage}/{name}/stats.json").read_text())
+
+
+def test_all_that_can_be_read_is_built_and_then_fresh(imported):
+    assert imported.process.returncode == 0, imported.process.stdout[-5000:]
+    process = imported.snakemake(*imported.targets, "-n")
+    assert process.returncode == 0 and "Nothing to be done" in process.stdout, process.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_gives_the_same_records(imported, source):
+    if "datasets" in source:
+        pytest.importorskip("datasets")
+    assert records(imported, source) == ROWS
+    assert manifest(imported, "data", source)["facts"]["dropped"]["train"] == {}
+
+
+@pytest.mark.parametrize("source", [form.__name__ for form in TWO_PARTS])
+def test_files_to_evaluate_on_are_a_part_of_their_own(imported, source):
+    if "datasets" in source:
+        pytest.importorskip("datasets")
+    assert records(imported, source, "eval") == HELD_OUT
+
+
+def test_one_part_alone_is_imported_as_one_part(imported):
+    # The tenth that is held out of it is drawn when it is split.
+    files = manifest(imported, "data", "json_array")["files"]
+    assert set(files) == {"train.parquet", "stats.json"}
+
+
+def test_copy_of_a_hub_dataset_is_named_on_the_command_line(imported):
+    assert records(imported, "rm-static") == ROWS
+    # It is the copy's content that counts, not the repository that it may come from.
+    assert "hub" not in imported.spec_of("output/data/rm-static")["settings"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_row_of_a_megabyte_is_imported(imported, kind):
+    found = records(imported, f"big_{kind}")
+    assert len(found) == len(BIG)
+    assert all(len(row["chosen"].encode()) > 1 << 20 for row in found)
+    # No == inside assert: its explanation would compare megabytes line by line.
+    same = found == BIG
+    assert same
+
+
+def test_bad_rows_are_skipped_counted_and_listed(imported):
+    assert records(imported, "bad_lines") == ROWS
+    number = len(BAD_LINES)
+    assert manifest(imported, "data", "bad_lines")["facts"] == {
+        "dropped": {"train": {"bad row": number}},
+        "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
+    }
+    text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
+    listed = [json.loads(line) for line in text.splitlines()]
+    assert [(bad["file"], bad["row"]) for bad in listed] == [
+        ("more/b.jsonl", row) for row in range(2, number + 2)
+    ]
+    for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
+        assert bad["reason"].startswith(reason)
+    part = stats(imported, "data", "bad_lines")["train"]
+    assert part["rows"] == len(ROWS) and part["dropped"] == {"bad row": number}
+
+
+def test_text_that_is_no_unicode_is_a_bad_row(imported):
+    assert records(imported, "half_an_emoji") == ROWS
+    bad = json.loads((imported.folder / "output/data/half_an_emoji/bad_rows.jsonl").read_text())
+    assert (bad["file"], bad["row"]) == ("pairs.jsonl", len(ROWS) + 1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (
+            "bad_cells",
+            [
+                ("pairs.csv", 41, "2 cells, the first line has 3"),
+                ("pairs.csv", 42, "text that is not UTF-8: "),
+                ("pairs.csv", 43, "4 cells, the first line has 3"),
+            ],
+        ),
+        ("bad_bytes_in_parquet", [("pairs.parquet", 8, "text that is not UTF-8: b'\\xff'")]),
+    ],
+)
+def test_bad_rows_of_other_kinds_are_listed_by_file_and_row(imported, dataset, expected):
+    kept = ROWS if dataset == "bad_cells" else [*ROWS[:7], *ROWS[8:]]
+    assert records(imported, dataset) == kept
+    text = (imported.folder / f"output/data/{dataset}/bad_rows.jsonl").read_text()
+    listed = [json.loads(line) for line in text.splitlines()]
+    assert [(bad["file"], bad["row"]) for bad in listed] == [bad[:2] for bad in expected]
+    for bad, (_, _, reason) in zip(listed, expected, strict=True):
+        assert bad["reason"].startswith(reason)
+
+
+def test_sound_dataset_has_no_list_of_bad_rows(imported):
+    assert not (imported.folder / "output/data/glob/bad_rows.jsonl").exists()
+
+
+def test_remove_takes_its_matches_out_of_all_responses(imported):
+    found = records(imported, "removed")
+    assert [row["chosen"] for row in found] == [row["chosen"] for row in ROWS]
+    assert {row["rejected"] for row in found} == {""}
+    assert [row["prompt"] for row in found] == [row["prompt"] for row in ROWS]
+
+
+def phases(workflow, name):
+    return {phase: facts["rows"] for phase, facts in stats(workflow, "split", name).items()}
+
+
+def test_a_tenth_is_held_out_where_there_is_one_part(imported):
+    # 36 and 4 of 40 rows, each shared 2 : 4 : 4.
+    found = phases(imported, "json_array")
+    assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 36
+    assert sum(found[f"{phase}.eval"] for phase in ("sft", "reward", "rlhf")) == 4
+    assert found["reward.train"] in (14, 15) and found["sft.train"] in (7, 8)
+
+
+def test_nothing_is_held_out_where_there_is_a_part_to_evaluate_on(imported):
+    found = phases(imported, "git_clone")
+    assert found == {
+        "sft.train": 8,
+        "reward.train": 16,
+        "rlhf.train": 16,
+        "sft.eval": 2,
+        "reward.eval": 4,
+        "rlhf.eval": 4,
+    }
+
+
+def test_max_rows_takes_so_many_rows_of_the_dataset(imported):
+    found = phases(imported, "few_of_many")
+    assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 10
+    # All are imported: another number would not import them again.
+    assert len(records(imported, "few_of_many")) == len(ROWS)
+
+
+def test_split_of_a_dataset_can_give_all_rows_to_one_phase(imported):
+    assert phases(imported, "one_phase") == {
+        "sft.train": 0,
+        "reward.train": 36,
+        "rlhf.train": 0,
+        "sft.eval": 0,
+        "reward.eval": 4,
+        "rlhf.eval": 0,
+    }
+
+
+def test_messages_become_prompts_and_responses_without_pairs(imported):
+    assert records(imported, "messages")[7] == {
+        "prompt": "\n\nSystem: Be kind.\n\nHuman: Question 7?\n\nAssistant:",
+        "chosen": " Response 7.",
+        "rejected": None,
+    }
+    assert stats(imported, "data", "messages")["train"]["pairs"] == 0
+
+
+def test_responses_labelled_bad_are_left_out_and_counted(imported):
+    found = records(imported, "kto")
+    assert [row["chosen"] for row in found] == [f" Response {n}." for n in range(60) if n % 4]
+    assert {row["rejected"] for row in found} == {None}
+    assert manifest(imported, "data", "kto")["facts"]["dropped"] == {"train": {"labelled bad": 15}}
+
+
+def test_blend_takes_sets_of_all_forms_and_its_weights_count_in_training_alone(imported):
+    found = stats(imported, "tokens/sft", "blend")
+    names = ["glob", "wget", "git_clone", "messages", "kto"]
+    rows = {name: phases(imported, name) for name in names}
+    assert all(rows[name]["sft.train"] for name in names) and rows["wget"]["sft.eval"]
+    assert found["train"]["rows_of"] == {
+        **{name: rows[name]["sft.train"] for name in names},
+        "wget": 2 * rows["wget"]["sft.train"],
+        "git_clone": rows["git_clone"]["sft.train"] // 2,
+    }
+    assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
+    for part in found.values():
+        assert part["rows"] == sum(part["rows_of"].values()) > 0
+        assert part["dropped"] == {} and part["cut"] == 0
+        assert set(part["tokens"]) == {"prompt", "chosen"}
+
+
+def test_dataset_with_too_few_rows_is_told_before_any_training(imported):
+    process = imported.snakemake("output/tokens/reward/few.manifest.json", "--cores", "1")
+    assert process.returncode == 1 and "Traceback" not in process.stdout, process.stdout
+    (line,) = (line for line in process.stdout.splitlines() if "error: " in line)
+    assert re.match(
+        r"error: few: no row is left to (train|eval) reward, of \d rows in its share", line
+    )
+    assert not (imported.folder / "output/tokens/reward/few").exists()

@@ -1,0 +1,132 @@
+"""Base models from folders of this machine, well and ill."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from conftest import INIT, Workflow, copy_sources
+from snakechat.data.model_files import model_files
+from snakechat.modeling.models import make_causal, save_model
+
+
+def test_files_of_a_model_are_told_from_what_lies_beside_them():
+    listed = ["README.md", "config.json", "generation_config.json", "merges.txt", "notes.md"]
+    listed += ["spiece.model", "tokenizer.json", "chat_template.jinja", "training_args.bin"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    others = ["pytorch_model.bin", "tf_model.h5", "onnx/model.safetensors", "adapter/config.json"]
+    kept = [name for name in listed if name not in ("notes.md", "training_args.bin")]
+    assert sorted(model_files([*listed, *shards, *others])) == sorted([*kept, *shards])
+    # torch's format where there is no other.
+    assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
+
+
+MODELS = ("whole", "torch", "short", "bare", "edited")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tokenizer):
+    """A workflow whose models come from folders, after a build of all; and what that said."""
+    folder = tmp_path_factory.mktemp("local") / "work"
+    copy_sources(folder)
+    (folder / "mine.yaml").write_text(
+        yaml.safe_dump({"models": {name: {"path": f"given/{name}"} for name in MODELS}})
+    )
+    whole = folder / "given/whole"
+    model = make_causal(INIT, tokenizer, 1)
+    whole.mkdir(parents=True)
+    save_model(model, tokenizer, whole)
+    (whole / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    for name in MODELS[1:]:
+        shutil.copytree(whole, folder / "given" / name)
+        weights = folder / "given" / name / "model.safetensors"
+        if name == "torch":
+            torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+        if name in ("torch", "bare"):
+            weights.unlink()
+        if name == "short":
+            weights.write_bytes(weights.read_bytes()[:-9])
+    torch.save({}, folder / "given/bare/pytorch_model.bin")
+    (folder / "given/whole/training_args.bin").write_text("not read")
+    workflow = Workflow(folder, "--configfile", "mine.yaml", "--cores", "2", "--keep-going")
+    targets = [f"output/models/{name}.manifest.json" for name in MODELS[:-1]]
+    return workflow, workflow.snakemake(*targets)
+
+
+def result(workflow, name):
+    return workflow.folder / "output/models" / name
+
+
+@pytest.mark.parametrize("name", ["whole", "torch"])
+def test_a_model_of_a_folder_arrives_as_safetensors(made, name):
+    workflow, process = made
+    folder = result(workflow, name)
+    assert (folder / "model.safetensors").exists(), process.stdout
+    given = load_file(workflow.folder / "given/whole/model.safetensors")
+    found = load_file(folder / "model.safetensors")
+    assert given.keys() == found.keys()
+    assert all(torch.equal(given[key], found[key]) for key in given)
+    assert not list(folder.glob("*.bin"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["facts"] == {"licence": "mit"}
+    weights = "model.safetensors" if name == "whole" else "pytorch_model.bin"
+    assert {"config.json", "tokenizer.json", weights} <= manifest["spec"]["files"].keys()
+    assert "training_args.bin" not in manifest["spec"]["files"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("short", "."), ("bare", "weights are missing: lm_head.")]
+)
+def test_a_damaged_model_is_told_in_one_line_and_leaves_no_result(made, name, reason):
+    workflow, process = made
+    assert process.returncode == 1
+    said = (workflow.folder / f"output/logs/fetch_model/{name}.log").read_text()
+    assert re.search(rf"^error: model in given/{name}: {reason}", said, re.MULTILINE), said
+    assert "Traceback" not in said
+    assert not result(workflow, name).exists()
+
+
+def test_a_model_that_changed_since_it_was_planned_is_refused(made):
+    workflow, _ = made
+    target = "output/models/edited.manifest.json"
+    # The job's own Snakemake plans anew; a program that is started by hand has the old plan.
+    assert workflow.snakemake("-n", target).returncode == 0
+    [spec] = (workflow.folder / "output/specs/fetch_model").glob("edited-*.json")
+    config = workflow.folder / "given/edited/config.json"
+    config.write_text(config.read_text() + "\n")
+    program = workflow.folder / "scripts/fetch_model.py"
+    place = json.dumps({"source": "given/edited"})
+    process = workflow.run("python", str(program), "--spec", str(spec), "--placement", place)
+    assert process.returncode == 1
+    assert "given/edited/config.json changed since this build was planned" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("nowhere", "models.mine.path: there is no folder nowhere"),
+        ("rules", r"models.mine.path: rules has no \*.safetensors and no pytorch_model\*.bin"),
+    ],
+)
+def test_a_folder_without_a_model_is_told_before_anything_runs(made, path, reason):
+    workflow, _ = made
+    process = workflow.snakemake(
+        "-n", "output/models/mine.manifest.json", "--config", f"models={{mine: {{path: {path}}}}}"
+    )
+    assert process.returncode == 1
+    assert re.search(f"error: config: {reason}", process.stdout), process.stdout
+
+
+def test_a_folder_takes_the_place_of_the_hub(made):
+    workflow, _ = made
+    process = workflow.snakemake(
+        "output/models/opt-125m.manifest.json",
+        *("--config", "models={opt-125m: {path: given/whole}}"),
+    )
+    assert process.returncode == 0, process.stdout
+    ours = (result(workflow, "opt-125m") / "model.safetensors").read_bytes()
+    assert ours == (result(workflow, "whole") / "model.safetensors").read_bytes()

@@ -1,0 +1,279 @@
+"""Responses side by side: what is asked of whom, how responses are found, what the page shows."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+import prompt_eval
+from conftest import INIT, ROOT
+from snakechat.data.prompt_sets import read_pairs, read_prompts
+from snakechat.data.tokens import load_tokenizer
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.models import load_causal, make_causal, save_model
+from snakechat.reporting.pages import PICTURES
+from snakechat.reporting.translations import ZH
+from snakechat.workflow.digests import file_digest
+from snakechat.workflow.job import InputError
+
+PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
+
+
+@pytest.fixture
+def job(tokenizer, tmp_path):
+    """A job that asks three models of other weights, and an average that is the SFT model."""
+    folders = {name: tmp_path / name for name in ("rlhf", "base", "sft")}
+    for seed, folder in enumerate(folders.values()):
+        save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, seed), tokenizer, folder)
+    shutil.copytree(folders["sft"], folders["rlhf"] / "ema")
+    return looking(tmp_path, folders, {"ours": PROMPTS})
+
+
+def looking(folder, inputs, sets, kind="prompts", language="en"):
+    """A job of a look at responses, with sets of prompts or pairs."""
+    (folder / kind).mkdir(parents=True)
+    for name, entries in sets.items():
+        (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(entries))
+    settings = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": language}
+    settings |= {"prompts": list(sets), "max_response_length": 12, "temperature": 1.0}
+    result = folder / "result"
+    result.mkdir()
+    files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
+    return SimpleNamespace(
+        settings=SimpleNamespace(**settings, num_beams=3),
+        placement={"gpus_per_node": 0, "micro_batch_tokens": 300, "source": str(folder)},
+        spec={"name": "rlhf/tiny", "files": files},
+        inputs=inputs,
+        result=result,
+    )
+
+
+def asked(job):
+    """Responses by model, decoder and prompt; and the page."""
+    prompt_eval.main(job)
+    lines = map(json.loads, (job.result / "responses.jsonl").read_text().splitlines())
+    responses = {(line["model"], line["decoder"], line["prompt"]): line for line in lines}
+    return responses, (job.result / "responses.html").read_text(encoding="utf-8")
+
+
+class Cells(HTMLParser):
+    """The texts of a page's cells, by tag, and all tags and attributes that it has."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.texts, self.tags, self.attributes = {"td": [], "th": [], "caption": []}, set(), set()
+        self.open = None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag in self.texts:
+            self.open = tag
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag):
+        self.open = None if tag == self.open else self.open
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts[self.open][-1] += data
+
+
+def test_each_model_responses_each_prompt_in_each_way(job):
+    responses, page = asked(job)
+    models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled", "beam search"]
+    assert list(responses) == [
+        (m, d, prompt) for prompt in PROMPTS for m in models for d in decoders
+    ]
+    for decoder in decoders:
+        for prompt in PROMPTS:
+            told = [responses[model, decoder, prompt]["text"] for model in models]
+            # Of the same weights, and no others.
+            assert told[1] == told[3] and len(set(told)) == 3
+    cells = Cells(page).texts
+    assert cells["caption"] == PROMPTS
+    assert cells["th"] == 2 * ["model", *decoders, *models]
+    cut = {True: "", False: " […]"}
+    told = [line["text"].strip() + cut[line["ended"]] for line in responses.values()]
+    assert cells["td"] == [text.translate(PICTURES) for text in told]
+
+
+def test_responses_are_those_of_the_likeliest_token_and_of_the_seed(job, tokenizer):
+    responses, _ = asked(job)
+    # As in training, by hand.
+    ids = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
+    model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
+    with torch.no_grad():
+        found = list(ids[0])
+        while len(found) < len(ids[0]) + 12 and found[-1] != tokenizer.eos_token_id:
+            found.append(int(model(torch.tensor([found])).logits[0, -1].argmax()))
+    greedy = tokenizer.decode(found[len(ids[0]) :], skip_special_tokens=True)
+    assert responses["rlhf", "greedy", PROMPTS[0]]["text"] == greedy
+    torch.manual_seed(1)
+    [drawn] = sample_responses(model, ids, tokenizer, 12, 1.0, 300)
+    for prompt, response in zip(PROMPTS, drawn, strict=True):
+        line = responses["rlhf", "sampled", prompt]
+        assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
+        assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
+    job.settings.seed = 2
+    again, _ = asked(job)
+    changed = {key[1] for key in responses if responses[key] != again[key]}
+    assert changed == {"sampled"}
+
+
+def test_a_beam_search_finds_what_is_likelier_than_the_greedy_response(tokenizer, tmp_path):
+    save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 5), tokenizer, tmp_path / "model")
+    model = load_causal(tmp_path / "model", "fp32", tokenizer)
+    prompts = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
+    [greedy] = sample_responses(model, prompts, tokenizer, 6, 0, 300)
+    found = prompt_eval.search_beams(model, prompts, tokenizer, 6, 5)
+    assert found != greedy
+
+    def mean_logprob(prompt, response):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(dim=1)
+        return float(logprobs[range(len(response)), response].mean())
+
+    for prompt, ours, theirs in zip(prompts, found, greedy, strict=True):
+        assert len(ours) <= 6
+        assert mean_logprob(prompt, ours) >= mean_logprob(prompt, theirs)
+
+
+def test_what_models_write_is_text_and_nothing_is_loaded(job, monkeypatch):
+    wicked = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
+    monkeypatch.setattr(prompt_eval, "told", lambda *_: {"text": wicked, "ended": True})
+    job.spec["name"] = "rlhf/<b>"
+    _, page = asked(job)
+    cells = Cells(page)
+    assert set(cells.texts["td"]) == {wicked.strip().replace("\0", "␀")}
+    assert "<h1>Responses side by side: rlhf/&lt;b&gt;</h1>" in page
+    assert not cells.tags & {"script", "img", "b", "link", "iframe"}
+    assert not cells.attributes & {"src", "href", "onerror"}
+    assert "http://" not in page and "https://" not in page and "@import" not in page
+    assert "default-src 'none'" in page and "@media print" in page
+
+
+def test_a_page_in_chinese(job):
+    job.settings.language = "zh"
+    _, page = asked(job)
+    assert '<html lang="zh">' in page and "各模型回答并排对照" in page
+    for name in (*prompt_eval.DECODERS, "model"):
+        assert ZH[name] in Cells(page).texts["th"]
+    assert "每个回答最多 12 个 token" in page
+
+
+def test_a_chat_template_is_the_tokenizers_own(job, tokenizer):
+    job.settings.template = "chat"
+    job.inputs = {"base": job.inputs["base"]}
+    own = load_tokenizer(job.inputs["base"])
+    own.chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    own.save_pretrained(job.inputs["base"])
+    responses, _ = asked(job)
+    model = load_causal(job.inputs["base"], "fp32", tokenizer)
+    ids = tokenizer(f"<{PROMPTS[0]}>", add_special_tokens=False).input_ids
+    [[greedy]] = sample_responses(model, [ids], tokenizer, 12, 0, 300)
+    text = tokenizer.decode(greedy, skip_special_tokens=True)
+    assert responses["base", "greedy", PROMPTS[0]]["text"] == text
+    path = Path(job.placement["source"], "prompts/ours.yaml")
+    path.write_text("- Say </s> twice\n")
+    job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
+    with pytest.raises(InputError, match="prompt 'Say </s> twice' has a special token in its text"):
+        prompt_eval.main(job)
+
+
+def test_responses_are_as_long_as_there_are_positions(job, tmp_path):
+    job.settings.max_response_length = 1000
+    responses, _ = asked(job)
+    assert any(not line["ended"] for line in responses.values())
+    job = looking(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
+    with pytest.raises(InputError, match="positions for 64 tokens, and the longest prompt has 4"):
+        prompt_eval.main(job)
+
+
+# --- sets of prompts --------------------------------------------------------------------------
+
+
+def test_prompts_are_read_in_the_order_of_their_sets(tmp_path):
+    job = looking(tmp_path, {}, {"zh": [" 你好\n"], "en": ["Hi?", "Two\nlines."]})
+    assert read_prompts(job) == [("zh", "你好"), ("en", "Hi?"), ("en", "Two\nlines.")]
+
+
+PAIR = {"prompt": "?", "chosen": "Yes.", "rejected": "No."}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put it in quotes"),
+        ("prompts", "- Note: this\n", "entry 1: expected a text, found keys Note"),
+        ("prompts", "- ' '\n", "entry 1: expected a text, found ' '"),
+        ("prompts", "Hi?\n", "expected a list"),
+        ("prompts", "# Nothing.\n", "expected a list"),
+        ("prompts", "- 'Hi\n", "is not YAML: while scanning"),
+        ("prompts/pairs", "- Hi?\n", "entry 1: expected prompt, chosen, rejected, found 'Hi?'"),
+        ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found keys prompt, chosen"),
+        ("prompts/pairs", "- {prompt: a, chosen: b, rejected: no}\n", "entry 1, rejected: exp"),
+    ],
+)
+def test_a_file_that_is_none_is_told_by_name_and_entry(tmp_path, kind, text, told):
+    job = looking(tmp_path, {}, {"mine": []}, kind)
+    path = tmp_path / kind / "mine.yaml"
+    path.write_text(text)
+    job.spec["files"] = {f"{kind}/mine.yaml": file_digest(path)}
+    read = read_prompts if kind == "prompts" else read_pairs
+    with pytest.raises(InputError, match=re.escape(told)) as error:
+        read(job)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_was_edited_since_is_refused(tmp_path):
+    job = looking(tmp_path, {}, {"mine": ["Hi?"]})
+    (tmp_path / "prompts/mine.yaml").write_text("- Ho?\n")
+    with pytest.raises(InputError, match="changed since this build was planned"):
+        read_prompts(job)
+
+
+def test_each_set_has_prompts_and_pairs():
+    names = [path.name for path in sorted((ROOT / "prompts").glob("*.yaml"))]
+    assert names == ["en.yaml", "ja.yaml", "toy.yaml", "zh.yaml"]
+    sets = [Path(name).stem for name in names]
+    files = {path: file_digest(ROOT / path) for name in names for path in both(name)}
+    job = SimpleNamespace(
+        settings=SimpleNamespace(prompts=sets),
+        placement={"source": str(ROOT)},
+        spec={"files": files},
+    )
+    assert [name for name in dict(read_prompts(job))] == sets
+    assert [name for name in dict(read_pairs(job))] == sets
+
+
+def both(name):
+    """The files of a set."""
+    return f"prompts/{name}", f"prompts/pairs/{name}"
+
+
+def test_sets_are_those_of_the_base_model_or_of_all(sources):
+    def planned(page, *options):
+        process = sources.snakemake(f"output/prompt_eval/{page}.html", "-n", *options)
+        assert process.returncode == 0, process.stdout
+        [path] = sources.folder.glob(f"output/specs/prompt_eval/{page}-*.json")
+        spec = json.loads(path.read_text())
+        path.unlink()
+        return spec
+
+    toy = planned("dpo/tiny")
+    assert toy["settings"]["prompts"] == ["toy"] and toy["files"].keys() == {"prompts/toy.yaml"}
+    assert toy["inputs"].keys() == {"base", "sft", "dpo"}
+    assert planned("sft/chinese")["settings"]["prompts"] == ["zh", "en"]
+    assert planned("rlhf/1.3b", "--config", "prompts=[ja]")["settings"]["prompts"] == ["ja"]
+    page = "output/prompt_eval/sft/1.3b.html"
+    process = sources.snakemake(page, "-n", "--config", "prompts=[fr]")
+    assert "prompts names 'fr'; prompts has no fr.yaml (there: en, ja, toy, zh)" in process.stdout

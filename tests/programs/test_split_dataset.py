@@ -1,0 +1,321 @@
+"""The split program: rows of the phases, and the held-out tenth where a set brings no eval part."""
+
+import json
+from itertools import permutations
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import split_dataset
+from snakechat.data.phase_splits import PHASES, share_rows
+from snakechat.data.records import RecordWriter
+
+WEIGHTS = {"sft": 2, "reward": 4, "rlhf": 4}
+NAMES = [f"{phase}.{part}" for part in ("train", "eval") for phase in PHASES]
+
+
+@pytest.fixture
+def split(tmp_path):
+    """A function that splits prompts of the parts; returns {"sft.train": rows} and the stats."""
+    runs = []
+
+    def run(train, eval=None, by="row", weights=WEIGHTS, max_rows=None, seed=1234):
+        folder = tmp_path / str(len(runs))
+        runs.append(folder)
+        records, result = folder / "records", folder / "result"
+        records.mkdir(parents=True)
+        result.mkdir()
+        for part, prompts in {"train": train, "eval": eval}.items():
+            if prompts is not None:
+                with RecordWriter(records / f"{part}.parquet") as writer:
+                    for prompt in prompts:
+                        writer.write((prompt, " yes", " no"))
+        settings = {"seed": seed, "weights": weights, "by": by, "max_rows": max_rows}
+        split_dataset.main(
+            SimpleNamespace(
+                spec={"name": "mine"},
+                settings=SimpleNamespace(**settings),
+                inputs={"records": records},
+                result=result,
+                facts={},
+            )
+        )
+        stats = json.loads((result / "stats.json").read_text())
+        assert {path.name for path in result.iterdir()} == {
+            "stats.json",
+            *(f"{name}.npy" for name in NAMES),
+        }
+        rows = {name: np.load(result / f"{name}.npy", allow_pickle=False) for name in NAMES}
+        return rows, stats
+
+    return run
+
+
+def numbers(name, number):
+    return [f"{name}{i}" for i in range(number)]
+
+
+def lengths(rows, part):
+    return [len(rows[f"{phase}.{part}"]) for phase in PHASES]
+
+
+def all_rows(rows, part):
+    return sorted(np.concatenate([rows[f"{phase}.{part}"] for phase in PHASES]).tolist())
+
+
+def overlaps(rows, train, held_out):
+    """{one: {other: rows of one whose prompt is in other too}}, where there are any."""
+    prompts = {
+        name: [(train if name.endswith("train") else held_out)[row] for row in found]
+        for name, found in rows.items()
+    }
+    distinct, counted = {name: set(found) for name, found in prompts.items()}, {}
+    for one, other in permutations(NAMES, 2):
+        if common := sum(prompt in distinct[other] for prompt in prompts[one]):
+            counted.setdefault(one, {})[other] = common
+    return counted
+
+
+def told(stats):
+    key = "rows_whose_prompt_is_in"
+    return {name: facts[key] for name, facts in stats.items() if key in facts}
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+def test_both_parts_are_cut_by_the_weights(split):
+    rows, stats = split(numbers("p", 100), numbers("e", 50))
+    assert lengths(rows, "train") == [20, 40, 40]
+    assert lengths(rows, "eval") == [10, 20, 20]
+    assert all_rows(rows, "train") == list(range(100))
+    assert all_rows(rows, "eval") == list(range(50))
+    assert stats == {name: {"rows": len(found)} for name, found in rows.items()}
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+def test_rows_are_ascending_numbers(split, by):
+    # Of ten prompts that are held out every phase gets some.
+    rows, _ = split(numbers("p", 100) * 3, by=by)
+    for found in rows.values():
+        assert found.dtype == np.int64
+        assert len(found)
+        assert (np.diff(found) > 0).all()
+
+
+def test_rows_are_those_of_deepspeed_chats_permutation(split):
+    rows, _ = split(numbers("p", 100), numbers("e", 50), seed=7)
+    for part, number in {"train": 100, "eval": 50}.items():
+        expected = share_rows(number, [2, 4, 4], 7)
+        for phase, found in zip(PHASES, expected, strict=True):
+            assert rows[f"{phase}.{part}"].tolist() == sorted(found)
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+def test_the_split_is_up_to_the_seed(split, by):
+    prompts = numbers("p", 100)
+    first, second, other = (split(prompts, by=by, seed=seed)[0] for seed in (7, 7, 8))
+    assert all(first[name].tolist() == second[name].tolist() for name in NAMES)
+    assert all(first[name].tolist() != other[name].tolist() for name in NAMES)
+
+
+def test_numbers_of_rows_as_in_rm_static(split):
+    rows, stats = split([""] * 76256, [""] * 5103)
+    assert lengths(rows, "train") == [15252, 30502, 30502]
+    assert lengths(rows, "eval") == [1021, 2041, 2041]
+    assert [stats[name]["rows"] for name in NAMES] == [15252, 30502, 30502, 1021, 2041, 2041]
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+@pytest.mark.parametrize(
+    ("weights", "train", "held_out"),
+    [
+        ({"sft": 1, "reward": 0, "rlhf": 0}, [100, 0, 0], [51, 0, 0]),
+        # Shares of 25.5 are rounded to 26 and 26: a row more than there is.
+        ({"sft": 0, "reward": 5, "rlhf": 5}, [0, 50, 50], [0, 25, 26]),
+        # Shares of 25.5, 12.75 and 12.75 are rounded to 26, 13 and 13: likewise.
+        ({"sft": 0.5, "reward": 0.25, "rlhf": 0.25}, [50, 25, 25], [25, 13, 13]),
+    ],
+)
+def test_a_dataset_can_have_weights_of_its_own(split, by, weights, train, held_out):
+    rows, stats = split(numbers("p", 100), numbers("e", 51), by=by, weights=weights)
+    assert (lengths(rows, "train"), lengths(rows, "eval")) == (train, held_out)
+    for phase, weight in weights.items():
+        if not weight:
+            assert stats[f"{phase}.train"] == stats[f"{phase}.eval"] == {"rows": 0}
+
+
+# --- the held-out tenth -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+def test_without_an_eval_part_a_tenth_of_the_rows_is_held_out(split, by):
+    rows, stats = split(numbers("p", 100), by=by)
+    # A fifth and two fifths of 90 and of 10.
+    assert lengths(rows, "train") == [18, 36, 36]
+    assert lengths(rows, "eval") == [2, 4, 4]
+    train, held_out = all_rows(rows, "train"), all_rows(rows, "eval")
+    assert sorted([*train, *held_out]) == list(range(100))
+    assert told(stats) == {}
+
+
+def test_numbers_of_rows_as_in_synthetic_instruct(split):
+    rows, _ = split([""] * 33143)
+    # Of 29,829 rows shares of 5,965.8, 11,931.6 and 11,931.6: a row more than there is by rounding.
+    assert lengths(rows, "train") == [5965, 11932, 11932]
+    # Of 3,314 rows 662.8, 1,325.6 and 1,325.6: likewise.
+    assert lengths(rows, "eval") == [662, 1326, 1326]
+    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(33143))
+
+
+def test_held_out_rows_are_those_of_deepspeed_chats_permutation(split):
+    rows, _ = split(numbers("p", 100), seed=7)
+    train, held_out = share_rows(100, [9, 1], 7)
+    assert all_rows(rows, "train") == sorted(train)
+    assert all_rows(rows, "eval") == sorted(held_out)
+    # Its phases are cut from the rows as they were drawn, not from their numbers in order.
+    for part, drawn in (("train", train), ("eval", held_out)):
+        for phase, places in zip(PHASES, share_rows(len(drawn), [2, 4, 4], 7), strict=True):
+            assert rows[f"{phase}.{part}"].tolist() == sorted(drawn[places])
+
+
+def test_an_eval_part_is_taken_as_it_is(split):
+    rows, _ = split(numbers("p", 100), numbers("e", 10))
+    assert all_rows(rows, "train") == list(range(100))
+    assert all_rows(rows, "eval") == list(range(10))
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+def test_max_rows_limits_each_part(split, by):
+    rows, stats = split(numbers("p", 100), numbers("e", 50), by=by, max_rows=20)
+    assert lengths(rows, "train") == lengths(rows, "eval") == [4, 8, 8]
+    assert [stats[name]["rows"] for name in NAMES] == [4, 8, 8] * 2
+    # Drawn from all rows, not the first ones.
+    assert max(all_rows(rows, "train")) > 50
+
+
+def test_max_rows_takes_whole_prompts(split):
+    prompts = numbers("p", 40) * 3
+    rows, _ = split(prompts, numbers("e", 10), by="prompt", max_rows=20)
+    found = [prompts[row] for row in all_rows(rows, "train")]
+    # Six prompts are 18 rows; a seventh would make 21.
+    assert len(found) == 18
+    assert all(found.count(prompt) == 3 for prompt in found)
+
+
+def test_max_rows_limits_held_out_rows_too(split):
+    rows, _ = split(numbers("p", 100), max_rows=5)
+    assert lengths(rows, "train") == lengths(rows, "eval") == [1, 2, 2]
+    assert not set(all_rows(rows, "train")) & set(all_rows(rows, "eval"))
+
+
+def test_max_rows_beyond_the_rows_changes_nothing(split):
+    limited, whole = (split(numbers("p", 100), max_rows=limit)[0] for limit in (100, None))
+    assert all(limited[name].tolist() == whole[name].tolist() for name in NAMES)
+
+
+# --- prompts that stand in several rows -------------------------------------------------------
+
+
+def test_stats_count_rows_whose_prompt_is_in_another_phase(split):
+    # All rows have the same prompt: each phase shares it with each other.
+    rows, stats = split(["a"] * 10, ["b"] * 5)
+    assert lengths(rows, "train") == [2, 4, 4]
+    assert told(stats) == {
+        "sft.train": {"reward.train": 2, "rlhf.train": 2},
+        "reward.train": {"sft.train": 4, "rlhf.train": 4},
+        "rlhf.train": {"sft.train": 4, "reward.train": 4},
+        "sft.eval": {"reward.eval": 1, "rlhf.eval": 1},
+        "reward.eval": {"sft.eval": 2, "rlhf.eval": 2},
+        "rlhf.eval": {"sft.eval": 2, "reward.eval": 2},
+    }
+
+
+def test_stats_count_prompts_to_train_on_among_those_to_evaluate_on(split):
+    weights = {"sft": 1, "reward": 0, "rlhf": 0}
+    # Two rows of four train on prompts of the eval part, which has three such rows.
+    _, stats = split(["a", "b", "c", "d"], ["a", "x", "a", "b"], weights=weights)
+    assert told(stats) == {"sft.train": {"sft.eval": 2}, "sft.eval": {"sft.train": 3}}
+
+
+def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
+    prompts = np.random.default_rng(1).permutation(numbers("p", 50) * 4).tolist()
+    rows, stats = split(prompts, numbers("e", 10), by="prompt")
+    assert all_rows(rows, "train") == list(range(200))
+    # A fifth and two fifths of the prompts, four rows each.
+    assert lengths(rows, "train") == [40, 80, 80]
+    assert overlaps(rows, prompts, numbers("e", 10)) == told(stats) == {}
+
+
+def test_by_prompt_rows_of_a_prompt_are_held_out_together(split):
+    prompts = np.random.default_rng(1).permutation(numbers("p", 50) * 4).tolist()
+    rows, stats = split(prompts, by="prompt")
+    # 45 and 5 prompts; a fifth and two fifths of each.
+    assert lengths(rows, "train") == [36, 72, 72]
+    assert lengths(rows, "eval") == [4, 8, 8]
+    assert overlaps(rows, prompts, prompts) == told(stats) == {}
+
+
+def test_prompts_that_differ_in_blanks_around_them_are_the_same(split):
+    _, stats = split([" a", "a\n", "a"] * 10, ["e"], by="prompt")
+    assert sorted(facts["rows"] for facts in stats.values()) == [0, 0, 0, 0, 1, 30]
+    assert told(stats) == {}
+
+
+def real_prompts(shared_data, dataset):
+    return [
+        pq.ParquetFile(shared_data / dataset / f"{part}.parquet").read()["prompt"].to_pylist()
+        for part in ("train", "test")
+    ]
+
+
+# Nearly all prompts of these two stand in several rows; none is in both of their files.
+@pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
+def test_real_prompts_are_in_several_phases_where_rows_are_shared_by_row(
+    split, shared_data, dataset
+):
+    train, held_out = real_prompts(shared_data, dataset)
+    rows, stats = split(train, held_out)
+    assert told(stats) == overlaps(rows, train, held_out)
+    # All three phases of a part, and no phases of different parts.
+    for part in ("train", "eval"):
+        names = {f"{phase}.{part}" for phase in PHASES}
+        assert all(told(stats)[name].keys() == names - {name} for name in names)
+    # Most rows of RLHF were seen by the reward model.
+    assert told(stats)["rlhf.train"]["reward.train"] > 0.8 * len(rows["rlhf.train"])
+
+
+@pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
+def test_real_prompts_are_trained_on_and_held_out_where_rows_are_shared_by_row(
+    split, shared_data, dataset
+):
+    train, _ = real_prompts(shared_data, dataset)
+    rows, stats = split(train)
+    assert told(stats) == overlaps(rows, train, train)
+    assert all(told(stats)[name].keys() == set(NAMES) - {name} for name in NAMES)
+
+
+@pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
+def test_real_prompts_are_in_one_phase_each_where_rows_are_shared_by_prompt(
+    split, shared_data, dataset
+):
+    train, held_out = real_prompts(shared_data, dataset)
+    rows, stats = split(train, held_out, by="prompt")
+    assert overlaps(rows, train, held_out) == told(stats) == {}
+    assert all_rows(rows, "train") == list(range(len(train)))
+    assert all_rows(rows, "eval") == list(range(len(held_out)))
+    rows, stats = split(train, by="prompt")
+    assert overlaps(rows, train, train) == told(stats) == {}
+    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(len(train)))
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_few_rows_are_shared_as_well(split, by, number):
+    rows, _ = split(numbers("p", number), by=by)
+    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(number))

@@ -1,0 +1,579 @@
+"""What the three tokenize programs make of a phase's rows."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+import tokenize_reward
+import tokenize_rlhf
+import tokenize_sft
+from conftest import ROOT
+from init_model import train_tokenizer
+from snakechat.data.dialogues import prompt_of
+from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
+from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.workflow.job import InputError
+
+ROWS = [
+    ("Is it far?", " No.", " Yes, very."),
+    ("A question that is much too long for the limit", " No.", "?"),
+    ("Is it?", " ", " Yes."),
+    (" ", " No.", " Yes."),
+    ("Is it so?", " Same.", " Same."),
+    ("Is it?", " A response without end, on and on.", " Yes."),
+]
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory):
+    """Folder of a tokenizer with a token for each byte, and <s>, <pad>, </s> and <unk>."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer([], 260).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(byte_tokenizer, tmp_path_factory):
+    """Folder of the same tokenizer with ChatML as its template."""
+    backend = Tokenizer.from_file(str(byte_tokenizer / "tokenizer.json"))
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Phase:
+    """A job of a tokenize program on datasets that tests give it, and what came of it."""
+
+    def __init__(self, folder, program, tokenizer, settings):
+        self.program, self.tokenizer = program, tokenizer
+        self.name = program.__name__.removeprefix("tokenize_")
+        self.folder = folder / self.name
+        self.result = self.folder / "result"
+        self.result.mkdir(parents=True)
+        self.inputs = {"tokenizer": tokenizer}
+        defaults = {"template": "dialogue", "seed": 1234, "datasets": []}
+        limits = {"max_length": 24, "truncation_side": "left", "max_prompt_length": 12}
+        self.settings = {**defaults, **limits, **settings}
+        self.facts = {}
+
+    def add(self, name, weight=1, train=None, eval=None, train_rows=None, eval_rows=None):
+        """A dataset: records of each part, and the numbers of the phase's rows, all by default."""
+        records, rows = self.folder / f"records.{name}", self.folder / f"rows.{name}"
+        self.inputs |= {f"records.{name}": records, f"rows.{name}": rows}
+        self.settings["datasets"] = [*self.settings["datasets"], [name, weight]]
+        records.mkdir()
+        rows.mkdir()
+        numbers = {"train": train_rows, "eval": eval_rows}
+        for part, found in {"train": train, "eval": eval}.items():
+            if found is not None:
+                with RecordWriter(records / f"{part}.parquet") as writer:
+                    for record in found:
+                        writer.write(record)
+            chosen = range(len(found or train)) if numbers[part] is None else numbers[part]
+            np.save(rows / f"{self.name}.{part}.npy", np.array(chosen, dtype=np.int64))
+        return self
+
+    def run(self):
+        self.program.main(
+            SimpleNamespace(
+                result=self.result,
+                inputs=self.inputs,
+                settings=SimpleNamespace(**self.settings),
+                facts=self.facts,
+            )
+        )
+        return self
+
+    @property
+    def stats(self):
+        return json.loads((self.result / "stats.json").read_text())
+
+    def texts(self, name, part="train"):
+        """Texts of an array's rows, special tokens included."""
+        ragged, tokenizer = Ragged(self.result, f"{part}.{name}"), load_tokenizer(self.tokenizer)
+        return [tokenizer.decode(ragged[row]) for row in range(len(ragged))]
+
+
+@pytest.fixture
+def phase(byte_tokenizer, tmp_path):
+    """A function that makes the job of a program, still without datasets."""
+
+    def make(program, tokenizer=byte_tokenizer, **settings):
+        return Phase(tmp_path, program, tokenizer, settings)
+
+    return make
+
+
+@pytest.fixture
+def tokenize(phase):
+    """A function that runs a program on ROWS, or on others, as both parts of one dataset."""
+
+    def run(program, rows=ROWS, **settings):
+        return phase(program, **settings).add("mine", train=rows, eval=rows).run()
+
+    return run
+
+
+# --- what is kept, cut and dropped ------------------------------------------------------------
+
+
+# 24 tokens are <s>, 22 letters and </s>.
+def test_sft_keeps_responses_and_cuts_the_start_of_prompts(tokenize):
+    done = tokenize(tokenize_sft)
+    assert done.texts("chosen") == [
+        " No.</s>",
+        " No.</s>",
+        " Same.</s>",
+        # A response over the limit is cut itself, and does not end.
+        " A response without end,",
+    ]
+    assert done.texts("prompt") == [
+        "<s>Is it far?",
+        # bos stays in front of what is left: 1 + 18 + 5 = 24 tokens.
+        "<s>long for the limit",
+        "<s>Is it so?",
+        # The first token of a response needs one before it.
+        "?",
+    ]
+    assert done.stats["train"]["dropped"] == {"empty prompt": 1, "empty response": 1}
+
+
+def test_sft_cuts_the_end_of_rows_where_told_to(tokenize):
+    done = tokenize(tokenize_sft, truncation_side="right")
+    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it so?", "<s>Is it?"]
+    # 7 tokens of prompt leave 17 to the response.
+    assert done.texts("chosen") == [" No.</s>", " Same.</s>", " A response withou"]
+    assert done.stats["train"]["dropped"] == {
+        "empty prompt": 1,
+        "empty response": 1,
+        # The second prompt alone is longer than 24.
+        "response cut away": 1,
+    }
+
+
+def test_reward_pairs_share_their_prompt(tokenize):
+    done = tokenize(tokenize_reward)
+    # The last prompt makes room for the longer response, though the shorter one would need none.
+    assert done.texts("prompt") == ["<s>Is it far?", "<s>long for the limit", "?"]
+    assert done.texts("chosen") == [" No.</s>", " No.</s>", " A response without end,"]
+    assert done.texts("rejected") == [" Yes, very.</s>", "?</s>", " Yes.</s>"]
+    assert done.stats["train"]["dropped"] == {
+        "empty prompt": 1,
+        "empty response": 1,
+        "equal responses": 1,
+    }
+
+
+def test_reward_pairs_cut_at_the_right_keep_their_prompt(tokenize):
+    done = tokenize(tokenize_reward, truncation_side="right")
+    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
+    assert done.texts("chosen") == [" No.</s>", " A response withou"]
+    assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
+    assert done.stats["train"]["dropped"]["response cut away"] == 1
+
+
+@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("limit", [9, 10, 11, 12, 13, 14, 15, 1000])
+def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, program, side, limit):
+    # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
+    rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
+    done = tokenize(program, rows, max_length=limit, truncation_side=side)
+    names = ["chosen"] if program is tokenize_sft else ["chosen", "rejected"]
+    prompts = Ragged(done.result, "train.prompt").lengths
+    for name in names:
+        assert (prompts + Ragged(done.result, f"train.{name}").lengths).max() <= limit
+    assert done.stats["train"]["rows"] == 4
+    assert done.stats["train"]["cut"] == sum(total > limit for total in (9, 10, 11, 12))
+
+
+def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
+    # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either it is cut.
+    rows = [("123456789", " 12345678", "-"), ("1234567890", " 12345678", "-")]
+    done = tokenize(tokenize_sft, rows, max_length=20)
+    assert done.texts("prompt") == ["<s>123456789", "<s>234567890"]
+    assert done.texts("chosen") == [" 12345678</s>"] * 2
+    assert done.stats["train"]["cut"] == 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_responses_that_differ_only_behind_the_cut_are_equal(tokenize, side):
+    rows = [
+        ("12345", " The same start, then this", " The same start, then that"),
+        ("12345", " The same", " The same start, then that"),
+        ("12345", " Yes", " No"),
+    ]
+    done = tokenize(tokenize_reward, rows, max_length=20, truncation_side=side)
+    assert done.stats["train"]["dropped"] == {"equal responses": 1}
+    # A response that ends is not equal to one that goes on.
+    assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
+
+
+def test_responses_that_differ_in_blanks_around_them_are_equal(tokenize):
+    rows = [("Why?", " Same.", "Same.\n"), ("Why?", " Same.", " Sa me.")]
+    done = tokenize(tokenize_reward, rows)
+    assert done.stats["train"]["dropped"] == {"equal responses": 1}
+    assert done.texts("rejected") == [" Sa me.</s>"]
+
+
+def test_rows_without_a_rejected_response_serve_sft_and_rlhf_but_not_reward(tokenize):
+    rows = [("Why?", " So.", None), ("How?", " So.", " No."), ("What?", " So.", None)]
+    assert tokenize(tokenize_sft, rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
+    assert tokenize(tokenize_rlhf, rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
+    done = tokenize(tokenize_reward, rows)
+    assert done.texts("prompt") == ["<s>How?"]
+    assert done.stats["train"]["dropped"] == {"no rejected response": 2}
+
+
+def test_sft_does_not_mind_what_is_wrong_with_rejected_responses(tokenize):
+    rows = [("Why?", " So.", " "), ("How?", " So.", " So."), ("What?", " So.", None)]
+    assert tokenize(tokenize_sft, rows).stats["train"]["dropped"] == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        # <s> and ten letters are 11 tokens.
+        (11, ["<s>Is it far?", "<s>Is it?", "<s>Is it so?", "<s>Is it?"]),
+        (10, ["<s>Is it?", "<s>Is it so?", "<s>Is it?"]),
+    ],
+)
+def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, expected):
+    done = tokenize(tokenize_rlhf, max_prompt_length=limit)
+    assert done.texts("prompt") == expected
+    # An empty one, and those too long.
+    assert done.stats["train"]["dropped"] == {
+        "empty prompt": 1,
+        "prompt too long": 5 - len(expected),
+    }
+    assert done.stats["train"]["cut"] == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        (tokenize_sft, {"prompt", "chosen"}),
+        (tokenize_reward, {"prompt", "chosen", "rejected"}),
+        (tokenize_rlhf, {"prompt"}),
+    ],
+)
+def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, program, names):
+    done = tokenize(program)
+    files = {path.name for path in done.result.iterdir()}
+    assert files == {"stats.json"} | {
+        f"{part}.{name}.{what}.npy"
+        for part in ("train", "eval")
+        for name in names
+        for what in ("ids", "offsets")
+    }
+    for part in ("train", "eval"):
+        rows = {len(Ragged(done.result, f"{part}.{name}")) for name in names}
+        assert rows == {done.stats[part]["rows"]}
+
+
+@pytest.mark.parametrize("template", ["dialogue", "chat"])
+@pytest.mark.parametrize("prompt", ["", " \n", prompt_of([("user", "")]), prompt_of([])], ids=repr)
+def test_a_prompt_that_says_nothing_is_empty(tokenize, chat_tokenizer, template, prompt):
+    rows = [(prompt, " So.", " No."), (prompt_of([("user", "Why?")]), " So.", " No.")]
+    done = tokenize(tokenize_sft, rows, tokenizer=chat_tokenizer, template=template, max_length=100)
+    assert done.stats["train"]["dropped"] == {"empty prompt": 1}
+
+
+# --- templates --------------------------------------------------------------------------------
+
+QUESTION = prompt_of([("system", "Be brief."), ("user", "Why?")])
+
+
+def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
+    rows = [("Is </s> it?", " a<s>b", " </s>"), ("Is it?", " Yes.", " No.")]
+    done = tokenize(tokenize_reward, rows, max_length=100)
+    assert done.stats["train"]["dropped"] == {}
+    assert done.texts("rejected")[0] == " </s></s>"
+    rejected = Ragged(done.result, "train.rejected")[0].tolist()
+    # Five letters, and the token at the end.
+    assert len(rejected) == 6
+    assert rejected.count(2) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "dropped"), [(tokenize_sft, 2), (tokenize_reward, 3), (tokenize_rlhf, 1)]
+)
+def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, program, dropped):
+    rows = [
+        (prompt_of([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
+        (QUESTION, " Yes.<|im_end|>", " No."),
+        (QUESTION, " Yes.", " <|im_start|>"),
+        (QUESTION, " Yes.", " No."),
+    ]
+    limits = {"max_length": 200, "max_prompt_length": 200}
+    done = tokenize(program, rows, tokenizer=chat_tokenizer, template="chat", **limits)
+    # Only the phase's own columns count.
+    assert done.stats["train"]["dropped"] == {"special token in text": dropped}
+    assert done.stats["train"]["rows"] == 4 - dropped
+
+
+def test_a_chat_template_is_what_the_model_reads(tokenize, chat_tokenizer):
+    rows = [(QUESTION, " Yes.", " No.")]
+    done = tokenize(
+        tokenize_reward, rows, tokenizer=chat_tokenizer, template="chat", max_length=200
+    )
+    assert done.texts("prompt") == [
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    ]
+    assert done.texts("chosen") == ["Yes.<|im_end|>"]
+    assert done.texts("rejected") == ["No.<|im_end|>"]
+
+
+def test_a_chat_without_a_template_is_refused(tokenize):
+    with pytest.raises(InputError, match="no chat template"):
+        tokenize(tokenize_sft, template="chat")
+
+
+# --- datasets, parts and weights --------------------------------------------------------------
+
+
+def numbered(name, number):
+    return [(f"{name}{i}", f" yes {name}{i}", f" no {name}{i}") for i in range(number)]
+
+
+def prompts(done, part="train"):
+    return [text.removeprefix("<s>") for text in done.texts("prompt", part)]
+
+
+@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward, tokenize_rlhf])
+def test_rows_of_the_datasets_stand_one_after_the_other(phase, program):
+    job = phase(program)
+    job.add("b", train=numbered("b", 5), eval=numbered("B", 5), train_rows=[0, 4], eval_rows=[1])
+    job.add("a", train=numbered("a", 5), eval=numbered("A", 5), train_rows=[2], eval_rows=[0, 3])
+    done = job.run()
+    assert prompts(done) == ["b0", "b4", "a2"]
+    assert prompts(done, "eval") == ["B1", "A0", "A3"]
+    assert done.stats["train"]["rows_of"] == {"b": 2, "a": 1}
+    assert done.stats["eval"]["rows_of"] == {"b": 1, "a": 2}
+
+
+def test_all_fields_of_a_row_are_of_the_same_record(phase):
+    # Every third row is dropped in between.
+    rows = [(f"p{i}", f" c{i}" if i % 3 else " ", f" r{i}") for i in range(20)]
+    done = phase(tokenize_reward).add("mine", train=rows, eval=rows).run()
+    kept = [i for i in range(20) if i % 3]
+    assert done.texts("prompt") == [f"<s>p{i}" for i in kept]
+    assert done.texts("chosen") == [f" c{i}</s>" for i in kept]
+    assert done.texts("rejected") == [f" r{i}</s>" for i in kept]
+
+
+def test_rows_of_many_batches_keep_their_order(phase):
+    number = 3 * ROWS_AT_A_TIME + 1
+    rows = [(f"{i:06}", " yes", None) for i in range(number)]
+    done = phase(tokenize_rlhf).add("mine", train=rows, eval=rows, eval_rows=[0]).run()
+    # <s> and six digits each; digits are neighbours among the ids.
+    ids = Ragged(done.result, "train.prompt").ids.reshape(number, 7).astype(int)
+    digits = ids[:, 1:] - ids[0, 1]
+    assert (digits @ 10 ** np.arange(5, -1, -1)).tolist() == list(range(number))
+
+
+def test_weights_repeat_and_draw_rows_to_train_on_but_none_to_evaluate_on(phase):
+    job = phase(tokenize_sft)
+    for name, weight in {"a": 1, "b": 2, "c": 0.5, "d": 2.5}.items():
+        job.add(name, weight, train=numbered(name, 4), eval=numbered(name.upper(), 4))
+    done = job.run()
+    found = prompts(done)
+    assert [prompt for prompt in found if prompt[0] in "ab"] == [
+        *("a0", "a1", "a2", "a3"),
+        *("b0", "b0", "b1", "b1", "b2", "b2", "b3", "b3"),
+    ]
+    of_c, of_d = ([prompt for prompt in found if prompt[0] == name] for name in "cd")
+    assert len(of_c) == len(set(of_c)) == 2
+    assert sorted(of_d.count(prompt) for prompt in set(of_d)) == [2, 2, 3, 3]
+    assert of_c == sorted(of_c)
+    assert of_d == sorted(of_d)
+    assert done.stats["train"]["rows_of"] == {"a": 4, "b": 8, "c": 2, "d": 10}
+    assert prompts(done, "eval") == [f"{name}{i}" for name in "ABCD" for i in range(4)]
+
+
+def test_which_rows_a_weight_draws_is_up_to_the_seed(tmp_path, byte_tokenizer):
+    def drawn(name, seed):
+        job = Phase(tmp_path / name, tokenize_rlhf, byte_tokenizer, {"seed": seed})
+        rows = numbered("a", 100)
+        return prompts(job.add("a", 0.5, train=rows, eval=rows).run())
+
+    assert drawn("first", 1) == drawn("again", 1)
+    assert drawn("first again", 1) != drawn("other", 2)
+
+
+def test_without_an_eval_part_rows_to_evaluate_on_are_some_of_the_train_part(phase):
+    job = phase(tokenize_sft)
+    job.add("a", train=numbered("a", 6), train_rows=[0, 2, 3], eval_rows=[1, 5])
+    job.add("b", train=numbered("b", 3), eval=numbered("B", 3), eval_rows=[1])
+    done = job.run()
+    assert prompts(done) == ["a0", "a2", "a3", "b0", "b1", "b2"]
+    assert prompts(done, "eval") == ["a1", "a5", "B1"]
+
+
+@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward, tokenize_rlhf])
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_a_phase_without_rows_is_refused_in_one_line(phase, program, part):
+    job = phase(program)
+    for name in ("a", "b"):
+        # Rows 1 and 2 have no prompt.
+        rows = [("Why?", " So.", " No."), (" ", " So.", " No."), ("", " So.", " No.")]
+        job.add(name, train=rows, eval=rows, **{f"{part}_rows": [1, 2]})
+    with pytest.raises(InputError) as error:
+        job.run()
+    assert str(error.value) == (
+        f"a, b: no row is left to {part} {job.name}, of 4 rows in its share"
+        " (dropped: {'empty prompt': 4}): give it more rows, or a larger share in split"
+    )
+
+
+def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
+    job = phase(tokenize_sft).add("a", train=ROWS, eval=ROWS, train_rows=[])
+    with pytest.raises(InputError, match="a: no row is left to train sft, of 0 rows in its share"):
+        job.run()
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def test_stats_and_facts_say_what_became_of_the_rows(phase):
+    job = phase(tokenize_sft)
+    job.add("mine", train=ROWS, eval=ROWS, eval_rows=[0, 2])
+    done = job.run()
+    assert done.stats["train"] == {
+        "rows": 4,
+        "rows_of": {"mine": 6},
+        "kept_of": {"mine": 4},
+        "dropped": {"empty response": 1, "empty prompt": 1},
+        "cut": 2,
+        "tokens": {
+            # 11, 19, 10 and 1 tokens.
+            "prompt": {
+                "sum": 41,
+                **{"p0": 1, "p1": 1, "p10": 1, "p50": 11, "p90": 19, "p99": 19, "p100": 19},
+                # 10.25
+                "mean": 10.2,
+            },
+            # 5, 5, 7 and 23 tokens.
+            "chosen": {
+                "sum": 40,
+                **{"p0": 5, "p1": 5, "p10": 5, "p50": 7, "p90": 23, "p99": 23, "p100": 23},
+                "mean": 10.0,
+            },
+        },
+    }
+    assert done.stats["eval"]["rows"] == 1
+    assert done.stats["eval"]["cut"] == 0
+    assert done.stats["eval"]["tokens"]["chosen"]["sum"] == 5
+    assert done.facts == {
+        "dropped": {
+            "train": {"empty response": 1, "empty prompt": 1},
+            "eval": {"empty response": 1},
+        }
+    }
+
+
+def test_every_row_is_kept_or_dropped(tokenize):
+    rows = [*ROWS, ("Why?", " So.", None)]
+    for program in (tokenize_sft, tokenize_reward, tokenize_rlhf):
+        stats = tokenize(program, rows).stats["train"]
+        assert stats["rows"] + sum(stats["dropped"].values()) == len(rows)
+
+
+# --- real data --------------------------------------------------------------------------------
+
+
+def test_real_rows_of_pandalm(phase, shared_data):
+    tables = [
+        pq.ParquetFile(shared_data / f"pandalm/{part}.parquet").read() for part in ("train", "test")
+    ]
+    train, held_out = (
+        [(row["prompt"], row["chosen"], row["rejected"]) for row in table.to_pylist()]
+        for table in tables
+    )
+    job = phase(tokenize_reward, tokenizer=shared_data / "tokenizer_opt", max_length=512)
+    done = job.add("pandalm", train=train, eval=held_out).run()
+    # 51 empty rejected responses, and one chosen.
+    assert done.stats["train"]["dropped"] == {"empty response": 52}
+    assert done.stats["train"]["rows"] == 748
+    assert done.stats["eval"]["rows"] == 88
+    # The longest row has 502 tokens, <s> and </s> apart: all fit.
+    assert done.stats["train"]["cut"] == done.stats["eval"]["cut"] == 0
+    for name in ("chosen", "rejected"):
+        ragged = Ragged(done.result, f"train.{name}")
+        assert all(ragged[row][-1] == 2 for row in range(len(ragged)))
+        # </s> is nowhere else.
+        assert int((ragged.ids == 2).sum()) == len(ragged)
+
+
+# --- the same bytes ---------------------------------------------------------------------------
+
+# Runs a tokenize program on the job that argv[1] holds as JSON.
+RUN = """
+import importlib, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, "scripts")
+
+job = json.loads(sys.argv[1])
+settings, inputs = SimpleNamespace(**job["settings"]), job["inputs"]
+inputs = {name: Path(path) for name, path in inputs.items()}
+result = Path(job["result"])
+program = importlib.import_module("tokenize_reward")
+program.main(SimpleNamespace(settings=settings, inputs=inputs, result=result, facts={}))
+"""
+
+
+def test_the_number_of_threads_does_not_matter(phase, tmp_path):
+    rows = [(f"{i}" * (i % 9), f" {i}" * (i % 7), f" {i}" * (i % 5)) for i in range(10_000)]
+    job = phase(tokenize_reward).add("a", 0.5, train=rows, eval=rows[:100])
+    inputs = {name: str(path) for name, path in job.inputs.items()}
+    results = {threads: tmp_path / f"threads {threads}" for threads in (1, 2)}
+    processes = []
+    for threads, result in results.items():
+        result.mkdir()
+        spec = {"settings": job.settings, "inputs": inputs, "result": str(result)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RUN, json.dumps(spec)],
+                cwd=ROOT,
+                env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    first, second = (contents(result) for result in results.values())
+    assert len(first) == 13
+    assert first == second
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

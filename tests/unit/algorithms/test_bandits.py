@@ -1,0 +1,127 @@
+"""Bandits, one prompt with responses of one token: what the losses of RLHF lead to, known exactly."""
+
+import math
+
+import pytest
+import torch
+from test_ppo import CLIP, gradient, vocabulary
+
+from snakechat.algorithms import ppo
+
+
+def pairs_of(arms):
+    """All pairs of responses [2, arms * arms]."""
+    return torch.cartesian_prod(torch.arange(arms), torch.arange(arms)).T
+
+
+def mean_loss_of_pairs(logits, rewards, advantages_of):
+    """The policy loss over all pairs of responses, each as often as the policy draws it."""
+    pairs, logprobs = pairs_of(len(rewards)), logits.log_softmax(0)
+    chance = logprobs.detach()[pairs].sum(dim=0).exp()
+    advantages = advantages_of(rewards[pairs])
+    losses = ppo.policy_loss(logprobs[pairs], logprobs.detach()[pairs], advantages, CLIP)
+    return (chance * losses.mean(dim=0)).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_with_rloo_advantages_is_unbiased(seed):
+    logits, _ = vocabulary(seed)
+    rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
+    found = gradient(mean_loss_of_pairs(logits, rewards, ppo.rloo_advantages), logits)
+    mean_reward = (logits.softmax(0) * rewards).sum()
+    torch.testing.assert_close(found, gradient(-mean_reward, logits))
+
+
+REWARDS = torch.tensor([1.0, 0.0, 0.5, -1.0])
+REF_LOGPROBS = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
+KL_COEF = 0.5
+
+
+def best_policy():
+    """The most reward less KL_COEF * KL: ref * exp(reward / KL_COEF), normalized; and its worth."""
+    weights = REF_LOGPROBS + REWARDS / KL_COEF
+    return weights.softmax(0), KL_COEF * weights.logsumexp(0)
+
+
+def sampled(logits, count, random):
+    """Tokens [count] that the policy draws, and their log-probabilities."""
+    tokens = torch.multinomial(logits.detach().softmax(0), count, True, generator=random)
+    return tokens, logits.log_softmax(0)[tokens]
+
+
+def test_ppo_finds_the_best_policy_and_its_worth():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    value = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.SGD([logits, value], lr=1.0)
+    mask = torch.ones(256, 1, dtype=torch.bool)
+    for _ in range(300):
+        tokens, old_logprobs = sampled(logits.detach(), 256, random)
+        tokens, old_logprobs = tokens[:, None], old_logprobs[:, None]
+        old_values = value.detach().expand(256, 1)
+        rewards = ppo.token_rewards(
+            REWARDS[tokens[:, 0]], old_logprobs, REF_LOGPROBS[tokens], mask, KL_COEF
+        )
+        advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.95)
+        for _ in range(2):
+            logprobs = logits.log_softmax(0)[tokens]
+            loss = ppo.policy_loss(logprobs, old_logprobs, advantages, CLIP).mean()
+            values = value.expand(256, 1)
+            loss = loss + ppo.value_loss(values, old_values, returns, CLIP).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    policy, worth = best_policy()
+    torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
+    # Each token is then worth the same, its KL paid.
+    torch.testing.assert_close(value.detach(), worth, rtol=0, atol=1e-3)
+
+
+def test_rloo_finds_the_best_policy():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(300):
+        tokens, logprobs = sampled(logits, 256, random)
+        kl = (logprobs - REF_LOGPROBS[tokens]).detach()
+        scores = (REWARDS[tokens] - KL_COEF * kl).view(4, 64)
+        advantages = ppo.rloo_advantages(scores).flatten()
+        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy, _ = best_policy()
+    torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
+
+
+def test_grpo_without_a_kl_finds_the_best_arm():
+    random = torch.Generator().manual_seed(0)
+    logits = REF_LOGPROBS.clone().requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(200):
+        tokens, logprobs = sampled(logits, 256, random)
+        advantages = ppo.grpo_advantages(REWARDS[tokens].view(4, 64)).flatten()
+        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # From .1, the least likely of all at first.
+    assert logits.detach().softmax(0)[0] > 0.98
+
+
+def test_grpo_with_its_kl_settles_elsewhere():
+    # Two arms, rewards 1 and 0, pairs of responses, reference 1/2: a mixed pair (2 p (1 - p) of all)
+    # pulls by 1 / sqrt 2 / 2, k3 pulls back by kl_coef * (p - 1/2):
+    # p (1 - p) / sqrt 2 = kl_coef * (p - 1/2), so p = 3/4 at a kl_coef of 3/4 / sqrt 2.
+    kl_coef = 0.75 / math.sqrt(2)
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    ref_logprobs = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    logits = ref_logprobs.clone().requires_grad_()
+    for _ in range(200):
+        logprobs = logits.log_softmax(0)
+        penalty = (logprobs.exp().detach() * ppo.kl_penalty(logprobs, ref_logprobs)).sum()
+        loss = mean_loss_of_pairs(logits, rewards, ppo.grpo_advantages) + kl_coef * penalty
+        with torch.no_grad():
+            logits -= gradient(loss, logits)
+    # ref * exp(reward / kl_coef) would be .868: sigmoid(sqrt 2 * 4 / 3).
+    assert logits.softmax(0)[0].item() == pytest.approx(0.75, abs=1e-4)

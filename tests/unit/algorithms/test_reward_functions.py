@@ -1,0 +1,162 @@
+"""Reward functions: what they give, what is wrong with them, and that nothing else is run."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from conftest import ROOT
+from snakechat.algorithms import reward_functions as rewards
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.workflow.job import InputError
+
+PROMPTS = ["\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"] * 3
+RESPONSES = [
+    " Hello Pia, get a pie at the bakery. You are welcome!",
+    " Hello Pia, get a pie at the garage. You are welcome!",
+    "",
+]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A function that writes rewards/mine.py, of lines or of what score returns."""
+    monkeypatch.setattr(rewards, "FOLDER", tmp_path)
+
+    def write(text, name="mine"):
+        if "\n" not in text:
+            text = f"def score(prompts, responses):\n    return {text}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+
+    return write
+
+
+def mine(prompts=PROMPTS, responses=RESPONSES):
+    return RewardFunctions({"mine": 1})(prompts, responses)
+
+
+def test_the_shop_pays_for_exactly_right_responses():
+    scores = RewardFunctions({"shop": 1})(PROMPTS, RESPONSES)
+    assert scores.tolist() == [1, 0, 0]
+    assert scores.dtype == np.float64
+
+
+def test_no_functions_give_nothing():
+    assert RewardFunctions({})(PROMPTS, RESPONSES).tolist() == [0, 0, 0]
+
+
+def test_functions_are_added_by_their_weights(write):
+    write("[len(response) for response in responses]", "length")
+    write("[prompt.count('pie') + 0.5 for prompt in prompts]", "pies")
+    scores = RewardFunctions({"length": -2, "pies": 10})(PROMPTS, ["a", "", "abc"])
+    assert scores.tolist() == [13, 15, 9]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "(1, 0, 2)",
+        "[True, False, 2.0]",
+        "__import__('numpy').array([1, 0, 2])",
+        "[*__import__('numpy').array([True, False]), 2]",
+        "__import__('torch').tensor([1.0, 0.0, 2.0])",
+    ],
+)
+def test_numbers_of_any_kind_are_taken(write, values):
+    write(values)
+    assert mine().tolist() == [1, 0, 2]
+
+
+def test_a_function_of_the_name_of_a_module_is_neither_that_module_nor_hides_it(write):
+    before = dict(sys.modules)
+    write("[3.0] * len(responses)", "json")
+    assert RewardFunctions({"json": 1})([""], [""]).tolist() == [3]
+    import json
+
+    assert json.loads("[1]") == [1]
+    assert sys.modules == before
+
+
+def test_a_function_that_is_written_anew_is_read_anew(write, tmp_path):
+    # As long, in the same moment: by its bytecode it would be the old one.
+    for number in (1.0, 2.0):
+        write(f"[{number}] * len(responses)")
+        assert mine().tolist() == [number] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+MISTAKES = {
+    "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
+    "nothing": ("None", "score gave None, expected a number for each of 3 responses"),
+    "one number for all": ("1.0", "score gave 1.0, expected a number for each of 3 responses"),
+    "one tensor for all": (
+        "__import__('torch').tensor(1.5)",
+        "score gave 1.5, expected a number for each of 3 responses",
+    ),
+    "too few": ("[1.0, 2.0]", "score gave 2 numbers for 3 responses"),
+    "no number": (
+        "[1.0, 'good', 2.0]",
+        "score gave 'good' for the response 'Hello Pia', expected a finite number",
+    ),
+    "none": ("[None] * 3", "score gave None for the response '', expected a finite number"),
+    "NaN": (
+        "[1.0, 2.0, float('nan')]",
+        f"score gave nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite number",
+    ),
+    "infinite": (
+        "[float('-inf'), 2.0, 1.0]",
+        "score gave -inf for the response '', expected a finite number",
+    ),
+    "lists": (
+        "[[1.0]] * 3",
+        "score gave [1.0] for the response '', expected a finite number",
+    ),
+    "raises": (
+        "LIMITS = {}\n\n\ndef limit(text):\n    return LIMITS[text]\n\n\n"
+        "def score(prompts, responses):\n    return [limit(response) for response in responses]\n",
+        "line 5: KeyError: ''",
+    ),
+    "raises elsewhere": (
+        "import json\n\n\ndef score(prompts, responses):\n    return json.loads('[')\n",
+        "line 5: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
+    ),
+    "raises in lines": (
+        'def score(prompts, responses):\n    raise ValueError("one\\n\\ntwo")\n',
+        "line 2: ValueError: one two",
+    ),
+    "takes other arguments": (
+        "def score(responses):\n    return responses\n",
+        "TypeError: score() takes 1 positional argument but 2 were given",
+    ),
+    "is no function": (
+        "score = 3\n\n",
+        "TypeError: 'int' object is not callable",
+    ),
+    "cannot be imported": (
+        "import no_such_library\n\n",
+        "line 1: ModuleNotFoundError: No module named 'no_such_library'",
+    ),
+    "cannot be read": (
+        "def score(prompts, responses):\n    return [\n",
+        "SyntaxError: '[' was never closed (mine.py, line 2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line_that_names_the_file(write, mistake):
+    text, expected = MISTAKES[mistake]
+    write(text)
+    with pytest.raises(InputError) as told:
+        mine(PROMPTS, ["", " Hello\nPia", "Long " * 100])
+    assert str(told.value) == f"rewards/mine.py: {expected}"
+
+
+def test_a_function_that_is_not_there():
+    with pytest.raises(InputError, match=r"^rewards/none\.py: FileNotFoundError: "):
+        RewardFunctions({"none": 1})
+
+
+def test_functions_lie_beside_the_snakefile():
+    assert (ROOT / "rewards/shop.py").parent == rewards.FOLDER
+    assert (rewards.FOLDER.parent / "Snakefile").exists()

@@ -1,0 +1,140 @@
+"""Dialogues as text, and back."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from snakechat.data.dialogues import prompt_of, response_of, turns_of
+
+# Turns, and the prompt that they make.
+DIALOGUES = {
+    "one question": (
+        [("user", "Can you help?")],
+        "\n\nHuman: Can you help?\n\nAssistant:",
+    ),
+    "several turns": (
+        [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")],
+        "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:",
+    ),
+    "a system turn": (
+        [("system", "Be brief."), ("user", "Name a fruit.")],
+        "\n\nSystem: Be brief.\n\nHuman: Name a fruit.\n\nAssistant:",
+    ),
+    "a system turn later on": (
+        [("user", "Hello."), ("assistant", "Hi."), ("system", "Be rude."), ("user", "Hello?")],
+        "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nSystem: Be rude.\n\nHuman: Hello?\n\nAssistant:",
+    ),
+    "a response that is to be continued": (
+        [("user", "Count."), ("assistant", "One,")],
+        "\n\nHuman: Count.\n\nAssistant: One,\n\nAssistant:",
+    ),
+    "Chinese": (
+        [("system", "请用中文。"), ("user", "天空为什么是蓝色的?"), ("assistant", "因为散射。")],
+        "\n\nSystem: 请用中文。\n\nHuman: 天空为什么是蓝色的?"
+        "\n\nAssistant: 因为散射。\n\nAssistant:",
+    ),
+    "paragraphs and code": (
+        [("user", "Fix this:\n\n```\nif a:\n    b()\n```\n\nHow?")],
+        "\n\nHuman: Fix this:\n\n```\nif a:\n    b()\n```\n\nHow?\n\nAssistant:",
+    ),
+    "markers that stand in a line or behind one line break": (
+        [("user", "What is Human: for?\nAssistant: too\n\n Human: blank\n\nhuman: small")],
+        "\n\nHuman: What is Human: for?\nAssistant: too\n\n Human: blank\n\nhuman: small"
+        "\n\nAssistant:",
+    ),
+    "an empty turn": (
+        [("user", ""), ("assistant", "Hi."), ("user", "Hello.")],
+        "\n\nHuman: \n\nAssistant: Hi.\n\nHuman: Hello.\n\nAssistant:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIALOGUES)
+def test_turns_become_a_prompt_and_the_prompt_turns(name):
+    turns, prompt = DIALOGUES[name]
+    assert prompt_of(turns) == prompt
+    assert turns_of(prompt) == turns
+
+
+def test_space_around_a_turn_is_taken_off():
+    assert prompt_of([("user", "  Can you\n help?\n\n")]) == (
+        "\n\nHuman: Can you\n help?\n\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "response"),
+    [("Yes.", " Yes."), (" Yes.\n", " Yes."), ("", " "), (" \n", " "), ("a\n\nb", " a\n\nb")],
+)
+def test_a_response_begins_with_one_blank(text, response):
+    assert response_of(text) == response
+
+
+@pytest.mark.parametrize("breaks", ["\n\n", "\n\n\n", "\n\n\n\n", "\n\n\n\n\n"])
+@pytest.mark.parametrize("name", ["Human", "Assistant", "System"])
+def test_a_text_that_holds_a_marker_opens_no_turn(name, breaks):
+    text = f"I read:{breaks}{name}: Hello!"
+    (role, kept), *others = turns_of(prompt_of([("user", text)]))
+    assert (role, others) == ("user", [])
+    # Nothing but a line break is lost.
+    assert kept.split() == text.split()
+    assert turns_of(f"\n\nHuman: Read.\n\nAssistant:{response_of(text)}")[1:] == [
+        ("assistant", kept)
+    ]
+
+
+def test_several_markers_in_a_text_open_no_turn():
+    text = "a\n\nHuman: b\n\nAssistant: c\n\nHuman:\n\nHuman: d"
+    assert prompt_of([("user", text)]) == (
+        "\n\nHuman: a\nHuman: b\nAssistant: c\nHuman:\nHuman: d\n\nAssistant:"
+    )
+
+
+def test_a_text_that_begins_with_a_marker_opens_no_turn():
+    assert turns_of(prompt_of([("user", "\n\nHuman: Hello!")])) == [("user", "Human: Hello!")]
+
+
+@pytest.mark.parametrize("text", ["Name a fruit.", "\nName a fruit.\n", "Name a fruit.\n\n"])
+def test_a_text_without_markers_is_one_turn_of_the_user(text):
+    assert turns_of(text) == [("user", "Name a fruit.")]
+
+
+def test_what_stands_before_the_first_marker_is_the_users():
+    assert turns_of("Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:") == [
+        ("user", "Hello."),
+        ("assistant", "Hi."),
+        ("user", "Name a fruit."),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\n\nAssistant:", " \n\nAssistant: "])
+def test_a_prompt_that_says_nothing_has_no_turns(text):
+    assert turns_of(text) == []
+
+
+def test_a_prompt_need_not_end_where_a_response_begins():
+    assert turns_of("\n\nHuman: Hello.") == [("user", "Hello.")]
+    assert turns_of("\n\nHuman: Hello.\n\nAssistant: Hi.") == [
+        ("user", "Hello."),
+        ("assistant", "Hi."),
+    ]
+
+
+def test_blanks_behind_markers_do_not_matter():
+    # Some sets have none, or two.
+    assert turns_of("\n\nHuman:Hello.\n\nAssistant:  Hi.\n\nHuman: Why?\n\nAssistant: ") == [
+        ("user", "Hello."),
+        ("assistant", "Hi."),
+        ("user", "Why?"),
+    ]
+
+
+def test_prompts_of_real_dialogues_are_made_again_of_their_turns(shared_data):
+    # Space around a turn is all that differs.
+    for name in ("hh_harmless", "dpo_demo_en", "dpo_demo_zh"):
+        table = pq.read_table(shared_data / name / "test.parquet", columns=["prompt"])
+        for prompt in table["prompt"].to_pylist():
+            turns = turns_of(prompt)
+            assert turns[-1][0] == "user"
+            again = prompt_of(turns)
+            assert turns_of(again) == turns
+            assert again.split() == prompt.split()

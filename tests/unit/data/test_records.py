@@ -1,0 +1,168 @@
+"""Records on disk: what is written comes back, some rows at a time."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from conftest import ROOT
+from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter, record_batches, records
+
+ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
+# A row group and one row more than two of them.
+SEVERAL = 2 * ROWS_AT_A_TIME + 1
+
+
+def write(path, rows):
+    with RecordWriter(path) as writer:
+        for row in rows:
+            writer.write(row)
+    return path
+
+
+def numbered(path, number):
+    """A file of records whose prompts are "0", "1", ...: row i is record i."""
+    return write(path, ((str(i), " yes", None) for i in range(number)))
+
+
+def chosen_rows(path, rows):
+    return [int(prompt) for prompt, _, _ in records(path, np.array(rows, dtype=np.int64))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "\n",
+        "\t \u3000",
+        " é中🙂",
+        "a\x00b",
+        "\x00",
+        "\u2028\u2029\r\n",
+        ' "b"',
+        "\ufffd\ufeff",
+    ],
+    ids=ascii,
+)
+def test_texts_are_read_as_they_were_written(tmp_path, text):
+    row = (text, text, text)
+    assert list(records(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
+
+
+def test_a_missing_rejected_response_is_no_empty_one(tmp_path):
+    rows = [ROW, (*ROW[:2], None), (*ROW[:2], ""), (*ROW[:2], None)]
+    assert list(records(write(tmp_path / "train.parquet", rows))) == rows
+
+
+def test_a_set_without_any_rejected_response(tmp_path):
+    rows = [(*ROW[:2], None)] * 3
+    assert list(records(write(tmp_path / "train.parquet", rows))) == rows
+
+
+def test_a_file_without_records(tmp_path):
+    path = write(tmp_path / "eval.parquet", [])
+    assert list(records(path)) == []
+    assert list(records(path, np.array([], dtype=np.int64))) == []
+
+
+@pytest.mark.parametrize(
+    "number", [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, ROWS_AT_A_TIME + 1, SEVERAL]
+)
+def test_rows_come_in_the_order_they_were_written_in(tmp_path, number):
+    path = numbered(tmp_path / "train.parquet", number)
+    assert [int(prompt) for prompt, _, _ in records(path)] == list(range(number))
+
+
+def test_a_writer_knows_how_many_it_has_written(tmp_path):
+    with RecordWriter(tmp_path / "train.parquet") as writer:
+        assert not writer
+        for number in range(1, SEVERAL + 1):
+            writer.write(ROW)
+            assert len(writer) == number
+    assert len(writer) == SEVERAL
+
+
+def test_batches_are_columns_of_the_same_rows(tmp_path):
+    rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
+    batches = list(record_batches(write(tmp_path / "train.parquet", rows)))
+    # No batch holds the whole file.
+    assert len(batches) > 1
+    assert all(list(batch) == ["prompt", "chosen", "rejected"] for batch in batches)
+    assert [row for batch in batches for row in zip(*batch.values(), strict=True)] == rows
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [0],
+        [1, 1, 1, 3],
+        # The last row of a row group and the first of the next.
+        [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME],
+        [0, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, ROWS_AT_A_TIME],
+        # None of the second row group, and the only row of the third.
+        [5, SEVERAL - 1],
+        [SEVERAL - 1, SEVERAL - 1],
+        list(range(SEVERAL)),
+        sorted([*range(SEVERAL), *range(0, SEVERAL, 7)]),
+    ],
+    ids=lambda rows: f"{len(rows)} rows",
+)
+def test_rows_asked_for_come_as_often_as_they_are_asked_for(tmp_path, rows):
+    assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows
+
+
+def test_batches_without_a_row_asked_for_are_left_out(tmp_path):
+    path = numbered(tmp_path / "train.parquet", SEVERAL)
+    batches = record_batches(path, np.array([3, SEVERAL - 1]))
+    assert [batch["prompt"] for batch in batches] == [["3"], [str(SEVERAL - 1)]]
+
+
+def test_all_cells_of_a_row_asked_for_are_its_own(tmp_path):
+    rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
+    path = write(tmp_path / "train.parquet", rows)
+    wanted = np.array([2, 3, SEVERAL - 1])
+    assert list(records(path, wanted)) == [rows[2], rows[3], rows[-1]]
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    first, second = (numbered(tmp_path / name, SEVERAL) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_path_with_an_equals_sign_is_no_partition(tmp_path):
+    folder = tmp_path / "lang=en"
+    folder.mkdir()
+    assert list(records(write(folder / "train.parquet", [ROW]))) == [ROW]
+
+
+# Writes and reads argv[2] rows of 500 characters each, and says how many MB it took at its peak.
+WRITE_AND_READ = """
+import resource, sys
+import numpy as np
+sys.path.insert(0, "scripts")
+from snakechat.data.records import RecordWriter, records
+
+path, number = sys.argv[1], int(sys.argv[2])
+with RecordWriter(path) as writer:
+    for i in range(number):
+        writer.write((f"{i:250d}", f"{i:250d}", None))
+for rows in (None, np.arange(number)):
+    lengths = (len(prompt) + len(chosen) for prompt, chosen, _ in records(path, rows))
+    assert sum(lengths) == 500 * number
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):
+    def peak(number):
+        command = [sys.executable, "-c", WRITE_AND_READ, tmp_path / str(number), str(number)]
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        return int(process.stdout)
+
+    # The larger set's text alone is 100 MB.
+    assert peak(200_000) - peak(20_000) < 50

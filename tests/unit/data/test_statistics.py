@@ -1,0 +1,200 @@
+"""What a look at data counts: by hand on a few rows, and on real ones."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from snakechat.data.records import COLUMNS
+from snakechat.data.statistics import Look, fingerprint, percentiles, shared
+
+PAIR = ("\n\nHuman: Why?\n\nAssistant:", " Because.", " No.")
+
+
+def summary(*records):
+    look = Look()
+    for record in records:
+        look.add(*record)
+    return look.summary()
+
+
+def test_a_few_records_are_counted_as_by_hand():
+    assert summary(
+        ("Why?", " Because.", " No."),
+        ("Why?", " Because.", " No."),
+        ("How?", " So.", None),
+        (" Why?\n", " Thus.", " Certainly not."),
+    ) == {
+        "rows": 4,
+        "pairs": 3,
+        # Characters as they stand, blanks included.
+        "characters": {
+            "prompt": {
+                **{"p0": 4, "p1": 4, "p10": 4, "p50": 4, "p90": 6, "p99": 6, "p100": 6},
+                "mean": 4.5,
+            },
+            "chosen": {
+                **{"p0": 4, "p1": 4, "p10": 4, "p50": 9, "p90": 9, "p99": 9, "p100": 9},
+                # (9 + 9 + 4 + 6) / 4
+                "mean": 7.0,
+            },
+            "rejected": {
+                **{"p0": 4, "p1": 4, "p10": 4, "p50": 4, "p90": 15, "p99": 15, "p100": 15},
+                # (4 + 4 + 15) / 3
+                "mean": 7.7,
+            },
+        },
+        # Of the four prompts, the second and the fourth were there before.
+        "repeated_prompts": 2,
+        "repeated_rows": 1,
+        "empty_prompt": 0,
+        "empty_response": 0,
+        "equal_responses": 0,
+        "turns_in_response": 0,
+        # Two of three pairs.
+        "chosen_longer_share": 0.6667,
+    }
+
+
+def test_a_summary_is_json():
+    assert json.loads(json.dumps(summary(PAIR))) == summary(PAIR)
+
+
+def test_without_pairs_nothing_is_said_of_rejected_responses():
+    found = summary(("Why?", " Because.", None), ("How?", " So.", None))
+    assert (found["rows"], found["pairs"]) == (2, 0)
+    assert found["characters"].keys() == {"prompt", "chosen"}
+    assert "chosen_longer_share" not in found
+
+
+def test_no_records_at_all():
+    found = summary()
+    assert (found["rows"], found["pairs"], found["repeated_prompts"]) == (0, 0, 0)
+    assert found["characters"] == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "counted"),
+    [
+        (PAIR, set()),
+        (("", " a", " b"), {"empty_prompt"}),
+        ((" \n\u3000", " a", " b"), {"empty_prompt"}),
+        (("Why?", "", " b"), {"empty_response"}),
+        (("Why?", " a", " \n"), {"empty_response"}),
+        (("Why?", " ", None), {"empty_response"}),
+        # One row, though both of its responses are empty; and these are equal.
+        (("Why?", " ", "\n"), {"empty_response", "equal_responses"}),
+        (("Why?", " a", "a\n"), {"equal_responses"}),
+        (("Why?", " a\n\nHuman: b", " b"), {"turns_in_response"}),
+        (("Why?", " a", " b\n\nAssistant: c"), {"turns_in_response"}),
+        (("Why?", " a\n\nSystem: b", None), {"turns_in_response"}),
+        # A marker stands behind an empty line.
+        (("Why?", " a\nHuman: b", " The Human: b"), set()),
+    ],
+)
+def test_odd_rows_are_counted_once_each(record, counted):
+    found = summary(record, PAIR)
+    names = ("empty_prompt", "empty_response", "equal_responses", "turns_in_response")
+    assert {name for name in names if found[name]} == counted
+    assert all(found[name] in (0, 1) for name in names)
+
+
+def test_a_prompt_whose_turn_says_nothing_is_empty():
+    # What the formats make of an empty instruction.
+    assert summary(("\n\nHuman: \n\nAssistant:", " a", " b"))["empty_prompt"] == 1
+
+
+def test_rows_with_the_same_texts_in_other_columns_are_no_repetition():
+    found = summary(("a", "b", "c"), ("a", "c", "b"), ("a", "b", None), ("a", "bc", None))
+    assert found["repeated_rows"] == 0
+    assert found["repeated_prompts"] == 3
+
+
+def test_each_row_behind_the_first_of_its_kind_is_a_repetition():
+    other = ("Why?", " Because.", " No.")
+    assert summary(PAIR, other, PAIR, PAIR, other)["repeated_rows"] == 3
+
+
+def test_percentiles_of_the_numbers_from_0_to_100_are_themselves():
+    lengths = np.random.default_rng(1).permutation(101)
+    assert percentiles(lengths) == {
+        **{"p0": 0, "p1": 1, "p10": 10, "p50": 50, "p90": 90, "p99": 99, "p100": 100},
+        "mean": 50.0,
+    }
+
+
+def test_percentiles_are_lengths_that_occur():
+    # Interpolated, the median would be 50.5.
+    assert percentiles([1, 100])["p50"] in (1, 100)
+
+
+def test_there_are_no_percentiles_of_nothing():
+    assert percentiles([]) == {}
+    assert percentiles(np.array([], dtype=np.int64)) == {}
+
+
+def test_fingerprints_tell_texts_apart_but_for_blanks_around_them():
+    assert fingerprint(" \n Why not?\t") == fingerprint("Why not?")
+    texts = ["", "Why not?", "Why  not?", "why not?", "Why not", "为什么不呢?", "Why not?\0"]
+    assert len({fingerprint(text) for text in texts}) == len(texts)
+
+
+def test_fingerprints_are_the_same_in_every_process_and_fit_into_64_bits():
+    # blake2b of no bytes, 8 bytes long.
+    assert fingerprint("  ") == 0xE4A6A0577479B2B4
+    assert all(0 <= fingerprint(str(number)) < 1 << 64 for number in range(1000))
+
+
+def test_shared_counts_rows_and_not_prompts():
+    assert shared([1, 1, 2, 3], [1, 3, 4]) == 3
+    assert shared([1, 3, 4], [1, 1, 2, 3]) == 2
+    assert shared([1, 2], [3]) == 0
+    assert shared([], [1]) == shared([1], []) == 0
+
+
+def test_shared_tells_the_largest_fingerprints_apart():
+    # As floats these two would be the same.
+    large = (1 << 64) - 1
+    assert shared(np.array([large], np.uint64), np.array([large - 1], np.uint64)) == 0
+    assert shared(np.array([large], np.uint64), np.array([large], np.uint64)) == 1
+
+
+def look_at(shared_data, *paths):
+    rows = [row for path in paths for row in pq.ParquetFile(shared_data / path).read().to_pylist()]
+    return summary(*(tuple(row.get(name, "") for name in COLUMNS) for row in rows))
+
+
+# The figures of ../shared/data/README.md, found by looking at the texts.
+def test_real_rows_of_pandalm(shared_data):
+    found = look_at(shared_data, "pandalm/train.parquet", "pandalm/test.parquet")
+    assert (found["rows"], found["pairs"]) == (888, 888)
+    # 51 rows whose rejected response is one blank, and one whose chosen response is.
+    assert found["empty_response"] == 52
+    assert found["repeated_rows"] == 106
+    # 158 prompts in all.
+    assert found["repeated_prompts"] == 888 - 158
+    # 599 of 888 chosen responses.
+    assert found["chosen_longer_share"] == 0.6745
+
+
+def test_real_rows_of_hh_harmless(shared_data):
+    found = look_at(shared_data, "hh_harmless/train.parquet", "hh_harmless/test.parquet")
+    assert (found["rows"], found["empty_response"], found["repeated_rows"]) == (2307, 4, 0)
+    assert found["repeated_prompts"] == 2
+    assert found["chosen_longer_share"] == 0.4426
+    lengths = found["characters"]
+    assert (lengths["prompt"]["p50"], lengths["chosen"]["p90"]) == (362, 384)
+    assert (lengths["prompt"]["mean"], lengths["rejected"]["mean"]) == (485.8, 210.8)
+
+
+def test_real_rows_with_whole_dialogues_as_responses(shared_data):
+    # Rows of this set have no prompt beside them.
+    found = look_at(shared_data, "native/hh_pair/test.parquet")
+    assert (found["rows"], found["turns_in_response"], found["empty_prompt"]) == (211, 211, 211)
+
+
+def test_real_odd_rows(shared_data):
+    found = look_at(shared_data, "bad_rows.parquet")
+    # 51 empty rejected and 5 empty chosen responses.
+    assert (found["rows"], found["empty_response"]) == (78, 56)

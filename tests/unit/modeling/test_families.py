@@ -1,0 +1,191 @@
+"""Every family of models, in every use that training makes of one."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from conftest import SEQUENCES
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import (
+    check_length,
+    load_causal,
+    load_scorer,
+    make_causal,
+    save_model,
+    takes_masks,
+)
+from snakechat.workflow.job import InputError
+from support.families import FAMILIES
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tokenizer, tmp_path_factory):
+    """A model of the family, made as a build makes it; its config on disk asks for dropout."""
+    folder = tmp_path_factory.mktemp(family)
+    save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {name: 0.5 for name in config if "drop" in name}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(torch.tensor(SEQUENCES[:1])).logits
+
+
+def train_step(model):
+    """Two steps in training mode; what they moved, by name."""
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], lr=0.01)
+    # An adapter's first matrix has no gradient as long as its second one is zero.
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(torch.tensor(SEQUENCES[:1])).logits.square().mean().backward()
+        optimizer.step()
+    return {name for name, w in model.named_parameters() if not torch.equal(w, before[name])}
+
+
+def load(kind, folder, tokenizer):
+    if kind == "causal":
+        return load_causal(folder, "fp32", tokenizer)
+    return load_scorer(folder, "fp32", tokenizer, new_head=True)
+
+
+def reload(kind, folder, tokenizer):
+    return {"causal": load_causal, "scorer": load_scorer}[kind](folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["causal", "scorer"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_it_is_trained_saved_and_loaded_again(kind, rank, folder, tokenizer, tmp_path):
+    model = load(kind, folder, tokenizer)
+    if rank:
+        model = add_lora(model, rank, 4)
+    moved = train_step(model)
+    assert moved
+    if rank:
+        assert moved == {name for name, w in model.named_parameters() if w.requires_grad}
+    save_model(model, tokenizer, tmp_path / "saved")
+    again = reload(kind, tmp_path / "saved", tokenizer)
+    trained, loaded = logits_of(model), logits_of(again)
+    if rank:
+        torch.testing.assert_close(loaded, trained, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(loaded, trained)
+    assert not torch.allclose(loaded, logits_of(load(kind, folder, tokenizer)), atol=1e-4)
+    # What was saved once comes to the same bytes when it is loaded and saved again.
+    save_model(again, tokenizer, tmp_path / "again")
+    weights = [tmp_path / name / "model.safetensors" for name in ("saved", "again")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["causal", "scorer"])
+def test_it_has_no_dropout_anywhere(kind, folder, tokenizer):
+    model = load(kind, folder, tokenizer).train()
+    passes = [model(torch.tensor(SEQUENCES[:1])).logits for _ in range(4)]
+    assert all(torch.equal(logits, passes[0]) for logits in passes)
+    assert not {name for name, value in model.config.to_dict().items() if "drop" in name and value}
+    # The plain model does drop: the test would see it.
+    config = json.loads((folder / "config.json").read_text())
+    if any("drop" in name and name != "classifier_dropout" for name in config):
+        plain = AutoModelForCausalLM.from_pretrained(folder).train()
+        passes = [plain(torch.tensor(SEQUENCES[:1])).logits for _ in range(8)]
+        assert not all(torch.equal(logits, passes[0]) for logits in passes)
+
+
+def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):
+    heads = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        heads.append(load_scorer(folder, "fp32", tokenizer, new_head=True).score.weight.detach())
+    width = 16 if family == "opt-350m" else 32
+    assert heads[0].shape == (1, width)
+    assert torch.cat(heads).std().item() == pytest.approx(1 / math.sqrt(width + 1), rel=0.1)
+
+
+def test_logits_are_hidden_states_times_the_output_layer(folder, tokenizer):
+    model = load_causal(folder, "fp32", tokenizer).eval()
+    with torch.no_grad():
+        hidden = model.base_model(torch.tensor(SEQUENCES[:1]), use_cache=False).last_hidden_state
+        expected = model.get_output_embeddings()(hidden)
+    torch.testing.assert_close(logits_of(model), expected)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_it_responses_prompts(rank, folder, tokenizer):
+    model = load_causal(folder, "fp32", tokenizer)
+    if rank:
+        model = add_lora(model, rank, 4)
+    prompt = torch.tensor(SEQUENCES[:1])
+    responded = model.eval().generate(input_ids=prompt, max_new_tokens=5, min_new_tokens=5)
+    assert torch.equal(responded[:, : prompt.shape[1]], prompt)
+    assert responded.shape[1] == prompt.shape[1] + 5
+
+
+# Several sequences in a row.
+
+
+def test_two_sequences_in_a_row_see_nothing_of_each_other(family, folder, tokenizer):
+    model = load_causal(folder, "fp32", tokenizer).eval()
+    assert takes_masks(model) == (family != "bloom")
+    if family == "bloom":
+        return
+    ids = SEQUENCES[0] + SEQUENCES[1]
+    owners = torch.tensor([0] * len(SEQUENCES[0]) + [1] * len(SEQUENCES[1]))
+    positions = [*range(len(SEQUENCES[0])), *range(len(SEQUENCES[1]))]
+    mask = (owners[:, None] == owners[None, :]).tril()
+    with torch.no_grad():
+        together = model.base_model(
+            input_ids=torch.tensor([ids]),
+            attention_mask=mask[None, None],
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
+        ).last_hidden_state[0]
+        apart = torch.cat(
+            [
+                model.base_model(torch.tensor([sequence]), use_cache=False).last_hidden_state[0]
+                for sequence in SEQUENCES[:2]
+            ]
+        )
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+
+
+def test_attention_is_sdpa_whatever_the_config_on_disk_says(family, folder, tokenizer, tmp_path):
+    model = load_causal(folder, "fp32", tokenizer)
+    save_model(model, tokenizer, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert plain.config._attn_implementation == "eager"
+    assert not takes_masks(plain)
+    expected = "eager" if family == "bloom" else "sdpa"
+    assert load_causal(tmp_path, "fp32", tokenizer).config._attn_implementation == expected
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"], scope="module")
+def test_a_window_that_slides_takes_no_masks(family, tokenizer):
+    window = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+    assert not takes_masks(make_causal({**FAMILIES[family], **window}, tokenizer, 1))
+    assert takes_masks(make_causal(FAMILIES[family], tokenizer, 1))
+
+
+# Positions.
+
+
+def test_sequences_longer_than_the_positions_are_refused(family, folder, tokenizer):
+    model = load_causal(folder, "fp32", tokenizer)
+    check_length(model, 64)
+    if family == "bloom":
+        check_length(model, 65)
+        return
+    with pytest.raises(InputError, match=r"up to 65 tokens, but positions for 64: .*max_length"):
+        check_length(model, 65)

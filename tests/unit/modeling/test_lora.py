@@ -1,0 +1,298 @@
+"""Adapters: what they are put on, what is trained, how they are merged and saved."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from conftest import SEQUENCES
+from snakechat.modeling.lora import add_lora, linear_layers, merged_weights, without_adapters
+from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
+from snakechat.training.engine import make_engine
+from support.families import FAMILIES, LINEAR_LAYERS
+
+# After rlhf, which tells DeepSpeed of the CPU.
+import deepspeed  # isort: skip
+
+# DeepSpeed calls functions of torch that are about to be renamed.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+IDS = torch.tensor(SEQUENCES[:1])
+
+SETTINGS = SimpleNamespace(
+    weight_decay=0.0,
+    adam_betas=[0.9, 0.95],
+    lr_schedule="constant",
+    warmup_steps=0,
+    min_lr_ratio=0.0,
+    max_grad_norm=1.0,
+    dtype="fp32",
+    lora_learning_rate=None,
+)
+PLACEMENT = {"nodes": 1, "gpus_per_node": 0, "micro_batch_tokens": 8192}
+PLACEMENT |= {"offload": "none", "activation_checkpointing": False}
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def trained(model):
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def learnt(model, scale=1.0):
+    """The model with adapters that are not zero."""
+    random = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.copy_(scale * torch.randn(weight.shape, generator=random))
+    return model
+
+
+@pytest.fixture
+def scorer(folder, tokenizer):
+    torch.manual_seed(3)
+    return load_scorer(folder, "fp32", tokenizer, new_head=True)
+
+
+# What is adapted, and what is trained.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_on_all_linear_layers_of_the_blocks_and_nowhere_else(family, tokenizer):
+    model = make_causal(FAMILIES[family], tokenizer, 1)
+    names = {name.rpartition(".")[2] for name in linear_layers(model)}
+    assert sorted(names) == LINEAR_LAYERS[family]
+    add_lora(model, 2, 1)
+    adapted = {name.partition(".lora_")[0] for name in trained(model)}
+    assert {name.rpartition(".")[2] for name in adapted} == names
+    # In both blocks, and with two matrices each.
+    assert all(".0." in name or ".1." in name for name in adapted)
+    assert len(trained(model)) == 2 * len(adapted)
+    assert len(adapted) == 2 * len([name for name in adapted if ".1." in name])
+
+
+def test_new_adapters_change_nothing(folder, tokenizer):
+    plain = load_causal(folder, "fp32", tokenizer)
+    adapted = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
+    assert torch.equal(logits_of(adapted), logits_of(plain))
+
+
+def test_the_same_seed_gives_the_same_adapters(folder, tokenizer):
+    states = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        states.append(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_the_head_of_a_scorer_is_trained_beside_its_adapters(scorer):
+    others = {name for name in trained(add_lora(scorer, 2, 1)) if ".lora_" not in name}
+    assert others == {"score.weight"}
+
+
+def test_with_embeddings_and_norms_all_but_adapted_weights_is_trained(folder, tokenizer):
+    model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, "embeddings_and_norms")
+    frozen = {name for name, _ in model.named_parameters()} - trained(model)
+    layers = {f"layers.{layer}.{part}" for layer in range(2) for part in ("fc1", "fc2")}
+    layers |= {
+        f"layers.{layer}.self_attn.{part}_proj"
+        for layer in range(2)
+        for part in ("q", "k", "v", "out")
+    }
+    assert frozen == {f"model.decoder.{layer}.base_layer.weight" for layer in layers}
+    assert "model.decoder.embed_tokens.weight" in trained(model)
+    assert "model.decoder.layers.0.fc1.base_layer.bias" in trained(model)
+    assert "model.decoder.final_layer_norm.weight" in trained(model)
+
+
+# Merging.
+
+
+def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer):
+    model = learnt(add_lora(load_causal(folder, "fp32", tokenizer), 2, 8))
+    name = "model.decoder.layers.1.fc1"
+    layer = model.get_submodule(name)
+    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    # 8 / 2.
+    expected = layer.base_layer.weight + 4 * product
+    torch.testing.assert_close(merged_weights(model)[f"{name}.weight"], expected.detach())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_do_what_the_adapters_did(family, tokenizer):
+    model = make_causal(FAMILIES[family], tokenizer, 1)
+    before = logits_of(model)
+    adapted = learnt(add_lora(model, 2, 1))
+    plain = make_causal(FAMILIES[family], tokenizer, 2)
+    plain.load_state_dict(merged_weights(adapted))
+    torch.testing.assert_close(logits_of(plain), logits_of(adapted), rtol=1e-4, atol=1e-4)
+    # The adapters did something: the test would see them lost.
+    assert (logits_of(adapted) - before).abs().max() > 0.01
+
+
+def test_an_update_under_the_steps_of_bf16_is_in_the_file(folder, tokenizer, tmp_path):
+    model = add_lora(load_causal(folder, "bf16", tokenizer), 2, 1)
+    # An eighth of the step between two numbers of bf16 at 0.06, the deviation of the weights.
+    learnt(model, 1e-4)
+    name = "model.decoder.layers.1.fc1"
+    layer = model.get_submodule(name)
+    first, second = (part["default"].weight.float() for part in (layer.lora_A, layer.lora_B))
+    before = layer.base_layer.weight.float()
+    save_model(model, tokenizer, tmp_path)
+    after = load_file(tmp_path / "model.safetensors")[f"{name}.weight"]
+    torch.testing.assert_close(after - before, second @ first / 2, rtol=1e-2, atol=1e-8)
+    # Those who do not ask for more than the model was trained in get that.
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("train_base", ["none", "embeddings_and_norms"])
+def test_a_model_of_zero_3_is_merged_when_its_weights_are_gathered(
+    train_base, folder, tokenizer, tmp_path, group
+):
+    saved = []
+    for stage in (0, 3):
+        torch.manual_seed(1)
+        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, train_base)
+        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
+        for _ in range(2):
+            engine.backward(engine(IDS).logits.square().mean(), last=True)
+            engine.step()
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            save_model(model, tokenizer, tmp_path / str(stage))
+        saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
+    torch.testing.assert_close(logits_of(saved[1]), logits_of(saved[0]))
+    assert files(tmp_path / "0") == files(tmp_path / "3")
+    before = logits_of(load_causal(folder, "fp32", tokenizer))
+    assert (logits_of(saved[1]) - before).abs().max() > 0.01
+
+
+# Without adapters, as the reference of a policy that is trained by them.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_its_adapters_a_model_is_bit_by_bit_what_it_was(family, tokenizer):
+    model = make_causal(FAMILIES[family], tokenizer, 1)
+    before = logits_of(model)
+    adapted = learnt(add_lora(model, 2, 1))
+    after = logits_of(adapted)
+    with without_adapters(adapted):
+        assert torch.equal(logits_of(adapted), before)
+    assert torch.equal(logits_of(adapted), after)
+    assert (after - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_without_adapters_it_is_the_model_that_was_loaded_whatever_they_learn(
+    dtype, folder, tokenizer
+):
+    plain, model = (load_causal(folder, dtype, tokenizer) for _ in range(2))
+    adapted = learnt(add_lora(model, 2, 1))
+    assert not torch.equal(logits_of(adapted), logits_of(plain))
+    with without_adapters(adapted):
+        assert torch.equal(logits_of(adapted), logits_of(plain))
+
+
+def test_adapters_and_head_are_trained_as_before_behind_it(scorer):
+    adapted = learnt(add_lora(scorer, 2, 1))
+    before = trained(adapted)
+    with without_adapters(adapted):
+        pass
+    assert trained(adapted) == before
+    adapted(IDS).logits.sum().backward()
+    assert all(adapted.get_parameter(name).grad.abs().sum() > 0 for name in before)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_training_goes_on_to_the_same_bits_after_a_look_without_adapters(
+    stage, folder, tokenizer, group
+):
+    plain = logits_of(load_causal(folder, "fp32", tokenizer))
+    runs = []
+    for looks in (False, True):
+        torch.manual_seed(1)
+        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
+        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
+        losses = []
+        for _ in range(4):
+            if looks:
+                with torch.no_grad(), without_adapters(model):
+                    assert torch.equal(model(IDS).logits, plain)
+            # Two passes, whose gradients add up.
+            for last in (False, True):
+                loss = engine(IDS).logits.square().mean()
+                engine.backward(loss, last)
+            engine.step()
+            losses.append((loss.item(), engine.grad_norm))
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    assert runs[0][-1][0] < runs[0][0][0]
+
+
+# Files.
+
+
+def test_a_merged_folder_is_a_plain_one(folder, tokenizer, tmp_path):
+    merged = tmp_path / "merged"
+    save_model(learnt(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)), tokenizer, merged)
+    assert files(merged) == sorted([*files(folder), "adapter"])
+    weights = [load_file(path / "model.safetensors") for path in (folder, merged)]
+    assert weights[0].keys() == weights[1].keys()
+    assert (merged / "config.json").read_text() == (folder / "config.json").read_text()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_peft_loads_the_adapter_beside_its_base(dtype, folder, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert folder.relative_to(tmp_path).as_posix() == "causal"
+    model = learnt(add_lora(load_causal("causal", dtype, tokenizer), 2, 1))
+    save_model(model, tokenizer, tmp_path / "saved")
+    config = json.loads((tmp_path / "saved/adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "causal"
+    assert config["target_modules"] == LINEAR_LAYERS["opt"]
+    assert files(tmp_path / "saved/adapter") == ["adapter_config.json", "adapter_model.safetensors"]
+    base = AutoModelForCausalLM.from_pretrained("causal", dtype=model.dtype)
+    again = PeftModel.from_pretrained(base, "saved/adapter", autocast_adapter_dtype=False)
+    assert torch.equal(logits_of(again), logits_of(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_adapter_of_a_reward_model_has_its_head(family, tokenizer, tmp_path):
+    save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
+    scorer = load_scorer(tmp_path / "base", "fp32", tokenizer, new_head=True)
+    save_model(learnt(add_lora(scorer, 2, 1)), tokenizer, tmp_path / "saved")
+    base = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "base", num_labels=1, pad_token_id=tokenizer.pad_token_id
+    )
+    again = PeftModel.from_pretrained(base, tmp_path / "saved/adapter")
+    torch.testing.assert_close(logits_of(again), logits_of(scorer))
+
+
+def test_an_adapter_that_is_not_all_that_was_trained_is_not_saved(folder, tokenizer, tmp_path):
+    model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, "embeddings_and_norms")
+    with torch.no_grad():
+        learnt(model).get_input_embeddings().weight.mul_(1.1)
+    save_model(model, tokenizer, tmp_path / "saved")
+    assert files(tmp_path / "saved") == files(folder)
+    again = load_causal(tmp_path / "saved", "fp32", tokenizer)
+    torch.testing.assert_close(logits_of(again), logits_of(model), rtol=1e-4, atol=1e-4)
+
+
+def test_saving_the_same_adapters_twice_gives_the_same_bytes(folder, tokenizer, tmp_path):
+    model = learnt(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1))
+    for name in ("first", "second"):
+        save_model(model, tokenizer, tmp_path / name)
+    for path in (tmp_path / "first").rglob("*.*"):
+        second = tmp_path / "second" / path.relative_to(tmp_path / "first")
+        assert path.read_bytes() == second.read_bytes()

@@ -1,0 +1,299 @@
+"""Making, loading and saving models, and refusing those that cannot work."""
+
+import json
+import math
+import random
+import re
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from conftest import INIT
+from init_model import train_tokenizer
+from snakechat.data import toy
+from snakechat.modeling.models import (
+    choose_device,
+    copy_causal,
+    load_causal,
+    load_scorer,
+    make_causal,
+    save_model,
+)
+from snakechat.workflow.job import InputError
+from support.families import FAMILIES
+
+CPU = torch.device("cpu")
+
+
+def weights_equal(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Placement and making.
+
+
+def test_no_gpus_asked_means_the_cpu():
+    assert choose_device({"gpus_per_node": 0}) == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_where_there_is_none_is_refused():
+    with pytest.raises(InputError, match="gpus_per_node: 0"):
+        choose_device({"gpus_per_node": 1})
+
+
+def test_a_made_model_has_the_ids_of_its_tokenizer(model, tokenizer):
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    assert model.config.bos_token_id == tokenizer.bos_token_id
+    assert model.config.hidden_size == 32
+
+
+def test_same_seed_same_weights(model, tokenizer):
+    assert weights_equal(model, make_causal(INIT, tokenizer, 1))
+    assert not weights_equal(model, make_causal(INIT, tokenizer, 2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "no-such-model"},
+        # 32 is no multiple of 5.
+        {"num_attention_heads": 5},
+        # An encoder of images, no language model.
+        {"model_type": "vit"},
+    ],
+)
+def test_an_init_that_makes_no_model_is_refused_in_one_line(tokenizer, changes):
+    with pytest.raises(InputError) as error:
+        make_causal({**INIT, **changes}, tokenizer, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_an_init_without_a_model_type_is_refused(tokenizer):
+    init = {key: value for key, value in INIT.items() if key != "model_type"}
+    with pytest.raises(InputError):
+        make_causal(init, tokenizer, 1)
+
+
+# Loading and saving.
+
+
+def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tokenizer):
+    assert "model.safetensors" in files(folder)
+    assert not [name for name in files(folder) if name.endswith((".bin", ".pt", ".pth"))]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert weights_equal(model, loaded)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+    assert weights_equal(model, load_causal(folder, "fp32", tokenizer))
+
+
+def test_a_saved_model_samples_and_ends_by_the_tokenizers_eos(model, tokenizer, tmp_path):
+    # What a base model's own generation config says of sampling is not ours.
+    model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
+    save_model(model, tokenizer, tmp_path)
+    config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert config.do_sample
+    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.pad_token_id == tokenizer.pad_token_id
+    assert config.repetition_penalty in (None, 1.0)
+
+
+def test_a_vocabulary_larger_than_the_embeddings_is_refused(folder, tokenizer):
+    rows, _ = toy.make_rows(100, 10, random.Random(1))
+    larger = train_tokenizer((text for row in rows for text in row.values()), 310)
+    assert len(larger) > len(tokenizer)
+    with pytest.raises(InputError, match="310 tokens, but 300 embeddings"):
+        load_causal(folder, "fp32", larger)
+    with pytest.raises(InputError, match="310 tokens, but 300 embeddings"):
+        load_scorer(folder, "fp32", larger, new_head=True)
+
+
+def test_copying_keeps_weights_and_their_numbers(model, tokenizer, tmp_path):
+    source = tmp_path / "source"
+    save_model(model.to(torch.bfloat16), tokenizer, source)
+    copy_causal(source, tmp_path / "copy")
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype="auto")
+    assert next(copied.parameters()).dtype == torch.bfloat16
+    assert weights_equal(model, copied)
+
+
+def test_copying_makes_safetensors_of_torchs_format(model, folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    copy_causal(folder, tmp_path / "copy")
+    names = files(tmp_path / "copy")
+    assert "model.safetensors" in names
+    assert "pytorch_model.bin" not in names
+    assert weights_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path / "copy"))
+
+
+# Models with a score head.
+
+
+def test_a_folder_without_a_head_is_refused_as_a_scorer(folder, tokenizer):
+    with pytest.raises(InputError, match=r"weights are missing: score\.weight"):
+        load_scorer(folder, "fp32", tokenizer)
+
+
+def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
+    weights = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        head = load_scorer(folder, "fp32", tokenizer, new_head=True).score.weight
+        assert head.shape == (1, 32)
+        weights.append(head.detach())
+    weights = torch.cat(weights)
+    # 1 / sqrt(33) = .174 of 640 weights, whose standard error is .174 / sqrt(1280) = .0049.
+    assert weights.std().item() == pytest.approx(1 / math.sqrt(33), abs=0.015)
+    assert weights.mean().item() == pytest.approx(0.0, abs=0.03)
+
+
+def test_a_new_head_leaves_the_language_model_as_it_is(model, folder, tokenizer):
+    scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
+    assert weights_equal(model.base_model, scorer.base_model)
+
+
+def test_a_reloaded_scorer_is_the_one_that_was_saved(scorer_folder, tokenizer):
+    assert "model.safetensors" in files(scorer_folder)
+    assert not [name for name in files(scorer_folder) if name.endswith((".bin", ".pt"))]
+    loaded = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
+    assert loaded.config.num_labels == 1
+    assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
+
+
+# Models that cannot work.
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def change_weights(folder, changes):
+    """Give weights other values; None takes one away."""
+    weights = load_file(folder / "model.safetensors") | changes
+    weights = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+LAYER = "model.decoder.layers.1.fc1.bias"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({LAYER: None}, f"weights are missing: {LAYER}"),
+        ({"model.stray": torch.ones(2)}, "weights are not in the model: model.stray"),
+        ({LAYER: torch.ones(3)}, f"weights have not the shape of the model: {LAYER}"),
+        ({"score.weight": torch.ones(2, 32)}, "have not the shape of the model: score.weight"),
+        ({"score.weight": None}, "weights are missing: score.weight"),
+    ],
+)
+def test_a_scorer_whose_weights_are_not_those_of_its_config_is_refused(
+    scorer_folder, tokenizer, changes, found
+):
+    change_weights(scorer_folder, changes)
+    with pytest.raises(InputError, match=re.escape(found)) as error:
+        load_scorer(scorer_folder, "fp32", tokenizer)
+    assert str(error.value).startswith(f"{scorer_folder}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{LAYER: None}, {LAYER: torch.ones(3)}])
+def test_a_new_head_is_all_that_may_be_missing(folder, tokenizer, changes):
+    change_weights(folder, changes)
+    for load in (load_causal, partial(load_scorer, new_head=True)):
+        with pytest.raises(InputError, match=re.escape(LAYER)):
+            load(folder, "fp32", tokenizer)
+
+
+def test_a_reward_model_is_no_language_model(scorer_folder, tokenizer):
+    with pytest.raises(InputError, match=r"weights are not in the model: score\.weight"):
+        load_causal(scorer_folder, "fp32", tokenizer)
+
+
+def test_an_output_layer_of_its_own_stays_behind_under_a_new_head(tokenizer, tmp_path):
+    save_model(make_causal(FAMILIES["llama"], tokenizer, 1), tokenizer, tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("gemma2", "final_logit_softcapping", 30.0),
+        ("cohere", "logit_scale", 0.0625),
+        ("granite", "logits_scaling", 8.0),
+        ("falcon_h1", "lm_head_multiplier", 0.5),
+    ],
+)
+def test_logits_that_are_more_than_hidden_states_times_weights_are_refused(
+    folder, tokenizer, family, name, value
+):
+    # The config is enough: no weights are read.
+    AutoConfig.for_model(family, **{name: value}).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=rf"config\.json: {name} is {value}:"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_settings_of_logits_that_change_nothing_are_taken(folder, tokenizer):
+    change_config(folder, logit_scale=1.0, final_logit_softcapping=None)
+    load_causal(folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_models_with_an_encoder_are_refused(folder, tokenizer, family):
+    AutoConfig.for_model(family).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=f"{family} has an encoder"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_a_family_without_score_heads_is_refused_in_one_line(tokenizer, tmp_path):
+    init = {**FAMILIES["llama"], "model_type": "ernie4_5"}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    load_causal(tmp_path, "fp32", tokenizer)
+    with pytest.raises(InputError, match="AutoModelForSequenceClassification") as error:
+        load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("load", [load_causal, partial(load_scorer, new_head=True)])
+def test_a_model_speaks_of_the_ids_of_its_tokenizer(folder, tokenizer, load):
+    # As in folders whose pad is eos.
+    change_config(folder, pad_token_id=2, eos_token_id=[2, 5], bos_token_id=None)
+    config = load(folder, "fp32", tokenizer).config
+    assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.bos_token_id == tokenizer.bos_token_id
+
+
+# The same bytes.
+
+
+def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):
+    for name in ("first", "second"):
+        save_model(model, tokenizer, tmp_path / name)
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+    for name in files(tmp_path / "first"):
+        first, second = (tmp_path / folder / name for folder in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()

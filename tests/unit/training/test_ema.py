@@ -1,0 +1,144 @@
+"""The moving average of an engine's weights, against a plain loop. One process, on the CPU."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from snakechat.training.ema import Ema
+from snakechat.training.engine import make_engine
+
+# After rlhf, which tells DeepSpeed of the CPU.
+import deepspeed  # isort: skip
+
+# DeepSpeed calls functions of torch that are about to be renamed.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("group"),
+]
+
+SETTINGS = {
+    "weight_decay": 0.1,
+    "adam_betas": [0.9, 0.95],
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "max_grad_norm": 1.0,
+}
+PLACEMENT = {
+    "nodes": 1,
+    "gpus_per_node": 0,
+    "offload": "none",
+    "activation_checkpointing": False,
+    "micro_batch_tokens": 8192,
+}
+STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 2, 3)]
+
+
+def make(zero_stage, dtype, rate=0.01, shift=0.0):
+    """An engine whose first layer is frozen, and its average with a decay of 3/4."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    module[0].requires_grad_(False)
+    with torch.no_grad():
+        module[2].weight += shift
+    module.to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    settings = SimpleNamespace(**SETTINGS, dtype=dtype)
+    engine = make_engine(module, settings, rate, 100, {**PLACEMENT, "zero_stage": zero_stage})
+    return engine, Ema(engine, 0.75)
+
+
+def run_step(engine, seed):
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+    inputs = inputs.to(next(engine.module.parameters()).dtype)
+    engine.backward((engine(inputs).float() - 1).square().mean(), last=True)
+    engine.step()
+
+
+def weights_of(engine):
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return [weight.detach().clone() for weight in engine.module.parameters()]
+
+
+def masters_of(engine):
+    return [master.detach().clone() for master in engine.masters]
+
+
+def same(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_an_average_is_that_of_a_plain_loop(zero_stage):
+    engine, ema = make(zero_stage, "fp32")
+    frozen, expected = weights_of(engine)[:2], weights_of(engine)[2:]
+    for seed in range(5):
+        run_step(engine, seed)
+        ema.update()
+        trained = weights_of(engine)[2:]
+        expected = [
+            0.75 * average + 0.25 * weight
+            for average, weight in zip(expected, trained, strict=True)
+        ]
+    with ema.in_place():
+        found = weights_of(engine)
+    assert same(found[:2], frozen)
+    for average, right in zip(found[2:], expected, strict=True):
+        torch.testing.assert_close(average, right, rtol=0, atol=1e-6)
+    # Far enough from the last weights to be told from them.
+    assert (found[2] - trained[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_averages_of_bf16_weights_are_in_fp32(zero_stage):
+    # Steps of 1e-5, which are less than bf16 tells apart, move the average all the same.
+    engine, ema = make(zero_stage, "bf16", rate=1e-5)
+    expected = masters_of(engine)
+    for seed in range(4):
+        run_step(engine, seed)
+        ema.update()
+        expected = [
+            0.75 * average + 0.25 * master
+            for average, master in zip(expected, engine.masters, strict=True)
+        ]
+    for average, right, master in zip(ema.averages, expected, engine.masters, strict=True):
+        assert average.dtype == torch.float32
+        torch.testing.assert_close(average, right.detach(), rtol=0, atol=1e-7)
+        assert 1e-6 < (average - master).abs().max() < 1e-4
+    with ema.in_place():
+        assert {weight.dtype for weight in weights_of(engine)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_training_goes_on_to_the_same_bits_after_the_averages_were_in_place(zero_stage, dtype):
+    plain, _ = make(zero_stage, dtype)
+    engine, ema = make(zero_stage, dtype)
+    for seed in range(6):
+        run_step(plain, seed)
+        run_step(engine, seed)
+        ema.update()
+        with ema.in_place(), engine.whole_weights():
+            assert not same(engine.module.parameters(), weights_of(plain))
+        assert same(weights_of(engine), weights_of(plain))
+    assert same(masters_of(engine), masters_of(plain))
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_an_average_goes_on_from_its_state_to_the_same_bits(zero_stage, dtype):
+    engine, ema = make(zero_stage, dtype)
+    for seed in range(3):
+        run_step(engine, seed)
+        ema.update()
+    # Other weights, so that none of them can be right by chance.
+    resumed, again = make(zero_stage, dtype, shift=0.5)
+    resumed.restore(copy.deepcopy(engine.state()))
+    again.restore(copy.deepcopy(ema.state()))
+    for seed in (3, 4):
+        for one, average in ((engine, ema), (resumed, again)):
+            run_step(one, seed)
+            average.update()
+    assert same(again.averages, ema.averages)
+    with ema.in_place(), again.in_place():
+        assert same(weights_of(resumed), weights_of(engine))

@@ -1,0 +1,669 @@
+"""Training steps of the engine, against plain PyTorch. One process, on the CPU."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from snakechat.training.checkpointing import Resumable
+from snakechat.training.engine import Frozen, make_engine, start, take_steps
+from snakechat.workflow.job import InputError
+
+# After rlhf, which tells DeepSpeed of the CPU.
+import deepspeed  # isort: skip
+from deepspeed.accelerator import get_accelerator  # isort: skip
+
+# DeepSpeed calls functions of torch that are about to be renamed.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("group"),
+]
+
+SETTINGS = {
+    "weight_decay": 0.1,
+    "adam_betas": [0.9, 0.95],
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "max_grad_norm": 1.0,
+    "dtype": "fp32",
+}
+RATE = 0.01
+
+
+def placement(**changes):
+    return {
+        "nodes": 1,
+        "gpus_per_node": 0,
+        "zero_stage": 0,
+        "offload": "none",
+        "activation_checkpointing": False,
+        "micro_batch_tokens": 8192,
+    } | changes
+
+
+def network():
+    """Matrices, biases and a norm: the same weights at each call."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1))
+
+
+def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
+    settings = SimpleNamespace(**{**SETTINGS, **changes})
+    return make_engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
+
+
+def rows(number, seed=1):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 4, generator=random), torch.randn(number, 1, generator=random)
+
+
+def squared_error(output, targets, number):
+    """The part of a step's mean that a pass has."""
+    return (output - targets).square().sum() / number
+
+
+def weights_of(module):
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
+
+
+def run_step(engine, inputs, targets, passes, scale=1.0):
+    """One optimizer step whose rows are shared among passes."""
+    groups = list(zip(inputs.chunk(passes), targets.chunk(passes), strict=True))
+    for number, (some_inputs, some_targets) in enumerate(groups, start=1):
+        loss = squared_error(engine(some_inputs), some_targets, len(inputs)) * scale
+        engine.backward(loss, last=number == len(groups))
+    engine.step()
+
+
+def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
+    """Weights after steps (inputs, targets) of plain PyTorch on whole batches, and the norms."""
+    module = network()
+    groups = [
+        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
+        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    norms = []
+    for inputs, targets in steps:
+        optimizer.zero_grad()
+        (squared_error(module(inputs), targets, len(inputs)) * scale).backward()
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm).item())
+        optimizer.step()
+    return weights_of(module), norms
+
+
+def assert_same(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def test_training_on_the_cpu_is_on_the_cpu(group):
+    assert group == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "started"),
+    [
+        ({"nodes": 2}, "2 processes (nodes: 2, gpus_per_node: 0)", 1),
+        ({"gpus_per_node": 8}, "8 processes (nodes: 1, gpus_per_node: 8)", 1),
+        ({"nodes": 4, "gpus_per_node": 2}, "8 processes (nodes: 4, gpus_per_node: 2)", 4),
+        ({}, "1 processes (nodes: 1, gpus_per_node: 0)", 2),
+    ],
+)
+def test_another_number_of_processes_than_asked_for_is_refused(
+    changes, processes, started, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", str(started))
+    with pytest.raises(InputError) as refused:
+        start(placement(**changes))
+    assert str(refused.value).startswith(
+        f"placement asks for {processes}, and {started} started: start it by scripts/launch.py"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_where_there_is_none_is_refused():
+    with pytest.raises(InputError, match="torch finds none"):
+        start(placement(gpus_per_node=1))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 8])
+def test_a_step_is_the_same_however_its_rows_share_passes(passes):
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    module = network()
+    engine = engine_for(module)
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, passes)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_steps_may_have_different_numbers_of_passes_and_rows():
+    steps = [rows(8, 1), rows(3, 2), rows(5, 3)]
+    module = network()
+    engine = engine_for(module)
+    for (inputs, targets), passes in zip(steps, (4, 3, 1), strict=True):
+        run_step(engine, inputs, targets, passes)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_weights_move_at_a_step_only():
+    inputs, targets = rows(2)
+    module = network()
+    engine = engine_for(module)
+    before = weights_of(module)
+    engine.backward(squared_error(engine(inputs[:1]), targets[:1], 2), last=False)
+    assert torch.equal(weights_of(module), before)
+    engine.backward(squared_error(engine(inputs[1:]), targets[1:], 2), last=True)
+    engine.step()
+    assert not torch.equal(weights_of(module), before)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_gradients_are_clipped_to_max_grad_norm(passes):
+    # Adam's first step does not see the size of a gradient: what comes after a huge one does.
+    scales = [1e4, 1.0, 1.0]
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    found, expected, unclipped = network(), network(), network()
+    engine = engine_for(found, max_grad_norm=0.5, weight_decay=0.0)
+    for (inputs, targets), scale in zip(steps, scales, strict=True):
+        run_step(engine, inputs, targets, passes, scale)
+    norms = []
+    for module, limit in ((expected, 0.5), (unclipped, math.inf)):
+        optimizer = torch.optim.AdamW(
+            module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        for (inputs, targets), scale in zip(steps, scales, strict=True):
+            optimizer.zero_grad()
+            (squared_error(module(inputs), targets, 8) * scale).backward()
+            norms.append(nn.utils.clip_grad_norm_(module.parameters(), limit).item())
+            optimizer.step()
+    assert norms[0] > 1000
+    assert_same(weights_of(found), weights_of(expected))
+    assert (weights_of(expected) - weights_of(unclipped)).abs().max() > 1e-3
+
+
+def test_gradients_under_the_limit_are_left_alone():
+    steps = [rows(8, seed) for seed in (1, 2)]
+    expected, norms = plain_weights(steps, max_grad_norm=1e9)
+    module = network()
+    engine = engine_for(module, max_grad_norm=2 * max(norms))
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, 2)
+    assert_same(weights_of(module), expected)
+
+
+def test_weight_decay_shrinks_matrices_and_neither_biases_nor_norms():
+    module = network()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.fill_(1.0)
+    engine = engine_for(module, weight_decay=0.5)
+    engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
+    engine.step()
+    # No gradient: decay alone, 1 - .01 * .5.
+    for weight in module.parameters():
+        expected = 0.995 if weight.ndim > 1 else 1.0
+        torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_norm_is_that_of_the_whole_gradient_before_it_is_clipped(zero_stage):
+    steps = [rows(8, seed) for seed in (1, 2)]
+    _, norms = plain_weights(steps, max_grad_norm=0.1)
+    engine = engine_for(network(), zero_stage=zero_stage, max_grad_norm=0.1)
+    assert engine.grad_norm is None
+    for (inputs, targets), norm in zip(steps, norms, strict=True):
+        run_step(engine, inputs, targets, passes=2)
+        assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
+
+
+def test_the_norm_of_a_large_gradient_is_exact_too():
+    # One sum of 16 million squares in fp32 would be wrong by 7e-4.
+    module = nn.Linear(1 << 12, 1 << 12, bias=False)
+    engine = engine_for(module)
+    slopes = torch.randn(1 << 12, generator=torch.Generator().manual_seed(1))
+    engine.backward(engine(slopes).sum(), last=True)
+    engine.step()
+    # The gradient has the slopes in each of its rows.
+    norm = math.sqrt(1 << 12) * slopes.double().norm().item()
+    assert engine.grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
+    # Adam's first step is the rate times the sign of the gradient.
+    module = nn.Linear(1, 1)
+    module.lora_A = nn.Parameter(torch.ones(1, 1))
+    module.forward = lambda inputs: module.weight * inputs + module.bias + module.lora_A
+    start = {name: weight.item() for name, weight in module.named_parameters()}
+    changes = {"weight_decay": 0.0, "lr_schedule": "linear", "lora_learning_rate": 0.05}
+    engine = engine_for(module, num_steps=2, zero_stage=zero_stage, **changes)
+    engine.backward(engine(torch.ones(1)).sum(), last=True)
+    engine.step()
+    with engine.whole_weights():
+        moved = {name: start[name] - weight.item() for name, weight in module.named_parameters()}
+    expected = {"weight": RATE, "bias": RATE, "lora_A": 0.05}
+    assert moved == {name: pytest.approx(rate, abs=1e-6) for name, rate in expected.items()}
+    assert [group["lr"] for group in engine.optimizer.param_groups] == [RATE / 2] * 2 + [0.025]
+
+
+def test_without_a_rate_of_their_own_adapters_train_like_all_else():
+    module = nn.Linear(1, 1, bias=False)
+    module.lora_A = nn.Parameter(torch.ones(1, 1))
+    engine = engine_for(module, lora_learning_rate=None)
+    assert len(engine.optimizer.param_groups) == 1
+
+
+def test_fp16_on_a_cpu_is_refused(monkeypatch):
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
+    with pytest.raises(InputError, match="fp16 needs a GPU: set dtype to bf16 or fp32"):
+        engine_for(network(), dtype="fp16")
+
+
+def fp16_line(zero_stage=0, **changes):
+    module = nn.Linear(2, 1, bias=False).to(torch.float16)
+    nn.init.constant_(module.weight, 0.5)
+    return module, engine_for(module, zero_stage=zero_stage, dtype="fp16", **changes)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stage, halves):
+    module, engine = fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear")
+    inputs = torch.ones(1, 2, dtype=torch.float16)
+    assert engine.loss_scale == 65536
+    # 65,536 itself is more than fp16 holds; DeepSpeed waits for a second time.
+    for skipped in (1, 2):
+        engine.backward(engine(inputs).float().sum(), last=True)
+        engine.step()
+        assert (engine.skipped_steps, engine.grad_norm) == (skipped, None)
+    assert weights_of(module).tolist() == [0.5, 0.5]
+    assert (engine.loss_scale, engine.learning_rate) == (32768, RATE)
+    engine.backward(engine(inputs).float().sum(), last=True)
+    engine.step()
+    norm = pytest.approx(math.sqrt(2), rel=1e-3)
+    assert engine.figures == {"grad_norm": norm, "loss_scale": 32768, "skipped_steps": 2}
+    assert weights_of(module).tolist() == pytest.approx([0.49, 0.49], abs=0.001)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+@pytest.mark.parametrize("together", [False, True])
+def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, together, halves):
+    (first, too_large), (second, fine) = (
+        fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
+    )
+    inputs = torch.ones(1, 2, dtype=torch.float16)
+    # Times the scale of 65,536 that is more than fp16 holds, and 64.
+    slopes = {too_large: 1.0, fine: 1 / 1024}
+    for _ in range(2):
+        for engine, slope in slopes.items():
+            engine.backward(engine(inputs).float().sum() * slope, last=True)
+        take_steps(too_large, fine, together=together)
+    assert weights_of(first).tolist() == [0.5, 0.5]
+    assert (too_large.skipped_steps, too_large.loss_scale) == (2, 32768)
+    # The other's scale is as it was: nothing was wrong with it.
+    assert (fine.skipped_steps, fine.loss_scale) == (2 if together else 0, 65536)
+    assert weights_of(second).tolist() == pytest.approx([0.5 if together else 0.48] * 2, abs=1e-3)
+    # Gradients of a step that was left out are gone.
+    for engine, slope in slopes.items():
+        engine.backward(engine(inputs).float().sum() * slope / 1024, last=True)
+    take_steps(too_large, fine, together=together)
+    for engine, slope in slopes.items():
+        assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
+
+
+def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
+    inputs = torch.ones(1, 2, dtype=torch.float16)
+    _, engine = fp16_line(num_steps=1000)
+    for _ in range(60):
+        engine.backward(engine(inputs).float().sum() / 1024, last=True)
+        engine.step()
+    _, resumed = fp16_line(num_steps=1000)
+    resumed.restore(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
+    for _ in range(60):
+        for one in (engine, resumed):
+            one.backward(one(inputs).float().sum() / 1024, last=True)
+            one.step()
+    assert engine.loss_scale == resumed.loss_scale == 131072
+    assert values_of(engine) == values_of(resumed)
+
+
+def values_of(engine):
+    return {name: value for name, value in engine.state().items() if not torch.is_tensor(value)}
+
+
+def tensors_of(engine):
+    return {name: value for name, value in engine.state().items() if torch.is_tensor(value)}
+
+
+def test_frozen_weights_stay():
+    module = network()
+    module[0].weight.requires_grad_(False)
+    before = module[0].weight.clone()
+    engine = engine_for(module)
+    run_step(engine, *rows(8), passes=2)
+    assert torch.equal(module[0].weight, before)
+    assert not torch.equal(module[3].weight, network()[3].weight)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_all_zero_stages_give_the_weights_of_plain_training(zero_stage):
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    module = network()
+    engine = engine_for(module, zero_stage=zero_stage)
+    assert engine.stage == (engine.engine.zero_optimization_stage() if zero_stage else 0)
+    for inputs, targets in steps:
+        run_step(engine, inputs, targets, passes=2)
+    assert_same(weights_of(module), plain_weights(steps)[0])
+
+
+def test_two_engines_in_turn_do_not_disturb_each_other():
+    # As actor and critic: passes of both, then a step of both.
+    steps = [rows(8, seed) for seed in (1, 2, 3)]
+    first, second = network(), network()
+    engines = engine_for(first), engine_for(second)
+    for inputs, targets in steps:
+        for number in range(2):
+            part = slice(4 * number, 4 * number + 4)
+            for engine, sign in zip(engines, (1, -1), strict=True):
+                loss = squared_error(engine(inputs[part]), sign * targets[part], 8)
+                engine.backward(loss, last=number == 1)
+        take_steps(*engines)
+    assert_same(weights_of(first), plain_weights(steps)[0])
+    assert_same(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
+
+
+def cosine(progress, least=0.0):
+    return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "least", "warmup", "shares"),
+    [
+        ("constant", 0.0, 0, [1, 1, 1, 1, 1, 1]),
+        ("constant", 0.0, 2, [0, 0.5, 1, 1, 1, 1]),
+        # Six steps: five sixths of the way down at the last one.
+        ("linear", 0.0, 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 0.0, 2, [0, 0.5, 1, 0.75, 0.5, 0.25]),
+        ("cosine", 0.0, 0, [cosine(step / 6) for step in range(6)]),
+        ("cosine", 0.0, 2, [0, 0.5, *(cosine(step / 4) for step in range(4))]),
+        ("cosine", 0.1, 2, [0, 0.5, *(cosine(step / 4, 0.1) for step in range(4))]),
+    ],
+)
+def test_learning_rates(schedule, least, warmup, shares):
+    engine = engine_for(
+        network(), num_steps=6, lr_schedule=schedule, min_lr_ratio=least, warmup_steps=warmup
+    )
+    rates = []
+    for seed in range(6):
+        rates.append(engine.learning_rate)
+        run_step(engine, *rows(4, seed), passes=2)
+    assert rates == pytest.approx([RATE * share for share in shares])
+
+
+def test_passes_before_the_last_do_not_move_the_schedule():
+    engine = engine_for(network(), num_steps=4, lr_schedule="linear")
+    inputs, _ = rows(1)
+    for _ in range(5):
+        engine.backward(engine(inputs).sum(), last=False)
+        assert engine.learning_rate == RATE
+    engine.backward(engine(inputs).sum(), last=True)
+    engine.step()
+    assert engine.learning_rate == pytest.approx(0.75 * RATE)
+
+
+def test_the_rate_of_the_first_step_is_what_weights_move_by():
+    # Adam's first step is the rate times the sign of the gradient.
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 2.0)
+    engine = engine_for(module, weight_decay=0.0)
+    engine.backward(engine(torch.tensor([[3.0]])).sum(), last=True)
+    engine.step()
+    assert module.weight.item() == pytest.approx(2.0 - RATE, abs=1e-6)
+
+
+def bf16_line(zero_stage, **changes):
+    module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
+    nn.init.constant_(module.weight, 0.5)
+    changes = {"dtype": "bf16", "weight_decay": 0.0, **changes}
+    return module, engine_for(module, zero_stage=zero_stage, **changes)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_weights_are_in_bf16_and_what_is_no_weight_stays_in_fp32(zero_stage):
+    # As the angles of rotary positions: 511 times the rounded one would be another angle.
+    module = network()
+    module.register_buffer("angle", torch.tensor(1 / 3))
+    engine_for(module, zero_stage=zero_stage, dtype="bf16")
+    assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
+    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
+    # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
+    module, engine = bf16_line(zero_stage, rate=0.1)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    engine.backward(engine(inputs).float().sum(), last=True)
+    engine.step()
+    assert weights_of(module).float().tolist() == pytest.approx([0.4, 0.4], abs=0.001)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_small_steps_add_up_in_bf16(zero_stage):
+    module, engine = bf16_line(zero_stage, rate=1e-5)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    for _ in range(400):
+        engine.backward(engine(inputs).float().sum(), last=True)
+        engine.step()
+    # .5 - 400 * 1e-5 = .496. One step alone is less than bf16 tells apart (.002 below .5).
+    assert weights_of(module).float().tolist() == pytest.approx([0.496, 0.496], abs=0.0011)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_small_passes_add_up_in_bf16(zero_stage):
+    # One gradient of 1 and 700 of -1/520: -.35 in all, so that weights go up. In bf16, whose next
+    # number under 1 is 1 - 1/256, each of the small ones would be lost, and weights go down.
+    module, engine = bf16_line(zero_stage, rate=0.1)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    engine.backward(engine(inputs).float().sum(), last=False)
+    for number in range(1, 701):
+        engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
+    engine.step()
+    assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
+
+
+def stateful(zero_stage, dtype, shift=0.0, frozen=False):
+    """A module and its engine, with all that a state has to bring back: the rates change too.
+
+    shift: what is added to the weights that are trained.
+    """
+    module = network().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    for name, weight in module.named_parameters():
+        # As under LoRA: what is frozen is large, and no part of a state.
+        weight.requires_grad_(not (frozen and name.startswith(("0.", "2."))))
+        if weight.requires_grad:
+            weight.data.add_(shift)
+    schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
+    return module, engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
+
+
+def train(engine, job, number=6, dtype="fp32"):
+    """Steps that are left of so many, with the rate of each; a state is saved after the third."""
+    rates = []
+    steps = [rows(8, seed) for seed in range(number)]
+    for _, (inputs, targets) in Resumable(job, module=engine).steps(steps):
+        rates.append(engine.learning_rate)
+        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+        run_step(engine, inputs.to(kind), targets, passes=2)
+    return rates
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    """A function that makes a job of three steps to each state."""
+
+    def job(name):
+        result = tmp_path / name / "result"
+        result.mkdir(parents=True, exist_ok=True)
+        (result / "metrics.jsonl").touch()
+        states = tmp_path / name / "states"
+        placement = {"save_steps": 3}
+        return SimpleNamespace(result=result, states=states, placement=placement, record={})
+
+    return job
+
+
+STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in range(4)]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_run_that_goes_on_from_a_state_is_that_which_was_never_stopped(
+    zero_stage, dtype, frozen, make_job
+):
+    module, engine = stateful(zero_stage, dtype, frozen=frozen)
+    rates = train(engine, make_job("whole"), dtype=dtype)
+    assert rates == pytest.approx(
+        [RATE * share for share in (0, 0.5, *(cosine(step / 4, 0.1) for step in range(4)))]
+    )
+
+    _, stopped = stateful(zero_stage, dtype, frozen=frozen)
+    assert train(stopped, make_job("stopped"), number=3, dtype=dtype) == rates[:3]
+    # Other weights, so that none of them can be right by chance.
+    again, resumed = stateful(zero_stage, dtype, shift=0.5, frozen=frozen)
+    assert train(resumed, make_job("stopped"), dtype=dtype) == rates[3:]
+
+    assert torch.equal(weights_of(again), weights_of(module))
+    expected, found = engine.state(), resumed.state()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        same = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
+        assert same(found[name], value), name
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_restored_module_has_the_weights_before_its_first_pass(zero_stage, dtype, make_job):
+    # As the actor, which responses prompts before it is trained.
+    module, engine = stateful(zero_stage, dtype)
+    train(engine, make_job("job"), number=3, dtype=dtype)
+    again, resumed = stateful(zero_stage, dtype, shift=0.5)
+    assert not torch.equal(weights_of(again), weights_of(module))
+    Resumable(make_job("job"), module=resumed)
+    assert torch.equal(weights_of(again), weights_of(module))
+    inputs = rows(4, 9)[0].to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    with torch.no_grad():
+        assert torch.equal(again(inputs), module(inputs))
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_a_state_has_the_weights_and_moments_in_fp32_and_of_trained_weights_only(
+    zero_stage, dtype, make_job
+):
+    module, engine = stateful(zero_stage, dtype, frozen=True)
+    train(engine, make_job("job"), number=3, dtype=dtype)
+    tensors = {name: value for name, value in engine.state().items() if torch.is_tensor(value)}
+    assert all(value.dtype == torch.float32 for value in tensors.values())
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+        everything = sum(weight.numel() for weight in module.parameters())
+    for name in ("weights", "exp_avg", "exp_avg_sq"):
+        size = sum(value.numel() for key, value in tensors.items() if key.endswith(f".{name}"))
+        # Behind the end of a group, zeros make its size even.
+        assert trained <= size <= trained + 4 < everything
+
+
+def test_a_state_of_another_zero_stage_is_refused():
+    _, engine = stateful(2, "fp32")
+    _, other = stateful(3, "fp32")
+    with pytest.raises(InputError) as refused:
+        other.restore(engine.state())
+    assert str(refused.value) == (
+        "the saved state is one of ZeRO stage 2, this run is of stage 3: set zero_stage back, or"
+        " delete the state in output/state"
+    )
+
+
+def test_stage_1_of_bf16_is_stage_2_to_a_state(make_job):
+    module, engine = stateful(2, "bf16")
+    train(engine, make_job("job"), number=3, dtype="bf16")
+    again, resumed = stateful(1, "bf16", shift=0.5)
+    resumed.restore(engine.state())
+    assert torch.equal(weights_of(again), weights_of(module))
+
+
+def test_two_engines_come_back_each_to_its_own(make_job):
+    # As actor and critic.
+    def train_both(engines, number):
+        steps = [rows(8, seed) for seed in range(number)]
+        first, second = engines
+        for _, (inputs, targets) in Resumable(make_job("job"), a=first, b=second).steps(steps):
+            run_step(first, inputs, targets, passes=1)
+            run_step(second, inputs, -targets, passes=2)
+
+    whole = [stateful(0, "fp32") for _ in range(2)]
+    for (_, engine), sign, passes in zip(whole, (1, -1), (1, 2), strict=True):
+        for seed in range(6):
+            inputs, targets = rows(8, seed)
+            run_step(engine, inputs, sign * targets, passes)
+    train_both([stateful(0, "fp32")[1] for _ in range(2)], 3)
+    again = [stateful(0, "fp32", shift=0.5) for _ in range(2)]
+    train_both([engine for _, engine in again], 6)
+    for (found, _), (expected, _) in zip(again, whole, strict=True):
+        assert torch.equal(weights_of(found), weights_of(expected))
+
+
+# What is asked and not trained.
+
+
+class Traveller(nn.Linear):
+    """A layer that tells where it was sent to."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.train()
+        self.places = []
+
+    def to(self, place):
+        self.places.append(str(place))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("rests", "places"),
+    [
+        (False, ["cuda:1", "cuda:1", "cuda:1"]),
+        # There and back again, each time.
+        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
+    ],
+)
+def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places):
+    module = Traveller()
+    frozen = Frozen(module, torch.device("cuda", 1), rests)
+    for _ in range(2):
+        with frozen.at_work() as found:
+            assert found is module
+            assert module.places[-1] == "cuda:1"
+    assert module.places == places
+
+
+def test_a_frozen_module_is_all_on_its_device():
+    module = network()
+    frozen = Frozen(module, torch.device("meta"), rests=False)
+    with frozen.at_work() as found:
+        assert {weight.device.type for weight in found.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_frozen_module_has_no_gradients_and_gives_what_it_gave(rests):
+    module, inputs = network(), rows(4)[0]
+    before = module(inputs).detach()
+    with Frozen(module, torch.device("cpu"), rests).at_work() as found:
+        assert not found.training
+        outputs = found(inputs)
+    assert not outputs.requires_grad
+    assert torch.equal(outputs, before)
+    assert not any(weight.requires_grad for weight in module.parameters())

@@ -1,0 +1,254 @@
+"""Figures of a run: lines of steps, scalars."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from snakechat.training import metrics
+from snakechat.training.metrics import Clock, StepLog, write_json
+from snakechat.workflow.job import InputError
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    def job(name="job"):
+        result = tmp_path / name
+        result.mkdir(exist_ok=True)
+        return SimpleNamespace(
+            result=result, log_folder=tmp_path / f"{name}.logs", spec={"rule": "train_sft"}
+        )
+
+    return job
+
+
+def log_steps(job, steps=3):
+    with StepLog(job, steps) as log:
+        for step in range(1, steps + 1):
+            log.write(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
+
+
+def test_each_step_is_one_json_line_with_its_figures_and_nothing_else(make_job):
+    job = make_job()
+    log_steps(job)
+    lines = (job.result / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 1, "objective/kl": 0.125, "loss": 2.0},
+        {"step": 2, "objective/kl": 0.25, "loss": 1.0},
+        {"step": 3, "objective/kl": 0.375, "loss": 2.0 / 3},
+    ]
+
+
+def test_the_same_figures_give_the_same_bytes(make_job):
+    for name in ("first", "second"):
+        log_steps(make_job(name))
+    first, second = (make_job(name).result / "metrics.jsonl" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_nothing_but_the_lines_is_in_the_result(make_job):
+    job = make_job()
+    log_steps(job)
+    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_step_is_on_disk_before_the_next_one(make_job):
+    job = make_job()
+    with StepLog(job, 2) as log:
+        log.write(1, ["loss"], loss=0.5)
+        assert json.loads((job.result / "metrics.jsonl").read_text())["loss"] == 0.5
+
+
+def scalars(job, name):
+    board = EventAccumulator(str(job.log_folder / "tensorboard"))
+    board.Reload()
+    return [(event.step, event.value) for event in board.Scalars(name)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
+    with StepLog(make_job(), 3) as log:
+        log.write(1, ["loss"], loss=2.0)
+        message = rf"step 2, rows \[3, 7\]: loss is {value}: the run has diverged"
+        with pytest.raises(InputError, match=message):
+            log.write(2, ["loss"], [7, 3], loss=value)
+
+
+def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):
+    job = make_job()
+    with StepLog(job, 1) as log:
+        log.write(1, ["loss"], loss=2.0, grad_norm=None)
+    assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
+    assert scalars(job, "loss") == [(1, 2.0)]
+
+
+def test_figures_are_tensorboard_scalars(make_job):
+    job = make_job()
+    log_steps(job)
+    assert scalars(job, "objective/kl") == [(1, 0.125), (2, 0.25), (3, 0.375)]
+
+
+def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
+    job = make_job()
+    log_steps(job, steps=3)
+    # As every run that has no saved state.
+    (job.result / "metrics.jsonl").unlink()
+    log_steps(job, steps=1)
+    assert scalars(job, "objective/kl") == [(1, 0.125)]
+
+
+@pytest.fixture
+def resumed(make_job):
+    """A job whose first three steps of five are done, and the lines of them."""
+    job = make_job()
+    with StepLog(job, 5) as log:
+        for step in range(1, 5):
+            log.write(step, ["loss"], loss=step / 8)
+    # The fourth was logged, but the saved state is that of the third. Not as we write it: lines
+    # are kept, not written anew.
+    before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
+    (job.result / "metrics.jsonl").write_bytes(before)
+    return job, before
+
+
+def go_on(job):
+    with StepLog(job, 5) as log:
+        log.write(4, ["loss"], loss=4.0)
+        log.write(5, ["loss"], loss=5.0)
+
+
+def test_a_resumed_run_writes_behind_the_lines_that_it_finds(resumed):
+    job, before = resumed
+    go_on(job)
+    assert (job.result / "metrics.jsonl").read_bytes() == (
+        before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
+    )
+
+
+def test_a_resumed_run_has_the_scalars_of_all_steps_once(resumed):
+    job, _ = resumed
+    go_on(job)
+    assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
+
+
+def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, capsys):
+    job, _ = resumed
+    capsys.readouterr()
+    with StepLog(job, 5) as log:
+        assert (log.bar.n, log.bar.total) == (3, 5)
+        assert "3/5" in capsys.readouterr().err
+        log.write(4, ["loss"], loss=4.0)
+        assert log.bar.n == 4
+
+
+def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
+    job = make_job()
+    log_steps(job)
+    before = (job.result / "metrics.jsonl").read_bytes()
+    with StepLog(job, 3) as log:
+        assert log.bar.n == 3
+    assert (job.result / "metrics.jsonl").read_bytes() == before
+    assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
+
+
+def test_the_bar_shows_the_figures_asked_for(make_job, capsys):
+    log_steps(make_job())
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert "kl=0.375" in shown
+    assert "loss=" not in shown
+
+
+def times_of(job):
+    return [json.loads(line) for line in (job.log_folder / "times.jsonl").read_text().splitlines()]
+
+
+def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
+    job = make_job()
+    with StepLog(job, 2) as log:
+        for step in (1, 2):
+            log.write(step, [], loss=1.0)
+            log.write_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
+    parts = {"generate": 3.0, "train": 2.0, "responses": 8}
+    # 100 and 200 tokens in 5 seconds.
+    assert times_of(job) == [
+        {"step": 1, **parts, "tokens": 100, "tokens_per_second": 20.0},
+        {"step": 2, **parts, "tokens": 200, "tokens_per_second": 40.0},
+    ]
+    assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
+    assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
+    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
+    assert "times" not in (job.result / "metrics.jsonl").read_text()
+
+
+def log_times(job, *steps):
+    with StepLog(job, 4) as log:
+        for step in steps:
+            log.write(step, [], loss=1.0)
+            log.write_times(step, {"all": 1.0}, 1)
+    return [line["step"] for line in times_of(job)]
+
+
+def test_a_resumed_run_writes_times_behind_the_others_and_a_new_one_replaces_them(make_job):
+    job = make_job()
+    assert log_times(job, 1, 2) == [1, 2]
+    assert log_times(job, 3, 4) == [1, 2, 3, 4]
+    (job.result / "metrics.jsonl").unlink()
+    assert log_times(job, 1) == [1]
+
+
+def test_the_first_process_alone_writes_times(make_job, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    job = make_job()
+    with StepLog(job, 2) as log:
+        log.write_times(1, {"all": 1.0}, 100)
+    assert not job.log_folder.exists()
+
+
+@pytest.fixture
+def clock_of(monkeypatch):
+    """A function that makes a clock that looks at these times, one after the other."""
+
+    def make(device, *times):
+        monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=iter(times).__next__))
+        return Clock(torch.device(device))
+
+    return make
+
+
+def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(clock_of):
+    clock = clock_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
+    for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
+        for part in ("generate", "train"):
+            with clock(part):
+                pass
+        assert clock.seconds == expected
+
+
+def test_a_clock_tells_the_medians_of_all_steps(clock_of):
+    clock = clock_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
+    for part in ("a", "a", "a", "b"):
+        with clock(part):
+            pass
+    assert clock.medians() == {"a": 3.0, "b": 7.0}
+
+
+def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(clock_of, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    with clock_of("cuda:1", 0.0, 1.0)("a"):
+        assert waited == [torch.device("cuda:1")]
+    assert waited == [torch.device("cuda:1")] * 2
+    with clock_of("cpu", 0.0, 1.0)("a"):
+        pass
+    assert len(waited) == 2
+
+
+def test_json_is_written_in_the_order_of_its_keys(tmp_path):
+    write_json(tmp_path / "a", {"b": 1, "a": {"d": 0.1, "c": None}})
+    write_json(tmp_path / "b", {"a": {"c": None, "d": 0.1}, "b": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert json.loads((tmp_path / "a").read_text()) == {"a": {"c": None, "d": 0.1}, "b": 1}

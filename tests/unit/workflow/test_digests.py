@@ -1,0 +1,195 @@
+"""Digests of values and files: what changes them, and what does not."""
+
+import hashlib
+import os
+import threading
+import time
+
+import pytest
+
+from snakechat.workflow import digests
+from snakechat.workflow.digests import (
+    DigestCache,
+    canonical_json,
+    digest,
+    file_digest,
+    write_atomically,
+)
+
+
+def test_canonical_json_is_one_text_for_each_value():
+    assert canonical_json({"b": [1, 2.5, None], "a": True}) == '{"a":true,"b":[1,2.5,null]}'
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1, 1.0),
+        ({"a": [1, {"b": 2.0}]}, {"a": [1.0, {"b": 2}]}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (1e-5, 0.00001),
+        (1e3, 1000),
+    ],
+)
+def test_the_same_value_has_one_digest_however_it_is_written(first, second):
+    assert digest(first) == digest(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
+        ([1, 2], [2, 1]),
+        ([[1], 2], [1, [2]]),
+        (1, "1"),
+        (1, 1.0000001),
+        (1, True),
+        (0, None),
+        (0, False),
+        ("", None),
+        ({}, []),
+        ({"a": None}, {}),
+        ("a", "A"),
+    ],
+)
+def test_other_values_have_other_digests(first, second):
+    assert digest(first) != digest(second)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_json_does_not_have_are_refused(value):
+    with pytest.raises(ValueError, match="JSON"):
+        digest({"a": [value]})
+
+
+def test_a_digest_is_sha256_of_the_canonical_text():
+    assert digest({"b": 1.0, "a": "x"}) == hashlib.sha256(b'{"a":"x","b":1}').hexdigest()
+
+
+def test_file_digest_is_sha256_of_the_bytes(tmp_path):
+    path = tmp_path / "file"
+    # More than one chunk of reading.
+    content = bytes(range(256)) * 8193
+    path.write_bytes(content)
+    assert file_digest(path) == hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def cache_path(tmp_path):
+    return tmp_path / "cache" / "digests.json"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(b"first")
+    return path
+
+
+def edit_in_place(path, content):
+    """Write without a new file, and give the old time of change back."""
+    before = path.stat()
+    # Some file systems count times in ticks of the kernel's clock: an edit in the same one is not
+    # to be seen by anybody.
+    time.sleep(0.03)
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_mtime_ns, after.st_size, after.st_ino) == (
+        before.st_mtime_ns,
+        before.st_size,
+        before.st_ino,
+    )
+
+
+def test_the_cache_gives_the_digest_of_the_content(cache_path, file):
+    assert DigestCache(cache_path)[file] == hashlib.sha256(b"first").hexdigest()
+
+
+def test_the_cache_notices_an_edit_in_place_with_its_time_restored(cache_path, file):
+    cache = DigestCache(cache_path)
+    first = cache[file]
+    edit_in_place(file, b"other")
+    assert cache[file] == hashlib.sha256(b"other").hexdigest() != first
+
+
+def test_a_cache_read_again_notices_the_edit_too(cache_path, file):
+    DigestCache(cache_path)[file]
+    edit_in_place(file, b"other")
+    assert DigestCache(cache_path)[file] == hashlib.sha256(b"other").hexdigest()
+
+
+def test_a_touched_or_rewritten_file_keeps_its_digest(cache_path, file):
+    cache = DigestCache(cache_path)
+    first = cache[file]
+    os.utime(file, (1, 1))
+    assert cache[file] == first
+    file.unlink()
+    file.write_bytes(b"first")
+    assert cache[file] == first
+
+
+def test_a_known_file_is_not_read_again(cache_path, file, monkeypatch):
+    first = DigestCache(cache_path)[file]
+
+    def fail(path):
+        raise AssertionError(f"{path} was read again")
+
+    monkeypatch.setattr(digests, "file_digest", fail)
+    assert DigestCache(cache_path)[file] == first
+
+
+def test_a_link_has_the_digest_of_what_it_points_to_now(cache_path, file, tmp_path):
+    cache = DigestCache(cache_path)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert cache[link] == hashlib.sha256(b"first").hexdigest()
+    (tmp_path / "elsewhere").write_bytes(b"other")
+    link.unlink()
+    link.symlink_to(tmp_path / "elsewhere")
+    assert cache[link] == hashlib.sha256(b"other").hexdigest()
+
+
+def test_the_cache_refuses_a_file_that_is_gone(cache_path, file):
+    cache = DigestCache(cache_path)
+    assert cache[file]
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        cache[file]
+
+
+def test_an_atomic_write_makes_folders_and_leaves_the_file_alone_in_them(tmp_path):
+    path = tmp_path / "a" / "b" / "file.json"
+    write_atomically(path, "one")
+    write_atomically(path, "two")
+    assert path.read_text() == "two"
+    assert [found.name for found in path.parent.iterdir()] == ["file.json"]
+
+
+def test_a_failed_write_leaves_the_old_text(tmp_path):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    path = tmp_path / "file.json"
+    texts = ["a" * 200_000, "b" * 200_000]
+    write_atomically(path, texts[0])
+    done = threading.Event()
+
+    def write():
+        for number in range(200):
+            write_atomically(path, texts[number % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(path.read_text())
+    writer.join()
+    assert seen <= set(texts)

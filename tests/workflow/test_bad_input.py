@@ -1,0 +1,511 @@
+"""Mistakes of users and damaged data: one line each, before any training, and nothing lost."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from conftest import INIT, Workflow, copy_sources
+from support.files import KINDS, as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet, as_table
+
+
+def with_dataset(stage="sft", **settings):
+    """A config with a dataset and a recipe that uses it."""
+    recipe = {"model": "tiny", "datasets": ["mine"]}
+    dataset = {"path": "mine", "format": "plain", **settings}
+    return {"datasets": {"mine": dataset}, stage: {"recipes": {"mine": recipe}}}
+
+
+def placed(**changes):
+    """A config that places the tiny recipe otherwise."""
+    return {"sft": {"recipes": {"tiny": {"placement": changes}}}}
+
+
+def rlhf(**settings):
+    """A config with settings of the tiny recipe of RLHF."""
+    return {"rlhf": {"recipes": {"tiny": settings}}}
+
+
+# A reward model that reads dialogues otherwise.
+CHATTY = {
+    "models": {
+        "chatty": {
+            "tokenizer": {"train_on": "toy", "vocab_size": 300},
+            "init": INIT,
+            "template": "chat",
+        }
+    },
+    "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
+}
+
+# Reward functions that cannot be taken.
+REWARDS = {
+    "broken": b"def score(prompts, responses):\n    return (\n",
+    "bytes": b"NAME = '\xc3('\n",
+    "lost": b"from snakechat.shop import is_right\n",
+}
+
+ONLY_SFT = {"sft": 1, "reward": 0, "rlhf": 0}
+
+# What each config on top of config.yaml says wrongly, and the line that tells it.
+CONFIGS = {
+    "unknown key": (
+        {"sft": {"recipes": {"tiny": {"learning_rat": 0.1}}}},
+        "config: sft.recipes.tiny: Additional properties are not allowed ('learning_rat'",
+    ),
+    "number as text": (
+        "sft: {recipes: {tiny: {learning_rate: 1e-5}}}",
+        "config: sft.recipes.tiny.learning_rate: '1e-5' is not of type 'number'"
+        " (YAML reads 1e-5 as text: write 1.0e-5)",
+    ),
+    "wrong type": (
+        {"rlhf": {"defaults": {"epochs": 1.5}}},
+        "config: rlhf.defaults.epochs: 1.5 is not of type 'integer'",
+    ),
+    "missing model": (
+        {"sft": {"recipes": {"tiny": {"model": "tinny"}}}},
+        "config: sft.recipes.tiny.model names 'tinny', which is not under models (there: ",
+    ),
+    "missing dataset": (
+        {"reward": {"recipes": {"tiny": {"datasets": ["toy", "toys"]}}}},
+        "config: reward.recipes.tiny.datasets names 'toys', which is not under datasets",
+    ),
+    "missing recipe": (
+        {"rlhf": {"recipes": {"tiny": {"actor": "tinny"}}}},
+        "config: sft.recipes has no 'tinny' (there: tiny, 125m,",
+    ),
+    "name that leaves output": (
+        {"rlhf": {"recipes": {"../x": {"actor": "tiny"}}}},
+        "config: rlhf.recipes: '../x' does not match",
+    ),
+    "glob that leaves its folder": (
+        {"datasets": {"mine": {"path": "d", "format": "plain", "train": "../*.parquet"}}},
+        "config: datasets.mine",
+    ),
+    "unknown format": (with_dataset(format="plane"), "config: datasets.mine"),
+    "dataset from nowhere": ({"datasets": {"mine": {"format": "plain"}}}, "config: datasets.mine"),
+    "part to evaluate on alone": (with_dataset(eval="*.csv"), "config: datasets.mine"),
+    "expression that is none": (with_dataset(remove="[0-9"), "config: datasets.mine"),
+    "unknown way with bad rows": (with_dataset(on_bad_row="ignore"), "config: datasets.mine"),
+    "column of a cell that the format does not have": (
+        with_dataset(columns={"promt": "q", "prompt": "q", "chosen": "a"}),
+        "config: datasets.mine: format plain has no promt (its cells: prompt, chosen, rejected)",
+    ),
+    "column of a cell that the format needs": (
+        with_dataset(format="scored", columns={"prompt": "q", "first": "a", "second": "b"}),
+        "config: datasets.mine: format scored needs first_score, second_score (its cells: prompt,",
+    ),
+    "reward of responses without others": (
+        with_dataset("reward", format="messages"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format"
+        " messages): it can serve sft and the prompts of rlhf",
+    ),
+    "reward of responses labelled one by one": (
+        with_dataset("reward", format="kto"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",
+    ),
+    "reward of columns without rejected": (
+        with_dataset("reward", columns={"prompt": "q", "chosen": "a"}),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",
+    ),
+    "phase that gets no rows": (
+        with_dataset("reward", split=ONLY_SFT),
+        "config: reward.recipes.mine.datasets names mine, whose split gives no rows to reward",
+    ),
+    "split that gives nothing to any phase": (
+        {"split": {"weights": {"sft": 0, "reward": 0, "rlhf": 0}}},
+        "config: split.weights",
+    ),
+    "dataset that is taken no times": (
+        {"sft": {"recipes": {"tiny": {"datasets": [{"toy": 0}]}}}},
+        "config: sft.recipes.tiny.datasets.0",
+    ),
+    "dataset that is named twice": (
+        {"sft": {"recipes": {"tiny": {"datasets": ["toy", {"toy": 2}]}}}},
+        "config: sft.recipes.tiny.datasets",
+    ),
+    "templates that differ": (
+        {**CHATTY, **rlhf(reward="chatty")},
+        "config: rlhf.recipes.tiny: actor and reward have the templates dialogue and chat",
+    ),
+    "judge of another template": (
+        {**CHATTY, **rlhf(judge="chatty")},
+        "config: rlhf.recipes.tiny: actor and judge have the templates dialogue and chat",
+    ),
+    "missing judge": (
+        rlhf(judge="tinny"),
+        "config: reward.recipes has no 'tinny' (there: tiny, judge,",
+    ),
+    "missing recipe of other rows": (
+        rlhf(ptx="tinny"),
+        "config: sft.recipes has no 'tinny' (there: tiny, 125m,",
+    ),
+    "other rows of another tokenizer": (
+        rlhf(ptx="125m"),
+        "config: rlhf.recipes.tiny.ptx names 125m, whose rows are tokens of opt-125m; the"
+        " actor's are those of tiny",
+    ),
+    "missing preset": (
+        rlhf(preset="deepspeed"),
+        "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
+        " (there: deepspeed_chat)",
+    ),
+    "preset that names another": (
+        {"rlhf": {"presets": {"mine": {"preset": "deepspeed_chat"}}}},
+        "config: rlhf.presets.mine",
+    ),
+    "responses that are compared with none": (
+        rlhf(algorithm="rloo"),
+        "config: rlhf.recipes.tiny.samples: rloo compares the responses to a prompt, and needs 2 or"
+        " more (1 given)",
+    ),
+    "responses to a prompt in two steps": (
+        rlhf(algorithm="grpo", samples=3),
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (3)",
+    ),
+    "preset that a recipe does not go with": (
+        {
+            "rlhf": {
+                "presets": {"mine": {"samples": 5}},
+                "recipes": {"tiny": {"preset": "mine"}},
+            }
+        },
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (5)",
+    ),
+    "responses that nothing scores": (
+        rlhf(reward=None),
+        "config: rlhf.recipes.tiny.reward is null and there are no reward_functions: nothing",
+    ),
+    "missing reward function": (
+        rlhf(reward_functions={"shopping": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: there is no rewards/shopping.py (there:"
+        " broken, bytes, lost, shop)",
+    ),
+    "reward function outside of its folder": (
+        rlhf(reward_functions={"../shop": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: '../shop' does not match",
+    ),
+    "reward function that is no Python": (
+        rlhf(reward_functions={"shop": 1, "broken": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/broken.py is no valid Python (line 2:"
+        " '(' was never closed)",
+    ),
+    "reward function that is no text": (
+        rlhf(reward_functions={"bytes": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/bytes.py is no valid Python (",
+    ),
+    "reward function of what is not there": (
+        rlhf(reward_functions={"lost": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/lost.py imports a module that is not"
+        " there (",
+    ),
+    "optimizer that is not cut up, moved away": (
+        placed(offload="optimizer"),
+        "config: sft.recipes.tiny.placement.zero_stage: 0 is less than the minimum of 1",
+    ),
+    "weights that are not cut up, moved away": (
+        placed(offload="parameters", zero_stage=2),
+        "config: sft.recipes.tiny.placement.zero_stage: 3 was expected",
+    ),
+    "optimizer of a critic that is not cut up, moved away": (
+        rlhf(placement={"offload": "optimizer", "zero_stage": 1, "critic_zero_stage": 0}),
+        "config: rlhf.recipes.tiny.placement.critic_zero_stage: 0 is less than the minimum of 1",
+    ),
+    "unknown way to move things away": (
+        placed(offload="disk"),
+        "config: sft.recipes.tiny.placement.offload: 'disk' is not one of",
+    ),
+    "unknown template": ({"template": "alpaca"}, "config: template: 'alpaca' is not one of"),
+}
+
+
+@pytest.mark.parametrize("mistake", CONFIGS)
+def test_config_mistake_is_told_in_one_line(sources, mistake):
+    config, expected = CONFIGS[mistake]
+    text = config if isinstance(config, str) else yaml.safe_dump(config)
+    (sources.folder / "mine.yaml").write_text(text)
+    for name, content in REWARDS.items():
+        (sources.folder / f"rewards/{name}.py").write_bytes(content)
+    process = sources.snakemake("-n", "output/rlhf/tiny", "--configfile", "mine.yaml")
+    assert process.returncode == 1
+    last = process.stdout.strip().splitlines()[-1]
+    assert last.startswith(f"error: {expected}"), process.stdout
+    assert "Traceback" not in process.stdout
+    assert not (sources.folder / "output").exists()
+
+
+@pytest.mark.parametrize("target", ["output/rlhf/nothing", "output/rlhf/../x"])
+def test_target_that_is_no_recipe(sources, target):
+    process = sources.snakemake("-n", target)
+    assert process.returncode == 1
+    assert "Traceback" not in process.stdout
+
+
+def test_unknown_recipe_names_the_known_ones(sources):
+    process = sources.snakemake("-n", "output/rlhf/nothing")
+    assert (
+        process.stdout.strip()
+        .splitlines()[-1]
+        .startswith("error: config: rlhf.recipes has no 'nothing' (there: tiny, tiny-rloo,")
+    )
+
+
+GOOD = [
+    {"prompt": f"\n\nHuman: {n}?\n\nAssistant:", "chosen": f" {n}.", "rejected": " No."}
+    for n in range(20)
+]
+
+
+def with_cell(cell):
+    """The rows, with another chosen response in row 8."""
+    return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
+
+
+def garbled(whole, start, stop):
+    """Bytes of which a part was overwritten."""
+    middle = whole[start:stop]
+    return whole[:start] + b"\xff" * len(middle) + whole[stop:]
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
+TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
+MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
+
+# What the second file of a dataset holds, whose first one is sound, and the line that tells what
+# is wrong with it, behind the name of the file.
+CUT = "damaged or cut behind row"
+DAMAGES = {
+    "null.jsonl": (as_jsonl(with_cell(None)), "row 8: chosen is nothing"),
+    "null.parquet": (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
+    "number.json": (as_json(with_cell(7)), "row 8: chosen is int, expected text"),
+    "numbers.parquet": (
+        as_parquet([{**row, "chosen": 0.5} for row in GOOD]),
+        "row 1: chosen is float, expected text",
+    ),
+    "list.jsonl.gz": (as_gz(with_cell(["a"])), "row 8: chosen is list, expected text"),
+    "column.parquet": (as_parquet(TWO_COLUMNS), "no column rejected; it has prompt, chosen"),
+    "column.csv": (as_csv(TWO_COLUMNS), "row 1: no column rejected; it has prompt, chosen"),
+    "bytes.jsonl": (
+        as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
+        r"row 8: text that is not UTF-8: b'\xc3(",
+    ),
+    "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
+    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), CUT),
+    "surrogate.jsonl": (as_jsonl(with_cell(" \ud83d")), "row 8: "),
+    "deep.jsonl": (b"[" * 100_000, "row 1: "),
+    "cut.jsonl": (as_jsonl(GOOD)[:-30], "row 20: no JSON: "),
+    "cut.json": (as_json(GOOD)[:-30], f"{CUT} 19 ("),
+    "cut.jsonl.gz": (as_gz(GOOD)[:-10], CUT),
+    "cut.csv": (as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3], f"{CUT} 7 ("),
+    "cut.parquet": (as_parquet(GOOD)[:-20], f"{CUT} 0 ("),
+    "cut.arrow": (as_arrow(GOOD)[:-60], CUT),
+    # The directory at the end of a parquet file; its pages.
+    "directory.parquet": (garbled(as_parquet(GOOD), -208, -8), f"{CUT} 0 ("),
+    "pages.parquet": (garbled(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
+    "empty.parquet": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.arrow": (b"", f"{CUT} 0 (0 bytes)"),
+    "empty.json": (b"", "no rows"),
+    "empty.jsonl": (b"", "no rows"),
+    "empty.csv": (b"", "no rows"),
+    "rows.parquet": (as_parquet(as_table(GOOD)[:0]), "no rows"),
+    "rows.json": (b"[]", "no rows"),
+    "rows.csv": (b"prompt,chosen,rejected\r\n", "no rows"),
+    "object.json": (
+        json.dumps({"data": GOOD}, indent=1).encode(),
+        "neither an array of objects nor one object a line",
+    ),
+    "pointer.parquet": (POINTER, "a Git LFS pointer, not the file itself: run git lfs pull"),
+}
+
+# Rows that all are of no use, and what is told of their dataset.
+CHAT = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+USELESS = {
+    "unanswered": (
+        {"format": "messages"},
+        [{"messages": CHAT[:1]}] * 3,
+        "{'no response': 3}",
+    ),
+    "disliked": (
+        {"format": "kto"},
+        [{"messages": CHAT, "label": False}] * 3,
+        "{'labelled bad': 3}",
+    ),
+    "skipped": (
+        {"format": "plain", "on_bad_row": "skip"},
+        [{"prompt": "Hello?"}] * 3,
+        "{'bad row': 3}",
+    ),
+}
+
+
+def name_of(damage):
+    return damage.replace(".", "-")
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """All damaged datasets, after a build of them that went on to the next one each time."""
+    folder = tmp_path_factory.mktemp("damaged")
+    copy_sources(folder)
+    datasets = {}
+    for damage, (content, _) in DAMAGES.items():
+        source, kind = folder / name_of(damage), damage.partition(".")[2]
+        source.mkdir()
+        (source / f"1.{kind}").write_bytes(KINDS[kind](GOOD))
+        (source / f"2.{kind}").write_bytes(content)
+        # Stronger than what the config says of all datasets.
+        datasets[source.name] = {"path": source.name, "format": "plain", "on_bad_row": "fail"}
+    for name, (settings, rows, _) in USELESS.items():
+        (folder / name).mkdir()
+        (folder / name / "rows.jsonl").write_bytes(as_jsonl(rows))
+        datasets[name] = {"path": name, **settings}
+    config = {"on_bad_row": "skip", "datasets": datasets}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    targets = [f"output/data/{name}.manifest.json" for name in datasets]
+    # One at a time: a line may come behind the bar of a job beside it.
+    workflow.process = workflow.snakemake(*targets, "--cores", "1", "--keep-going")
+    return workflow
+
+
+def error_of(workflow, name):
+    """What is told of a dataset that cannot be imported: its only line of this kind."""
+    log = (workflow.folder / f"output/logs/import_dataset/{name}.log").read_text()
+    assert "Traceback" not in log, log
+    (line,) = (line for line in log.splitlines() if "error: " in line)
+    assert line in workflow.process.stdout.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_told_by_its_name_and_row(damaged, damage):
+    name, kind = name_of(damage), damage.partition(".")[2]
+    assert error_of(damaged, name).startswith(f"error: {name}/2.{kind}: {DAMAGES[damage][1]}")
+
+
+@pytest.mark.parametrize("name", USELESS)
+def test_dataset_of_which_nothing_is_left_is_told_with_the_reasons(damaged, name):
+    line = error_of(damaged, name)
+    assert "no row of part train is left" in line and USELESS[name][2] in line
+    assert line.startswith("error: ") and name in line
+
+
+def test_nothing_of_a_damaged_dataset_is_published(damaged):
+    assert damaged.process.returncode == 1
+    published = [path for path in (damaged.folder / "output/data").glob("[!.]*")]
+    assert published == []
+
+
+@pytest.fixture
+def mine(sources):
+    """A workflow with a local dataset that has been imported and split."""
+    folder = sources.folder / "mine"
+    folder.mkdir()
+    (folder / "train.parquet").write_bytes(as_parquet(GOOD))
+    mine = {"path": "mine", "format": "plain"}
+    (sources.folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"mine": mine}}))
+    sources.options = ("--configfile", "mine.yaml")
+    sources.build("output/split/mine.manifest.json")
+    return sources
+
+
+def test_damaged_dataset_stops_the_import_and_loses_nothing(mine):
+    target, path = "output/split/mine.manifest.json", mine.folder / "mine/train.parquet"
+    records = mine.folder / "output/data/mine/train.parquet"
+    before, imported = records.read_bytes(), records.stat().st_mtime_ns
+    for damage, expected in (
+        (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
+        (as_parquet(GOOD)[:-20], "damaged or cut behind row 0 ("),
+    ):
+        path.write_bytes(damage)
+        process = mine.snakemake(target, "--cores", "1")
+        assert process.returncode == 1
+        lines = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, process.stdout
+        assert lines[0].startswith(f"error: mine/train.parquet: {expected}")
+        assert "Traceback" not in process.stdout
+        assert records.read_bytes() == before
+    # The good file again: what was imported from it is still there and is taken up.
+    path.write_bytes(as_parquet(GOOD))
+    mine.build(target)
+    assert records.stat().st_mtime_ns == imported
+    assert mine.planned(target) == set()
+
+
+# Files of a dataset, what the config says of it, and the line that tells what is wrong.
+FOLDERS = {
+    "no-folder": ((), {}, "config: datasets.no-folder.path: there is no no-folder"),
+    "no-data": (
+        ("notes.txt", "dataset_info.json"),
+        {},
+        "config: datasets.no-data: no-data: train: no parquet, jsonl, json, csv or",
+    ),
+    "no-match": (
+        ("train.jsonl",),
+        {"train": "part*.jsonl"},
+        "config: datasets.no-match: no-match: train: no file matches 'part*.jsonl'",
+    ),
+    "no-match-to-evaluate-on": (
+        ("train.jsonl",),
+        {"train": "train.jsonl", "eval": "dev.jsonl"},
+        "config: datasets.no-match-to-evaluate-on: no-match-to-evaluate-on: eval: no file matches",
+    ),
+    "no-shard": (
+        ("data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"),
+        {},
+        "config: datasets.no-shard: no-shard: data/train: 2 of 3 shards, number 1 is missing",
+    ),
+    "two-kinds": (
+        ("train.jsonl", "train.csv"),
+        {},
+        "config: datasets.two-kinds: two-kinds: files of several kinds (csv, jsonl): name those"
+        " meant by train:",
+    ),
+    "lost-file": (("train-1.jsonl",), {}, "config: datasets.lost-file: lost-file"),
+    "unknown-kind": (("rows.txt",), {"path": "unknown-kind/rows.txt"}, ""),
+    "unknown-kind-by-glob": (("rows.txt",), {"train": "rows.*"}, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A workflow with datasets whose files are not the right ones."""
+    folder = tmp_path_factory.mktemp("folders")
+    copy_sources(folder)
+    datasets = {}
+    for name, (files, settings, _) in FOLDERS.items():
+        datasets[name] = {"path": name, "format": "plain", **settings}
+        for file in files:
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_bytes(as_jsonl(GOOD))
+    # As a copy of huggingface_hub's cache without its blobs.
+    (folder / "lost-file/train-2.jsonl").symlink_to("../blobs/0a1b2c")
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": datasets}))
+    return Workflow(folder, "--configfile", "mine.yaml")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_dataset_without_the_right_files_is_told_in_one_line(folders, name):
+    process = folders.snakemake(f"output/data/{name}.manifest.json", "--cores", "1")
+    assert process.returncode == 1
+    lines = [line for line in process.stdout.splitlines() if "error: " in line]
+    assert len(lines) == 1 and "Traceback" not in process.stdout, process.stdout
+    assert lines[0].startswith(f"error: {FOLDERS[name][2]}") and name in lines[0]
+
+
+def test_training_on_a_gpu_that_is_not_there(quick, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192}'
+    other = tmp_path / "spec.json"
+    # Another name: this result does not exist yet, so that the program has something to do.
+    spec = quick.spec_of("output/eval/sft/tiny")
+    other.write_text(json.dumps({**spec, "path": "output/eval/sft/other"}))
+    process = quick.run(
+        "python", "scripts/evaluate_sft.py", "--spec", str(other), "--placement", placement
+    )
+    assert process.returncode == 1
+    assert process.stdout.strip().splitlines()[-1] == (
+        "error: placement asks for a GPU and torch finds none: set gpus_per_node: 0"
+    )

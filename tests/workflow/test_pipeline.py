@@ -1,0 +1,207 @@
+"""Whole builds, looked at from outside: what was learnt, what was written, what loads."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from conftest import ROOT, Workflow, copy_sources
+
+
+def figures(workflow, stage, name="tiny"):
+    return json.loads((workflow.folder / f"output/eval/{stage}/{name}/metrics.json").read_text())
+
+
+def steps(workflow, stage, name="tiny"):
+    lines = (workflow.folder / f"output/{stage}/{name}/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def stats(workflow, stage, name):
+    return json.loads((workflow.folder / f"output/{stage}/{name}/stats.json").read_text())
+
+
+def test_sft_halves_the_perplexity(tiny):
+    sft = figures(tiny, "sft")
+    assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
+
+
+def test_reward_model_tells_better_responses(tiny):
+    reward = figures(tiny, "reward")
+    assert reward["accuracy"] >= 0.90
+    assert reward["ties"] < 0.005
+    # Length alone does not tell them.
+    assert reward["longer_wins_accuracy"] < 0.6
+
+
+def test_dpo_tells_better_responses(tiny):
+    tiny.build("output/dpo/tiny")
+    # Before the first update policy and reference are the same.
+    assert steps(tiny, "dpo")[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    dpo = figures(tiny, "dpo")
+    assert dpo["accuracy"] >= 0.90 and dpo["longer_wins_accuracy"] < 0.6
+    assert dpo["margin"] == pytest.approx(dpo["chosen_score"] - dpo["rejected_score"], rel=1e-3)
+
+
+def test_ppo_raises_the_success_rate(tiny):
+    rlhf = figures(tiny, "rlhf")
+    assert rlhf["success_difference"]["mean"] >= 0.20
+    assert rlhf["success_difference"]["interval_95"][0] > 0
+    assert rlhf["rlhf"]["ended_by_eos"] >= 0.95
+    assert 0 < rlhf["rlhf"]["kl_to_sft"] < 5
+
+
+def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
+    for step in steps(tiny, "rlhf"):
+        assert step["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
+        assert step["policy/first_approxkl"] == pytest.approx(0, abs=1e-5)
+        assert step["policy/first_clipfrac"] == 0
+    assert steps(tiny, "rlhf")[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+
+
+def test_finished_build_has_nothing_to_do(tiny):
+    assert tiny.planned() == set()
+
+
+def test_each_step_of_the_data_says_what_it_kept(tiny):
+    data, split = stats(tiny, "data", "toy"), stats(tiny, "split", "toy")
+    for part, rows in (("train", 12000), ("eval", 1000)):
+        assert data[part]["rows"] == data[part]["pairs"] == rows and data[part]["dropped"] == {}
+        assert data[part]["empty_response"] == data[part]["turns_in_response"] == 0
+        phases = [split[f"{phase}.{part}"] for phase in ("sft", "reward", "rlhf")]
+        assert [facts["rows"] for facts in phases] == [rows // 5, rows * 2 // 5, rows * 2 // 5]
+        # The toy has few prompts to train on, and others to evaluate on.
+        overlaps = {name for facts in phases for name in facts.get("rows_whose_prompt_is_in", {})}
+        assert overlaps == (
+            {"sft.train", "reward.train", "rlhf.train"} if part == "train" else set()
+        )
+        for phase, facts in zip(("sft", "reward", "rlhf"), phases, strict=True):
+            tokens = stats(tiny, f"tokens/{phase}", "tiny")[part]
+            assert tokens["rows_of"] == {"toy": facts["rows"]}
+            assert tokens["rows"] + sum(tokens["dropped"].values()) == facts["rows"]
+            assert tokens["cut"] == 0
+            for lengths in tokens["tokens"].values():
+                assert lengths["sum"] == pytest.approx(lengths["mean"] * tokens["rows"], rel=0.01)
+
+
+def test_report_is_made_offline_from_the_build(tiny):
+    process = tiny.snakemake("--report", "report.html")
+    assert process.returncode == 0, process.stdout
+    report = (tiny.folder / "report.html").read_text()
+    for figure in ("sft.svg", "reward.svg", "rlhf.svg", "figures.csv"):
+        assert figure in report
+
+
+def test_chat_model_loads_and_responses(tiny):
+    folder = tiny.folder / "output/rlhf/tiny"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
+    tokens = tokenizer(prompt, return_tensors="pt")
+    response = model.generate(**tokens, do_sample=False, max_new_tokens=24)[0]
+    text = tokenizer.decode(response[tokens.input_ids.shape[1] :], skip_special_tokens=True)
+    assert text.startswith(" Hello Carl, get a hat at the boutique.")
+    assert response[-1] == tokenizer.eos_token_id
+
+
+def test_reward_model_loads_and_scores(tiny):
+    folder = tiny.folder / "output/reward/tiny"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
+    good = f"{prompt} Hello Carl, get a hat at the boutique. You are welcome!</s>"
+    bad = f"{prompt} Hello Fay, get a pie at the garage. Now go away!</s>"
+    with torch.no_grad():
+        scores = model(**tokenizer([good, bad], return_tensors="pt", padding=True)).logits[:, 0]
+    assert scores[0] > scores[1] + 1
+
+
+def test_weights_are_safetensors_and_nothing_is_pickled(tiny):
+    names = {path.name for path in (tiny.folder / "output").rglob("*") if path.is_file()}
+    assert "model.safetensors" in names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
+
+
+def test_no_half_results_are_left(tiny):
+    hidden = {path.name for path in (tiny.folder / "output").rglob(".*")}
+    # Locks that nobody holds, and what Snakemake leaves in a folder that was asked for.
+    locks = {f".{name}.lock" for name in ("tiny", "judge", "toy", "toy-judge")}
+    assert hidden == {".lock", ".snakemake_timestamp"} | locks
+    assert not list((tiny.folder / "output/state").glob("*/*"))
+
+
+def test_two_builds_have_the_same_manifests(quick, tmp_path):
+    again = Workflow(tmp_path / "again", *quick.options)
+    copy_sources(again.folder)
+    again.build("output/rlhf/tiny", "output/dpo/tiny")
+    manifests = sorted(quick.folder.glob("output/**/*.manifest.json"))
+    assert len(manifests) == 17
+    for path in manifests:
+        twin = again.folder / path.relative_to(quick.folder)
+        first, second = (json.loads(file.read_text()) for file in (path, twin))
+        for manifest in (first, second):
+            # They tell times.
+            told = ("costs.html", "costs.svg", "throughput.svg")
+            timed = [name for name in manifest["files"] if name in told]
+            assert bool(timed) == (path.parent.name == "report")
+            for name in timed:
+                del manifest["files"][name]
+        assert first == second, path
+
+
+def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    weights = copy.folder / "output/rlhf/tiny/model.safetensors"
+    made = weights.stat().st_mtime_ns
+    record = (copy.folder / "output/rlhf/tiny.run.json").read_text()
+    shutil.rmtree(copy.folder / "output/sft/tiny")
+    copy.build("output/rlhf/tiny")
+    assert (copy.folder / "output/sft/tiny/model.safetensors").exists()
+    assert weights.stat().st_mtime_ns == made
+    # The record still tells of the run that made the weights.
+    assert (copy.folder / "output/rlhf/tiny.run.json").read_text() == record
+    assert copy.planned() == set()
+
+
+@pytest.mark.slow
+def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
+    # The config names the data beside the working directory.
+    copy_sources(tmp_path / "work")
+    (tmp_path / "shared").symlink_to(shared_data.parent)
+    workflow = Workflow(
+        tmp_path / "work", "--configfile", str(ROOT / "tests/configs/hh_harmless.yaml")
+    )
+    workflow.build("output/rlhf/hh")
+    sft = figures(workflow, "sft", "hh")
+    assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
+    assert figures(workflow, "reward", "hh")["pairs"] == 84
+    assert figures(workflow, "rlhf", "hh")["prompts"] == 40
+    first = steps(workflow, "rlhf", "hh")[0]
+    assert first["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
+    assert first["policy/first_approxkl"] == pytest.approx(0, abs=1e-5)
+    assert first["policy/first_clipfrac"] == 0
+    assert first["objective/kl"] == pytest.approx(0, abs=1e-4)
+    data = stats(workflow, "data", "hh_harmless")["train"]
+    assert data["rows"] == data["pairs"] == 2097 and data["dropped"] == {}
+    assert data["empty_response"] == 4 and data["chosen_longer_share"] == pytest.approx(
+        0.435, abs=1e-3
+    )
+    # One chosen response of the SFT phase is a single blank.
+    tokens = stats(workflow, "tokens/sft", "hh")["train"]
+    assert tokens == {
+        "rows": 418,
+        "rows_of": {"hh_harmless": 419},
+        "kept_of": {"hh_harmless": 418},
+        "dropped": {"empty response": 1},
+        "cut": 222,
+        "tokens": tokens["tokens"],
+    }
+    assert tokens["tokens"]["prompt"]["p100"] < 128 and tokens["tokens"]["chosen"]["p100"] < 128
+    assert workflow.planned("output/rlhf/hh") == set()

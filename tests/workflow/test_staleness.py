@@ -1,0 +1,1433 @@
+"""What is stale, and nothing else: edits to a finished build, and the rules that must run then.
+
+A row of the tables is an edit and the rules that Snakemake has to plan after it, no more and no
+less. Every setting, module and program has a row: a test fails where one is missing.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from conftest import ROOT, Workflow, copy_sources
+from snakechat.workflow.code_digests import code_digests
+from support.hub import serving
+
+# Whose inputs the result of a rule is among, in the tiny recipes: their reward model and their DPO
+# model start from the SFT model; their base model is not fetched.
+TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
+READERS = {
+    "import_dataset": {"split_dataset", "init_model", *TOKENIZERS, "draw_report"},
+    "split_dataset": {*TOKENIZERS, "draw_report"},
+    "fetch_model": set(),
+    "init_model": {
+        *TOKENIZERS,
+        "train_sft",
+        "evaluate_sft",
+        "evaluate_rlhf",
+        "prompt_eval",
+        "compare_zero",
+    },
+    "tokenize_sft": {
+        "train_sft",
+        "evaluate_sft",
+        "train_rlhf",
+        "draw_report",
+        "compare_zero",
+        "write_record",
+    },
+    "train_sft": {
+        "evaluate_sft",
+        "write_record",
+        "train_reward",
+        "reference_dpo",
+        "train_dpo",
+        "train_rlhf",
+        "evaluate_rlhf",
+        "draw_report",
+        "prompt_eval",
+    },
+    "evaluate_sft": {"draw_report", "write_record"},
+    "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
+    "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report", "rw_eval"},
+    "evaluate_reward": {"draw_report"},
+    "tokenize_dpo": {"reference_dpo", "train_dpo", "evaluate_dpo"},
+    "reference_dpo": {"train_dpo", "evaluate_dpo"},
+    "train_dpo": {"evaluate_dpo", "compare_runs"},
+    "evaluate_dpo": {"compare_runs"},
+    "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
+    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
+    "evaluate_rlhf": {"draw_report"},
+    "draw_report": set(),
+    "prompt_eval": set(),
+    "rw_eval": set(),
+    "evaluate_tasks": set(),
+    # Of SFT.
+    "write_record": set(),
+    "compare_zero": {"draw_zero"},
+    "draw_zero": set(),
+    # Of DPO.
+    "compare_runs": set(),
+}
+
+
+def stale(*rules):
+    """Rules, and all that lies downstream of them."""
+    return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
+
+
+# What a change of the spec of SFT's training makes stale. Its settings and code are those of the
+# comparison of ZeRO stages too, which does not read its result.
+SFT_TRAINED = stale("train_sft", "compare_zero")
+
+
+ZERO = "output/zero/sft/tiny.html"
+COMPARED = "output/compare/dpo/tiny-vs-other.html"
+# The tiny recipes, with record and comparison of their SFT, and two DPO recipes side by side; a
+# model from the hub, fine-tuned on a dataset of our own; a dataset from the hub; a model whose
+# tokenizer is a copy.
+TINY = (
+    "output/rlhf/tiny",
+    "output/dpo/tiny",
+    "output/record/sft/tiny.md",
+    ZERO,
+    COMPARED,
+    "output/prompt_eval/rlhf/tiny.html",
+    "output/rw_eval/reward/tiny.html",
+    "output/lm_eval/rlhf/tiny.manifest.json",
+)
+MINE = "output/sft/mine.manifest.json"
+FAR = "output/data/far.manifest.json"
+COPIED = "output/models/copied.manifest.json"
+NEAR = "output/models/near.manifest.json"
+TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
+
+
+class Row(NamedTuple):
+    """An edit (a function of the folder that a build is in), the rules that must then run, and the
+    targets that are asked for."""
+
+    edit: Callable
+    rules: set
+    targets: tuple = TINY
+
+
+def rows(table):
+    """Parametrize a test with the rows of a table."""
+    return pytest.mark.parametrize("row", table.values(), ids=table.keys())
+
+
+# --- the build ------------------------------------------------------------------------------
+
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+SCHEMA = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
+
+
+def merged(config, *changes):
+    """A config with changes on top, as by --configfile; what becomes None is taken out."""
+    result = dict(config)
+    for change in changes:
+        for key, value in change.items():
+            mapping = isinstance(value, dict)
+            result[key] = merged(result.get(key) or {}, value) if mapping else value
+    taken_out = {key for change in changes for key in change if result[key] is None}
+    return {key: value for key, value in result.items() if key not in taken_out}
+
+
+def nested(path, value):
+    """{"a": {"b": value}} of a.b."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+# What the tiny recipes state themselves, as the quick build builds them.
+RECIPES = {
+    stage: merged(CONFIG[stage]["recipes"]["tiny"], QUICK[stage]["recipes"]["tiny"])
+    for stage in ("sft", "reward", "dpo", "rlhf")
+}
+MODEL = CONFIG["models"]["tiny"]
+
+# On top of the config: what TARGETS need beside the tiny recipes, and one `other` of each kind.
+OURS = {
+    "datasets": {
+        "mine": {"path": "mine", "format": "plain"},
+        "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
+        "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
+    },
+    "models": {
+        "far": {"hub": "lab/far", "revision": "main"},
+        "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
+        "near": {"path": "model"},
+        "other": MODEL,
+    },
+    "sft": {
+        "recipes": {
+            "mine": {**RECIPES["sft"], "model": "far", "datasets": ["mine"]},
+            "other": RECIPES["sft"],
+        },
+    },
+    "reward": {"recipes": {"other": RECIPES["reward"]}},
+    "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
+}
+
+
+def write_config(folder, *changes):
+    """mine.yaml: OURS with changes."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump(merged(OURS, *changes)))
+
+
+def lines(*numbers):
+    """Rows of a dataset, all of the same length."""
+    rows = [{"prompt": f"{n:04}?", "chosen": f" {n:04}.", "rejected": " No."} for n in numbers]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+FILES = {
+    "mine/train-1.jsonl": lines(*range(40)),
+    "mine/train-2.jsonl": lines(*range(40, 50)),
+    "mine/test.jsonl": lines(*range(50, 70)),
+    # Neither trained nor evaluated on, unless the config says so.
+    "mine/more.jsonl": lines(*range(70, 80)),
+    "one/rows.jsonl": lines(*range(80, 90)),
+    "another/rows.jsonl": lines(*range(90, 100)),
+}
+
+
+@pytest.fixture(scope="module")
+def built(quick, tmp_path_factory):
+    """The quick build, and all of TARGETS beside it. No test changes it."""
+    workflow = quick.copy(tmp_path_factory.mktemp("built") / "work")
+    workflow.options = (*quick.options, "mine.yaml")
+    folder = workflow.folder
+    write_config(folder)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
+    model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
+    (folder / "tokenizer").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "tokenizer" / name).write_bytes(model[name])
+    (folder / "model").mkdir()
+    for name in model:
+        (folder / "model" / name).write_bytes(model[name])
+    with serving() as hub:
+        rows = {"train.jsonl": lines(*range(40)).encode()}
+        hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
+        workflow.environment = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(tmp_path_factory.mktemp("home")),
+            "HF_HUB_OFFLINE": "0",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        workflow.build(*TARGETS)
+    assert workflow.planned(*TARGETS) == set()
+    return workflow
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """A copy of the build, for one test."""
+    return built.copy(tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def plans(request, built, tmp_path_factory):
+    """A function: the rules that Snakemake plans after a row's edit.
+
+    A dry run takes two seconds. So those of all rows that are to be tested start at once, two at a
+    time, each in a copy of the build.
+    """
+    folder = tmp_path_factory.mktemp("rows")
+
+    def plan(row):
+        tree = built.copy(folder / f"{id(row)}")
+        row.edit(tree.folder)
+        planned = tree.planned(*row.targets)
+        shutil.rmtree(tree.folder)
+        return planned
+
+    tests = [item for item in request.session.items if item.module is request.module]
+    parameters = [test.callspec.params for test in tests if hasattr(test, "callspec")]
+    pool = ThreadPoolExecutor(2)
+    started = {id(p["row"]): pool.submit(plan, p["row"]) for p in parameters if "row" in p}
+    yield lambda row: started[id(row)].result()
+    pool.shutdown(cancel_futures=True)
+
+
+# --- edits ----------------------------------------------------------------------------------
+
+
+def config(*changes):
+    """Change the config."""
+    return lambda folder: write_config(folder, *changes)
+
+
+def setting(path, value):
+    """Change one setting."""
+    return config(nested(path, value))
+
+
+def tiny_rlhf(**settings):
+    """Change settings of the tiny recipe of RLHF."""
+    return setting("rlhf.recipes.tiny", settings)
+
+
+def replaced(path, *replacements):
+    """Replace texts in a file."""
+
+    def edit(folder):
+        text = (folder / path).read_text()
+        for old, new in replacements:
+            assert old in text, f"{old!r} is not in {path}"
+            text = text.replace(old, new, 1)
+        (folder / path).write_text(text)
+
+    return edit
+
+
+# --- settings -------------------------------------------------------------------------------
+
+# What is made for the first time: another dataset, another SFT model, another reward model.
+DATASET = {"import_dataset", "split_dataset"}
+SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
+REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
+
+# Another value of each setting of the stages, and the rules that must then run.
+DATASETS = {"datasets": ["toy", "other"]}
+CUT = {"max_length": 95, "truncation_side": "right"}
+TRAINING = {
+    "epochs": 2,
+    "global_batch_size": 8,
+    "lr_schedule": "linear",
+    "warmup_steps": 1,
+    "min_lr_ratio": 0.2,
+    "weight_decay": 0.2,
+    "adam_betas": [0.95, 0.9],
+    "max_grad_norm": 2.0,
+}
+RATE = {"learning_rate": 3.0e-3}
+DTYPE = {"dtype": "fp32"}
+ADAPTERS = {
+    "lora_rank": 2,
+    "lora_alpha": 2,
+    "lora_learning_rate": 2.0e-3,
+    "train_base": "embeddings_and_norms",
+}
+RL = {
+    "reward_functions": {"shop": 1},
+    "max_response_length": 23,
+    "rollout_batch_size": 64,
+    "samples": 2,
+    "ppo_epochs": 3,
+    "generate": "vllm",
+    "temperature": 0.9,
+    "actor_learning_rate": 2.0e-3,
+    "critic_learning_rate": 2.0e-3,
+    "critic_warmup_steps": 1,
+    "kl_in": "loss",
+    "kl_coef": 0.2,
+    "kl_target": 2.0,
+    "kl_horizon": 100,
+    "max_approx_kl": 0.1,
+    "align_overflow": True,
+    "standardize_scores": "running",
+    "score_clip": 4.0,
+    "missing_eos_penalty": 2.0,
+    "gamma": 0.9,
+    "gae_lambda": 0.9,
+    "whiten_advantages": False,
+    "clip_range": 0.1,
+    "value_clip_range": 0.1,
+    "max_importance": 3.0,
+    "ptx_coef": 1.0,
+    "ema_decay": 0.9,
+    "sample_steps": 5,
+    "critic_lora_rank": 2,
+    "critic_lora_alpha": 2,
+    "critic_lora_learning_rate": 2.0e-3,
+}
+STAGES = {
+    f"{stage}.{key}": (value, rules)
+    for stage, settings, rules in (
+        ("sft", {"model": "other"}, stale("init_model")),
+        ("sft", DATASETS, DATASET | stale("tokenize_sft")),
+        ("sft", CUT, stale("tokenize_sft")),
+        ("sft", {"train_on_prompt": False}, SFT_TRAINED),
+        ("sft", {"eval_steps": 3, "keep": "best", "patience": 2}, SFT_TRAINED),
+        ("sft", TRAINING | RATE | DTYPE | ADAPTERS, SFT_TRAINED),
+        ("reward", {"model": "tiny"}, stale("train_reward")),
+        ("reward", DATASETS, DATASET | stale("tokenize_reward")),
+        ("reward", CUT, stale("tokenize_reward")),
+        ("reward", {"loss": "per_token"}, stale("train_reward")),
+        ("reward", TRAINING | RATE | DTYPE | ADAPTERS, stale("train_reward")),
+        ("dpo", {"model": "tiny"}, stale("reference_dpo")),
+        ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
+        ("dpo", CUT, stale("tokenize_dpo")),
+        ("dpo", DTYPE, stale("reference_dpo")),
+        ("dpo", {"beta": 0.2, "label_smoothing": 0.1}, stale("train_dpo")),
+        ("dpo", TRAINING | RATE | ADAPTERS, stale("train_dpo")),
+        ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
+        ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
+        ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
+        ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
+        ("rlhf", RL | TRAINING | DTYPE | ADAPTERS, stale("train_rlhf")),
+    )
+    for key, value in settings.items()
+}
+
+
+def is_stated(name):
+    """Whether the tiny recipe states a setting itself, rather than take it from the defaults."""
+    stage, key = name.split(".")
+    return key in RECIPES[stage]
+
+
+def place_of(name):
+    """Where the setting stands that the tiny recipe goes by."""
+    return name.replace(".", ".recipes.tiny." if is_stated(name) else ".defaults.")
+
+
+# Of each key of a model's own config.
+INIT = {
+    "model_type": "gpt2",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "num_attention_heads": 4,
+    "ffn_dim": 128,
+    "max_position_embeddings": 256,
+    "dropout": 0.1,
+    "init_std": 0.05,
+}
+
+TOKENIZED = {"tokenize_sft", "train_sft"}
+SPLIT = {"split_dataset", *TOKENIZED}
+IMPORTED = {"import_dataset", *SPLIT}
+FETCHED = {"fetch_model", *TOKENIZED}
+SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
+SWAPPED_COLUMNS = {"prompt": "prompt", "chosen": "rejected", "rejected": "chosen"}
+GENERATED = {"path": None, "format": None, "generate": "shop", "rows": 50, "eval_rows": 10}
+
+
+def mine(rules, **settings):
+    """A row with settings of the dataset of our own."""
+    return Row(setting("datasets.mine", settings), rules, (MINE,))
+
+
+def far(rules, **settings):
+    """A row with settings of the dataset from the hub."""
+    return Row(setting("datasets.far", settings), rules, (FAR,))
+
+
+def other_model(folder):
+    move_the_model(folder)
+    replaced("elsewhere/config.json", ("{", '{"key": 1,'))(folder)
+
+
+def other_tokenizer(folder):
+    shutil.copytree(folder / "tokenizer", folder / "elsewhere")
+    replaced("elsewhere/tokenizer.json", ("<unk>", "<UNK>"))(folder)
+    write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
+
+
+LOOKS = {"prompt_eval", "rw_eval"}
+ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
+DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
+
+SETTINGS = {
+    "seed": Row(setting("seed", 1235), stale("import_dataset")),
+    "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
+    "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
+    "split.by": Row(setting("split.by", "prompt"), stale("split_dataset")),
+    "split.weights.sft": Row(setting("split.weights.sft", 3), stale("split_dataset")),
+    "split.weights.reward": Row(setting("split.weights.reward", 3), stale("split_dataset")),
+    "split.weights.rlhf": Row(setting("split.weights.rlhf", 3), stale("split_dataset")),
+    "datasets.path": mine(IMPORTED, path="another"),
+    "datasets.hub": far({"import_dataset"}, hub="lab/other"),
+    "datasets.revision": far({"import_dataset"}, revision="v2"),
+    "datasets.format": mine(IMPORTED, format="instruct"),
+    "datasets.columns": mine(IMPORTED, columns=SWAPPED_COLUMNS),
+    "datasets.remove": mine(IMPORTED, remove="[.]"),
+    "datasets.train": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
+    "datasets.eval": mine(IMPORTED, train="train-**.jsonl", eval="more.jsonl"),
+    "datasets.on_bad_row": mine(IMPORTED, on_bad_row="skip"),
+    "datasets.split.sft": mine(SPLIT, split={**SHARES, "sft": 3}),
+    "datasets.split.reward": mine(SPLIT, split={**SHARES, "reward": 3}),
+    "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),
+    "datasets.max_rows": mine(SPLIT, max_rows=20),
+    "datasets.generate": mine(IMPORTED, **GENERATED),
+    "datasets.rows": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
+    "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
+    "datasets.seed": Row(setting("datasets.toy.seed", 5), stale("import_dataset")),
+    "models.hub": Row(setting("models.far.hub", "lab/other"), FETCHED, (MINE,)),
+    "models.path": Row(other_model, {"fetch_model"}, (NEAR,)),
+    "models.revision": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
+    "models.template": Row(setting("models.tiny.template", "chat"), stale(*TOKENIZERS)),
+    "models.tokenizer.train_on": Row(
+        setting("models.tiny.tokenizer.train_on", "other"), {"import_dataset", *stale("init_model")}
+    ),
+    "models.tokenizer.vocab_size": Row(
+        setting("models.tiny.tokenizer.vocab_size", 500), stale("init_model")
+    ),
+    "models.tokenizer.path": Row(other_tokenizer, {"init_model"}, (COPIED,)),
+    **{
+        f"models.init.{key}": Row(setting(f"models.tiny.init.{key}", value), stale("init_model"))
+        for key, value in INIT.items()
+    },
+    **{name: Row(setting(place_of(name), value), rules) for name, (value, rules) in STAGES.items()},
+    **{
+        f"{stage}.seed": Row(setting(f"{stage}.recipes.tiny.seed", 5), stale(f"tokenize_{stage}"))
+        for stage in RECIPES
+    },
+    # With as many responses as it needs. That it counts by itself is seen below.
+    "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", samples=2), stale("train_rlhf")),
+    "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    "rlhf.beside": Row(tiny_rlhf(beside=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")),
+    "rlhf.judge": Row(
+        tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
+    ),
+    "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
+    "evaluate.prompts": Row(setting("evaluate.prompts", 21), stale("evaluate_rlhf")),
+    "evaluate.samples": Row(setting("evaluate.samples", 3), stale("evaluate_rlhf")),
+    "evaluate.temperature": Row(setting("evaluate.temperature", 0.9), stale("evaluate_rlhf")),
+    "evaluate.bootstrap": Row(setting("evaluate.bootstrap", 101), stale("evaluate_rlhf")),
+    "language": Row(
+        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
+    ),
+    # Other recipes than those that were built.
+    "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
+    "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
+    "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
+    **{
+        f"evaluate.endpoint.{key}": Row(
+            setting("evaluate.endpoint", ENDPOINT), stale("evaluate_rlhf")
+        )
+        for key in ENDPOINT
+    },
+    # The tiny model has sets of its own.
+    "prompts": Row(replaced("config.yaml", ("    prompts: [toy]\n", "")), LOOKS),
+    "models.prompts": Row(setting("models.tiny.prompts", ["toy", "en"]), LOOKS),
+    "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
+    "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
+    **{
+        f"prompt_eval.{key}": Row(setting(f"prompt_eval.{key}", value), {"prompt_eval"})
+        for key, value in {"max_response_length": 9, "temperature": 0.5, "num_beams": 3}.items()
+    },
+    "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
+}
+
+# Another value of each setting that says where and how a job runs: nothing is stale.
+PLACE = {
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "zero_stage": 2,
+    "offload": "optimizer",
+    "activation_checkpointing": True,
+    "micro_batch_tokens": 4096,
+    "threads": 1,
+    "mem_mb": 2000,
+    "runtime": 30,
+}
+PLACEMENT = {
+    "save_steps": 7,
+    "deployment": "multi_node",
+    **{f"deployments.{key}": value for key, value in PLACE.items()},
+    **{
+        f"{stage}.placement.{key}": value
+        for stage in RECIPES
+        for key, value in {**PLACE, "deployment": "single_node"}.items()
+    },
+    "rlhf.placement.critic_zero_stage": 1,
+    "rlhf.placement.offload_frozen": True,
+}
+
+
+def settings_of(schema, config):
+    """Names of the settings that a schema knows, and of those that it leaves open and a config has.
+
+    Without the names of recipes, presets, datasets and models: sft.epochs, models.init.dropout.
+    """
+
+    def walk(node, values, path):
+        node = {**schema["$defs"].get(node.get("$ref", "").rpartition("/")[2], {}), **node}
+        if "oneOf" in node:
+            return set().union(*(walk(option, values, path) for option in node["oneOf"]))
+        found = set()
+        for key, inner in node.get("properties", {}).items():
+            below = path if key in ("defaults", "presets", "recipes") else [*path, key]
+            found |= walk(inner, [value[key] for value in values if key in (value or ())], below)
+        others = node.get("additionalProperties", node.get("type") == "object")
+        if isinstance(others, dict):
+            found |= walk(others, [inner for value in values for inner in value.values()], path)
+        elif others:
+            found |= {".".join([*path, key]) for value in values for key in value}
+        return found or {".".join(path)}
+
+    return walk(schema, [config], [])
+
+
+def test_every_setting_has_a_row_and_every_row_a_setting():
+    assert settings_of(SCHEMA, CONFIG) == SETTINGS.keys() | PLACEMENT.keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("properties", "new"),
+        ("properties.evaluate.properties", "evaluate.new"),
+        ("$defs.read_dataset.properties", "datasets.new"),
+        ("$defs.made_dataset.properties", "datasets.new"),
+        ("$defs.sft_recipe.properties", "sft.new"),
+        ("$defs.dpo_recipe.properties", "dpo.new"),
+        ("$defs.rlhf_recipe.properties", "rlhf.new"),
+    ],
+)
+def test_a_new_setting_has_no_row(place, name):
+    schema = merged(SCHEMA, nested(f"{place}.new", {"type": "number"}))
+    assert settings_of(schema, CONFIG) - settings_of(SCHEMA, CONFIG) == {name}
+    assert name not in SETTINGS
+
+
+def test_a_new_setting_of_a_model_has_no_row():
+    config = merged(CONFIG, nested("models.tiny.init.new", 1))
+    assert settings_of(SCHEMA, config) - settings_of(SCHEMA, CONFIG) == {"models.init.new"}
+    assert "models.init.new" not in SETTINGS
+
+
+def test_rows_of_stages_say_what_the_tiny_recipe_does_not():
+    config = merged(CONFIG, QUICK)
+    for name, (value, _) in STAGES.items():
+        stage, key = name.split(".")
+        assert {**config[stage]["defaults"], **RECIPES[stage]}[key] != value, name
+
+
+@rows(SETTINGS)
+def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+VALUES = {
+    "rows of a dataset taken twice": Row(
+        setting("sft.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_sft")
+    ),
+    "pairs of a dataset taken twice": Row(
+        setting("reward.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_reward")
+    ),
+    "pairs of a dataset taken twice by DPO": Row(
+        setting("dpo.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_dpo")
+    ),
+    "DPO from another SFT model": Row(
+        setting("dpo.recipes.tiny.model", "sft/other"),
+        {"tokenize_sft", "train_sft", *stale("reference_dpo")},
+    ),
+    "prompts of a dataset taken twice": Row(
+        setting("rlhf.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_rlhf")
+    ),
+    "a recipe's own value in the place of a default": Row(
+        setting("rlhf.recipes.tiny.gae_lambda", 0.9), stale("train_rlhf")
+    ),
+    "a split of a generated dataset": Row(
+        setting("datasets.toy.split", {**SHARES, "sft": 3}), stale("split_dataset")
+    ),
+    "fewer rows of a generated dataset": Row(
+        setting("datasets.toy.max_rows", 500), stale("split_dataset")
+    ),
+    "files of a dataset from the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
+    "how a dataset from the hub is read": far({"import_dataset"}, remove="[.]"),
+    "the template of a model from the hub": Row(
+        setting("models.far.template", "chat"), TOKENIZED, (MINE,)
+    ),
+    "a key that a model's config did not have": Row(
+        setting("models.tiny.init.activation_function", "gelu"), stale("init_model")
+    ),
+    # Where sets of values are compared, these are no changes.
+    "two keys of a recipe swapped": Row(
+        config(
+            nested("rlhf.recipes.tiny.rollout_batch_size", 64),
+            nested("rlhf.recipes.tiny.global_batch_size", 128),
+        ),
+        stale("train_rlhf"),
+    ),
+    "two defaults swapped": Row(
+        config(nested("rlhf.defaults.gamma", 0.95), nested("rlhf.defaults.gae_lambda", 1.0)),
+        stale("train_rlhf"),
+    ),
+    "two shares of the split swapped": Row(
+        config(nested("split.weights.sft", 4), nested("split.weights.reward", 2)),
+        stale("split_dataset"),
+    ),
+    "two keys of the evaluation swapped": Row(
+        config(nested("evaluate.prompts", 2), nested("evaluate.samples", 20)),
+        stale("evaluate_rlhf"),
+    ),
+    "two keys of a model swapped": Row(
+        config(nested("models.tiny.init.hidden_size", 256), nested("models.tiny.init.ffn_dim", 64)),
+        stale("init_model"),
+    ),
+    "values of two stages swapped": Row(
+        config(
+            nested("sft.recipes.tiny.global_batch_size", 32),
+            nested("reward.recipes.tiny.global_batch_size", 16),
+        ),
+        SFT_TRAINED,
+    ),
+}
+
+
+@rows(VALUES)
+def test_so_does_whatever_else_a_setting_can_say(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- code -----------------------------------------------------------------------------------
+
+RULES = set(READERS)
+TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
+EVALUATORS = {"evaluate_sft", "evaluate_reward", "evaluate_dpo", "evaluate_rlhf"}
+MODEL_USERS = TRAINERS | EVALUATORS | {"reference_dpo"}
+
+PAGES = {"draw_report", "write_record", "draw_zero", "compare_runs"}
+
+# The rules whose programs import a module, whether themselves or by way of another module.
+MODULES = {
+    "__init__": RULES,
+    "batches": MODEL_USERS | LOOKS,
+    "best": {"train_sft"},
+    "card": TRAINERS | {"draw_report"},
+    "changes": set(),
+    "chapters": {"draw_report"},
+    "code": RULES,
+    "comparison": {"evaluate_rlhf", "prompt_eval"},
+    "control": {"train_rlhf"},
+    "conversation": set(),
+    "costs": {"write_record", "draw_zero"},
+    "devices": set(),
+    "dialogues": RULES - PAGES - {"evaluate_tasks"},
+    "digests": RULES,
+    "ema": {"train_rlhf"},
+    "endpoint": {"evaluate_rlhf"},
+    "engine": TRAINERS,
+    "estimate": set(),
+    "footprint": set(),
+    "formats": {"import_dataset"},
+    "gates": {"train_rlhf", "evaluate_rlhf"},
+    "generate": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
+    "hub": {"import_dataset", "fetch_model"},
+    "job": RULES,
+    "known": set(),
+    "lineage": RULES,
+    "lock": RULES,
+    "logprobs": MODEL_USERS | {"rw_eval"},
+    "look": {"import_dataset", "split_dataset", *TOKENIZERS},
+    "lora": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
+    "metrics": TRAINERS | EVALUATORS | {"rw_eval"},
+    "model_files": {"import_dataset", "fetch_model"},
+    "models": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
+    "pages": LOOKS | {"compare_runs", "draw_report", "draw_zero"},
+    "parts": {"import_dataset"},
+    "passes": MODEL_USERS | {"rw_eval"},
+    "phases": {"split_dataset", *TOKENIZERS},
+    "pictures": PAGES,
+    "plan": set(),
+    "ppo": {"train_rlhf"},
+    "preference": {"train_reward", "evaluate_reward", "train_dpo", "evaluate_dpo"},
+    "prompt_sets": LOOKS,
+    "ranks": RULES,
+    "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
+    "resume": TRAINERS,
+    "rewards": {"train_rlhf", "evaluate_rlhf"},
+    "rollouts": {"train_rlhf"},
+    "scoring": {"train_rlhf"},
+    "sources": {"import_dataset"},
+    "tokenizing": TOKENIZERS,
+    "tokens": {
+        "fetch_model",
+        "init_model",
+        *TOKENIZERS,
+        *MODEL_USERS,
+        *LOOKS,
+        "compare_zero",
+    },
+    "toy": {"import_dataset", "evaluate_rlhf"},
+    "vllm_sampler": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
+    "words": PAGES | LOOKS,
+    "workload": set(),
+    "zero": TRAINERS | {"draw_zero"},
+}
+# Programs that make no result.
+TOOLS = ("chat", "kubernetes_job", "launch", "plan", "verify", "why")
+# Targets for which every rule has a job.
+EVERY_RULE = (*TINY, "output/models/far.manifest.json")
+
+
+def code(name, *rules):
+    """A row with another meaning of a file of scripts/ that these rules run."""
+
+    def edit(folder):
+        with (folder / "scripts" / name).open("a") as file:
+            file.write("\nEDITED = True\n")
+
+    return Row(edit, stale(*rules) | (SFT_TRAINED if "train_sft" in rules else set()), EVERY_RULE)
+
+
+CODE = {
+    **{f"rlhf/{name}.py": code(f"rlhf/{name}.py", *MODULES[name]) for name in MODULES},
+    **{f"{rule}.py": code(f"{rule}.py", rule) for rule in READERS},
+    **{f"{tool}.py": code(f"{tool}.py") for tool in TOOLS},
+}
+
+
+def test_every_module_and_program_has_a_row_and_every_row_a_file():
+    scripts = ROOT / "scripts"
+    assert {str(path.relative_to(scripts)) for path in scripts.rglob("*.py")} == CODE.keys()
+
+
+def test_a_program_is_told_by_the_modules_that_it_imports():
+    # Where two rules follow each other, the rows of the modules do not tell them apart.
+    digests = {rule: code_digests(ROOT / f"scripts/{rule}.py") for rule in RULES}
+    for name, users in MODULES.items():
+        assert {rule for rule in RULES if f"rlhf/{name}.py" in digests[rule]} == users, name
+
+
+def test_every_rule_with_a_program_has_a_row():
+    text = "".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+    assert set(re.findall(r'program=program\("(\w+)"\)', text)) == RULES
+    assert text.count(" --spec ") == len(RULES)
+
+
+@rows(CODE)
+def test_code_makes_exactly_the_rules_that_run_it_and_what_follows_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- files from outside ---------------------------------------------------------------------
+
+
+def edit_a_row(folder):
+    replaced("mine/train-1.jsonl", (" 0007.", " 7777."))(folder)
+
+
+def replace_a_file_by_an_older_one(folder):
+    # As cp -p or rsync -t would leave it.
+    edit_a_row(folder)
+    os.utime(folder / "mine/train-1.jsonl", (1, 1))
+
+
+def append_a_row(folder):
+    with (folder / "mine/train-2.jsonl").open("a") as file:
+        file.write(lines(99))
+
+
+def edit_the_part_to_evaluate_on(folder):
+    (folder / "mine/test.jsonl").write_text(lines(*range(60, 80)))
+
+
+def add_a_file(folder):
+    (folder / "mine/train-4.jsonl").write_text(lines(99))
+
+
+def remove_a_file(folder):
+    (folder / "mine/train-2.jsonl").unlink()
+
+
+def exchange_two_files(folder):
+    first, second = folder / "mine/train-1.jsonl", folder / "mine/train-2.jsonl"
+    first.rename(folder / "mine/kept")
+    second.rename(first)
+    (folder / "mine/kept").rename(second)
+
+
+def retarget_a_link(folder):
+    (folder / "mine/train-3").unlink()
+    (folder / "mine/train-3").symlink_to("../another", target_is_directory=True)
+
+
+def edit_behind_a_link(folder):
+    (folder / "one/rows.jsonl").write_text(lines(*range(90, 100)))
+
+
+def edit_weights(folder):
+    path = folder / "model/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+CHANGES = (
+    edit_a_row,
+    replace_a_file_by_an_older_one,
+    append_a_row,
+    edit_the_part_to_evaluate_on,
+    add_a_file,
+    remove_a_file,
+    exchange_two_files,
+    retarget_a_link,
+    edit_behind_a_link,
+)
+CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGES} | {
+    "edit_a_tokenizer": Row(
+        replaced("tokenizer/tokenizer.json", ("<unk>", "<UNK>")), {"init_model"}, (COPIED,)
+    ),
+    "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
+    "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
+    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
+    "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
+}
+
+
+@rows(CONTENTS)
+def test_files_of_other_content_are_read_again(plans, row):
+    assert plans(row) == row.rules
+
+
+def test_an_edit_that_sets_size_and_time_back_is_seen(copy):
+    # Whatever is remembered of the file is remembered now.
+    assert copy.planned(MINE) == set()
+    path = copy.folder / "mine/train-1.jsonl"
+    before = path.stat()
+    edit_a_row(copy.folder)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert copy.planned(MINE) == IMPORTED
+
+
+def pins(old, new):
+    """A row of a change of the pins."""
+    return Row(replaced("requirements.txt", (old, new)), RULES, EVERY_RULE)
+
+
+PINS = {
+    "another version": pins("peft==", "peft==1"),
+    "one more": pins("peft==", "trl==1.16.0\npeft=="),
+    "one less": pins("\npeft==", "\n# peft=="),
+}
+
+
+@rows(PINS)
+def test_a_pin_makes_everything_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- what changes no result -----------------------------------------------------------------
+
+
+def fresh(edit):
+    """A row of an edit after which nothing must run."""
+    return Row(edit, set(), TARGETS)
+
+
+def all_code(change):
+    """Change the text of each module and program."""
+
+    def edit(folder):
+        for path in (folder / "scripts").rglob("*.py"):
+            before = path.read_text()
+            path.write_text(change(before))
+            assert path.read_text() != before or not before, path
+
+    return edit
+
+
+def add_a_module(folder):
+    (folder / "scripts/snakechat/unused.py").write_text("NUMBER = 1\n")
+    (folder / "scripts/tool.py").write_text("from snakechat import unused\n")
+
+
+def write_reward_functions(folder):
+    replaced("rewards/shop.py", ("float(", "-float("))(folder)
+    (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
+
+
+def backwards(value):
+    """The same mappings, from the last key to the first."""
+    if not isinstance(value, dict):
+        return value
+    return {key: backwards(inner) for key, inner in reversed(value.items())}
+
+
+def write_the_config_anew(folder):
+    text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
+    (folder / "config.yaml").write_text(text)
+
+
+def reverse_the_pins(folder):
+    path = folder / "requirements.txt"
+    path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
+
+
+def touch_everything(folder):
+    # Inputs become newer than results, and sources newer than all.
+    now = time.time()
+    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
+        os.utime(path, (now - number, now - number), follow_symlinks=False)
+
+
+def move_the_dataset(folder):
+    # Under another name, without times, with a file where a link was, and more beside it.
+    shutil.copytree(folder / "mine", folder / "moved", copy_function=shutil.copyfile)
+    shutil.rmtree(folder / "mine")
+    (folder / "moved/README.md").write_text("# Mine\n")
+    write_config(folder, nested("datasets.mine.path", str(folder / "moved")))
+
+
+def move_the_model(folder):
+    (folder / "model").rename(folder / "elsewhere")
+    # What is beside it is not read.
+    (folder / "elsewhere/training_args.bin").write_text("old")
+    (folder / "elsewhere/onnx").mkdir()
+    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
+    write_config(folder, nested("models.near.path", "elsewhere"))
+
+
+def move_the_tokenizer(folder):
+    (folder / "tokenizer").rename(folder / "moved")
+    write_config(folder, nested("models.copied.tokenizer.path", "moved"))
+
+
+def put_the_clock_ahead(folder):
+    # As a node whose clock is an hour ahead would leave its results.
+    ahead = time.time() + 3600
+    for path in (folder / "output").rglob("*"):
+        os.utime(path, (ahead, ahead))
+
+
+def placement(*names):
+    """Change settings of PLACEMENT."""
+    places = {name: name.replace(".placement", ".recipes.tiny.placement") for name in names}
+    return config(*(nested(places[name], PLACEMENT[name]) for name in names))
+
+
+PLACES = {stage: [name for name in PLACEMENT if name.startswith(f"{stage}.")] for stage in RECIPES}
+OVERRIDDEN = [
+    nested(name.replace(".", ".defaults."), value)
+    for name, (value, _) in STAGES.items()
+    if is_stated(name)
+]
+STATED = [
+    nested(f"{stage}.recipes.tiny", {**CONFIG[stage]["defaults"], **RECIPES[stage]})
+    for stage in RECIPES
+]
+USUAL_COLUMNS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+
+FRESH = {
+    "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
+    "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Anew: ', 1))),
+    "layout": fresh(all_code(lambda text: text.replace("\n\n\n", "\n\n\n\n") + "\n")),
+    "code that nothing uses": fresh(add_a_module),
+    "comments in the Snakefile": fresh(replaced("Snakefile", ("# The road", "# The way"))),
+    "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
+    "comments in the pins": fresh(replaced("requirements.txt", ("# The one set", "# One set"))),
+    "order of the pins": fresh(reverse_the_pins),
+    "comments in the config": fresh(replaced("config.yaml", ("# Every number", "# Each number"))),
+    "order and style of the config": fresh(write_the_config_anew),
+    "spelling of values": fresh(
+        replaced(
+            "config.yaml",
+            ("seed: 1234", "seed: 0x4D2"),
+            ("weights: {sft: 2,", "weights: {sft: 2.0,"),
+            ("init_std: 0.06", "init_std: 6.0e-2"),
+            ("lora_alpha: 1", "lora_alpha: 1.0"),
+            ("gamma: 1.0", "gamma: 1"),
+            ("actor_learning_rate: 1.0e-3", "actor_learning_rate: .001"),
+            ("whiten_advantages: true", "whiten_advantages: True"),
+            ("dtype: bf16", 'dtype: "bf16"'),
+        )
+    ),
+    "save_steps": fresh(placement("save_steps")),
+    "deployment": fresh(placement("deployment")),
+    "what a deployment is": fresh(config(nested("deployments.cpu", PLACE))),
+    "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
+    "the name of a deployment as placement": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.placement", "multi_node") for stage in RECIPES))
+    ),
+    "placement of sft": fresh(placement(*PLACES["sft"])),
+    "placement of reward": fresh(placement(*PLACES["reward"])),
+    "placement of dpo": fresh(placement(*PLACES["dpo"])),
+    "placement of rlhf": fresh(placement(*PLACES["rlhf"])),
+    "defaults of what the recipes state": fresh(config(*OVERRIDDEN)),
+    "defaults stated in the recipes": fresh(config(*STATED)),
+    "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
+    "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
+    "another model": fresh(setting("models.opt-125m.revision", "v2")),
+    "a new recipe": fresh(setting("rlhf.recipes.new", RECIPES["rlhf"])),
+    "another preset": fresh(setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)),
+    "a preset of the recipe's own values": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.15, "gae_lambda": 0.95}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "a preset whose values the recipe states otherwise": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.3, "ppo_epochs": 1}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "the seed of all as a recipe's own": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
+    ),
+    "the seed of all as a dataset's own": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
+    "reward functions that the recipe does not name": fresh(write_reward_functions),
+    "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
+    "the split of all as a dataset's own": fresh(setting("datasets.toy.split", SHARES)),
+    "the template of all as a model's own": fresh(setting("models.tiny.template", "dialogue")),
+    "the template of all as a fetched model's own": fresh(
+        setting("models.far.template", "dialogue")
+    ),
+    "on_bad_row of all as a dataset's own": fresh(setting("datasets.mine.on_bad_row", "fail")),
+    "on_bad_row where no rows are read": Row(setting("on_bad_row", "skip"), set()),
+    "the usual columns": fresh(setting("datasets.mine.columns", USUAL_COLUMNS)),
+    "globs of the same files": fresh(
+        setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
+    ),
+    "where a dataset was copied from": fresh(
+        setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
+    ),
+    "a dataset moved": fresh(move_the_dataset),
+    "a tokenizer moved": fresh(move_the_tokenizer),
+    "a model moved": fresh(move_the_model),
+    "where a model was copied from": fresh(
+        setting("models.near", {"hub": "lab/near", "revision": "main"})
+    ),
+    "everything touched": fresh(touch_everything),
+    "a clock that ran ahead": fresh(put_the_clock_ahead),
+    ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
+}
+
+
+def test_every_placement_is_changed():
+    there = CONFIG["deployments"]["cpu"]
+    assert all(PLACE[key] != value for key, value in there.items())
+    for stage, names in PLACES.items():
+        assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
+        assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
+    assert all(PLACEMENT[name] != CONFIG[name] for name in ("save_steps", "deployment"))
+
+
+@rows(FRESH)
+def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+def test_a_copy_without_times_is_fresh(built, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(built.folder, folder, copy_function=shutil.copyfile, symlinks=True)
+    assert Workflow(folder, *built.options).planned(*TARGETS) == set()
+
+
+# --- results --------------------------------------------------------------------------------
+
+RESULTS = {
+    "import_dataset": "data/toy",
+    "split_dataset": "split/toy",
+    "init_model": "models/tiny",
+    "tokenize_sft": "tokens/sft/tiny",
+    "train_sft": "sft/tiny",
+    "evaluate_sft": "eval/sft/tiny",
+    "tokenize_reward": "tokens/reward/tiny",
+    "train_reward": "reward/tiny",
+    "evaluate_reward": "eval/reward/tiny",
+    "tokenize_dpo": "tokens/dpo/tiny",
+    "reference_dpo": "reference/tiny",
+    "train_dpo": "dpo/tiny",
+    "evaluate_dpo": "eval/dpo/tiny",
+    "tokenize_rlhf": "tokens/rlhf/tiny",
+    "train_rlhf": "rlhf/tiny",
+    "evaluate_rlhf": "eval/rlhf/tiny",
+    "draw_report": "report/tiny",
+    "prompt_eval": "prompt_eval/rlhf/tiny",
+    "rw_eval": "rw_eval/reward/tiny",
+    "evaluate_tasks": "lm_eval/rlhf/tiny",
+    "write_record": "record/sft/tiny",
+    "compare_zero": "zero_runs/sft/tiny",
+    "draw_zero": "zero/sft/tiny",
+    "compare_runs": "compare/dpo/tiny-vs-other",
+}
+
+
+def empty(result):
+    shutil.rmtree(result)
+    result.mkdir()
+
+
+def lengthen_a_file(result):
+    with next(files_of(result)).open("a") as file:
+        file.write(" ")
+
+
+def cut_a_file(result):
+    os.truncate(next(files_of(result)), 1)
+
+
+def delete_a_file(result):
+    next(files_of(result)).unlink()
+
+
+def delete_the_manifest(result):
+    result.with_name(f"{result.name}.manifest.json").unlink()
+
+
+def empty_and_delete_the_manifest(result):
+    empty(result)
+    delete_the_manifest(result)
+
+
+def cut_the_manifest(result):
+    os.truncate(result.with_name(f"{result.name}.manifest.json"), 500)
+
+
+def files_of(result):
+    return (path for path in sorted(result.iterdir()) if path.name != "manifest.json")
+
+
+def damaged(rule, damage, rules=None, targets=TINY):
+    """A row with a damaged result, which makes the rule stale unless rules are named."""
+    rules = stale(rule) if rules is None else rules
+    return Row(lambda folder: damage(folder / "output" / RESULTS[rule]), rules, targets)
+
+
+DAMAGES = (
+    shutil.rmtree,
+    lengthen_a_file,
+    cut_a_file,
+    delete_a_file,
+    cut_the_manifest,
+)
+DAMAGED = {f"{rule}: empty": damaged(rule, empty) for rule in RESULTS}
+DAMAGED |= {f"train_sft: {damage.__name__}": damaged("train_sft", damage) for damage in DAMAGES}
+
+# What was made from a result without a manifest is what it was: it stays, unless that result itself
+# is asked for. (The rules sft, dpo, rlhf and report have no command: they are those folders.)
+ASKED_FOR = {
+    "train_dpo": {"dpo", *stale("train_dpo")},
+    "evaluate_dpo": {"dpo", *stale("evaluate_dpo")},
+    "train_rlhf": {"rlhf", *stale("train_rlhf")},
+    "evaluate_rlhf": {"rlhf", *stale("evaluate_rlhf")},
+    "draw_report": {"report", "draw_report"},
+    "prompt_eval": {"prompt_eval"},
+    "rw_eval": {"rw_eval"},
+    "evaluate_tasks": {"evaluate_tasks"},
+    "write_record": {"write_record"},
+    "draw_zero": {"draw_zero"},
+    "compare_runs": {"compare_runs"},
+}
+SFT_ASKED_FOR = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
+DAMAGED |= {
+    **{
+        f"{rule}: delete_the_manifest": damaged(
+            rule, delete_the_manifest, ASKED_FOR.get(rule, set())
+        )
+        for rule in RESULTS
+    },
+    "train_sft: delete_the_manifest, ask for it": damaged(
+        "train_sft", delete_the_manifest, *SFT_ASKED_FOR
+    ),
+    "train_sft: empty_and_delete_the_manifest, ask for it": damaged(
+        "train_sft", empty_and_delete_the_manifest, *SFT_ASKED_FOR
+    ),
+}
+
+
+def test_every_result_of_the_tiny_recipes_is_damaged():
+    assert RESULTS.keys() == RULES - {"fetch_model"}
+
+
+@rows(DAMAGED)
+def test_a_result_that_is_lost_in_part_is_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- one edit after another -----------------------------------------------------------------
+
+
+def test_edits_that_are_undone_leave_nothing_behind(copy):
+    edits = (
+        SETTINGS["rlhf.gamma"],
+        SETTINGS["seed"],
+        VALUES["two shares of the split swapped"],
+        CODE["snakechat/algorithms/ppo.py"],
+        CODE["snakechat/workflow/job.py"],
+        PINS["another version"],
+        CONTENTS["edit_a_row"],
+        FRESH["everything touched"],
+    )
+    before = {path: path.read_bytes() for path in sources_of(copy.folder)}
+    for row in edits:
+        row.edit(copy.folder)
+        assert copy.planned(*row.targets) == row.rules
+        for path, content in before.items():
+            path.write_bytes(content)
+    assert copy.planned(*TARGETS) == set()
+
+
+def sources_of(folder):
+    """Files of a tree that are no results."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [p for p in files if p.relative_to(folder).parts[0] not in ("output", ".snakemake")]
+
+
+def test_an_edit_is_seen_although_the_clock_ran_ahead(copy):
+    put_the_clock_ahead(copy.folder)
+    SETTINGS["rlhf.gae_lambda"].edit(copy.folder)
+    assert copy.planned(*TINY) == stale("train_rlhf")
+    write_config(copy.folder)
+    assert copy.planned(*TARGETS) == set()
+
+
+# Programs that make nothing but the manifest of their result, and pages: builds in seconds.
+STUB = '''"""A result without content."""
+
+from snakechat.workflow.job import run
+
+
+def main(job):
+    """Nothing but the files that rules copy."""
+    for page in (
+        "record.md",
+        "zero.html",
+        "comparison.html",
+        "responses.html",
+        "scores.html",
+    ):
+        (job.result / page).touch()
+
+
+run(main)
+'''
+FULL_DISK = STUB.replace("for page", 'raise OSError(28, "No space left on device")\n    for page')
+
+
+STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
+
+
+def stub_config(*changes):
+    """One config of all: tiny and other of sft and of reward, rlhf of the one and the other, with
+    responses that can be compared and a reward function.
+    """
+    settings = {"reward": "other", "samples": 2, "reward_functions": {"shop": 1}}
+    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
+
+
+def write_stub_config(folder, config):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def built_stubs(tmp_path_factory):
+    """A build of stubs."""
+    workflow = Workflow(tmp_path_factory.mktemp("stubs") / "work")
+    copy_sources(workflow.folder)
+    for rule in RULES:
+        (workflow.folder / f"scripts/{rule}.py").write_text(STUB)
+    write_stub_config(workflow.folder, stub_config())
+    workflow.build(*STUBS)
+    return workflow
+
+
+@pytest.fixture
+def stubs(built_stubs, tmp_path):
+    """A copy of it, for one test."""
+    return built_stubs.copy(tmp_path / "stubs")
+
+
+def run_records(workflow):
+    """What is told of each run that made a result."""
+    return {path: path.read_text() for path in (workflow.folder / "output").rglob("*.run.json")}
+
+
+def test_actor_and_reward_model_swapped_are_stale(stubs):
+    assert stubs.planned(*STUBS) == set()
+    actor, reward = ("rlhf.recipes.tiny.actor", "other"), ("rlhf.recipes.tiny.reward", "tiny")
+    write_stub_config(stubs.folder, stub_config(nested(*actor), nested(*reward)))
+    assert stubs.planned(*STUBS) == stale("train_rlhf")
+
+
+def test_order_of_recipes_does_not_matter(stubs):
+    write_stub_config(stubs.folder, backwards(stub_config()))
+    assert stubs.planned(*STUBS) == set()
+
+
+def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs):
+    write_stub_config(stubs.folder, stub_config(nested("rlhf.recipes.tiny.gamma", 0.9)))
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+    stubs.build(*TINY)
+    assert stubs.planned(*TINY) == set()
+    write_stub_config(stubs.folder, stub_config())
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "rloo"},
+        {"algorithm": "grpo"},
+        {"preset": "deepspeed_chat"},
+        {"reward": None},
+        {"reward_functions": {"shop": 2}},
+    ],
+)
+def test_how_responses_are_learnt_from_counts(stubs, settings):
+    config = stub_config()
+    config["rlhf"]["recipes"]["tiny"] |= settings
+    write_stub_config(stubs.folder, config)
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+def test_a_reward_function_is_code_of_those_who_run_it(stubs):
+    path = stubs.folder / "rewards/shop.py"
+    before = path.read_text()
+    path.write_text(f"# A comment.\n{before}")
+    assert stubs.planned(*TINY) == set()
+    path.write_text(f"{before}\nEDITED = True\n")
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+    told = stubs.run("python", "scripts/explain.py", "output/rlhf/tiny").stdout
+    assert "train_rlhf tiny: reward function rewards/shop.py changed\n" in told
+    # A module that nothing else uses.
+    (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 1\n")
+    path.write_text(f"from snakechat.mine import ONE\n{before}")
+    stubs.build(*TINY)
+    assert stubs.planned(*TINY) == set()
+    (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 2\n")
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+def test_a_failed_job_leaves_what_follows_stale_and_costs_nothing(stubs):
+    # The comparison has the code of SFT's training too, and can be built.
+    targets = [target for target in TINY if target != ZERO]
+    program = stubs.folder / "scripts/train_sft.py"
+    before = run_records(stubs)
+    program.write_text(FULL_DISK)
+    process = stubs.snakemake(*targets, "--cores", "2")
+    assert process.returncode != 0
+    assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
+    assert stubs.planned(*targets) == stale("train_sft")
+    # The edit is gone, the old result is still there: it is taken up again, not made again.
+    program.write_text(STUB)
+    stubs.build(*targets)
+    assert run_records(stubs) == before
+    assert stubs.planned(*targets) == set()
+
+
+def test_what_follows_a_missing_result_is_no_older_than_what_the_missing_one_is_made_of(stubs):
+    # Snakemake looks through what is missing. What it does of results that are older than what is
+    # behind it depends on the order of a set.
+    (stubs.folder / "output/sft/tiny.manifest.json").unlink()
+    tokens = stubs.folder / "output/tokens/sft/tiny.manifest.json"
+    tokens.touch()
+    stubs.planned(*STUBS)
+    followers = [
+        path
+        for path in (stubs.folder / "output").rglob("*.manifest.json")
+        for job in json.loads(path.read_text())["spec"]["inputs"].values()
+        if job["path"] == "output/sft/tiny"
+    ]
+    assert len(followers) >= 5
+    assert min(path.stat().st_mtime_ns for path in followers) >= tokens.stat().st_mtime_ns
