@@ -12,9 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-import tokenize_reward
-import tokenize_rlhf
-import tokenize_sft
+import tokenize_phase
 from conftest import ROOT
 from init_model import train_tokenizer
 from snakechat.data.dialogues import prompt_of
@@ -28,7 +26,7 @@ ROWS = [
     ("Is it?", " ", " Yes."),
     (" ", " No.", " Yes."),
     ("Is it so?", " Same.", " Same."),
-    ("Is it?", " A response without end, on and on.", " Yes."),
+    ("Is it?", " One reply without end, on and on.", " Yes."),
 ]
 CHATML = (
     "{% for message in messages %}"
@@ -65,11 +63,10 @@ def chat_tokenizer(byte_tokenizer, tmp_path_factory):
 
 
 class Phase:
-    """A job of a tokenize program on datasets that tests give it, and what came of it."""
+    """A tokenization job on datasets that a test adds, and its result."""
 
-    def __init__(self, folder, program, tokenizer, settings):
-        self.program, self.tokenizer = program, tokenizer
-        self.name = program.__name__.removeprefix("tokenize_")
+    def __init__(self, folder, name, tokenizer, settings):
+        self.name, self.tokenizer = name, tokenizer
         self.folder = folder / self.name
         self.result = self.folder / "result"
         self.result.mkdir(parents=True)
@@ -97,8 +94,9 @@ class Phase:
         return self
 
     def run(self):
-        self.program.main(
+        tokenize_phase.main(
             SimpleNamespace(
+                spec={"rule": f"tokenize_{self.name}"},
                 result=self.result,
                 inputs=self.inputs,
                 settings=SimpleNamespace(**self.settings),
@@ -119,20 +117,20 @@ class Phase:
 
 @pytest.fixture
 def phase(byte_tokenizer, tmp_path):
-    """A function that makes the job of a program, still without datasets."""
+    """Return a function that creates the job of a phase, without datasets."""
 
-    def make(program, tokenizer=byte_tokenizer, **settings):
-        return Phase(tmp_path, program, tokenizer, settings)
+    def make(name, tokenizer=byte_tokenizer, **settings):
+        return Phase(tmp_path, name, tokenizer, settings)
 
     return make
 
 
 @pytest.fixture
 def tokenize(phase):
-    """A function that runs a program on ROWS, or on others, as both parts of one dataset."""
+    """Return a function that tokenizes rows, used as both splits of one dataset."""
 
-    def run(program, rows=ROWS, **settings):
-        return phase(program, **settings).add("mine", train=rows, eval=rows).run()
+    def run(name, rows=ROWS, **settings):
+        return phase(name, **settings).add("mine", train=rows, eval=rows).run()
 
     return run
 
@@ -142,13 +140,13 @@ def tokenize(phase):
 
 # 24 tokens are <s>, 22 letters and </s>.
 def test_sft_keeps_responses_and_cuts_the_start_of_prompts(tokenize):
-    done = tokenize(tokenize_sft)
+    done = tokenize("sft")
     assert done.texts("chosen") == [
         " No.</s>",
         " No.</s>",
         " Same.</s>",
         # A response over the limit is cut itself, and does not end.
-        " A response without end,",
+        " One reply without end,",
     ]
     assert done.texts("prompt") == [
         "<s>Is it far?",
@@ -162,10 +160,10 @@ def test_sft_keeps_responses_and_cuts_the_start_of_prompts(tokenize):
 
 
 def test_sft_cuts_the_end_of_rows_where_told_to(tokenize):
-    done = tokenize(tokenize_sft, truncation_side="right")
+    done = tokenize("sft", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it so?", "<s>Is it?"]
     # 7 tokens of prompt leave 17 to the response.
-    assert done.texts("chosen") == [" No.</s>", " Same.</s>", " A response withou"]
+    assert done.texts("chosen") == [" No.</s>", " Same.</s>", " One reply withou"]
     assert done.stats["train"]["dropped"] == {
         "empty prompt": 1,
         "empty response": 1,
@@ -175,10 +173,10 @@ def test_sft_cuts_the_end_of_rows_where_told_to(tokenize):
 
 
 def test_reward_pairs_share_their_prompt(tokenize):
-    done = tokenize(tokenize_reward)
+    done = tokenize("reward")
     # The last prompt makes room for the longer response, though the shorter one would need none.
     assert done.texts("prompt") == ["<s>Is it far?", "<s>long for the limit", "?"]
-    assert done.texts("chosen") == [" No.</s>", " No.</s>", " A response without end,"]
+    assert done.texts("chosen") == [" No.</s>", " No.</s>", " One reply without end,"]
     assert done.texts("rejected") == [" Yes, very.</s>", "?</s>", " Yes.</s>"]
     assert done.stats["train"]["dropped"] == {
         "empty prompt": 1,
@@ -188,21 +186,21 @@ def test_reward_pairs_share_their_prompt(tokenize):
 
 
 def test_reward_pairs_cut_at_the_right_keep_their_prompt(tokenize):
-    done = tokenize(tokenize_reward, truncation_side="right")
+    done = tokenize("reward", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
-    assert done.texts("chosen") == [" No.</s>", " A response withou"]
+    assert done.texts("chosen") == [" No.</s>", " One reply withou"]
     assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
     assert done.stats["train"]["dropped"]["response cut away"] == 1
 
 
-@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward])
+@pytest.mark.parametrize("phase_name", ["sft", "reward"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("limit", [9, 10, 11, 12, 13, 14, 15, 1000])
-def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, program, side, limit):
+def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, phase_name, side, limit):
     # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
     rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
-    done = tokenize(program, rows, max_length=limit, truncation_side=side)
-    names = ["chosen"] if program is tokenize_sft else ["chosen", "rejected"]
+    done = tokenize(phase_name, rows, max_length=limit, truncation_side=side)
+    names = ["chosen"] if phase_name == "sft" else ["chosen", "rejected"]
     prompts = Ragged(done.result, "train.prompt").lengths
     for name in names:
         assert (prompts + Ragged(done.result, f"train.{name}").lengths).max() <= limit
@@ -213,7 +211,7 @@ def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, pro
 def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
     # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either it is cut.
     rows = [("123456789", " 12345678", "-"), ("1234567890", " 12345678", "-")]
-    done = tokenize(tokenize_sft, rows, max_length=20)
+    done = tokenize("sft", rows, max_length=20)
     assert done.texts("prompt") == ["<s>123456789", "<s>234567890"]
     assert done.texts("chosen") == [" 12345678</s>"] * 2
     assert done.stats["train"]["cut"] == 1
@@ -226,7 +224,7 @@ def test_responses_that_differ_only_behind_the_cut_are_equal(tokenize, side):
         ("12345", " The same", " The same start, then that"),
         ("12345", " Yes", " No"),
     ]
-    done = tokenize(tokenize_reward, rows, max_length=20, truncation_side=side)
+    done = tokenize("reward", rows, max_length=20, truncation_side=side)
     assert done.stats["train"]["dropped"] == {"equal responses": 1}
     # A response that ends is not equal to one that goes on.
     assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
@@ -234,23 +232,23 @@ def test_responses_that_differ_only_behind_the_cut_are_equal(tokenize, side):
 
 def test_responses_that_differ_in_blanks_around_them_are_equal(tokenize):
     rows = [("Why?", " Same.", "Same.\n"), ("Why?", " Same.", " Sa me.")]
-    done = tokenize(tokenize_reward, rows)
+    done = tokenize("reward", rows)
     assert done.stats["train"]["dropped"] == {"equal responses": 1}
     assert done.texts("rejected") == [" Sa me.</s>"]
 
 
 def test_rows_without_a_rejected_response_serve_sft_and_rlhf_but_not_reward(tokenize):
     rows = [("Why?", " So.", None), ("How?", " So.", " No."), ("What?", " So.", None)]
-    assert tokenize(tokenize_sft, rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
-    assert tokenize(tokenize_rlhf, rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
-    done = tokenize(tokenize_reward, rows)
+    assert tokenize("sft", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
+    assert tokenize("rlhf", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
+    done = tokenize("reward", rows)
     assert done.texts("prompt") == ["<s>How?"]
     assert done.stats["train"]["dropped"] == {"no rejected response": 2}
 
 
 def test_sft_does_not_mind_what_is_wrong_with_rejected_responses(tokenize):
     rows = [("Why?", " So.", " "), ("How?", " So.", " So."), ("What?", " So.", None)]
-    assert tokenize(tokenize_sft, rows).stats["train"]["dropped"] == {}
+    assert tokenize("sft", rows).stats["train"]["dropped"] == {}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +260,7 @@ def test_sft_does_not_mind_what_is_wrong_with_rejected_responses(tokenize):
     ],
 )
 def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, expected):
-    done = tokenize(tokenize_rlhf, max_prompt_length=limit)
+    done = tokenize("rlhf", max_prompt_length=limit)
     assert done.texts("prompt") == expected
     # An empty one, and those too long.
     assert done.stats["train"]["dropped"] == {
@@ -273,15 +271,15 @@ def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, ex
 
 
 @pytest.mark.parametrize(
-    ("program", "names"),
+    ("phase_name", "names"),
     [
-        (tokenize_sft, {"prompt", "chosen"}),
-        (tokenize_reward, {"prompt", "chosen", "rejected"}),
-        (tokenize_rlhf, {"prompt"}),
+        ("sft", {"prompt", "chosen"}),
+        ("reward", {"prompt", "chosen", "rejected"}),
+        ("rlhf", {"prompt"}),
     ],
 )
-def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, program, names):
-    done = tokenize(program)
+def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, phase_name, names):
+    done = tokenize(phase_name)
     files = {path.name for path in done.result.iterdir()}
     assert files == {"stats.json"} | {
         f"{part}.{name}.{what}.npy"
@@ -298,7 +296,7 @@ def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, program, names
 @pytest.mark.parametrize("prompt", ["", " \n", prompt_of([("user", "")]), prompt_of([])], ids=repr)
 def test_a_prompt_that_says_nothing_is_empty(tokenize, chat_tokenizer, template, prompt):
     rows = [(prompt, " So.", " No."), (prompt_of([("user", "Why?")]), " So.", " No.")]
-    done = tokenize(tokenize_sft, rows, tokenizer=chat_tokenizer, template=template, max_length=100)
+    done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
     assert done.stats["train"]["dropped"] == {"empty prompt": 1}
 
 
@@ -309,7 +307,7 @@ QUESTION = prompt_of([("system", "Be brief."), ("user", "Why?")])
 
 def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
     rows = [("Is </s> it?", " a<s>b", " </s>"), ("Is it?", " Yes.", " No.")]
-    done = tokenize(tokenize_reward, rows, max_length=100)
+    done = tokenize("reward", rows, max_length=100)
     assert done.stats["train"]["dropped"] == {}
     assert done.texts("rejected")[0] == " </s></s>"
     rejected = Ragged(done.result, "train.rejected")[0].tolist()
@@ -319,9 +317,9 @@ def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
 
 
 @pytest.mark.parametrize(
-    ("program", "dropped"), [(tokenize_sft, 2), (tokenize_reward, 3), (tokenize_rlhf, 1)]
+    ("phase_name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)]
 )
-def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, program, dropped):
+def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, phase_name, dropped):
     rows = [
         (prompt_of([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
         (QUESTION, " Yes.<|im_end|>", " No."),
@@ -329,7 +327,7 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, p
         (QUESTION, " Yes.", " No."),
     ]
     limits = {"max_length": 200, "max_prompt_length": 200}
-    done = tokenize(program, rows, tokenizer=chat_tokenizer, template="chat", **limits)
+    done = tokenize(phase_name, rows, tokenizer=chat_tokenizer, template="chat", **limits)
     # Only the phase's own columns count.
     assert done.stats["train"]["dropped"] == {"special token in text": dropped}
     assert done.stats["train"]["rows"] == 4 - dropped
@@ -338,7 +336,7 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, p
 def test_a_chat_template_is_what_the_model_reads(tokenize, chat_tokenizer):
     rows = [(QUESTION, " Yes.", " No.")]
     done = tokenize(
-        tokenize_reward, rows, tokenizer=chat_tokenizer, template="chat", max_length=200
+        "reward", rows, tokenizer=chat_tokenizer, template="chat", max_length=200
     )
     assert done.texts("prompt") == [
         "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -351,7 +349,7 @@ def test_a_chat_template_is_what_the_model_reads(tokenize, chat_tokenizer):
 
 def test_a_chat_without_a_template_is_refused(tokenize):
     with pytest.raises(InputError, match="no chat template"):
-        tokenize(tokenize_sft, template="chat")
+        tokenize("sft", template="chat")
 
 
 # --- datasets, parts and weights --------------------------------------------------------------
@@ -365,9 +363,9 @@ def prompts(done, part="train"):
     return [text.removeprefix("<s>") for text in done.texts("prompt", part)]
 
 
-@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward, tokenize_rlhf])
-def test_rows_of_the_datasets_stand_one_after_the_other(phase, program):
-    job = phase(program)
+@pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
+def test_rows_of_the_datasets_stand_one_after_the_other(phase, phase_name):
+    job = phase(phase_name)
     job.add("b", train=numbered("b", 5), eval=numbered("B", 5), train_rows=[0, 4], eval_rows=[1])
     job.add("a", train=numbered("a", 5), eval=numbered("A", 5), train_rows=[2], eval_rows=[0, 3])
     done = job.run()
@@ -380,7 +378,7 @@ def test_rows_of_the_datasets_stand_one_after_the_other(phase, program):
 def test_all_fields_of_a_row_are_of_the_same_record(phase):
     # Every third row is dropped in between.
     rows = [(f"p{i}", f" c{i}" if i % 3 else " ", f" r{i}") for i in range(20)]
-    done = phase(tokenize_reward).add("mine", train=rows, eval=rows).run()
+    done = phase("reward").add("mine", train=rows, eval=rows).run()
     kept = [i for i in range(20) if i % 3]
     assert done.texts("prompt") == [f"<s>p{i}" for i in kept]
     assert done.texts("chosen") == [f" c{i}</s>" for i in kept]
@@ -390,7 +388,7 @@ def test_all_fields_of_a_row_are_of_the_same_record(phase):
 def test_rows_of_many_batches_keep_their_order(phase):
     number = 3 * ROWS_AT_A_TIME + 1
     rows = [(f"{i:06}", " yes", None) for i in range(number)]
-    done = phase(tokenize_rlhf).add("mine", train=rows, eval=rows, eval_rows=[0]).run()
+    done = phase("rlhf").add("mine", train=rows, eval=rows, eval_rows=[0]).run()
     # <s> and six digits each; digits are neighbours among the ids.
     ids = Ragged(done.result, "train.prompt").ids.reshape(number, 7).astype(int)
     digits = ids[:, 1:] - ids[0, 1]
@@ -398,7 +396,7 @@ def test_rows_of_many_batches_keep_their_order(phase):
 
 
 def test_weights_repeat_and_draw_rows_to_train_on_but_none_to_evaluate_on(phase):
-    job = phase(tokenize_sft)
+    job = phase("sft")
     for name, weight in {"a": 1, "b": 2, "c": 0.5, "d": 2.5}.items():
         job.add(name, weight, train=numbered(name, 4), eval=numbered(name.upper(), 4))
     done = job.run()
@@ -418,7 +416,7 @@ def test_weights_repeat_and_draw_rows_to_train_on_but_none_to_evaluate_on(phase)
 
 def test_which_rows_a_weight_draws_is_up_to_the_seed(tmp_path, byte_tokenizer):
     def drawn(name, seed):
-        job = Phase(tmp_path / name, tokenize_rlhf, byte_tokenizer, {"seed": seed})
+        job = Phase(tmp_path / name, "rlhf", byte_tokenizer, {"seed": seed})
         rows = numbered("a", 100)
         return prompts(job.add("a", 0.5, train=rows, eval=rows).run())
 
@@ -427,7 +425,7 @@ def test_which_rows_a_weight_draws_is_up_to_the_seed(tmp_path, byte_tokenizer):
 
 
 def test_without_an_eval_part_rows_to_evaluate_on_are_some_of_the_train_part(phase):
-    job = phase(tokenize_sft)
+    job = phase("sft")
     job.add("a", train=numbered("a", 6), train_rows=[0, 2, 3], eval_rows=[1, 5])
     job.add("b", train=numbered("b", 3), eval=numbered("B", 3), eval_rows=[1])
     done = job.run()
@@ -435,10 +433,10 @@ def test_without_an_eval_part_rows_to_evaluate_on_are_some_of_the_train_part(pha
     assert prompts(done, "eval") == ["a1", "a5", "B1"]
 
 
-@pytest.mark.parametrize("program", [tokenize_sft, tokenize_reward, tokenize_rlhf])
+@pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
 @pytest.mark.parametrize("part", ["train", "eval"])
-def test_a_phase_without_rows_is_refused_in_one_line(phase, program, part):
-    job = phase(program)
+def test_a_phase_without_rows_is_refused_in_one_line(phase, phase_name, part):
+    job = phase(phase_name)
     for name in ("a", "b"):
         # Rows 1 and 2 have no prompt.
         rows = [("Why?", " So.", " No."), (" ", " So.", " No."), ("", " So.", " No.")]
@@ -452,7 +450,7 @@ def test_a_phase_without_rows_is_refused_in_one_line(phase, program, part):
 
 
 def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
-    job = phase(tokenize_sft).add("a", train=ROWS, eval=ROWS, train_rows=[])
+    job = phase("sft").add("a", train=ROWS, eval=ROWS, train_rows=[])
     with pytest.raises(InputError, match="a: no row is left to train sft, of 0 rows in its share"):
         job.run()
 
@@ -461,7 +459,7 @@ def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
 
 
 def test_stats_and_facts_say_what_became_of_the_rows(phase):
-    job = phase(tokenize_sft)
+    job = phase("sft")
     job.add("mine", train=ROWS, eval=ROWS, eval_rows=[0, 2])
     done = job.run()
     assert done.stats["train"] == {
@@ -499,8 +497,8 @@ def test_stats_and_facts_say_what_became_of_the_rows(phase):
 
 def test_every_row_is_kept_or_dropped(tokenize):
     rows = [*ROWS, ("Why?", " So.", None)]
-    for program in (tokenize_sft, tokenize_reward, tokenize_rlhf):
-        stats = tokenize(program, rows).stats["train"]
+    for phase_name in ("sft", "reward", "rlhf"):
+        stats = tokenize(phase_name, rows).stats["train"]
         assert stats["rows"] + sum(stats["dropped"].values()) == len(rows)
 
 
@@ -515,7 +513,7 @@ def test_real_rows_of_pandalm(phase, shared_data):
         [(row["prompt"], row["chosen"], row["rejected"]) for row in table.to_pylist()]
         for table in tables
     )
-    job = phase(tokenize_reward, tokenizer=shared_data / "tokenizer_opt", max_length=512)
+    job = phase("reward", tokenizer=shared_data / "tokenizer_opt", max_length=512)
     done = job.add("pandalm", train=train, eval=held_out).run()
     # 51 empty rejected responses, and one chosen.
     assert done.stats["train"]["dropped"] == {"empty response": 52}
@@ -532,25 +530,29 @@ def test_real_rows_of_pandalm(phase, shared_data):
 
 # --- the same bytes ---------------------------------------------------------------------------
 
-# Runs a tokenize program on the job that argv[1] holds as JSON.
+# Runs tokenize_phase on the job that argv[1] holds as JSON.
 RUN = """
-import importlib, json, sys
+import json, sys
 from pathlib import Path
 from types import SimpleNamespace
 sys.path.insert(0, "scripts")
+import tokenize_phase
 
 job = json.loads(sys.argv[1])
 settings, inputs = SimpleNamespace(**job["settings"]), job["inputs"]
 inputs = {name: Path(path) for name, path in inputs.items()}
 result = Path(job["result"])
-program = importlib.import_module("tokenize_reward")
-program.main(SimpleNamespace(settings=settings, inputs=inputs, result=result, facts={}))
+tokenize_phase.main(
+    SimpleNamespace(
+        spec={"rule": "tokenize_reward"}, settings=settings, inputs=inputs, result=result, facts={}
+    )
+)
 """
 
 
 def test_the_number_of_threads_does_not_matter(phase, tmp_path):
     rows = [(f"{i}" * (i % 9), f" {i}" * (i % 7), f" {i}" * (i % 5)) for i in range(10_000)]
-    job = phase(tokenize_reward).add("a", 0.5, train=rows, eval=rows[:100])
+    job = phase("reward").add("a", 0.5, train=rows, eval=rows[:100])
     inputs = {name: str(path) for name, path in job.inputs.items()}
     results = {threads: tmp_path / f"threads {threads}" for threads in (1, 2)}
     processes = []

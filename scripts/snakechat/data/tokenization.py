@@ -160,3 +160,19 @@ def encode_responses(encoder, settings, prompts, *responses):
             yield "equal responses"
         else:
             yield prompt, *ids, is_cut
+
+
+def encode_prompts(encoder, settings, prompts):
+    """Yield (prompt, False) of each row, or the reason why the row is dropped."""
+    for ids in encoder.prompts(prompts):
+        yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
+
+
+# Phase, text fields and encoding function of each rule. As in DeepSpeed-Chat, DPO trains on the
+# rows of the reward phase.
+TOKENIZATIONS = {
+    "tokenize_sft": ("sft", ("prompt", "chosen"), encode_responses),
+    "tokenize_reward": ("reward", ("prompt", "chosen", "rejected"), encode_responses),
+    "tokenize_dpo": ("reward", ("prompt", "chosen", "rejected"), encode_responses),
+    "tokenize_rlhf": ("rlhf", ("prompt",), encode_prompts),
+}

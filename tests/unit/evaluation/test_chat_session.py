@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 import torch
-from test_dialogues import DIALOGUES
 
 from snakechat.data.dialogues import chat_template, prompt_of
 from snakechat.data.tokens import Encoder, Ragged, load_tokenizer, trained_tokenizer
 from snakechat.evaluation.chat_session import load
 from snakechat.workflow.job import InputError
+from support.dialogues import DIALOGUES
 from support.talking import CHATML, GREEDY, SAMPLED, ask, make_folders, say
 
 
