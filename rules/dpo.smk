@@ -9,10 +9,10 @@ rule tokenize_dpo:
     log:
         "output/logs/tokenize_dpo/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("dpo")
     params:
-        program=program("tokenize_dpo"),
+        program=program("tokenize_phase"),
     message:
         "Tokenizing pairs for DPO of {wildcards.name}"
     shell:
@@ -28,7 +28,7 @@ rule reference_dpo:
     log:
         "output/logs/reference_dpo/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("dpo", alone=True)
     resources:
         **resources_of("dpo", alone=True),
@@ -51,7 +51,7 @@ rule train_dpo:
     log:
         "output/logs/train_dpo/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("dpo")
     resources:
         **resources_of("dpo"),
@@ -74,7 +74,7 @@ rule evaluate_dpo:
     log:
         "output/logs/evaluate_dpo/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("dpo", alone=True)
     resources:
         **resources_of("dpo", alone=True),

@@ -9,10 +9,10 @@ rule tokenize_reward:
     log:
         "output/logs/tokenize_reward/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("reward")
     params:
-        program=program("tokenize_reward"),
+        program=program("tokenize_phase"),
     message:
         "Tokenizing the reward phase for {wildcards.name}"
     shell:
@@ -28,7 +28,7 @@ rule train_reward:
     log:
         "output/logs/train_reward/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("reward")
     resources:
         **resources_of("reward"),
@@ -51,7 +51,7 @@ rule evaluate_reward:
     log:
         "output/logs/evaluate_reward/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("reward", alone=True)
     resources:
         **resources_of("reward", alone=True),

@@ -9,10 +9,10 @@ rule tokenize_rlhf:
     log:
         "output/logs/tokenize_rlhf/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("rlhf")
     params:
-        program=program("tokenize_rlhf"),
+        program=program("tokenize_phase"),
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
     shell:
@@ -28,7 +28,7 @@ rule train_rlhf:
     log:
         "output/logs/train_rlhf/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("rlhf")
     resources:
         **resources_of("rlhf"),
@@ -51,7 +51,7 @@ rule evaluate_rlhf:
     log:
         "output/logs/evaluate_rlhf/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("rlhf", alone=True)
     resources:
         **resources_of("rlhf", alone=True),

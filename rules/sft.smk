@@ -9,10 +9,10 @@ rule tokenize_sft:
     log:
         "output/logs/tokenize_sft/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("sft")
     params:
-        program=program("tokenize_sft"),
+        program=program("tokenize_phase"),
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
@@ -28,7 +28,7 @@ rule train_sft:
     log:
         "output/logs/train_sft/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("sft")
     resources:
         **resources_of("sft"),
@@ -51,7 +51,7 @@ rule evaluate_sft:
     log:
         "output/logs/evaluate_sft/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of("sft", alone=True)
     resources:
         **resources_of("sft", alone=True),

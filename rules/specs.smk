@@ -10,7 +10,7 @@ import json
 
 from snakechat.workflow.code_digests import requirements_digest
 from snakechat.workflow.digests import DigestCache, digest, file_digest, write_atomically
-from snakechat.workflow.job import parse_manifest
+from snakechat.workflow.manifest import parse_manifest
 
 DESCRIPTIONS = {}
 
@@ -54,7 +54,8 @@ def manifest_of(rule, name):
 
 @cache
 def code_of(rule, reward_functions):
-    return code_digests(ROOT / f"scripts/{rule}.py", reward_functions)
+    name = "tokenize_phase" if rule.startswith("tokenize_") else rule
+    return code_digests(ROOT / f"scripts/{name}.py", reward_functions)
 
 
 @cache
