@@ -145,13 +145,13 @@ def check_models(name, settings):
                 f"config: rlhf.recipes.{name}: actor and {key} have the templates"
                 f" {actor} and {other}"
             )
-    for model in settings["beside"]:
+    for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
         if other not in config[stage]["recipes"]:
             known = ", ".join(config[stage]["recipes"])
-            fail(f"config: rlhf.recipes.{name}.beside: {stage} has no {other!r} (there: {known})")
+            fail(f"config: rlhf.recipes.{name}.compare_with: {stage} has no {other!r} (there: {known})")
         if tokenizer_model(stage, other) != tokenizer_model("rlhf", name):
-            fail(f"config: rlhf.recipes.{name}.beside: {model} reads other tokens than {name}")
+            fail(f"config: rlhf.recipes.{name}.compare_with: {model} reads other tokens than {name}")
     if settings["ptx"] is not None:
         models = [tokenizer_model("sft", settings[key])[1] for key in ("actor", "ptx")]
         if models[0] != models[1]:
@@ -163,7 +163,7 @@ def check_models(name, settings):
 
 def check_scores(name, settings):
     """Stop if nothing scores the responses of a recipe, or too few of them are compared."""
-    place, samples = f"config: rlhf.recipes.{name}", settings["samples"]
+    place, samples = f"config: rlhf.recipes.{name}", settings["num_generations"]
     if settings["reward"] is None and not settings["reward_functions"]:
         fail(f"{place}.reward is null and there are no reward_functions: nothing scores responses")
     for function in settings["reward_functions"]:
@@ -172,13 +172,13 @@ def check_scores(name, settings):
             fail(f"{place}.reward_functions: {trouble}")
     if settings["algorithm"] != "ppo" and samples < 2:
         fail(
-            f"{place}.samples: {settings['algorithm']} compares the responses to a prompt, and needs"
+            f"{place}.num_generations: {settings['algorithm']} compares the responses to a prompt, and needs"
             f" 2 or more ({samples} given)"
         )
     if settings["global_batch_size"] % samples:
         fail(
             f"{place}.global_batch_size: {settings['global_batch_size']} is not a multiple of"
-            f" samples ({samples}): the responses to a prompt stay together"
+            f" num_generations ({samples}): the responses to a prompt stay together"
         )
 
 

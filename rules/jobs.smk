@@ -1,6 +1,6 @@
 # The jobs, in the order of the road: what determines the result of each, for its spec (specs.smk).
 
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from snakechat.data.model_files import model_files
 from snakechat.data.dataset_files import local_paths, parts_of
 
@@ -13,7 +13,7 @@ def science(stage, name):
         # Of the trained model; the actor has its own.
         settings["template"] = template(stage, name)
     # They count in evaluation alone.
-    for key in ("judge", "beside"):
+    for key in ("judge", "compare_with"):
         settings.pop(key, None)
     return settings
 
@@ -262,7 +262,7 @@ def models_of(stage, name):
     if stage == "rlhf":
         settings = recipe("rlhf", name)
         before = models_of("sft", settings["actor"])
-        before |= {f"beside.{other}": trained(other) for other in settings["beside"]}
+        before |= {f"compare_with.{other}": trained(other) for other in settings["compare_with"]}
     else:
         made_by, origin = base_model(stage, name)
         before = models_of("sft", origin) if made_by == "train_sft" else {"base": (made_by, origin)}
@@ -278,7 +278,7 @@ def describe_evaluate_rlhf(name):
         "settings": {
             **{key: settings[key] for key in keys},
             "exact_check": exact_check(name),
-            **config["evaluate"],
+            **config["evaluation"],
         },
         "inputs": {
             **models_of("rlhf", name),

@@ -64,7 +64,7 @@ def main(job):
         draw_calibration(job.result / "calibration.svg", bins_of(figures["reward"]))
     lines = (job.inputs["evaluate_rlhf"] / "responses.jsonl").read_text().splitlines()
     responses = [json.loads(line) for line in lines]
-    write_responses(job.result / "responses.html", name, responses, told["samples"])
+    write_responses(job.result / "responses.html", name, responses, told["num_generations"])
     draw_lineage(job.result / "lineage.svg", job.lineage)
     runs = runs_of(job.lineage)
     write_costs(job.result / "costs.html", name, runs)

@@ -11,6 +11,7 @@ import json
 
 import numpy as np
 import torch
+from snakechat.modeling.batching import Examples
 from tqdm import tqdm
 
 from snakechat.algorithms.reward_functions import RewardFunctions
@@ -26,12 +27,12 @@ from snakechat.evaluation.comparisons import (
     wins,
 )
 from snakechat.evaluation.judge_endpoint import Endpoint
-from snakechat.modeling.batches import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import choose_device, load_causal, load_scorer
 from snakechat.training.metrics import write_json
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 # Datasets whose responses can be told right from wrong exactly.
 EXACT_CHECKS = {"shop": toy.is_right}
@@ -64,7 +65,7 @@ def main(job):
             del scorer
 
     per_response = {name: responses.figures for name, responses in responded.items()}
-    figures = compare(per_response, SCORES, settings.bootstrap, settings.seed)
+    figures = compare(per_response, SCORES, settings.bootstrap_resamples, settings.seed)
     if endpoint:
         figures["wins"]["rlhf"]["sft"]["endpoint"] = judged(job, endpoint, responded)
     say(figures)
@@ -91,7 +92,7 @@ def judged(job, endpoint, responded):
     if not read:
         reply = endpoint.conversation[0]["reply"][:60]
         raise InputError(
-            f"evaluate.endpoint: {settings.endpoint['model']} never replies with A, B or C but"
+            f"evaluation.endpoint: {settings.endpoint['model']} never replies with A, B or C but"
             f" {reply!r}: take another model"
         )
     unreadable = len(verdicts) - len(read)
@@ -105,7 +106,7 @@ def judged(job, endpoint, responded):
         {"endpoint": values, "length": responses.figures["length"][:1, read]}
         for values, responses in zip((ours, 1 - ours), models, strict=True)
     ]
-    draws = Draws(len(read), settings.bootstrap, settings.seed)
+    draws = Draws(len(read), settings.bootstrap_resamples, settings.seed)
     return {**wins(*figures, "endpoint", draws), "prompts": len(read), "unreadable": unreadable}
 
 
@@ -129,7 +130,7 @@ class Evaluation:
         self.folder = job.inputs["rlhf"]
         self.tokenizer = load_tokenizer(self.folder)
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
-        rows = range(min(len(held_out), self.settings.prompts))
+        rows = range(min(len(held_out), self.settings.num_prompts))
         self.prompts = [list(map(int, held_out[row])) for row in rows]
         self.questions = self.tokenizer.batch_decode(self.prompts, skip_special_tokens=True)
         self.score = RewardFunctions(self.settings.reward_functions)
@@ -148,7 +149,7 @@ class Evaluation:
         """The responses of a model, with the figures that need it."""
         policy, settings = self.policy(folder), self.settings
         torch.manual_seed(settings.seed)
-        responses = Responses(self, self.sampled(policy, settings.temperature, settings.samples))
+        responses = Responses(self, self.sampled(policy, settings.temperature, settings.num_generations))
         responses.logprobs = self.logprobs(policy, responses)
         if self.is_right:
             greedy = Responses(self, self.sampled(policy, 0, 1))

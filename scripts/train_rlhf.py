@@ -31,11 +31,11 @@ from snakechat.algorithms.sanity_checks import (
 )
 from snakechat.algorithms.scoring import Scoring
 from snakechat.data.tokens import Ragged, load_tokenizer
-from snakechat.modeling.batches import Examples, global_batches, num_steps
+from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.lora import add_lora, without_adapters
-from snakechat.modeling.models import check_length, load_causal, load_scorer, save_model, size_of
+from snakechat.modeling.lora import add_lora, disable_adapters
+from snakechat.modeling.models import check_sequence_length, load_causal, load_scorer, save_model, model_size
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Resumable
 from snakechat.training.ema import Ema
@@ -68,16 +68,16 @@ def main(job):
     critic = load_critic(job, tokenizer, device) if settings.algorithm == "ppo" else None
     trained = {"actor": actor}
     if critic:
-        trained["critic"], critic.units = critic, scoring.critic_units
+        trained["critic"], critic.normalizer = critic, scoring.critic_units
     for module in trained.values():
-        check_length(module.model, settings.max_prompt_length + settings.max_response_length)
-    job.record["models"] = {name: size_of(module.model) for name, module in trained.items()}
+        check_sequence_length(module.model, settings.max_prompt_length + settings.max_response_length)
+    job.record["models"] = {name: model_size(module.model) for name, module in trained.items()}
     sampler = make_sampler(settings, tokenizer, max_tokens, job.inputs["actor"])
 
     batches = list(
         global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed)
     )
-    minibatch_size = settings.global_batch_size // settings.samples
+    minibatch_size = settings.global_batch_size // settings.num_generations
     updates = [num_steps(len(rows), minibatch_size, settings.ppo_epochs) for rows in batches]
     rate, actor_updates = settings.actor_learning_rate, sum(updates[settings.critic_warmup_steps :])
     actor_engine = make_engine(actor, settings, rate, actor_updates, placement)
@@ -125,14 +125,14 @@ def main(job):
                     rewards, values, mask, settings.gamma, settings.gae_lambda
                 )
             else:
-                sums = rewards.sum(dim=1).view(settings.samples, -1)
+                sums = rewards.sum(dim=1).view(settings.num_generations, -1)
                 advantages = COMPARED[settings.algorithm](sums).view(-1, 1) * mask
             if settings.whiten_advantages:
                 advantages = ppo.whiten(advantages, mask)
             weights, sampler_figures = torch.ones_like(logprobs), {}
             if told is not None:
                 sampled = rollouts.table(told)
-                weights = ppo.importance_weights(logprobs, sampled, settings.max_importance)
+                weights = ppo.importance_weights(logprobs, sampled, settings.importance_sampling_cap)
                 difference = ppo.masked_mean((logprobs - sampled).abs(), mask)
                 sampler_figures["policy/sampler_difference"] = difference.item()
 
@@ -188,7 +188,7 @@ def main(job):
             log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
             log.write_times(step, clock.seconds, int(rollouts.lengths.sum()), responses=len(kl))
             job.record["seconds_of_parts"] = clock.medians()
-            if step % settings.sample_steps == 0 or step == 1:
+            if step % settings.log_responses_steps == 0 or step == 1:
                 keep_samples(job, step, rollouts, scores, kl)
     sampler.close()
 
@@ -222,21 +222,21 @@ def learn_policy(engine, rollouts, rows, experience, kl_coef, settings, text=Non
     """
     num_tokens, names = rollouts.num_tokens(rows), ("loss", "kl", "ratio", "approxkl", "clipfrac")
     sums = torch.zeros(len(names), device=rollouts.device)
-    for part, group, mask in rollouts.passes(rows, engine.module.packs):
+    for micro_batch, group, mask in rollouts.micro_batches(rows, engine.module.supports_packing):
         old = experience.at(group, mask)
-        logprobs = engine(part.grid, settings.temperature)
+        logprobs = engine(micro_batch.batch, settings.temperature)
         losses = old.weights * ppo.policy_loss(
             logprobs, old.logprobs, old.advantages, settings.clip_range
         )
         penalties = ppo.kl_penalty(logprobs, old.ref_logprobs)
         if settings.kl_in == "loss":
             losses = losses + kl_coef * penalties
-        loss = part.counts / num_tokens * losses.sum()
-        engine.backward(loss, part.last and text is None)
+        loss = micro_batch.counted / num_tokens * losses.sum()
+        engine.backward(loss, micro_batch.is_last and text is None)
         statistics = ppo.ratio_statistics(logprobs.detach(), old.logprobs, settings.clip_range)
         found = [loss.detach(), penalties.detach().sum() / num_tokens]
         found += [statistics[name] / num_tokens for name in names[2:]]
-        sums += part.counts * torch.stack(found)
+        sums += micro_batch.counted * torch.stack(found)
     means = dict(zip(names, ranks.total(sums).tolist(), strict=True))
     figures = {f"policy/{name}": value for name, value in means.items()}
     if text:
@@ -249,11 +249,11 @@ def learn_text(engine, text, max_tokens, coef):
     num_tokens = int(text.num_tokens(with_prompts=True).sum())
     device = next(engine.module.parameters()).device
     loss_sum = torch.zeros((), device=device)
-    for part in text.passes(
-        np.arange(len(text)), max_tokens, engine.module.packs, device, with_prompts=True
+    for micro_batch in text.micro_batches(
+        np.arange(len(text)), max_tokens, engine.module.supports_packing, device, with_prompts=True
     ):
-        loss = -part.counts / num_tokens * engine(part.grid, summed=True)
-        engine.backward(coef * loss, part.last)
+        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        engine.backward(coef * loss, micro_batch.is_last)
         loss_sum += loss.detach()
     return ranks.total(loss_sum).item()
 
@@ -262,15 +262,15 @@ def learn_values(engine, rollouts, rows, experience, settings):
     """Gradients of the critic, as learn_policy."""
     num_tokens = rollouts.num_tokens(rows)
     sums = torch.zeros(2, device=rollouts.device)
-    for part, group, mask in rollouts.passes(rows, engine.module.packs):
+    for micro_batch, group, mask in rollouts.micro_batches(rows, engine.module.supports_packing):
         old = experience.at(group, mask)
-        values = engine(part.grid, part.grid.before)
+        values = engine(micro_batch.batch, micro_batch.batch.state_index)
         losses = ppo.value_loss(values, old.values, old.returns, settings.value_clip_range)
-        loss = part.counts / num_tokens * losses.sum()
-        engine.backward(loss, part.last)
+        loss = micro_batch.counted / num_tokens * losses.sum()
+        engine.backward(loss, micro_batch.is_last)
         statistics = ppo.value_statistics(values.detach(), old.values, settings.value_clip_range)
         clipped = statistics["clipfrac"] / num_tokens
-        sums += part.counts * torch.stack([loss.detach(), clipped])
+        sums += micro_batch.counted * torch.stack([loss.detach(), clipped])
     loss, clipped = ranks.total(sums).tolist()
     return {"value/loss": loss, "value/clipfrac": clipped}
 
@@ -287,14 +287,14 @@ def draw(ptx, settings, step, number):
     """Rows of text for an update of a step, as many as it has responses."""
     random = np.random.default_rng([settings.seed, step, number])
     rows = random.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
-    return ptx.some(rows)
+    return ptx.select(rows)
 
 
 def keep_samples(job, step, rollouts, scores, kl):
-    """Add responses to the first prompts of a step to samples.jsonl. The first process does."""
+    """Add responses to the first prompts of a step to responses.jsonl. The first process does."""
     if ranks.rank() > 0:
         return
-    with open(job.result / "samples.jsonl", "a") as file:
+    with open(job.result / "responses.jsonl", "a") as file:
         for row, (prompt, response) in enumerate(zip(*rollouts.texts(), strict=True)):
             if row % len(rollouts.examples) < KEPT_PROMPTS:
                 line = {"step": step, "prompt": prompt, "response": response}
@@ -319,7 +319,7 @@ def load_actor(job, tokenizer, device):
 @contextlib.contextmanager
 def bare(actor):
     """The actor without its adapters."""
-    with without_adapters(actor.model):
+    with disable_adapters(actor.model):
         yield actor
 
 

@@ -8,7 +8,8 @@ import json
 from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.reporting.plots import CURVES, draw_curves, panels_of
 from snakechat.reporting.translations import as_cell, as_number, as_time, teller
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 # Of a step of RLHF.
 PARTS = {"generate": "sampling responses", "score": "scoring them", "train": "learning from them"}
@@ -95,7 +96,7 @@ class Training:
         """Mean tokens of a row, each once: no padding, and the prompt of all its responses once."""
         lengths = dict(self.lengths)
         if self.stage == "rlhf":
-            lengths["response"] *= self.settings["samples"]
+            lengths["response"] *= self.settings["num_generations"]
         return sum(lengths.values())
 
     @property

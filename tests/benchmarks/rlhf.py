@@ -63,11 +63,11 @@ class Case(NamedTuple):
     words: str
     algorithm: str
     prompts: int
-    samples: int
+    num_generations: int
     limit: int
 
     def __str__(self):
-        return f"{self.words} {self.algorithm} {self.prompts}x{self.samples} {self.limit}"
+        return f"{self.words} {self.algorithm} {self.prompts}x{self.num_generations} {self.limit}"
 
 
 LARGE, SMALL = VOCABULARIES
@@ -137,7 +137,7 @@ def main():
 def summary(case, results, warm_up):
     """Medians and ranges over the rounds of a way. Stops where a step has not all its responses."""
     rounds = [result["steps"][warm_up:] for result in results]
-    if any(step["responses"] != case.prompts * case.samples for steps in rounds for step in steps):
+    if any(step["responses"] != case.prompts * case.num_generations for steps in rounds for step in steps):
         sys.exit(f"{case}: a way has too few responses or too many")
     means = [
         {name: statistics.fmean(step[name] for step in steps) for name in steps[0]}
@@ -184,7 +184,7 @@ def prepare(folder, number):
 
     from snakechat.data.records import records
     from snakechat.data.tokens import Encoder, RaggedWriter
-    from snakechat.modeling.batches import global_batches
+    from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import load_scorer, make_causal, save_model
 
     words = VOCABULARIES[number]
@@ -259,9 +259,9 @@ def rlhf_job(case, folder, result, seed):
     job = make_job("rlhf", folder, result)
     vars(job.settings).update(
         algorithm=case.algorithm,
-        samples=case.samples,
+        num_generations=case.num_generations,
         rollout_batch_size=case.prompts,
-        global_batch_size=case.prompts * case.samples,
+        global_batch_size=case.prompts * case.num_generations,
         max_prompt_length=PROMPT_LIMIT,
         max_response_length=case.limit,
         actor_learning_rate=RATE,

@@ -81,11 +81,11 @@ def main():
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=seed,
-        per_device_train_batch_size=case.prompts * case.samples // PASSES[case.words],
+        per_device_train_batch_size=case.prompts * case.num_generations // PASSES[case.words],
         gradient_accumulation_steps=PASSES[case.words],
         num_train_epochs=1,
         shuffle_dataset=False,
-        num_generations=case.samples,
+        num_generations=case.num_generations,
         max_completion_length=case.limit,
         cache_implementation="static",
         beta=case.kl_coef,

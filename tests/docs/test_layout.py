@@ -126,7 +126,7 @@ def test_the_preset_of_deepspeed_chat_has_its_constants():
     config = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]
     settings = {**config["defaults"], **config["presets"]["deepspeed_chat"]}
     constants = {"kl_coef": 0.1, "score_clip": 5, "clip_range": 0.2, "value_clip_range": 0.2}
-    constants |= {"gamma": 1, "gae_lambda": 0.95, "ppo_epochs": 1, "samples": 1}
+    constants |= {"gamma": 1, "gae_lambda": 0.95, "ppo_epochs": 1, "num_generations": 1}
     constants |= {"standardize_scores": "none", "whiten_advantages": False, "kl_target": None}
     assert constants.items() <= settings.items()
 

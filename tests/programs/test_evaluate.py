@@ -19,7 +19,7 @@ from init_model import train_tokenizer
 from snakechat.data import toy
 from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.models import load_scorer, make_causal, save_model
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 PLACEMENT = {"gpus_per_node": 0, "micro_batch_tokens": 300}
 RIGHT = " Hello Pia, get a pie at the bakery. You are welcome!"
@@ -47,7 +47,7 @@ def job(tokenizer, tmp_path):
         writer.write(prompts)
     result = tmp_path / "result"
     result.mkdir()
-    settings = {"prompts": 3, "samples": 2, "temperature": 1.0, "bootstrap": 100, "seed": 1}
+    settings = {"num_prompts": 3, "num_generations": 2, "temperature": 1.0, "bootstrap_resamples": 100, "seed": 1}
     settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
     settings |= {"endpoint": None}
     return SimpleNamespace(
@@ -136,7 +136,7 @@ def test_the_average_of_weights_is_compared_where_there_is_one(job):
 
 
 def test_models_beside_are_asked_as_well(job):
-    job.inputs["beside.dpo/tiny"] = job.inputs["base"]
+    job.inputs["compare_with.dpo/tiny"] = job.inputs["base"]
     figures, responses = evaluated(job)
     assert list(responses) == ["base", "sft", "dpo/tiny", "rlhf"]
     assert responses["dpo/tiny"] == responses["base"]
@@ -238,7 +238,7 @@ def test_functions_alone_can_score(quick, tmp_path):
     # The quick SFT model is not right once.
     text = "def score(prompts, responses):\n    return [response.count(' ') for response in responses]\n"
     (copy.folder / "rewards/blanks.py").write_text(text)
-    settings = {"algorithm": "grpo", "samples": 4, "rollout_batch_size": 32}
+    settings = {"algorithm": "grpo", "num_generations": 4, "rollout_batch_size": 32}
     figures = built(copy, reward=None, reward_functions={"blanks": 2}, **settings)
     lines = (copy.folder / "output/eval/rlhf/tiny/responses.jsonl").read_text().splitlines()
     responses = [json.loads(line) for line in lines]

@@ -12,7 +12,7 @@ from conftest import ROOT
 from snakechat.planning import flops as costs
 from snakechat.reporting import translations as words
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 PAGES = [f"output/record/{stage}/tiny.md" for stage in STAGES]
@@ -126,7 +126,7 @@ def test_all_models_that_responded_are_told_in_the_order_of_the_road():
     models = {name: {"score": place} for place, name in enumerate(("ema", "dpo/a", "rlhf", "sft"))}
     figures = {
         **models,
-        "prompts": 20,
+        "num_prompts": 20,
         "intervals_95": models,
         "score_difference": {"mean": -1, "interval_95": [-2, 0.5]},
         "wins": {"rlhf": {"sft": {"score": won}}, "ema": {"sft": {"score": won}}},

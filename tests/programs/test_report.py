@@ -35,8 +35,8 @@ MODELS = {"rlhf": of_model(3.0, 20.0), "base": of_model(0.0, 30.0), "sft": of_mo
 MODELS["dpo/tiny"] = of_model(2.0, 12.0)
 FIGURES = {
     **MODELS,
-    "prompts": 1000,
-    "samples": 2,
+    "num_prompts": 1000,
+    "num_generations": 2,
     "intervals_95": {name: around(figures) for name, figures in MODELS.items()},
     "score_difference": {"mean": 2.0, "interval_95": [1.5, 2.5]},
     "wins": {
@@ -331,7 +331,7 @@ WAY = (
 
 def test_no_report_of_what_is_stale(quick, tmp_path):
     more = tmp_path / "more.yaml"
-    more.write_text("evaluate: {bootstrap: 101}")
+    more.write_text("evaluation: {bootstrap_resamples: 101}")
     changed = Workflow(quick.folder, *quick.options, str(more))
     assert refused(changed) == f"error: output/eval/rlhf/tiny is stale{WAY}"
     # The first thing on the road that is.

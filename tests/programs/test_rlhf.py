@@ -15,7 +15,9 @@ import train_rlhf
 from snakechat.algorithms import reward_functions as rewards
 from snakechat.algorithms import sanity_checks as gates
 from snakechat.modeling.generation import HfSampler
-from snakechat.workflow.job import InputError, Job, manifest_of, result_files
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import manifest_path, result_files
 
 # DeepSpeed calls functions of torch that are about to be renamed.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -29,7 +31,7 @@ SHORT = {
     "max_response_length": 8,
     "dtype": "fp32",
     "lora_rank": 0,
-    "sample_steps": 2,
+    "log_responses_steps": 2,
 }
 IN_EACH_STEP = {
     "objective/scores",
@@ -52,7 +54,7 @@ IN_EACH_STEP = {
 }
 OF_THE_CRITIC = {"value/loss", "value/clipfrac", "value/grad_norm", "value/explained_var"}
 # Two responses to each of half as many prompts.
-IN_PAIRS = {"samples": 2, "rollout_batch_size": 60, "max_response_length": 6}
+IN_PAIRS = {"num_generations": 2, "rollout_batch_size": 60, "max_response_length": 6}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,7 +78,7 @@ def train(road):
         spec["name"], spec["path"] = name, f"output/rlhf/{name}"
         spec["inputs"] |= {"ptx": spec["inputs"]["tokens.sft"]}
         spec["inputs"] = {key: job for key, job in spec["inputs"].items() if key not in without}
-        manifests = {key: manifest_of(job["path"]) for key, job in spec["inputs"].items()}
+        manifests = {key: manifest_path(job["path"]) for key, job in spec["inputs"].items()}
         job = Job(spec, manifests, PLACEMENT | dict(placement))
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)
@@ -150,7 +152,7 @@ def test_times_are_beside_the_log_and_not_in_the_result(train):
 
 def test_responses_of_some_steps_are_kept_to_be_read(train):
     job = train(**IN_PAIRS)
-    samples = lines_of(job.result / "samples.jsonl")
+    samples = lines_of(job.result / "responses.jsonl")
     # Two responses to the first eight prompts of steps 1, 2 and 4.
     assert [line["step"] for line in samples] == [1] * 16 + [2] * 16 + [4] * 16
     assert all(line["prompt"].startswith("\n\nHuman: ") for line in samples)
@@ -248,7 +250,7 @@ ALL = {
     "kl_horizon": 1000,
     "standardize_scores": "running",
     "epochs": 2,
-    "sample_steps": 1,
+    "log_responses_steps": 1,
 }
 STOPS = """
 import os, signal
@@ -274,7 +276,7 @@ def test_a_run_that_was_stopped_ends_in_the_same_bytes(train, functions):
     job = train(**settings)
     assert job.record["resumed_after_step"] == 2
     assert result_files(job.result) == whole
-    assert {"ema/model.safetensors", "samples.jsonl"} <= whole.keys()
+    assert {"ema/model.safetensors", "responses.jsonl"} <= whole.keys()
 
 
 def test_a_function_that_fails_costs_no_step_before_it(train, functions):
@@ -331,7 +333,7 @@ def test_a_sampler_with_other_logprobabilities_is_corrected(train, monkeypatch):
         "make_sampler",
         lambda settings, *rest: HfSampler(settings, *rest[:2]),
     )
-    job = train(generate="vllm", max_importance=2.0)
+    job = train(generation_backend="vllm", importance_sampling_cap=2.0)
     for line in job.metrics:
         # The entropy is the mean of -log p.
         assert line["policy/sampler_difference"] == pytest.approx(line["objective/entropy"], 0.1)
@@ -345,7 +347,7 @@ def responses_of(ids):
 
     def sample(self, prompts):
         response = [self.tokenizer.eos_token_id] if ids == "eos" else ids
-        return [[response] * len(prompts)] * self.settings.samples, None
+        return [[response] * len(prompts)] * self.settings.num_generations, None
 
     return sample
 

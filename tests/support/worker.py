@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snakechat.algorithms.rollouts import Rollouts, ask  # noqa: E402
 from snakechat.algorithms.scoring import Scoring  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
-from snakechat.modeling.lora import add_lora, without_adapters  # noqa: E402
+from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.training.checkpointing import Resumable  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
 from snakechat.training.engine import make_engine, start  # noqa: E402
@@ -77,12 +77,12 @@ class Toy(nn.Module):
     def causal(self):
         return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
 
-    def borrowed_weights(self):
+    def external_parameters(self):
         return [self.causal.get_output_embeddings().weight]
 
     def forward(self, ids):
         hidden = self.causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = functional.linear(hidden[:, :-1], *self.borrowed_weights()).float()
+        logits = functional.linear(hidden[:, :-1], *self.external_parameters()).float()
         return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
 
@@ -216,7 +216,7 @@ class Sampler:
 def asked(prompts):
     """Who was asked for how many responses, and what all have then."""
     sampler = Sampler()
-    settings = SimpleNamespace(samples=2, max_response_length=8, generate="vllm")
+    settings = SimpleNamespace(num_generations=2, max_response_length=8, generation_backend="vllm")
     responses, logprobs = ask(sampler, prompts, settings)
     return {"asked": sampler.asked, "responses": responses, "logprobs": logprobs}
 
@@ -252,12 +252,12 @@ def looked_at(placement, lora=False):
     for _ in range(3):
         found["tables"].append(rollouts.logprobs_and_entropies(policy))
         if lora:
-            with without_adapters(policy.model):
+            with disable_adapters(policy.model):
                 found["bare"].append(rollouts.logprobs(policy))
         loss_sum = torch.zeros(())
-        for part, _, _ in rollouts.passes(rows, policy.packs):
-            loss = -part.counts / rollouts.num_tokens(rows) * engine(part.grid, 0.8).sum()
-            engine.backward(loss, part.last)
+        for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
+            loss = -micro_batch.counted / rollouts.num_tokens(rows) * engine(micro_batch.batch, 0.8).sum()
+            engine.backward(loss, micro_batch.is_last)
             loss_sum += loss.detach()
         engine.step()
         found["losses"].append(ranks.total(loss_sum).item())

@@ -157,21 +157,21 @@ CONFIGS = {
     ),
     "responses that are compared with none": (
         rlhf(algorithm="rloo"),
-        "config: rlhf.recipes.tiny.samples: rloo compares the responses to a prompt, and needs 2 or"
+        "config: rlhf.recipes.tiny.num_generations: rloo compares the responses to a prompt, and needs 2 or"
         " more (1 given)",
     ),
     "responses to a prompt in two steps": (
-        rlhf(algorithm="grpo", samples=3),
-        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (3)",
+        rlhf(algorithm="grpo", num_generations=3),
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of num_generations (3)",
     ),
     "preset that a recipe does not go with": (
         {
             "rlhf": {
-                "presets": {"mine": {"samples": 5}},
+                "presets": {"mine": {"num_generations": 5}},
                 "recipes": {"tiny": {"preset": "mine"}},
             }
         },
-        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of samples (5)",
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of num_generations (5)",
     ),
     "responses that nothing scores": (
         rlhf(reward=None),

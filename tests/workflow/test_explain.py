@@ -79,7 +79,7 @@ def test_two_changes_are_told_apart_although_one_makes_the_other_stale(built):
             "tokenize_rlhf tiny: rlhf.max_prompt_length 48 -> 47\n"
             "  the same for: train_rlhf tiny\n"
             "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
-            "evaluate_rlhf tiny: evaluate.temperature 1.0 -> 0.5\n"
+            "evaluate_rlhf tiny: evaluation.temperature 1.0 -> 0.5\n"
             "  makes stale: draw_report tiny\n"
         )
 

@@ -182,7 +182,7 @@ def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
     sft = figures(workflow, "sft", "hh")
     assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
     assert figures(workflow, "reward", "hh")["pairs"] == 84
-    assert figures(workflow, "rlhf", "hh")["prompts"] == 40
+    assert figures(workflow, "rlhf", "hh")["num_prompts"] == 40
     first = steps(workflow, "rlhf", "hh")[0]
     assert first["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
     assert first["policy/first_approxkl"] == pytest.approx(0, abs=1e-5)

@@ -327,9 +327,9 @@ RL = {
     "reward_functions": {"shop": 1},
     "max_response_length": 23,
     "rollout_batch_size": 64,
-    "samples": 2,
+    "num_generations": 2,
     "ppo_epochs": 3,
-    "generate": "vllm",
+    "generation_backend": "vllm",
     "temperature": 0.9,
     "actor_learning_rate": 2.0e-3,
     "critic_learning_rate": 2.0e-3,
@@ -348,10 +348,10 @@ RL = {
     "whiten_advantages": False,
     "clip_range": 0.1,
     "value_clip_range": 0.1,
-    "max_importance": 3.0,
+    "importance_sampling_cap": 3.0,
     "ptx_coef": 1.0,
     "ema_decay": 0.9,
-    "sample_steps": 5,
+    "log_responses_steps": 5,
     "critic_lora_rank": 2,
     "critic_lora_alpha": 2,
     "critic_lora_learning_rate": 2.0e-3,
@@ -490,17 +490,17 @@ SETTINGS = {
         for stage in RECIPES
     },
     # With as many responses as it needs. That it counts by itself is seen below.
-    "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", samples=2), stale("train_rlhf")),
+    "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
-    "rlhf.beside": Row(tiny_rlhf(beside=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")),
+    "rlhf.compare_with": Row(tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")),
     "rlhf.judge": Row(
         tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
     ),
     "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
-    "evaluate.prompts": Row(setting("evaluate.prompts", 21), stale("evaluate_rlhf")),
-    "evaluate.samples": Row(setting("evaluate.samples", 3), stale("evaluate_rlhf")),
-    "evaluate.temperature": Row(setting("evaluate.temperature", 0.9), stale("evaluate_rlhf")),
-    "evaluate.bootstrap": Row(setting("evaluate.bootstrap", 101), stale("evaluate_rlhf")),
+    "evaluation.num_prompts": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
+    "evaluation.num_generations": Row(setting("evaluation.num_generations", 3), stale("evaluate_rlhf")),
+    "evaluation.temperature": Row(setting("evaluation.temperature", 0.9), stale("evaluate_rlhf")),
+    "evaluation.bootstrap_resamples": Row(setting("evaluation.bootstrap_resamples", 101), stale("evaluate_rlhf")),
     "language": Row(
         setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
     ),
@@ -509,8 +509,8 @@ SETTINGS = {
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
     **{
-        f"evaluate.endpoint.{key}": Row(
-            setting("evaluate.endpoint", ENDPOINT), stale("evaluate_rlhf")
+        f"evaluation.endpoint.{key}": Row(
+            setting("evaluation.endpoint", ENDPOINT), stale("evaluate_rlhf")
         )
         for key in ENDPOINT
     },
@@ -584,7 +584,7 @@ def test_every_setting_has_a_row_and_every_row_a_setting():
     ("place", "name"),
     [
         ("properties", "new"),
-        ("properties.evaluate.properties", "evaluate.new"),
+        ("properties.evaluation.properties", "evaluation.new"),
         ("$defs.read_dataset.properties", "datasets.new"),
         ("$defs.made_dataset.properties", "datasets.new"),
         ("$defs.sft_recipe.properties", "sft.new"),
@@ -667,7 +667,7 @@ VALUES = {
         stale("split_dataset"),
     ),
     "two keys of the evaluation swapped": Row(
-        config(nested("evaluate.prompts", 2), nested("evaluate.samples", 20)),
+        config(nested("evaluation.num_prompts", 2), nested("evaluation.num_generations", 20)),
         stale("evaluate_rlhf"),
     ),
     "two keys of a model swapped": Row(
@@ -1312,7 +1312,7 @@ def stub_config(*changes):
     """One config of all: tiny and other of sft and of reward, rlhf of the one and the other, with
     responses that can be compared and a reward function.
     """
-    settings = {"reward": "other", "samples": 2, "reward_functions": {"shop": 1}}
+    settings = {"reward": "other", "num_generations": 2, "reward_functions": {"shop": 1}}
     return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 

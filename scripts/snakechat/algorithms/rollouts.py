@@ -8,7 +8,7 @@ its share of the responses and looks at its share of the passes; all have the wh
 import numpy as np
 import torch
 
-from snakechat.modeling.batches import Examples
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.workflow.distributed import rank, total, world_size
 
@@ -20,7 +20,7 @@ def ask(sampler, prompts, settings):
     behind zeros, where it tells them (vllm); else None.
     """
     mine = range(rank(), len(prompts), world_size())
-    shape = settings.samples, len(prompts), settings.max_response_length
+    shape = settings.num_generations, len(prompts), settings.max_response_length
     # 0 where there is no token.
     numbers, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
     if mine:
@@ -33,7 +33,7 @@ def ask(sampler, prompts, settings):
                     logprobs[sample, row, : len(ids)] = torch.as_tensor(told[sample][place])
     numbers = total(numbers)
     responses = [[ids[ids > 0].sub(1).tolist() for ids in sample] for sample in numbers]
-    return responses, total(logprobs) if settings.generate == "vllm" else None
+    return responses, total(logprobs) if settings.generation_backend == "vllm" else None
 
 
 class Rollouts:
@@ -51,14 +51,14 @@ class Rollouts:
         places = torch.arange(int(self.lengths.max()), device=device)
         self.response_mask = places < self.lengths[:, None]
 
-    def passes(self, rows, packs):
+    def micro_batches(self, rows, packs):
         """The passes over the responses to some prompts, each with its places in tables: the responses
         [b], and response_mask [b, R] of them.
         """
         starts = len(self.examples) * np.arange(len(self.examples.responses))
-        for part in self.examples.passes(rows, self.max_tokens, packs, self.device):
-            group = torch.from_numpy((starts[:, None] + part.rows).flatten()).to(self.device)
-            yield part, group, self.response_mask[group]
+        for micro_batch in self.examples.micro_batches(rows, self.max_tokens, packs, self.device):
+            group = torch.from_numpy((starts[:, None] + micro_batch.rows).flatten()).to(self.device)
+            yield micro_batch, group, self.response_mask[group]
 
     def num_tokens(self, rows):
         """Tokens of the responses to some prompts."""
@@ -93,28 +93,28 @@ class Rollouts:
 
     def logprobs(self, policy):
         """Log-probability of each token."""
-        [table] = self.tables(policy, lambda grid: [policy(grid, self.temperature)])
+        [table] = self.tables(policy, lambda batch: [policy(batch, self.temperature)])
         return table
 
     def logprobs_and_entropies(self, policy):
         """Log-probability of each token, and the entropy of what it was drawn from."""
-        return self.tables(policy, lambda grid: policy(grid, self.temperature, entropies=True))
+        return self.tables(policy, lambda batch: policy(batch, self.temperature, return_entropies=True))
 
     def values(self, critic):
         """The critic's value before each token."""
-        [table] = self.tables(critic, lambda grid: [critic(grid, grid.before)])
+        [table] = self.tables(critic, lambda batch: [critic(batch, batch.state_index)])
         return table
 
     @torch.no_grad()
     def tables(self, module, look):
-        """What a function of a grid finds at each token of the responses [N], as tables."""
+        """What a function of a batch finds at each token of the responses [N], as tables."""
         tables = None
-        for part, group, mask in self.passes(np.arange(len(self.examples)), module.packs):
-            found = look(part.grid)
+        for micro_batch, group, mask in self.micro_batches(np.arange(len(self.examples)), module.supports_packing):
+            found = look(micro_batch.batch)
             if tables is None:
                 shape = len(found), *self.response_mask.shape
                 tables = torch.zeros(shape, device=self.device)
-            if part.counts:
+            if micro_batch.counted:
                 for table, values in zip(tables, found, strict=True):
                     table[group] = table[group].masked_scatter(mask, values.float())
         return total(tables)

@@ -10,7 +10,8 @@ from transformers import AutoConfig, StoppingCriteria, StoppingCriteriaList
 from snakechat.data.dialogues import MARKER, NAMES, chat_template, prompt_of
 from snakechat.data.tokens import Encoder, load_tokenizer
 from snakechat.modeling.models import DTYPES, load_causal
-from snakechat.workflow.job import InputError, read_manifest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import read_manifest
 
 
 def load(folder):

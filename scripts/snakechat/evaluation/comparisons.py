@@ -12,9 +12,9 @@ PHRASE = 4
 
 def asked_models(inputs):
     """{name: folder} of the models among the inputs of a job, in the order of the road."""
-    beside = [name for name in inputs if name.startswith("beside.")]
+    beside = [name for name in inputs if name.startswith("compare_with.")]
     order = ("base", "sft", *beside, "dpo", "rlhf")
-    folders = {name.removeprefix("beside."): inputs[name] for name in order if name in inputs}
+    folders = {name.removeprefix("compare_with."): inputs[name] for name in order if name in inputs}
     if "rlhf" in inputs and (inputs["rlhf"] / "ema").is_dir():
         folders["ema"] = inputs["rlhf"] / "ema"
     return folders
@@ -31,7 +31,7 @@ def compare(per_response, scores, resamplings, seed):
     """
     samples, prompts = per_response["sft"]["length"].shape
     draws = Draws(prompts, resamplings, seed)
-    figures = {"prompts": prompts, "samples": samples, "intervals_95": {}, "wins": {}}
+    figures = {"num_prompts": prompts, "num_generations": samples, "intervals_95": {}, "wins": {}}
     for name, values in per_response.items():
         # Responses to one prompt are alike: the prompt is what is drawn anew.
         rows = {key: np.mean(value, axis=0) for key, value in values.items()}

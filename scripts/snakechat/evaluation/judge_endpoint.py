@@ -11,7 +11,7 @@ import time
 
 import httpx2
 
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Seconds without a word after which a request has failed.
 TIMEOUT = 60
@@ -46,7 +46,7 @@ class Endpoint:
             # With other characters httpx2 would tell it in an error.
             if not re.fullmatch("[!-~]+", self.key):
                 raise InputError(
-                    f"evaluate.endpoint: environment variable {settings['key_env']} has no key:"
+                    f"evaluation.endpoint: environment variable {settings['key_env']} has no key:"
                     " export it before the build"
                 )
             headers["Authorization"] = f"Bearer {self.key}"
@@ -96,8 +96,8 @@ class Endpoint:
                 print(f"{self.url}: {self._told(trouble)}; again in {wait:g} s", file=sys.stderr)
                 time.sleep(wait)
         raise InputError(
-            f"evaluate.endpoint: {self.url} does not judge: {self._told(trouble)}: look at url,"
-            " model and key, or set evaluate.endpoint: null"
+            f"evaluation.endpoint: {self.url} does not judge: {self._told(trouble)}: look at url,"
+            " model and key, or set evaluation.endpoint: null"
         )
 
     def _content(self, response):
@@ -108,7 +108,7 @@ class Endpoint:
             content = 0
         if not isinstance(content, str | None):
             raise InputError(
-                f"evaluate.endpoint: {self.url} replies with something else than a chat completion:"
+                f"evaluation.endpoint: {self.url} replies with something else than a chat completion:"
                 f" {self._told(response.text)}"
             )
         return content or ""

@@ -23,8 +23,8 @@ BLOCK = 64
 
 
 def make_sampler(settings, tokenizer, max_tokens, folder):
-    """What samples responses: settings.generate. folder: of the model that is there at first."""
-    if settings.generate == "vllm":
+    """What samples responses: settings.generation_backend. folder: of the model that is there at first."""
+    if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
         return VllmSampler(settings, tokenizer, folder)
@@ -53,7 +53,7 @@ class HfSampler:
             settings.max_response_length,
             settings.temperature,
             self.max_tokens,
-            settings.samples,
+            settings.num_generations,
         )
         return found, None
 

@@ -9,7 +9,7 @@ import torch
 
 from snakechat.modeling.lora import merged_weights
 from snakechat.modeling.models import DTYPES
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Of a GPU's memory, for vLLM's weights, keys and values: training has the rest.
 MEMORY_SHARE = 0.3
@@ -27,8 +27,8 @@ class VllmSampler:
             import vllm
         except ImportError as error:
             raise InputError(
-                f"generate: vllm, but vllm cannot be imported ({error}): pip install vllm, or set"
-                " generate: hf"
+                f"generation_backend: vllm, but vllm cannot be imported ({error}): pip install vllm, or set"
+                " generation_backend: hf"
             ) from None
         self.vllm, self.llm = vllm, None
         self.settings, self.folder = settings, folder
@@ -67,7 +67,7 @@ class VllmSampler:
             )
         except ValueError as error:
             raise InputError(
-                f"{self.folder}: vllm: {str(error).splitlines()[0]}: set generate: hf"
+                f"{self.folder}: vllm: {str(error).splitlines()[0]}: set generation_backend: hf"
             ) from None
         finally:
             torch.set_rng_state(state)
@@ -93,7 +93,7 @@ class VllmSampler:
     def _way(self, seed):
         settings = self.settings
         return self.vllm.SamplingParams(
-            n=settings.samples,
+            n=settings.num_generations,
             temperature=settings.temperature,
             # Neither of them cuts anything off.
             top_p=1.0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snakechat.data.dataset_files import kind_of
 from snakechat.workflow.digests import digest
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # So many files are told one by one.
 FEW = 5
@@ -91,7 +91,7 @@ def config_key(spec, key):
     if rule in SECTIONS:
         return f"{spec['name'].partition('/')[0] if first == 'dtype' else SECTIONS[rule]}.{key}"
     if rule == "evaluate_rlhf" and first not in OF_RECIPES:
-        return f"evaluate.{key}"
+        return f"evaluation.{key}"
     return f"{stage}.{key}"
 
 

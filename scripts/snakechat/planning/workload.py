@@ -16,7 +16,7 @@ from snakechat.planning.changes import name_of
 from snakechat.planning.estimates import Trained
 from snakechat.planning.footprint import POLICY, SCORE, SFT, Layout, Model, size_of
 from snakechat.planning.known_models import MODELS, ROWS
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Where nothing is known of a row's length: its share of the limit.
 ASSUMED_SHARE = 0.5
@@ -202,7 +202,7 @@ def reference_dpo(job):
 def train_rlhf(job):
     """Of PPO, RLOO or GRPO."""
     settings, prompts, stage = job.settings, job.rows(), job.placement["zero_stage"]
-    response, samples = settings["max_response_length"], settings["samples"]
+    response, samples = settings["max_response_length"], settings["num_generations"]
     rows = prompts._replace(
         responses=samples * response, longest=prompts.longest + samples * response
     )
@@ -268,8 +268,8 @@ def evaluate_dpo(job):
 def evaluate_rlhf(job):
     """Of a chat model and its SFT model, one after the other, and then the scorers."""
     settings, prompts = job.settings, job.rows("eval")
-    response, samples = settings["max_response_length"], settings["samples"]
-    number = min(prompts.number or math.inf, settings["prompts"])
+    response, samples = settings["max_response_length"], settings["num_generations"]
+    number = min(prompts.number or math.inf, settings["num_prompts"])
     rows = prompts._replace(
         responses=samples * response, longest=prompts.longest + samples * response
     )

@@ -160,8 +160,8 @@ def response_table(figures):
         if key in figures["rlhf"]
     ]
     title = (
-        f"Responses to {as_number(figures['prompts'])} held-out prompts,"
-        f" {figures['samples']} of each model to each"
+        f"Responses to {as_number(figures['num_prompts'])} held-out prompts,"
+        f" {figures['num_generations']} of each model to each"
     )
     return title, ["", *map(called, models), "RLHF - SFT"], rows
 

@@ -46,7 +46,7 @@ def family(request, tokenizer, tmp_path_factory):
     save_model(make_causal(FAMILIES[request.param], tokenizer, 1), tokenizer, folder)
     policy = Policy(spread(load_causal(folder, "fp32", tokenizer)))
     scorer = Scorer(spread(load_scorer(folder, "fp32", tokenizer, new_head=True)))
-    assert policy.packs == scorer.packs == (request.param != "bloom")
+    assert policy.supports_packing == scorer.supports_packing == (request.param != "bloom")
     return SimpleNamespace(policy=policy, scorer=scorer)
 
 
@@ -68,14 +68,14 @@ def assert_table(table, rows):
 
 
 def num_passes(rollouts, packs):
-    return len(list(rollouts.passes(np.arange(5), packs)))
+    return len(list(rollouts.micro_batches(np.arange(5), packs)))
 
 
 # Several passes of several rows; one row a pass; all rows in one.
 @pytest.mark.parametrize("max_tokens", [40, 1, 10_000])
 def test_logprobs_and_entropies_are_those_of_a_plain_pass_for_each_response(max_tokens, family):
     rollouts = make(max_tokens)
-    passes = num_passes(rollouts, family.policy.packs)
+    passes = num_passes(rollouts, family.policy.supports_packing)
     assert passes == {1: 5, 10_000: 1}.get(max_tokens, passes) and (max_tokens != 40 or passes > 1)
     logprobs, entropies = rollouts.logprobs_and_entropies(family.policy)
     drawn = list(tokens_drawn(family.policy))
@@ -149,11 +149,11 @@ def test_passes_tell_the_places_of_their_tokens_in_tables(rows, packs, world_siz
         table[: len(response)] = torch.tensor(response)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
-        for part, group, mask in rollouts.passes(np.array(rows), packs):
-            grid = part.grid
-            tokens = grid.inputs.input_ids.flatten()[grid.tokens]
+        for micro_batch, group, mask in rollouts.micro_batches(np.array(rows), packs):
+            batch = micro_batch.batch
+            tokens = batch.inputs.input_ids.flatten()[batch.target_index]
             assert ids[group][mask].tolist() == tokens.tolist()
-            if part.counts:
+            if micro_batch.counted:
                 seen[group] += 1
     assert seen.tolist() == 3 * [int(row in rows) for row in range(5)]
 
@@ -194,13 +194,13 @@ def test_a_samplers_values_become_a_table():
 def test_without_passes_of_its_own_a_process_adds_nothing_to_the_tables(monkeypatch):
     # One prompt and two processes: the second one looks, and does not count.
     policy = nn.Linear(1, 1)
-    policy.packs = True
+    policy.supports_packing = True
     monkeypatch.setattr(module, "total", lambda tables: tables)
     monkeypatch.setenv("WORLD_SIZE", "2")
     rollouts, sums = make(prompts=PROMPTS[:1], responses=[row[:1] for row in RESPONSES]), []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        [table] = rollouts.tables(policy, lambda grid: [torch.ones(len(grid.tokens))])
+        [table] = rollouts.tables(policy, lambda batch: [torch.ones(len(batch.target_index))])
         sums.append(table.sum().item())
     assert sums == [3 + 1 + 4, 0]
 
@@ -223,7 +223,7 @@ class Sampler:
 
 
 def settings(**changes):
-    return SimpleNamespace(**{"samples": 2, "max_response_length": 6, "generate": "hf", **changes})
+    return SimpleNamespace(**{"num_generations": 2, "max_response_length": 6, "generation_backend": "hf", **changes})
 
 
 ASKED = [np.array([number]) for number in (3, 1, 2)]
@@ -238,7 +238,7 @@ def test_one_process_asks_for_all_responses(tells):
 
 
 def test_the_logprobs_of_a_sampler_that_tells_them_stand_before_zeros():
-    responses, logprobs = ask(Sampler(), ASKED, settings(generate="vllm"))
+    responses, logprobs = ask(Sampler(), ASKED, settings(generation_backend="vllm"))
     assert responses == TOLD
     assert logprobs.tolist() == [
         [[-1.5] * 3 + [0] * 3, [-0.5] + [0] * 5, [-1] * 2 + [0] * 4],
@@ -259,7 +259,7 @@ def test_processes_ask_for_shares_that_add_up(world_size, monkeypatch):
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
         sampler = Sampler()
-        ask(sampler, ASKED, settings(generate="vllm"))
+        ask(sampler, ASKED, settings(generation_backend="vllm"))
         asked += [int(prompt[0]) for prompts in sampler.asked for prompt in prompts]
     assert sorted(asked) == [1, 2, 3]
     # Ids and log-probabilities in turn.
@@ -269,4 +269,4 @@ def test_processes_ask_for_shares_that_add_up(world_size, monkeypatch):
 
 def ask_alone(monkeypatch):
     monkeypatch.undo()
-    return ask(Sampler(), ASKED, settings(generate="vllm"))[1]
+    return ask(Sampler(), ASKED, settings(generation_backend="vllm"))[1]

@@ -25,7 +25,7 @@ def arrays(models, **more):
 
 def test_means_are_over_all_responses():
     figures = compare(arrays(MODELS), SCORES, 100, 1)
-    assert figures["prompts"] == 3 and figures["samples"] == 2
+    assert figures["num_prompts"] == 3 and figures["num_generations"] == 2
     assert figures["sft"] == {"length": 2, "score": 1}
     assert figures["rlhf"] == {"length": 4, "score": 2}
 
@@ -49,7 +49,7 @@ def test_differences_to_the_sft_model_are_of_its_responses_to_the_same_prompt():
 
 def test_what_no_model_was_asked_for_is_not_told():
     figures = compare(arrays({name: MODELS[name] for name in ("sft", "rlhf")}), SCORES, 100, 1)
-    told = {"prompts", "samples", "intervals_95", "wins", "sft", "rlhf", "score_difference"}
+    told = {"num_prompts", "num_generations", "intervals_95", "wins", "sft", "rlhf", "score_difference"}
     assert figures.keys() == told
     assert figures["wins"].keys() == {"rlhf"}
     assert figures["wins"]["rlhf"].keys() == {"sft"}

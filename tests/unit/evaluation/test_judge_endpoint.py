@@ -15,7 +15,7 @@ import test_evaluate
 import evaluate_rlhf
 from snakechat.evaluation import judge_endpoint as endpoint
 from snakechat.evaluation.judge_endpoint import INSTRUCTIONS, Endpoint
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # The job of the evaluation's own tests.
 job = test_evaluate.job
@@ -269,6 +269,6 @@ def test_nobody_is_asked_where_no_endpoint_is_named(job, monkeypatch):
 @pytest.mark.parametrize("url", ["https://me:pw@judge/v1", "https://judge/v1?key=1"])
 def test_a_url_with_secrets_in_it_is_refused(sources, url):
     settings = {"url": url, "model": "w", "key_env": None, "prompts": 2}
-    (sources.folder / "mine.yaml").write_text(json.dumps({"evaluate": {"endpoint": settings}}))
+    (sources.folder / "mine.yaml").write_text(json.dumps({"evaluation": {"endpoint": settings}}))
     process = sources.snakemake("output/rlhf/tiny", "-n", "--configfile", "mine.yaml")
-    assert "error: config: evaluate.endpoint.url: " in process.stdout
+    assert "error: config: evaluation.endpoint.url: " in process.stdout

@@ -327,7 +327,7 @@ def test_rare_tokens_among_many_are_drawn():
 
 
 def test_the_sampler_of_hf_samples_as_settings_say_and_with_the_weights_of_now(model, tokenizer):
-    settings = SimpleNamespace(generate="hf", samples=2, temperature=0.7, max_response_length=6)
+    settings = SimpleNamespace(generation_backend="hf", num_generations=2, temperature=0.7, max_response_length=6)
     sampler = make_sampler(settings, tokenizer, 48, "unused")
     model = copy.deepcopy(model)
     for _ in range(2):

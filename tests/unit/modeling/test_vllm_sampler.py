@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from snakechat.modeling.generation import HfSampler, make_sampler
 from snakechat.modeling.lora import add_lora
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
 # As vLLM's documentation names them.
@@ -99,8 +99,8 @@ def vllm(monkeypatch):
 
 
 SETTINGS = SimpleNamespace(
-    generate="vllm",
-    samples=2,
+    generation_backend="vllm",
+    num_generations=2,
     temperature=0.7,
     dtype="fp32",
     max_prompt_length=10,
@@ -210,10 +210,10 @@ def test_chances_are_others_for_each_prompt_and_step_and_the_same_for_a_seed(sam
 
 def test_without_vllm_one_line_says_what_to_do(folder, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"generate: vllm.*pip install vllm, or set generate: hf"):
+    with pytest.raises(InputError, match=r"generation_backend: vllm.*pip install vllm, or set generation_backend: hf"):
         make_sampler(SETTINGS, tokenizer, 8192, folder)
     # The other way does not ask for it.
-    settings = SimpleNamespace(generate="hf")
+    settings = SimpleNamespace(generation_backend="hf")
     assert isinstance(make_sampler(settings, tokenizer, 8192, folder), HfSampler)
 
 
@@ -225,5 +225,5 @@ def test_a_model_that_vllm_refuses_is_an_error_of_one_line(sampler, model, vllm,
     with pytest.raises(InputError) as refused:
         sampler.update(model)
     assert str(refused.value) == (
-        f"{folder}: vllm: Model architectures are not supported: set generate: hf"
+        f"{folder}: vllm: Model architectures are not supported: set generation_backend: hf"
     )

@@ -175,7 +175,7 @@ def test_all_lines_of_a_result_go_on_from_a_state_each_file_by_itself():
         """What a run does besides: lines of some steps in a file of their own."""
 
         def write(step):
-            with (job.result / "samples.jsonl").open("a") as file:
+            with (job.result / "responses.jsonl").open("a") as file:
                 file.write(f'{{"step": {step}}}\n')
 
         return {step: partial(write, step) for step in (1, 5, 7)}
@@ -186,7 +186,7 @@ def test_all_lines_of_a_result_go_on_from_a_state_each_file_by_itself():
     assert states(job) == [3, 6]
     walk(job, at=samples(job))
     # The seventh step was done twice.
-    lines = (job.result / "samples.jsonl").read_text().splitlines()
+    lines = (job.result / "responses.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 5, 7]
     lines = (job.result / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
