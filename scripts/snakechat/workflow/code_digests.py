@@ -1,4 +1,4 @@
-"""Digests of programs and of the modules that they import.
+"""Digests of programs, of the modules that they import and of the templates that they render.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -10,9 +10,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.digests import digest
+from snakechat.workflow.digests import digest, file_digest
 
 REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
+
+# Folders of a package with files other than modules: Jinja templates, translations.
+DATA_FOLDERS = ("templates", "locale")
+REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
+
+
+class Source(NamedTuple):
+    """What a Python file consists of: its digest, its import statements and its strings."""
+
+    digest: str
+    imports: tuple["Import", ...]
+    literals: frozenset[str]
 
 
 class Import(NamedTuple):
@@ -25,7 +37,7 @@ class Import(NamedTuple):
 
 def source_digest(path: str | Path) -> str:
     """Return the digest of a Python file; comments, docstrings and layout do not change it."""
-    return _parse(Path(path).read_text(), str(path))[0]
+    return _parse(Path(path).read_text(), str(path)).digest
 
 
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
@@ -33,6 +45,10 @@ def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> d
 
     A module is ours if it lies in the folder of the program. Imports are followed through packages,
     with each `__init__.py` that Python runs on the way, and wherever in a file they stand.
+
+    A template or a translation counts if a string in one of these modules is its path, relative to
+    the folder `templates` or `locale` next to one of these modules; so do the templates that it
+    extends or includes.
 
     Args:
         program: Path of scripts/NAME.py.
@@ -45,17 +61,40 @@ def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> d
     root = Path(program).parent
     rewards = [root.parent / f"rewards/{name}.py" for name in reward_functions]
     digests: dict[str, str] = {}
+    literals: set[str] = set()
+    folders: set[Path] = set()
     pending = [Path(program), *rewards]
     while pending:
         path = pending.pop()
         is_reward = path in rewards
         name = path.relative_to(root.parent if is_reward else root).as_posix()
         if name not in digests:
-            digests[name], imports = _parse(path.read_text(), str(path))
+            source = _parse(path.read_text(), str(path))
+            digests[name] = source.digest
+            literals |= source.literals
             package = () if is_reward else path.relative_to(root).parent.parts
-            for statement in imports:
+            folders |= set() if is_reward else {path.parent}
+            for statement in source.imports:
                 pending += _imported_files(statement, package, root)
+    for path in sorted(_data_files(folders, literals)):
+        digests[path.relative_to(root).as_posix()] = file_digest(path)
     return digests
+
+
+def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
+    """Return the files of these names in the data folders, and the templates that they refer to."""
+    files: dict[str, list[Path]] = {}
+    for data_folder in (folder / name for folder in folders for name in DATA_FOLDERS):
+        for path in data_folder.rglob("*"):
+            files.setdefault(path.relative_to(data_folder).as_posix(), []).append(path)
+    found: set[Path] = set()
+    pending = [name for name in names if name in files]
+    while pending:
+        for path in files.get(pending.pop(), ()):
+            if path.is_file() and path not in found:
+                found.add(path)
+                pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _imported_files(statement: Import, package: tuple[str, ...], root: Path) -> Iterator[Path]:
@@ -87,17 +126,19 @@ def _module_file(path: Path) -> Path:
 
 # Most modules are part of several programs.
 @cache
-def _parse(source: str, filename: str) -> tuple[str, tuple[Import, ...]]:
-    """Return the digest of a source and its import statements."""
+def _parse(source: str, filename: str) -> Source:
+    """Parse the text of a Python file."""
     tree = ast.parse(source, filename=filename)
-    imports = []
+    imports, literals = [], set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports += [Import(alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
             imports.append(Import(node.module or "", names, node.level))
-    return digest(_canonical(tree)), tuple(imports)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literals.add(node.value)
+    return Source(digest(_canonical(tree)), tuple(imports), frozenset(literals))
 
 
 def _canonical(node: Any) -> Any:

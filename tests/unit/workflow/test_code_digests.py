@@ -193,6 +193,46 @@ def test_code_is_the_reward_functions_too_that_a_program_is_given(scripts):
     assert found["rewards/first.py"] == source_digest(rewards / "first.py")
 
 
+@pytest.fixture
+def templates(scripts):
+    """Templates next to module a: one names the base in `extends`, one is not named by any module."""
+    texts = {
+        "templates/base.html": "base",
+        "templates/page.html": '{% extends "base.html" %}',
+        "templates/other.html": '{% extends "base.html" %}',
+        "locale/zh/texts.po": 'msgid ""',
+    }
+    for name, text in texts.items():
+        path = scripts / "rlhf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return scripts / "rlhf"
+
+
+def test_templates_and_translations_count_for_programs_that_name_them(scripts, templates):
+    without = code_digests(scripts / "program.py")
+    assert {name for name in without if not name.endswith(".py")} == set()
+    source = (scripts / "program.py").read_text()
+    (scripts / "program.py").write_text(f'{source}render("page.html")\n')
+    with_page = code_digests(scripts / "program.py")
+    pages = {"rlhf/templates/base.html", "rlhf/templates/page.html"}
+    assert with_page.keys() - without.keys() == pages
+    # The string may stand in any module of the program.
+    (templates / "b.py").write_text('from rlhf.c import three\n\ntwo = "zh/texts.po"\n')
+    found = code_digests(scripts / "program.py")
+    assert found.keys() - with_page.keys() == {"rlhf/locale/zh/texts.po"}
+
+
+def test_a_changed_template_changes_its_own_digest_only(scripts, templates):
+    (scripts / "program.py").write_text('from rlhf.a import one\n\none("page.html")\n')
+    before = code_digests(scripts / "program.py")
+    (templates / "templates/base.html").write_text("another base")
+    (templates / "templates/other.html").write_text("another page")
+    after = code_digests(scripts / "program.py")
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["rlhf/templates/base.html"]
+
+
 @pytest.mark.parametrize("program", sorted(path.name for path in SCRIPTS.glob("*.py")))
 def test_all_our_modules_that_a_program_loads_are_in_its_code(program):
     # Python's own finder of imports, which sees every form of them.
@@ -200,7 +240,8 @@ def test_all_our_modules_that_a_program_loads_are_in_its_code(program):
     finder.run_script(str(SCRIPTS / program))
     files = (Path(module.__file__) for module in finder.modules.values() if module.__file__)
     loaded = {path.relative_to(SCRIPTS).as_posix() for path in files if SCRIPTS in path.parents}
-    assert set(code_digests(SCRIPTS / program)) == loaded
+    found = code_digests(SCRIPTS / program)
+    assert {name for name in found if name.endswith(".py")} == loaded
 
 
 def requirements(folder, text):
