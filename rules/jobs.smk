@@ -2,7 +2,7 @@
 
 from snakechat.workflow.errors import InputError
 from snakechat.data.model_files import model_files
-from snakechat.data.dataset_files import local_paths, parts_of
+from snakechat.data.dataset_files import local_paths, split_files
 
 
 def science(stage, name):
@@ -27,7 +27,7 @@ def local_files(name):
         fail(f"config: datasets.{name}.path: there is no {source}")
     globs = {part: dataset[part] for part in ("train", "eval") if part in dataset}
     try:
-        parts = parts_of(local_paths(source), globs)
+        parts = split_files(local_paths(source), globs)
     except InputError as error:
         fail(f"config: datasets.{name}: {source}: {error}")
     found = [(part, path) for part, paths in parts.items() for path in paths]

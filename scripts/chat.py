@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 HELP = """\
 /reset        forget all turns

@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from snakechat.data.tokens import Ragged
-from snakechat.workflow.job import InputError, manifest_of, read_manifest, result_files, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
+from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
 
 STAGES = range(4)
 # Once over the rows, without an evaluation between steps.
@@ -63,8 +65,8 @@ def cut_inputs(inputs, rows, scratch):
             source, target = Path(inputs[key]["path"]), scratch / key
             target.mkdir(parents=True)
             cut(source, target, rows)
-            manifest = read_manifest(manifest_of(source)) | {"files": result_files(target)}
-            manifest_of(target).write_text(json.dumps(manifest))
+            manifest = read_manifest(manifest_path(source)) | {"files": result_files(target)}
+            manifest_path(target).write_text(json.dumps(manifest))
             found[key] = inputs[key] | {"path": str(target)}
     return found
 

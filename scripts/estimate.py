@@ -17,7 +17,8 @@ from snakechat.planning.changes import name_of
 from snakechat.planning.dry_run import arguments_of, dry_run, planned_jobs
 from snakechat.planning.estimates import GIB, GPUS, PARTS
 from snakechat.planning.workload import Plan, base_model_bytes, workload_of
-from snakechat.workflow.job import InputError, manifest_of, read_manifest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path, read_manifest
 
 COLUMNS = ("job", "state", "GPUs", "model", "trained")
 COLUMNS += (*PARTS, "in all", "at", "disk", "PFLOP", "hours")
@@ -226,7 +227,7 @@ class Line:
 
 def built_bytes(path):
     """Bytes of a result that is there, by its manifest."""
-    manifest = read_manifest(manifest_of(path))
+    manifest = read_manifest(manifest_path(path))
     return manifest and sum(facts["size"] for facts in manifest["files"].values())
 
 

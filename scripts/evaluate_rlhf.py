@@ -35,7 +35,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
 
 # Datasets whose responses can be told right from wrong exactly.
-EXACT_CHECKS = {"shop": toy.is_right}
+EXACT_CHECKS = {"shop": toy.is_correct}
 # What a response wins by: what was trained on, and a judge that was not.
 SCORES = ("score", "judge_score")
 

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from snakechat.workflow.job import InputError, check_file, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
+from snakechat.workflow.manifest import check_file
 
 # As it calls them.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

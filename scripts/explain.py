@@ -16,7 +16,7 @@ from pathlib import Path
 from snakechat.planning.changes import changed_settings, changes_of, exchanged_inputs, few, name_of
 from snakechat.planning.dry_run import arguments_of, before, dry_run, planned_jobs
 from snakechat.workflow.digests import digest, file_digest
-from snakechat.workflow.job import manifest_of, read_manifest
+from snakechat.workflow.manifest import manifest_path, read_manifest
 
 
 def main():
@@ -123,7 +123,7 @@ def record_of(path):
 
     Where a failed rerun took the manifest away, the copy in the folder serves.
     """
-    beside = manifest_of(path)
+    beside = manifest_path(path)
     if manifest := read_manifest(beside):
         return manifest, []
     if beside.exists():
@@ -160,7 +160,7 @@ def rebuilt_inputs(manifest, spec, jobs):
     changes = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
-        beside = manifest_of(entry["path"])
+        beside = manifest_path(entry["path"])
         if entry["path"] in jobs or not recorded or name_of(recorded) != name_of(entry):
             continue
         if recorded["spec"] != entry["spec"]:

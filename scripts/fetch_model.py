@@ -7,7 +7,9 @@ from snakechat.data.hub import fetch, licence_of
 from snakechat.data.model_files import model_files
 from snakechat.data.tokens import load_tokenizer
 from snakechat.modeling.models import copy_causal
-from snakechat.workflow.job import InputError, check_file, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
+from snakechat.workflow.manifest import check_file
 
 
 def main(job):

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from snakechat.data.dataset_files import parts_of
-from snakechat.data.formats import BadRow, Dropped, record_of
-from snakechat.data.records import RecordWriter, records
+from snakechat.data.dataset_files import split_files
+from snakechat.data.formats import BadRow, DroppedRow, record_of
+from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.sources import count_rows, read_rows
-from snakechat.data.statistics import Look
+from snakechat.data.statistics import DatasetStatistics
 from snakechat.data.toy import make_rows
-from snakechat.workflow.job import InputError, check_file, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
+from snakechat.workflow.manifest import check_file
 
 
 def main(job):
@@ -29,8 +31,8 @@ def main(job):
             import_part(job, part, paths)
     stats = {}
     for path in sorted(job.result.glob("*.parquet")):
-        look = Look()
-        for record in records(path):
+        look = DatasetStatistics()
+        for record in read_records(path):
             look.add(*record)
         stats[path.stem] = look.summary() | {"dropped": job.facts["dropped"][path.stem]}
         print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows of part {path.stem}")
@@ -73,7 +75,7 @@ def hub_files(job):
 
     def choose(paths):
         try:
-            parts = parts_of([path for path in paths if path != CARD], globs)
+            parts = split_files([path for path in paths if path != CARD], globs)
             found = sorted(path for names in parts.values() for path in names)
             return [*found, CARD] if CARD in paths else found
         except InputError as error:
@@ -81,7 +83,7 @@ def hub_files(job):
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts |= {"commit": commit, "licence": licence_of(folder)}
-    parts = parts_of([path for path in paths if path != CARD], globs)
+    parts = split_files([path for path in paths if path != CARD], globs)
     return {part: {path: folder / path for path in found} for part, found in parts.items()}
 
 
@@ -104,7 +106,7 @@ def import_part(job, part, paths):
                 with (job.result / "bad_rows.jsonl").open("a") as file:
                     bad = {"file": name, "row": number, "reason": str(error)}
                     file.write(json.dumps(bad) + "\n")
-            except Dropped as reason:
+            except DroppedRow as reason:
                 dropped[str(reason)] += 1
             else:
                 if remove:

@@ -6,16 +6,17 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from snakechat.data.records import records
+from snakechat.data.records import read_records
 from snakechat.data.tokens import load_tokenizer
 from snakechat.modeling.models import make_causal
-from snakechat.workflow.job import check_file, run
+from snakechat.workflow.job import run
+from snakechat.workflow.manifest import check_file
 
 
 def main(job):
     """The tokenizer first: the model's vocabulary and special ids are the tokenizer's."""
     if "train_on" in job.settings.tokenizer:
-        rows = records(job.inputs["records"] / "train.parquet")
+        rows = read_records(job.inputs["records"] / "train.parquet")
         texts = (text for row in rows for text in row if text is not None)
         train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:

@@ -23,7 +23,7 @@ import yaml
 from snakechat.planning.changes import name_of
 from snakechat.planning.dry_run import arguments_of, before, dry_run, planned_jobs
 from snakechat.workflow.digests import digest
-from snakechat.workflow.job import manifest_of
+from snakechat.workflow.manifest import manifest_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
@@ -60,7 +60,7 @@ def main():
         sys.exit(f"error: {targets}: no training to run takes several GPUs or nodes")
     ready = [job for job in several if not before(job.spec, jobs)]
     if not ready:
-        inputs = [str(manifest_of(path)) for path in before(several[0].spec, jobs)]
+        inputs = [str(manifest_path(path)) for path in before(several[0].spec, jobs)]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
         sys.exit(f"error: {name_of(several[0].spec)} has inputs to build first: {build}")
     profile = yaml.safe_load(PROFILE.read_text())

@@ -10,7 +10,7 @@ import json
 import torch
 from transformers import GenerationConfig
 
-from snakechat.data.dialogues import prompt_of
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.tokens import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import asked_models
@@ -18,7 +18,8 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import SPECIAL_IDS, choose_device, load_causal
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import teller
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 DECODERS = ("greedy", "sampled", "beam search")
 
@@ -70,7 +71,7 @@ def ask(folder, prompts, settings, max_tokens, device):
     for _, prompt in prompts:
         if encoder.is_unsafe(prompt):
             raise InputError(f"prompt {prompt[:60]!r} has a special token in its text: remove it")
-    ids = encoder.prompts([prompt_of([("user", prompt)]) for _, prompt in prompts])
+    ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
     model = load_causal(folder, settings.dtype, tokenizer).to(device)
     room = room_for_responses(model, folder, ids, settings.max_response_length)
     found = {}

@@ -5,16 +5,18 @@ scores.jsonl has every pair, metrics.json how often the good response won, score
 
 import json
 
-from snakechat.data.dialogues import prompt_of, response_of
+from snakechat.modeling.batching import Examples
+
+from snakechat.data.dialogues import render_prompt, render_response
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokens import Encoder, load_tokenizer
-from snakechat.modeling.batches import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import choose_device, load_scorer
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import as_number, teller
 from snakechat.training.metrics import write_json
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 BODY = """{% for set, rows in sets %}
 <h2>{{ set }}</h2>
@@ -63,9 +65,9 @@ def encode(pairs, encoder):
         for key, text in pair.items():
             if encoder.is_unsafe(text):
                 raise InputError(f"{key} {text[:60]!r} has a special token in its text: remove it")
-    prompts = encoder.prompts([prompt_of([("user", pair["prompt"])]) for _, pair in pairs])
+    prompts = encoder.prompts([render_prompt([("user", pair["prompt"])]) for _, pair in pairs])
     responses = [
-        encoder.responses([response_of(pair[key]) for _, pair in pairs])
+        encoder.responses([render_response(pair[key]) for _, pair in pairs])
         for key in ("chosen", "rejected")
     ]
     return Examples(prompts, *responses)

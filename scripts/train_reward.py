@@ -8,6 +8,7 @@ as in DeepSpeed-Chat.
 
 import numpy as np
 import torch
+from snakechat.modeling.batching import Examples, global_batches, num_steps
 
 from snakechat.algorithms.preference import (
     PAIR_FIGURES,
@@ -16,17 +17,18 @@ from snakechat.algorithms.preference import (
     per_token_loss,
     since_parting,
 )
-from snakechat.data.tokens import trained_tokenizer
-from snakechat.modeling.batches import Examples, global_batches, num_steps
-from snakechat.modeling.forward import Scorer, padded, response_scores
+from snakechat.data.tokens import load_training_tokenizer
+from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_length, load_scorer, save_model, size_of
+from snakechat.modeling.models import check_sequence_length, load_scorer, save_model, model_size
 from snakechat.reporting.model_card import write_card
-from snakechat.training.checkpointing import Resumable
-from snakechat.training.engine import make_engine, start
-from snakechat.training.metrics import Clock, StepLog
+from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.engine import make_engine
+from snakechat.training.metrics import StepTimer, MetricsLogger
+from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 # Pairs that a saved model has to score as the one in memory does.
 PROBES = 32
@@ -36,59 +38,59 @@ def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
     max_tokens = placement["micro_batch_tokens"]
-    device = start(placement)
+    device = init_process_group(placement)
     torch.manual_seed(settings.seed)
 
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
+    tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
     model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, new_head=True)
-    check_length(model, settings.max_length)
+    check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    job.record["models"] = {"model": size_of(model)}
+    job.record["models"] = {"model": model_size(model)}
     scorer = Scorer(model).to(device)
     steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
     engine = make_engine(scorer, settings, settings.learning_rate, steps, placement)
 
-    def judge(grid):
-        """Losses [n] of the pairs of a grid, and scores [2, n] of their responses."""
+    def judge(batch):
+        """Losses [n] of the pairs of a batch, and scores [2, n] of their responses."""
         if settings.loss == "last_token":
-            scores = engine(grid, grid.ends).view(2, -1)
+            scores = engine(batch, batch.last_index).view(2, -1)
             return pairwise_loss(*scores), scores
-        tokens = grid.inputs.input_ids.flatten()[grid.tokens]
-        scores = padded(engine(grid, grid.tokens), grid.lengths)
-        compared = since_parting(padded(tokens, grid.lengths), grid.lengths)
+        tokens = batch.inputs.input_ids.flatten()[batch.target_index]
+        scores = pad_with_last(engine(batch, batch.target_index), batch.target_lengths)
+        compared = since_parting(pad_with_last(tokens, batch.target_lengths), batch.target_lengths)
         return per_token_loss(*scores.chunk(2), compared), scores[:, -1].view(2, -1)
 
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     tokens = pairs.num_tokens(with_prompts=True)
-    clock = Clock(device)
-    training = Resumable(job, scorer=engine)
-    with StepLog(job, steps) as log:
+    timer = StepTimer(device)
+    training = Checkpointer(job, scorer=engine)
+    with MetricsLogger(job, steps) as logger:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             sums = torch.zeros(len(PAIR_FIGURES), device=device)
-            with clock("train"):
-                for part in pairs.passes(rows, max_tokens, scorer.packs, device):
-                    losses, scores = judge(part.grid)
-                    engine.backward(part.counts / len(rows) * losses.sum(), part.last)
-                    sums += part.counts * pair_sums(losses.detach(), *scores.detach())
+            with timer("train"):
+                for micro_batch in pairs.micro_batches(rows, max_tokens, scorer.supports_packing, device):
+                    losses, scores = judge(micro_batch.batch)
+                    engine.backward(micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last)
+                    sums += micro_batch.counted * pair_sums(losses.detach(), *scores.detach())
                 engine.step()
             means = (ranks.total(sums) / len(rows)).tolist()
-            log.write(
+            logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
                 **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
-                **engine.figures,
+                **engine.metrics,
             )
-            log.write_times(step, clock.seconds, int(tokens[rows].sum()), pairs=len(rows))
+            logger.log_times(step, timer.seconds, int(tokens[rows].sum()), pairs=len(rows))
 
-    probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").first(PROBES)
+    probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").head(PROBES)
     expected = response_scores(scorer, probes, max_tokens)
     job.facts["probe_scores"] = expected.tolist()
-    with engine.whole_weights():
+    with engine.gathered_weights():
         save_model(model, tokenizer, job.result)
     ranks.barrier()
     saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer)).to(device)

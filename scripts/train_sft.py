@@ -5,26 +5,28 @@ response), whatever passes and processes they stand in.
 """
 
 import torch
+from snakechat.modeling.batching import Examples, global_batches
 
-from snakechat.data.tokens import trained_tokenizer
-from snakechat.modeling.batches import Examples, global_batches
+from snakechat.data.tokens import load_training_tokenizer
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_length, load_causal, save_model, size_of
+from snakechat.modeling.models import check_sequence_length, load_causal, save_model, model_size
 from snakechat.reporting.model_card import write_card
-from snakechat.training.best_model import Best
-from snakechat.training.checkpointing import Resumable
-from snakechat.training.engine import make_engine, start
-from snakechat.training.metrics import Clock, StepLog
+from snakechat.training.best_model import BestModel
+from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.engine import make_engine
+from snakechat.training.metrics import StepTimer, MetricsLogger
+from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 
 
 def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
     max_tokens, with_prompts = placement["micro_batch_tokens"], settings.train_on_prompt
-    device = start(placement)
+    device = init_process_group(placement)
     torch.manual_seed(settings.seed)
 
     examples = Examples.read(job.inputs["tokens"], "train", "chosen")
@@ -40,12 +42,12 @@ def main(job):
                 " set train_on_prompt, or truncation_side: left"
             )
 
-    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
+    tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
-    check_length(model, settings.max_length)
+    check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    job.record["models"] = {"model": size_of(model)}
+    job.record["models"] = {"model": model_size(model)}
     policy = Policy(model).to(device)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), placement)
 
@@ -55,22 +57,22 @@ def main(job):
         return -logprobs.sum() / held_out.num_tokens(with_prompts).sum()
 
     def save(folder):
-        with engine.whole_weights():
+        with engine.gathered_weights():
             save_model(model, tokenizer, folder)
 
-    best = Best(job, save if settings.keep == "best" else None)
-    clock = Clock(device)
-    training = Resumable(job, policy=engine, best=best)
-    with StepLog(job, len(batches)) as log:
+    best = BestModel(job, save if settings.keep == "best" else None)
+    timer = StepTimer(device)
+    training = Checkpointer(job, policy=engine, best=best)
+    with MetricsLogger(job, len(batches)) as logger:
         if training.done == 0:
-            log.write(0, ["eval_loss"], eval_loss=evaluate())
+            logger.log(0, ["eval_loss"], eval_loss=evaluate())
         for step, rows in training.steps(batches):
             learning_rate, num_tokens = engine.learning_rate, int(learnt[rows].sum())
             loss_sum = torch.zeros((), device=device)
-            with clock("train"):
-                for part in examples.passes(rows, max_tokens, policy.packs, device, with_prompts):
-                    loss = -part.counts / num_tokens * engine(part.grid, summed=True)
-                    engine.backward(loss, part.last)
+            with timer("train"):
+                for micro_batch in examples.micro_batches(rows, max_tokens, policy.supports_packing, device, with_prompts):
+                    loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+                    engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()
                 engine.step()
 
@@ -79,7 +81,7 @@ def main(job):
             if is_due or step == len(batches):
                 eval_loss = evaluate()
                 best.offer(step, eval_loss)
-            log.write(
+            logger.log(
                 step,
                 ["loss"],
                 rows,
@@ -87,9 +89,9 @@ def main(job):
                 eval_loss=eval_loss,
                 tokens=num_tokens,
                 learning_rate=learning_rate,
-                **engine.figures,
+                **engine.metrics,
             )
-            log.write_times(step, clock.seconds, num_tokens, rows=len(rows))
+            logger.log_times(step, timer.seconds, num_tokens, rows=len(rows))
             if settings.patience and best.since >= settings.patience:
                 break
 

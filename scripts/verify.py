@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from snakechat.workflow.digests import digest, file_digest
-from snakechat.workflow.job import NOT_OURS, manifest_of, read_manifest
+from snakechat.workflow.manifest import UNLISTED_FILES, manifest_path, read_manifest
 
 BESIDE = ".manifest.json"
 # Files that tell times and memory, by rule: no two builds have the same ones.
@@ -86,7 +86,7 @@ def files_of(folder):
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in NOT_OURS
+        if path.is_file() and path.name not in UNLISTED_FILES
     }
 
 
@@ -100,7 +100,7 @@ def facts_of(path):
 
 def troubles_of(folder, found):
     """Yield what is wrong with a result, a line each. found: the facts of its files, by name."""
-    beside = manifest_of(folder)
+    beside = manifest_path(folder)
     if not beside.exists():
         yield f"{folder}: no manifest beside it"
         return
@@ -138,7 +138,7 @@ def changed_files(folder, recorded, found):
 
 def differences(folder, twin, facts):
     """Yield how a result differs from that of another build, a line each."""
-    manifests = [read_manifest(manifest_of(path)) for path in (folder, twin)]
+    manifests = [read_manifest(manifest_path(path)) for path in (folder, twin)]
     if manifests[1] is None:
         yield f"{twin}: no manifest beside it"
     elif manifests[0] is not None and manifests[0]["spec"] != manifests[1]["spec"]:
@@ -150,12 +150,12 @@ def differences(folder, twin, facts):
             if not same and not fnmatch.fnmatch(name, times):
                 yield f"{folder}/{name}: differs from {twin}/{name}"
         if not times and manifests[0] != manifests[1]:
-            yield f"{manifest_of(folder)}: differs from {manifest_of(twin)}"
+            yield f"{manifest_path(folder)}: differs from {manifest_path(twin)}"
 
 
 def changed_inputs(folder, manifest):
     """Yield the inputs of a result whose manifests are not those that it was made from."""
-    spec, beside = manifest["spec"], manifest_of(folder)
+    spec, beside = manifest["spec"], manifest_path(folder)
     # The tree may have been moved, or this be a part of it: what counts stands behind "output".
     where, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
     if absolute.parts[-len(where) :] != where:
@@ -163,7 +163,7 @@ def changed_inputs(folder, manifest):
         return
     tree = absolute.parents[len(where) - 1]
     for key, entry in spec["inputs"].items():
-        path = manifest_of(tree.joinpath(*Path(entry["path"]).parts[1:]))
+        path = manifest_path(tree.joinpath(*Path(entry["path"]).parts[1:]))
         before = read_manifest(path)
         if not path.exists():
             trouble = "is missing"
@@ -175,7 +175,7 @@ def changed_inputs(folder, manifest):
             trouble = "has changed since"
         else:
             continue
-        yield f"{beside}: input {key}: {manifest_of(entry['path'])} {trouble}"
+        yield f"{beside}: input {key}: {manifest_path(entry['path'])} {trouble}"
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_success_takes_a_right_response_that_ended(job, tokenizer, monkeypatch):
 
     monkeypatch.setattr(evaluate_rlhf, "sample_responses", sample)
     monkeypatch.setattr(toy, "is_right", lambda prompt, response: response == RIGHT)
-    monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", toy.is_right)
+    monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", toy.is_correct)
     figures, _ = evaluated(job)
     assert asked == 3 * [(3, 6, 1.0, 300, 2), (3, 6, 0, 300, 1)]
     for name in ("sft", "rlhf"):

@@ -13,7 +13,7 @@ import yaml
 import evaluate_tasks
 from conftest import ROOT
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from snakechat.modeling.models import load_causal, make_causal, save_model
 from snakechat.reporting.pages import PICTURES
 from snakechat.reporting.translations import ZH
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def train(road):
         spec["inputs"] |= {"ptx": spec["inputs"]["tokens.sft"]}
         spec["inputs"] = {key: job for key, job in spec["inputs"].items() if key not in without}
         manifests = {key: manifest_path(job["path"]) for key, job in spec["inputs"].items()}
-        job = Job(spec, manifests, PLACEMENT | dict(placement))
+        job = Job(spec, manifests, PLACEMENT | dict(placement), SimpleNamespace)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)

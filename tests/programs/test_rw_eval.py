@@ -13,7 +13,7 @@ import rw_eval
 from conftest import INIT
 from snakechat.modeling.models import load_scorer, make_causal, save_model
 from snakechat.reporting.translations import ZH
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 TOY = [
     {"prompt": "I need a hat.", "chosen": "Go to the boutique.", "rejected": "Go away, you bore!"},

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 import tokenize_phase
 from conftest import ROOT
 from init_model import train_tokenizer
-from snakechat.data.dialogues import prompt_of
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
 from snakechat.data.tokens import Ragged, load_tokenizer
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 ROWS = [
     ("Is it far?", " No.", " Yes, very."),
@@ -293,16 +293,16 @@ def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, phase_name, na
 
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
-@pytest.mark.parametrize("prompt", ["", " \n", prompt_of([("user", "")]), prompt_of([])], ids=repr)
+@pytest.mark.parametrize("prompt", ["", " \n", render_prompt([("user", "")]), render_prompt([])], ids=repr)
 def test_a_prompt_that_says_nothing_is_empty(tokenize, chat_tokenizer, template, prompt):
-    rows = [(prompt, " So.", " No."), (prompt_of([("user", "Why?")]), " So.", " No.")]
+    rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
     done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
     assert done.stats["train"]["dropped"] == {"empty prompt": 1}
 
 
 # --- templates --------------------------------------------------------------------------------
 
-QUESTION = prompt_of([("system", "Be brief."), ("user", "Why?")])
+QUESTION = render_prompt([("system", "Be brief."), ("user", "Why?")])
 
 
 def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
@@ -321,7 +321,7 @@ def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
 )
 def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, phase_name, dropped):
     rows = [
-        (prompt_of([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
+        (render_prompt([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
         (QUESTION, " Yes.<|im_end|>", " No."),
         (QUESTION, " Yes.", " <|im_start|>"),
         (QUESTION, " Yes.", " No."),

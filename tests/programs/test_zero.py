@@ -14,7 +14,9 @@ from snakechat.planning.changes import changes_of
 from snakechat.planning.flops import sent_elements
 from snakechat.reporting import translations as words
 from snakechat.reporting.pages import write_page
-from snakechat.workflow.job import InputError, check_input, digest
+from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import check_input
 
 PAGE = "output/zero/sft/tiny.html"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # So many characters of a text are told.

@@ -5,11 +5,12 @@ import sys
 import numpy as np
 
 from snakechat.data.tokens import Ragged
-from snakechat.modeling.batches import Examples
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.modeling.models import SPECIAL_IDS
 from snakechat.workflow.distributed import rank
-from snakechat.workflow.job import InputError, manifest_of, read_manifest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path, read_manifest
 
 # Of the deviation of a reward model's recorded scores: what another device may change.
 PROBE_TOLERANCE = 0.1
@@ -44,7 +45,7 @@ def check_probes(scorer, folder, tokens, max_tokens):
 
     folder: of the reward model; tokens: those that it was trained on.
     """
-    recorded = np.array(read_manifest(manifest_of(folder))["facts"]["probe_scores"])
+    recorded = np.array(read_manifest(manifest_path(folder))["facts"]["probe_scores"])
     probes = Examples.read(tokens, "eval", "chosen", "rejected").first(recorded.shape[1])
     difference = np.abs(response_scores(scorer, probes, max_tokens) - recorded).max()
     if not difference < PROBE_TOLERANCE * recorded.std():

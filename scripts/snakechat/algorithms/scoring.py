@@ -9,7 +9,7 @@ import torch
 
 from snakechat.algorithms import ppo
 from snakechat.workflow.distributed import rank, total
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 
 class Standardizer:
@@ -50,7 +50,7 @@ class Scoring:
         """
         scores = torch.zeros(len(rollouts.ended), device=rollouts.device)
         if self.reward:
-            with self.reward.at_work() as scorer:
+            with self.reward.on_device() as scorer:
                 scores += rollouts.scores(scorer)
         if self.settings.reward_functions:
             # Of the first process alone: a function need not say the same twice.
@@ -80,11 +80,11 @@ class Scoring:
         final = self.units(scores).clamp(-clip, clip)
         return final - self.settings.missing_eos_penalty * ~ended
 
-    def state(self):
+    def state_dict(self):
         """For a run that is resumed."""
         return {"units": self.units.moments, "critic_units": self.critic_units.moments}
 
-    def restore(self, state):
+    def load_state_dict(self, state):
         """Put a state back."""
         self.units.moments = state["units"]
         self.critic_units.moments = state["critic_units"]

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # wget leaves the question mark of a hub's download address in the name.
 KINDS = re.compile(r"\.(parquet|arrow|jsonl\.gz|jsonl|json|csv)(\?download=true)?$")
@@ -38,7 +38,7 @@ def local_paths(folder):
     return sorted(paths)
 
 
-def parts_of(paths, globs):
+def split_files(paths, globs):
     """{"train": paths, "eval": paths} of a dataset, sorted; without "eval" where it has none.
 
     paths: all files of a folder or repository, relative to it. globs: a glob for "train", and for

@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Seconds without a byte after which a connection is broken.
 TIMEOUT = 30

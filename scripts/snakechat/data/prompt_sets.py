@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from snakechat.workflow.job import InputError, check_file
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import check_file
 
 # Of an entry of prompts/pairs.
 PAIR = ("prompt", "chosen", "rejected")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from snakechat.data.dataset_files import kind_of
 from snakechat.data.formats import BadRow
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Rows of a megabyte are real: so few of them at a time that memory stays bounded.
 ROWS_AT_A_TIME = 256

@@ -9,18 +9,18 @@ import numpy as np
 from tqdm import tqdm
 
 from snakechat.data.dialogues import is_empty
-from snakechat.data.phase_splits import blended
-from snakechat.data.records import record_batches
+from snakechat.data.phase_splits import weighted_rows
+from snakechat.data.records import read_record_batches
 from snakechat.data.statistics import percentiles
 from snakechat.data.tokens import (
     Encoder,
     Ragged,
     RaggedWriter,
-    cut_prompt,
-    cut_responses,
+    truncate_prompt,
+    truncate_responses,
     load_tokenizer,
 )
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 PARTS = ("train", "eval")
 
@@ -92,7 +92,7 @@ def phase_rows(job, phase, part):
     rows = {}
     for dataset, weight in job.settings.datasets:
         numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{part}.npy")
-        rows[dataset] = blended(numbers, weight, job.settings.seed) if part == "train" else numbers
+        rows[dataset] = weighted_rows(numbers, weight, job.settings.seed) if part == "train" else numbers
     return rows
 
 
@@ -102,7 +102,7 @@ def batches(job, part, rows):
         path = job.inputs[f"records.{dataset}"] / f"{part}.parquet"
         # Without an eval part, rows to evaluate on are some of train.parquet.
         path = path if path.exists() else path.with_stem("train")
-        for batch in record_batches(path, numbers):
+        for batch in read_record_batches(path, numbers):
             yield dataset, batch
 
 
@@ -150,9 +150,9 @@ def encode_responses(encoder, settings, prompts, *responses):
     for prompt, ids in zip(prompts, responses, strict=True):
         is_cut = len(prompt) + max(map(len, ids)) > limit
         if is_cut and settings.truncation_side == "left":
-            prompt, ids = cut_prompt(encoder.tokenizer, prompt, ids, limit)
+            prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
         elif is_cut:
-            prompt, ids = cut_responses(prompt, ids, limit)
+            prompt, ids = truncate_responses(prompt, ids, limit)
         if not ids[0]:
             yield "response cut away"
         # Texts that differ behind the cut, or in what the tokenizer does not tell apart.

@@ -13,8 +13,8 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from snakechat.data.dialogues import chat_template, turns_of
-from snakechat.workflow.job import InputError
+from snakechat.data.dialogues import chat_template, parse_turns
+from snakechat.workflow.errors import InputError
 
 
 def load_tokenizer(folder):
@@ -33,7 +33,7 @@ def load_tokenizer(folder):
     return tokenizer
 
 
-def trained_tokenizer(folder, template):
+def load_training_tokenizer(folder, template):
     """The tokenizer of a model that is trained, whose chat template is what it is trained with.
 
     With template chat that is the one which the tokenizer brings.
@@ -86,7 +86,7 @@ class Encoder:
         return self.template == "chat" and self.special.search(text) is not None
 
     def _chat(self, prompt):
-        messages = [{"role": role, "content": text} for role, text in turns_of(prompt)]
+        messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
@@ -101,7 +101,7 @@ class Encoder:
         return [encoding.ids for encoding in encoded]
 
 
-def cut_prompt(tokenizer, prompt, responses, limit):
+def truncate_prompt(tokenizer, prompt, responses, limit):
     """Make room for the longer response: a prompt loses its start, but not its bos.
 
     A response that is too long by itself is cut at its end. One token of the prompt stays at least:
@@ -114,7 +114,7 @@ def cut_prompt(tokenizer, prompt, responses, limit):
     return prompt[-room:], responses
 
 
-def cut_responses(prompt, responses, limit):
+def truncate_responses(prompt, responses, limit):
     """Cut at the end, as DeepSpeed-Chat does: a long prompt takes all the room of its responses."""
     prompt = prompt[:limit]
     return prompt, [ids[: limit - len(prompt)] for ids in responses]

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, StoppingCriteria, StoppingCriteriaList
 
-from snakechat.data.dialogues import MARKER, NAMES, chat_template, prompt_of
+from snakechat.data.dialogues import MARKER, NAMES, chat_template, render_prompt
 from snakechat.data.tokens import Encoder, load_tokenizer
 from snakechat.modeling.models import DTYPES, load_causal
 from snakechat.workflow.errors import InputError
@@ -105,7 +105,7 @@ class Conversation:
         # A question stands together with its response.
         for forgotten in range(0, len(self.turns) + 1, 2):
             turns = [*before, *self.turns[forgotten:], ("user", question)]
-            (ids,) = self.encoder.prompts([prompt_of(turns)])
+            (ids,) = self.encoder.prompts([render_prompt(turns)])
             if limit is None or len(ids) <= limit:
                 break
         if self.positions and len(ids) >= self.positions:

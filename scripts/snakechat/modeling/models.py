@@ -17,7 +17,7 @@ from transformers import (
 
 from snakechat.modeling.lora import merged_weights, save_adapter
 from snakechat.workflow.distributed import rank
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Progress bars of single files and reports on heads that are meant to be new say nothing here.
 transformers.logging.disable_progress_bar()
@@ -181,7 +181,7 @@ def _load(auto_class, folder, dtype, config, new_head=False):
     return model
 
 
-def check_length(model, longest):
+def check_sequence_length(model, longest):
     """Raises InputError where a sequence of a recipe can be longer than the model has positions."""
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and longest > positions:
@@ -192,7 +192,7 @@ def check_length(model, longest):
         )
 
 
-def size_of(model):
+def model_size(model):
     """Weights in all and to train, and what attention costs besides, for NAME.run.json.
 
     Before ZeRO 3 cuts them up.
@@ -206,7 +206,7 @@ def size_of(model):
     }
 
 
-def takes_masks(model):
+def supports_packing(model):
     """Whether a row of a pass can hold several sequences, told apart by a mask of booleans.
 
     The pass then has use_cache=False, a mask [1, 1, T, T], true where a column is seen, and

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from snakechat.modeling import logprobs
-from snakechat.modeling.batches import Grid, Inputs
+from snakechat.modeling.packing import ModelInputs, TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 # Layers of the two models that are looked at.
 FEW = (2, 3)
@@ -236,18 +236,18 @@ def a_grid(module, layout):
     def ids(*shape):
         return torch.zeros(shape, dtype=torch.int64)
 
-    inputs = Inputs(ids(lines, length))
-    if module.packs:
+    inputs = ModelInputs(ids(lines, length))
+    if module.supports_packing:
         mask = torch.ones(lines, 1, length, length, dtype=torch.bool)
-        inputs = Inputs(ids(lines, length), ids(lines, length), mask)
-    return Grid(inputs, ids(lines * learnt), ids(lines * learnt), ids(lines), ids(lines))
+        inputs = ModelInputs(ids(lines, length), ids(lines, length), mask)
+    return TokenBatch(inputs, ids(lines * learnt), ids(lines * learnt), ids(lines), ids(lines))
 
 
 def ask(model, module, grid):
     """The loss of a pass, or something that takes as much memory."""
     if model.loss == SFT:
-        return module(grid, summed=True)
-    return (module(grid) if model.loss == POLICY else module(grid, grid.before)).sum()
+        return module(grid, return_sum=True)
+    return (module(grid) if model.loss == POLICY else module(grid, grid.state_index)).sum()
 
 
 class Live(TorchDispatchMode):

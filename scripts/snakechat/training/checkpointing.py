@@ -20,14 +20,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snakechat.workflow.distributed import barrier, from_first, largest, rank, world_size
-from snakechat.workflow.job import InputError, result_files
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import result_files
 
 KEPT = 2
 # Of the time: saving waits, whatever save_steps says, rather than take more.
 LARGEST_SHARE = 0.05
 
 
-class Resumable:
+class Checkpointer:
     """The steps of a run, whose parts are put back into their last saved state at once.
 
     A part has state(), a dict of tensors and of values that JSON has, and restore(state).

@@ -12,10 +12,10 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from snakechat.workflow.distributed import rank
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 
-class StepLog:
+class MetricsLogger:
     """Writes metrics.jsonl into the result and TensorBoard scalars beside the log.
 
     The lines have no times in them, so that the same build gives the same bytes. A resumed run goes
@@ -93,7 +93,7 @@ class StepLog:
             self.board.add_scalar(name, value, step)
 
 
-class Clock:
+class StepTimer:
     """Seconds that parts of a step take, of the last step by name."""
 
     def __init__(self, device):

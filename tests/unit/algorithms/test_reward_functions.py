@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from snakechat.algorithms import reward_functions as rewards
 from snakechat.algorithms.reward_functions import RewardFunctions
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 PROMPTS = ["\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"] * 3
 RESPONSES = [

@@ -18,7 +18,8 @@ from snakechat.algorithms.sanity_checks import (
     shared_prompts,
 )
 from snakechat.data.tokens import Ragged, RaggedWriter
-from snakechat.workflow.job import InputError, manifest_of
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path
 
 FOLDERS = ("output/sft/a", "output/reward/b")
 
@@ -71,14 +72,14 @@ def test_another_special_token_is_refused_by_its_name(name, tokenizer):
 class LastToken(nn.Linear):
     """A scorer whose score is the last token's number times its weight."""
 
-    packs = True
+    supports_packing = True
 
     def __init__(self, weight=1.0):
         super().__init__(1, 1, bias=False)
         nn.init.constant_(self.weight, weight)
 
-    def forward(self, grid, places):
-        return self.weight[0] * grid.inputs.input_ids.flatten()[places]
+    def forward(self, batch, places):
+        return self.weight[0] * batch.inputs.input_ids.flatten()[places]
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def probes(tmp_path):
     manifest = {"spec": {"path": str(folder), "inputs": {}}, "inputs": {}, "lineage": {}}
     # Mean 50, deviation sqrt((100 + 100 + 900 + 900) / 4) = 22.4.
     manifest |= {"files": {}, "facts": {"probe_scores": [[40.0, 60.0], [80.0, 20.0]]}}
-    manifest_of(folder).write_text(json.dumps(manifest))
+    manifest_path(folder).write_text(json.dumps(manifest))
     return folder, tokens
 
 

@@ -11,7 +11,7 @@ import torch
 from snakechat.algorithms.kl_controller import KLController
 from snakechat.algorithms.reward_functions import RewardFunctions
 from snakechat.algorithms.scoring import Scoring, Standardizer
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 CPU = torch.device("cpu")
 # Prompts of the steps, by row; two responses to each.
@@ -144,7 +144,7 @@ def test_later_they_may_be_all_the_same(standardize):
     run_step(scoring, 0.0, 0.0, 1.0, 1.0)
     assert run_step(scoring, 1.0, 1.0, 1.0, 1.0, step=2)[0] == [1.0] * 4
     resumed = make(standardize_scores=standardize)
-    resumed.restore(json.loads(json.dumps(scoring.state())))
+    resumed.load_state_dict(json.loads(json.dumps(scoring.state_dict())))
     assert run_step(resumed, 1.0, 1.0, 1.0, 1.0, step=3)[0] == [1.0] * 4
 
 
@@ -214,7 +214,7 @@ def test_scoring_goes_on_from_its_state_to_the_last_digit(standardize):
     expected = [run_step(whole, *scores, step=step) for step, scores in enumerate(steps, start=1)]
     for step in (1, 2):
         run_step(stopped, *steps[step - 1], step=step)
-    resumed.restore(json.loads(json.dumps(stopped.state())))
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     assert [run_step(resumed, *steps[step - 1], step=step) for step in (3, 4)] == expected[2:]
     values = torch.randn(8, generator=random)
     assert torch.equal(resumed.critic_units(values), whole.critic_units(values))
@@ -255,7 +255,7 @@ def test_the_weight_of_the_kl_is_steered_to_the_target(kl, coef):
 def test_a_weight_goes_on_from_its_state():
     steered, resumed = controller(6.0), controller(6.0)
     steered.update(7.3, 96)
-    resumed.restore(json.loads(json.dumps(steered.state())))
+    resumed.load_state_dict(json.loads(json.dumps(steered.state_dict())))
     for one in (steered, resumed):
         one.update(5.1, 96)
     assert resumed.coef == steered.coef != 0.1

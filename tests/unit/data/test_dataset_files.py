@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from snakechat.data.dataset_files import kind_of, local_paths, matches, parts_of
-from snakechat.workflow.job import InputError
+from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files
+from snakechat.workflow.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
 
 
 def parts(*paths, **globs):
-    return parts_of(sorted(paths), globs)
+    return split_files(sorted(paths), globs)
 
 
 def refusal(*paths, **globs):
@@ -362,7 +362,7 @@ def test_a_dataset_cloned_from_the_hub(tmp_path):
         "data/train-00001-of-00002-7b94a2d3f1e0c586.parquet",
         "dataset_infos.json",
     )
-    assert parts_of(local_paths(tmp_path), {}) == {
+    assert split_files(local_paths(tmp_path), {}) == {
         "train": [
             "data/train-00000-of-00002-2a1df75c6bce91ab.parquet",
             "data/train-00001-of-00002-7b94a2d3f1e0c586.parquet",
@@ -374,7 +374,7 @@ def test_a_dataset_cloned_from_the_hub(tmp_path):
 def test_a_dataset_that_was_saved_to_disk(tmp_path):
     shards = [f"data-{number:05}-of-00002.arrow" for number in (0, 1)]
     fill(tmp_path, "cache-0123456789abcdef.arrow", "dataset_info.json", "state.json", *shards)
-    assert parts_of(local_paths(tmp_path), {}) == {"train": shards}
+    assert split_files(local_paths(tmp_path), {}) == {"train": shards}
 
 
 def test_a_dict_of_datasets_that_was_saved_to_disk(tmp_path):
@@ -382,7 +382,7 @@ def test_a_dict_of_datasets_that_was_saved_to_disk(tmp_path):
     for part in ("train", "test"):
         fill(tmp_path / part, "data-00000-of-00001.arrow", *about)
     fill(tmp_path, "dataset_dict.json")
-    assert parts_of(local_paths(tmp_path), {}) == {
+    assert split_files(local_paths(tmp_path), {}) == {
         "train": ["train/data-00000-of-00001.arrow"],
         "eval": ["test/data-00000-of-00001.arrow"],
     }

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import INIT, ROOT, Workflow, copy_sources
 from snakechat.data.hub import licence_of
 from snakechat.modeling.models import copy_causal, make_causal, save_model
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support.files import as_parquet
 from support.hub import ELSEWHERE, name_of, serving
 
@@ -111,7 +111,7 @@ ASKED = [name for name in DATA if name != "not_asked_for.bin"]
 PROGRAM = """
 import json, sys, time
 import snakechat.data.hub
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 def choose(paths):
     return [path for path in paths if not path.startswith("not_")]

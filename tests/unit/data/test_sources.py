@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.dataset_files import local_paths, parts_of
+from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.formats import BadRow
 from snakechat.data.sources import count_rows, read_rows
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support.files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -243,7 +243,7 @@ def datasets():
 def rows_of_parts(folder):
     return {
         part: [row for path in paths for row in read(folder / path)]
-        for part, paths in parts_of(local_paths(folder), {}).items()
+        for part, paths in split_files(local_paths(folder), {}).items()
     }
 
 

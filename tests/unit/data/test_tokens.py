@@ -9,16 +9,16 @@ from tokenizers import Tokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
-from snakechat.data.dialogues import prompt_of
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.tokens import (
     Encoder,
     Ragged,
     RaggedWriter,
-    cut_prompt,
-    cut_responses,
+    truncate_prompt,
+    truncate_responses,
     load_tokenizer,
 )
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 
 TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
 
@@ -248,7 +248,7 @@ def test_chat_prompts_are_what_transformers_makes_of_the_template(chat_tokenizer
     expected = tokenizer.apply_chat_template(
         messages_of(CHATS[chat]), add_generation_prompt=True, return_dict=False
     )
-    assert Encoder(tokenizer, "chat").prompts([prompt_of(CHATS[chat])]) == [expected]
+    assert Encoder(tokenizer, "chat").prompts([render_prompt(CHATS[chat])]) == [expected]
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert expected.count(start) == len(CHATS[chat]) + 1
     assert expected.count(end) == len(CHATS[chat])
@@ -258,7 +258,7 @@ def test_chat_prompts_are_what_transformers_makes_of_the_template(chat_tokenizer
 def test_chat_prompt_and_response_are_the_template_of_the_whole_dialogue(chat_tokenizer, chat):
     tokenizer = chat_tokenizer()
     encoder = Encoder(tokenizer, "chat")
-    (prompt,) = encoder.prompts([prompt_of(CHATS[chat])])
+    (prompt,) = encoder.prompts([render_prompt(CHATS[chat])])
     (response,) = encoder.responses([" Of course. \n"])
     whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
     *expected, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
@@ -276,7 +276,7 @@ def test_chat_responses_are_closed_by_one_eos(chat_tokenizer):
 
 
 def test_only_the_template_decides_on_bos(chat_tokenizer):
-    turns = prompt_of([("user", "Hi")])
+    turns = render_prompt([("user", "Hi")])
     plain = chat_tokenizer()
     (without,) = Encoder(plain, "chat").prompts([turns])
     assert without.count(plain.bos_token_id) == 0
@@ -286,7 +286,7 @@ def test_only_the_template_decides_on_bos(chat_tokenizer):
 
 def test_a_prompt_without_markers_is_one_turn_of_the_user(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(), "chat")
-    assert encoder.prompts([" Hi there\n"]) == encoder.prompts([prompt_of(CHATS["one turn"])])
+    assert encoder.prompts([" Hi there\n"]) == encoder.prompts([render_prompt(CHATS["one turn"])])
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(trained):
@@ -296,9 +296,9 @@ def test_a_tokenizer_without_a_chat_template_is_refused(trained):
 
 def test_turns_that_a_template_refuses_are_told_in_one_line(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat")
-    encoder.prompts([prompt_of(CHATS["several turns"])])
+    encoder.prompts([render_prompt(CHATS["several turns"])])
     with pytest.raises(InputError) as error:
-        encoder.prompts([prompt_of(CHATS["a system turn"])])
+        encoder.prompts([render_prompt(CHATS["a system turn"])])
     message = str(error.value)
     assert message.startswith(
         "the chat template refuses turns of system, user, assistant, user: System role not"
@@ -387,7 +387,7 @@ def test_opt_vocabulary_fits_two_bytes(opt, tmp_path):
 def test_cutting_the_prompt_to_eight_tokens(trained, prompt, responses, expected):
     expected_prompt, expected_responses = expected
     assert trained.bos_token_id == 0
-    assert cut_prompt(trained, prompt, responses, 8) == (
+    assert truncate_prompt(trained, prompt, responses, 8) == (
         expected_prompt,
         expected_responses or responses,
     )
@@ -409,7 +409,7 @@ def test_cutting_the_prompt_to_eight_tokens(trained, prompt, responses, expected
     ],
 )
 def test_cutting_the_responses_to_eight_tokens(prompt, responses, expected):
-    assert cut_responses(prompt, responses, 8) == (prompt[:8], expected)
+    assert truncate_responses(prompt, responses, 8) == (prompt[:8], expected)
 
 
 # --- ragged arrays ----------------------------------------------------------------------------

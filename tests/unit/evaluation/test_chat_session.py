@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
-from snakechat.data.dialogues import chat_template, prompt_of
-from snakechat.data.tokens import Encoder, Ragged, load_tokenizer, trained_tokenizer
+from snakechat.data.dialogues import chat_template, render_prompt
+from snakechat.data.tokens import Encoder, Ragged, load_tokenizer, load_training_tokenizer
 from snakechat.evaluation.chat_session import load
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support.dialogues import DIALOGUES
 from support.talking import CHATML, GREEDY, SAMPLED, ask, make_folders, say
 
@@ -169,7 +169,7 @@ def test_the_oldest_turns_make_room(dialogue):
 
     def tokens(*some):
         every = [("system", "Brief."), *some, ("user", "Why?")]
-        return dialogue.tokenizer(prompt_of(every)).input_ids
+        return dialogue.tokenizer(render_prompt(every)).input_ids
 
     lengths = [len(tokens(*turns[start:])) for start in (0, 2, 4)]
     for forgotten, room in ((0, 0), (2, 1), (2, lengths[0] - lengths[1])):
@@ -232,7 +232,7 @@ def test_the_chat_template_disarms_markers_as_records_do(dialogue):
         text = dialogue.tokenizer.apply_chat_template(
             messages_of(turns), tokenize=False, add_generation_prompt=True
         )
-        assert text == f"<s>{prompt_of(turns)}"
+        assert text == f"<s>{render_prompt(turns)}"
 
 
 def test_a_whole_dialogue_is_closed_by_eos(dialogue):
@@ -257,7 +257,7 @@ def test_a_role_without_a_name_is_refused(dialogue):
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
 def test_a_tokenizer_is_saved_with_the_form_of_its_tokens(folders, template):
     # The base model has a template of its own, whatever it is then trained in.
-    tokenizer = trained_tokenizer(folders["chatml"], template)
+    tokenizer = load_training_tokenizer(folders["chatml"], template)
     expected = {"chat": CHATML, "dialogue": chat_template(tokenizer)}
     assert tokenizer.chat_template == expected[template]
 

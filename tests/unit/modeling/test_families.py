@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM
 from conftest import SEQUENCES
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import (
-    check_length,
+    check_sequence_length,
     load_causal,
     load_scorer,
     make_causal,
     save_model,
-    takes_masks,
+    supports_packing,
 )
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 
 
@@ -136,7 +136,7 @@ def test_it_responses_prompts(rank, folder, tokenizer):
 
 def test_two_sequences_in_a_row_see_nothing_of_each_other(family, folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer).eval()
-    assert takes_masks(model) == (family != "bloom")
+    assert supports_packing(model) == (family != "bloom")
     if family == "bloom":
         return
     ids = SEQUENCES[0] + SEQUENCES[1]
@@ -166,7 +166,7 @@ def test_attention_is_sdpa_whatever_the_config_on_disk_says(family, folder, toke
     (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert plain.config._attn_implementation == "eager"
-    assert not takes_masks(plain)
+    assert not supports_packing(plain)
     expected = "eager" if family == "bloom" else "sdpa"
     assert load_causal(tmp_path, "fp32", tokenizer).config._attn_implementation == expected
 
@@ -174,8 +174,8 @@ def test_attention_is_sdpa_whatever_the_config_on_disk_says(family, folder, toke
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"], scope="module")
 def test_a_window_that_slides_takes_no_masks(family, tokenizer):
     window = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
-    assert not takes_masks(make_causal({**FAMILIES[family], **window}, tokenizer, 1))
-    assert takes_masks(make_causal(FAMILIES[family], tokenizer, 1))
+    assert not supports_packing(make_causal({**FAMILIES[family], **window}, tokenizer, 1))
+    assert supports_packing(make_causal(FAMILIES[family], tokenizer, 1))
 
 
 # Positions.
@@ -183,9 +183,9 @@ def test_a_window_that_slides_takes_no_masks(family, tokenizer):
 
 def test_sequences_longer_than_the_positions_are_refused(family, folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer)
-    check_length(model, 64)
+    check_sequence_length(model, 64)
     if family == "bloom":
-        check_length(model, 65)
+        check_sequence_length(model, 65)
         return
     with pytest.raises(InputError, match=r"up to 65 tokens, but positions for 64: .*max_length"):
-        check_length(model, 65)
+        check_sequence_length(model, 65)

@@ -28,7 +28,7 @@ from snakechat.modeling.models import (
     make_causal,
     save_model,
 )
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 
 CPU = torch.device("cpu")

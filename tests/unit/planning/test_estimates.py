@@ -24,7 +24,7 @@ from snakechat.planning.footprint import (
 )
 from snakechat.planning.known_models import MODELS
 from snakechat.planning.workload import workload_of
-from snakechat.workflow.job import InputError
+from snakechat.workflow.errors import InputError
 from support import peaks
 from support.families import FAMILIES
 

@@ -15,7 +15,7 @@ import torch
 
 from conftest import ROOT
 from snakechat.training import checkpointing as resume
-from snakechat.training.checkpointing import Resumable
+from snakechat.training.checkpointing import Checkpointer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.job import Job, run
 
@@ -43,11 +43,11 @@ class Walk:
         self.place += by
         self.moves.append([batch, by.sum().item()])
 
-    def state(self):
+    def state_dict(self):
         self.when_saved()
         return {"place": self.place, "moves": self.moves}
 
-    def restore(self, state):
+    def load_state_dict(self, state):
         self.place, self.moves = state["place"], state["moves"]
 
 
@@ -83,7 +83,9 @@ def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **setti
     manifest = {"spec": {**tokens, "settings": {}}, "inputs": {}, "lineage": {}, "files": {}}
     path = Path(f"{made_from}.manifest.json")
     path.write_text(json.dumps({**manifest, "facts": {"made from": made_from}}))
-    return Job({**spec, "settings": settings}, {"tokens": path}, {"save_steps": save_steps})
+    return Job(
+        {**spec, "settings": settings}, {"tokens": path}, {"save_steps": save_steps}, SimpleNamespace
+    )
 
 
 def walk(job, steps=STEPS, at=None, part=None):
@@ -96,7 +98,7 @@ def walk(job, steps=STEPS, at=None, part=None):
     torch.manual_seed(7)
     torch.rand(2)
     part = part or Walk()
-    training, done = Resumable(job, walk=part), []
+    training, done = Checkpointer(job, walk=part), []
     with (job.result / "metrics.jsonl").open("a") as log:
         for step, batch in training.steps(f"rows {number}" for number in range(steps)):
             part.move(batch, torch.rand(3))
@@ -215,7 +217,7 @@ def test_it_is_said_where_a_run_goes_on(capsys):
 
 def test_tensors_and_values_come_back_as_they_were():
     class Odd(Walk):
-        def state(self):
+        def state_dict(self):
             return {
                 "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
                 "none": torch.zeros(0, 4),
@@ -225,13 +227,13 @@ def test_tensors_and_values_come_back_as_they_were():
                 "rates": [1e-30, 3],
             }
 
-        def restore(self, state):
+        def load_state_dict(self, state):
             self.restored = state
 
     stop(make_job(), 1, part=(saved := Odd()))
     walk(make_job(), part=(part := Odd()))
-    assert part.restored.keys() == saved.state().keys()
-    for name, value in saved.state().items():
+    assert part.restored.keys() == saved.state_dict().keys()
+    for name, value in saved.state_dict().items():
         found = part.restored[name]
         if torch.is_tensor(value):
             assert torch.equal(found, value), name
@@ -248,9 +250,9 @@ def test_parts_get_back_what_is_theirs():
     for number, part in enumerate(parts.values()):
         part.place += number
         part.moves = [number]
-    list(Resumable(job, **parts).steps("a"))
+    list(Checkpointer(job, **parts).steps("a"))
     again = {name: Walk() for name in parts}
-    Resumable(job, **again)
+    Checkpointer(job, **again)
     assert {name: (part.place.tolist(), part.moves) for name, part in again.items()} == {
         "actor": ([0.0] * 3, [0]),
         "critic": ([1.0] * 3, [1]),
@@ -485,7 +487,7 @@ def test_a_run_that_is_asked_to_stop_between_steps_does_one_more():
             yield number
 
     with pytest.raises(SystemExit, match="after step 3:"):
-        list(Resumable(job, walk=Walk()).steps(batches()))
+        list(Checkpointer(job, walk=Walk()).steps(batches()))
     assert states(job) == [3]
 
 
@@ -604,8 +606,8 @@ def test_ctrl_c_outside_the_loop_is_told_in_one_line(program):
 
 def test_generators_of_devices_that_are_not_here_are_left_out():
     generators = resume.Generators()
-    state = generators.state()
+    state = generators.state_dict()
     assert "cpu" in state
     drawn = torch.rand(4)
-    generators.restore({**state, "another": SimpleNamespace()})
+    generators.load_state_dict({**state, "another": SimpleNamespace()})
     assert torch.equal(torch.rand(4), drawn)

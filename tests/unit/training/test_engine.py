@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from snakechat.training.checkpointing import Resumable
-from snakechat.training.engine import Frozen, make_engine, start, take_steps
-from snakechat.workflow.job import InputError
+from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.engine import FrozenModel, make_engine, step_engines
+from snakechat.training.process_group import init_process_group
+from snakechat.workflow.errors import InputError
 
 # After rlhf, which tells DeepSpeed of the CPU.
 import deepspeed  # isort: skip
@@ -119,7 +120,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(
 ):
     monkeypatch.setenv("WORLD_SIZE", str(started))
     with pytest.raises(InputError) as refused:
-        start(placement(**changes))
+        init_process_group(placement(**changes))
     assert str(refused.value).startswith(
         f"placement asks for {processes}, and {started} started: start it by scripts/launch.py"
     )
@@ -128,7 +129,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_where_there_is_none_is_refused():
     with pytest.raises(InputError, match="torch finds none"):
-        start(placement(gpus_per_node=1))
+        init_process_group(placement(gpus_per_node=1))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 8])
@@ -244,7 +245,7 @@ def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
     engine = engine_for(module, num_steps=2, zero_stage=zero_stage, **changes)
     engine.backward(engine(torch.ones(1)).sum(), last=True)
     engine.step()
-    with engine.whole_weights():
+    with engine.gathered_weights():
         moved = {name: start[name] - weight.item() for name, weight in module.named_parameters()}
     expected = {"weight": RATE, "bias": RATE, "lora_A": 0.05}
     assert moved == {name: pytest.approx(rate, abs=1e-6) for name, rate in expected.items()}
@@ -285,7 +286,7 @@ def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stag
     engine.backward(engine(inputs).float().sum(), last=True)
     engine.step()
     norm = pytest.approx(math.sqrt(2), rel=1e-3)
-    assert engine.figures == {"grad_norm": norm, "loss_scale": 32768, "skipped_steps": 2}
+    assert engine.metrics == {"grad_norm": norm, "loss_scale": 32768, "skipped_steps": 2}
     assert weights_of(module).tolist() == pytest.approx([0.49, 0.49], abs=0.001)
 
 
@@ -301,7 +302,7 @@ def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, to
     for _ in range(2):
         for engine, slope in slopes.items():
             engine.backward(engine(inputs).float().sum() * slope, last=True)
-        take_steps(too_large, fine, together=together)
+        step_engines(too_large, fine, align_overflow=together)
     assert weights_of(first).tolist() == [0.5, 0.5]
     assert (too_large.skipped_steps, too_large.loss_scale) == (2, 32768)
     # The other's scale is as it was: nothing was wrong with it.
@@ -310,7 +311,7 @@ def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, to
     # Gradients of a step that was left out are gone.
     for engine, slope in slopes.items():
         engine.backward(engine(inputs).float().sum() * slope / 1024, last=True)
-    take_steps(too_large, fine, together=together)
+    step_engines(too_large, fine, align_overflow=together)
     for engine, slope in slopes.items():
         assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
 
@@ -322,7 +323,7 @@ def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
         engine.step()
     _, resumed = fp16_line(num_steps=1000)
-    resumed.restore(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
+    resumed.load_state_dict(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
     for _ in range(60):
         for one in (engine, resumed):
             one.backward(one(inputs).float().sum() / 1024, last=True)
@@ -332,11 +333,11 @@ def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
 
 
 def values_of(engine):
-    return {name: value for name, value in engine.state().items() if not torch.is_tensor(value)}
+    return {name: value for name, value in engine.state_dict().items() if not torch.is_tensor(value)}
 
 
 def tensors_of(engine):
-    return {name: value for name, value in engine.state().items() if torch.is_tensor(value)}
+    return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
 
 
 def test_frozen_weights_stay():
@@ -371,7 +372,7 @@ def test_two_engines_in_turn_do_not_disturb_each_other():
             for engine, sign in zip(engines, (1, -1), strict=True):
                 loss = squared_error(engine(inputs[part]), sign * targets[part], 8)
                 engine.backward(loss, last=number == 1)
-        take_steps(*engines)
+        step_engines(*engines)
     assert_same(weights_of(first), plain_weights(steps)[0])
     assert_same(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
@@ -495,7 +496,7 @@ def train(engine, job, number=6, dtype="fp32"):
     """Steps that are left of so many, with the rate of each; a state is saved after the third."""
     rates = []
     steps = [rows(8, seed) for seed in range(number)]
-    for _, (inputs, targets) in Resumable(job, module=engine).steps(steps):
+    for _, (inputs, targets) in Checkpointer(job, module=engine).steps(steps):
         rates.append(engine.learning_rate)
         kind = torch.bfloat16 if dtype == "bf16" else torch.float32
         run_step(engine, inputs.to(kind), targets, passes=2)
@@ -538,7 +539,7 @@ def test_a_run_that_goes_on_from_a_state_is_that_which_was_never_stopped(
     assert train(resumed, make_job("stopped"), dtype=dtype) == rates[3:]
 
     assert torch.equal(weights_of(again), weights_of(module))
-    expected, found = engine.state(), resumed.state()
+    expected, found = engine.state_dict(), resumed.state_dict()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         same = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
@@ -552,7 +553,7 @@ def test_a_restored_module_has_the_weights_before_its_first_pass(zero_stage, dty
     train(engine, make_job("job"), number=3, dtype=dtype)
     again, resumed = stateful(zero_stage, dtype, shift=0.5)
     assert not torch.equal(weights_of(again), weights_of(module))
-    Resumable(make_job("job"), module=resumed)
+    Checkpointer(make_job("job"), module=resumed)
     assert torch.equal(weights_of(again), weights_of(module))
     inputs = rows(4, 9)[0].to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     with torch.no_grad():
@@ -565,7 +566,7 @@ def test_a_state_has_the_weights_and_moments_in_fp32_and_of_trained_weights_only
 ):
     module, engine = stateful(zero_stage, dtype, frozen=True)
     train(engine, make_job("job"), number=3, dtype=dtype)
-    tensors = {name: value for name, value in engine.state().items() if torch.is_tensor(value)}
+    tensors = {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
     assert all(value.dtype == torch.float32 for value in tensors.values())
     with deepspeed.zero.GatheredParameters(list(module.parameters())):
         trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
@@ -580,7 +581,7 @@ def test_a_state_of_another_zero_stage_is_refused():
     _, engine = stateful(2, "fp32")
     _, other = stateful(3, "fp32")
     with pytest.raises(InputError) as refused:
-        other.restore(engine.state())
+        other.load_state_dict(engine.state_dict())
     assert str(refused.value) == (
         "the saved state is one of ZeRO stage 2, this run is of stage 3: set zero_stage back, or"
         " delete the state in output/state"
@@ -591,7 +592,7 @@ def test_stage_1_of_bf16_is_stage_2_to_a_state(make_job):
     module, engine = stateful(2, "bf16")
     train(engine, make_job("job"), number=3, dtype="bf16")
     again, resumed = stateful(1, "bf16", shift=0.5)
-    resumed.restore(engine.state())
+    resumed.load_state_dict(engine.state_dict())
     assert torch.equal(weights_of(again), weights_of(module))
 
 
@@ -600,7 +601,7 @@ def test_two_engines_come_back_each_to_its_own(make_job):
     def train_both(engines, number):
         steps = [rows(8, seed) for seed in range(number)]
         first, second = engines
-        for _, (inputs, targets) in Resumable(make_job("job"), a=first, b=second).steps(steps):
+        for _, (inputs, targets) in Checkpointer(make_job("job"), a=first, b=second).steps(steps):
             run_step(first, inputs, targets, passes=1)
             run_step(second, inputs, -targets, passes=2)
 
@@ -642,9 +643,9 @@ class Traveller(nn.Linear):
 )
 def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places):
     module = Traveller()
-    frozen = Frozen(module, torch.device("cuda", 1), rests)
+    frozen = FrozenModel(module, torch.device("cuda", 1), rests)
     for _ in range(2):
-        with frozen.at_work() as found:
+        with frozen.on_device() as found:
             assert found is module
             assert module.places[-1] == "cuda:1"
     assert module.places == places
@@ -652,8 +653,8 @@ def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places)
 
 def test_a_frozen_module_is_all_on_its_device():
     module = network()
-    frozen = Frozen(module, torch.device("meta"), rests=False)
-    with frozen.at_work() as found:
+    frozen = FrozenModel(module, torch.device("meta"), rests=False)
+    with frozen.on_device() as found:
         assert {weight.device.type for weight in found.parameters()} == {"meta"}
 
 
@@ -661,7 +662,7 @@ def test_a_frozen_module_is_all_on_its_device():
 def test_a_frozen_module_has_no_gradients_and_gives_what_it_gave(rests):
     module, inputs = network(), rows(4)[0]
     before = module(inputs).detach()
-    with Frozen(module, torch.device("cpu"), rests).at_work() as found:
+    with FrozenModel(module, torch.device("cpu"), rests).on_device() as found:
         assert not found.training
         outputs = found(inputs)
     assert not outputs.requires_grad

@@ -9,8 +9,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from snakechat.training import metrics
-from snakechat.training.metrics import Clock, StepLog, write_json
-from snakechat.workflow.job import InputError
+from snakechat.training.metrics import StepTimer, MetricsLogger, write_json
+from snakechat.workflow.errors import InputError
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def make_job(tmp_path):
 
 
 def log_steps(job, steps=3):
-    with StepLog(job, steps) as log:
+    with MetricsLogger(job, steps) as logger:
         for step in range(1, steps + 1):
-            log.write(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
+            logger.log(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
 
 
 def test_each_step_is_one_json_line_with_its_figures_and_nothing_else(make_job):
@@ -57,8 +57,8 @@ def test_nothing_but_the_lines_is_in_the_result(make_job):
 
 def test_a_step_is_on_disk_before_the_next_one(make_job):
     job = make_job()
-    with StepLog(job, 2) as log:
-        log.write(1, ["loss"], loss=0.5)
+    with MetricsLogger(job, 2) as logger:
+        logger.log(1, ["loss"], loss=0.5)
         assert json.loads((job.result / "metrics.jsonl").read_text())["loss"] == 0.5
 
 
@@ -70,17 +70,17 @@ def scalars(job, name):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
-    with StepLog(make_job(), 3) as log:
-        log.write(1, ["loss"], loss=2.0)
+    with MetricsLogger(make_job(), 3) as logger:
+        logger.log(1, ["loss"], loss=2.0)
         message = rf"step 2, rows \[3, 7\]: loss is {value}: the run has diverged"
         with pytest.raises(InputError, match=message):
-            log.write(2, ["loss"], [7, 3], loss=value)
+            logger.log(2, ["loss"], [7, 3], loss=value)
 
 
 def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):
     job = make_job()
-    with StepLog(job, 1) as log:
-        log.write(1, ["loss"], loss=2.0, grad_norm=None)
+    with MetricsLogger(job, 1) as logger:
+        logger.log(1, ["loss"], loss=2.0, grad_norm=None)
     assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
     assert scalars(job, "loss") == [(1, 2.0)]
 
@@ -104,9 +104,9 @@ def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
 def resumed(make_job):
     """A job whose first three steps of five are done, and the lines of them."""
     job = make_job()
-    with StepLog(job, 5) as log:
+    with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
-            log.write(step, ["loss"], loss=step / 8)
+            logger.log(step, ["loss"], loss=step / 8)
     # The fourth was logged, but the saved state is that of the third. Not as we write it: lines
     # are kept, not written anew.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
@@ -115,9 +115,9 @@ def resumed(make_job):
 
 
 def go_on(job):
-    with StepLog(job, 5) as log:
-        log.write(4, ["loss"], loss=4.0)
-        log.write(5, ["loss"], loss=5.0)
+    with MetricsLogger(job, 5) as logger:
+        logger.log(4, ["loss"], loss=4.0)
+        logger.log(5, ["loss"], loss=5.0)
 
 
 def test_a_resumed_run_writes_behind_the_lines_that_it_finds(resumed):
@@ -137,10 +137,10 @@ def test_a_resumed_run_has_the_scalars_of_all_steps_once(resumed):
 def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, capsys):
     job, _ = resumed
     capsys.readouterr()
-    with StepLog(job, 5) as log:
+    with MetricsLogger(job, 5) as logger:
         assert (log.bar.n, log.bar.total) == (3, 5)
         assert "3/5" in capsys.readouterr().err
-        log.write(4, ["loss"], loss=4.0)
+        logger.log(4, ["loss"], loss=4.0)
         assert log.bar.n == 4
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
     job = make_job()
     log_steps(job)
     before = (job.result / "metrics.jsonl").read_bytes()
-    with StepLog(job, 3) as log:
+    with MetricsLogger(job, 3) as logger:
         assert log.bar.n == 3
     assert (job.result / "metrics.jsonl").read_bytes() == before
     assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
@@ -168,10 +168,10 @@ def times_of(job):
 
 def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
     job = make_job()
-    with StepLog(job, 2) as log:
+    with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
-            log.write(step, [], loss=1.0)
-            log.write_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
+            logger.log(step, [], loss=1.0)
+            logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
     parts = {"generate": 3.0, "train": 2.0, "responses": 8}
     # 100 and 200 tokens in 5 seconds.
     assert times_of(job) == [
@@ -185,10 +185,10 @@ def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
 
 
 def log_times(job, *steps):
-    with StepLog(job, 4) as log:
+    with MetricsLogger(job, 4) as logger:
         for step in steps:
-            log.write(step, [], loss=1.0)
-            log.write_times(step, {"all": 1.0}, 1)
+            logger.log(step, [], loss=1.0)
+            logger.log_times(step, {"all": 1.0}, 1)
     return [line["step"] for line in times_of(job)]
 
 
@@ -203,8 +203,8 @@ def test_a_resumed_run_writes_times_behind_the_others_and_a_new_one_replaces_the
 def test_the_first_process_alone_writes_times(make_job, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     job = make_job()
-    with StepLog(job, 2) as log:
-        log.write_times(1, {"all": 1.0}, 100)
+    with MetricsLogger(job, 2) as logger:
+        logger.log_times(1, {"all": 1.0}, 100)
     assert not job.log_folder.exists()
 
 
@@ -214,7 +214,7 @@ def clock_of(monkeypatch):
 
     def make(device, *times):
         monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=iter(times).__next__))
-        return Clock(torch.device(device))
+        return StepTimer(torch.device(device))
 
     return make
 
@@ -223,17 +223,17 @@ def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(clock_of):
     clock = clock_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
     for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
         for part in ("generate", "train"):
-            with clock(part):
+            with timer(part):
                 pass
-        assert clock.seconds == expected
+        assert timer.seconds == expected
 
 
 def test_a_clock_tells_the_medians_of_all_steps(clock_of):
     clock = clock_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
     for part in ("a", "a", "a", "b"):
-        with clock(part):
+        with timer(part):
             pass
-    assert clock.medians() == {"a": 3.0, "b": 7.0}
+    assert timer.medians() == {"a": 3.0, "b": 7.0}
 
 
 def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(clock_of, monkeypatch):

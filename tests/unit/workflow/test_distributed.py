@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from conftest import ROOT
-from snakechat.training.metrics import StepLog
+from snakechat.training.metrics import MetricsLogger
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.job import unforeseen
+from snakechat.workflow.errors import describe_environment_error
 
 # Those of tests/support/worker.py.
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
@@ -246,8 +246,8 @@ def test_averages_are_those_of_a_plain_loop_and_leave_training_alone(stage, numb
 def test_only_the_first_process_logs(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RANK", "1")
     job = SimpleNamespace(result=tmp_path, log_folder=tmp_path / "logs", spec={"rule": "train_sft"})
-    with StepLog(job, 2) as log:
-        log.write(1, ["loss"], loss=0.5)
+    with MetricsLogger(job, 2) as logger:
+        logger.log(1, ["loss"], loss=0.5)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err == ""
 
@@ -266,7 +266,8 @@ import torch
 from torch import distributed
 
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.job import InputError, run
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import run
 from snakechat.training.metrics import StepLog
 from snakechat.training.checkpointing import Resumable
 
@@ -276,10 +277,10 @@ class Sum:
 
     value = 0
 
-    def state(self):
+    def state_dict(self):
         return {"value": self.value}
 
-    def restore(self, state):
+    def load_state_dict(self, state):
         self.value = state["value"]
 
 
@@ -293,7 +294,7 @@ def main(job):
         raise InputError("all is wrong")
     part = Sum()
     training = Resumable(job, part=part)
-    with StepLog(job, 4) as log:
+    with StepLog(job, 4) as logger:
         for step, _ in training.steps(range(4)):
             part.value += step * (ranks.rank() + 1)
             if step == 2 and last:
@@ -307,7 +308,7 @@ def main(job):
                 print("waiting", flush=True)
                 time.sleep(3)
             ranks.barrier()
-            log.write(step, [], loss=ranks.total(torch.tensor(float(part.value))).item())
+            logger.log(step, [], loss=ranks.total(torch.tensor(float(part.value))).item())
     if what == "late" and last:
         time.sleep(2)
         (job.result / "late").write_text("all the same")
@@ -387,15 +388,15 @@ def test_a_lone_process_needs_no_others(job):
 )
 def test_out_of_memory_is_told_with_what_needs_it(error):
     placement = {"micro_batch_tokens": 8192, "offload": "none", "nodes": 1}
-    assert unforeseen(error, "output/sft/a", placement) == (
+    assert describe_environment_error(error, "output/sft/a", placement) == (
         "output/sft/a: out of memory: placement has micro_batch_tokens: 8192, offload: none;"
         " fewer micro_batch_tokens need less"
     )
-    assert unforeseen(error, "output/data/a", {}) == "output/data/a: out of memory"
+    assert describe_environment_error(error, "output/data/a", {}) == "output/data/a: out of memory"
 
 
 def test_other_errors_keep_their_stack():
-    assert unforeseen(RuntimeError("shapes differ"), "output/sft/a", {}) is None
+    assert describe_environment_error(RuntimeError("shapes differ"), "output/sft/a", {}) is None
 
 
 @pytest.mark.parametrize(

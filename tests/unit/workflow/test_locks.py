@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from conftest import ROOT
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.job import system_error
+from snakechat.workflow.errors import system_error_number
 from snakechat.workflow.locks import Locked, hold
 
 HOLD = f"""
@@ -269,4 +269,4 @@ def test_an_error_of_the_system_is_told_in_one_line_that_names_the_file(program,
     ],
 )
 def test_errors_of_the_system_have_its_number_and_others_none(error, number):
-    assert system_error(error) == number
+    assert system_error_number(error) == number

@@ -1,0 +1,59 @@
+"""Errors that users can act on: one line on standard error, without a traceback."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from snakechat.workflow.distributed import world_size
+
+# Placement settings that determine how much memory a job needs.
+MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
+
+
+class InputError(Exception):
+    """A user's mistake or damaged input, reported in one line without a traceback."""
+
+
+def describe_environment_error(
+    error: Exception, target: str, placement: Mapping[str, Any]
+) -> str | None:
+    """Describe an error of the machine in one line; return None for any other error.
+
+    Errors of the machine occur in correct programs: out of memory, a full disk, a missing file, the
+    end of another process of the job.
+
+    Args:
+        error: The exception that ended main.
+        target: Path of the result, for errors that name no file.
+        placement: The placement of the job; the line shows the settings that memory depends on.
+    """
+    if is_out_of_memory(error):
+        settings = ", ".join(
+            f"{name}: {placement[name]}" for name in MEMORY_SETTINGS if name in placement
+        )
+        hint = f": placement has {settings}; lower micro_batch_tokens to use less memory"
+        return f"{target}: out of memory" + (hint if settings else "")
+    if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+        return f"{target}: another process of this job has ended"
+    number = system_error_number(error)
+    return f"{os.strerror(number)}: {getattr(error, 'filename', None) or target}" if number else None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed, on the CPU or on a GPU."""
+    # Compare names of classes: this module must not import torch.
+    classes = {cls.__name__ for cls in type(error).__mro__}
+    if not classes.isdisjoint({"MemoryError", "OutOfMemoryError"}):
+        return True
+    return "can't allocate memory" in str(error)
+
+
+def system_error_number(error: Exception) -> int | None:
+    """Return the errno of a system error (a full disk, a missing file), or None."""
+    if isinstance(error, OSError):
+        # socket.gaierror (an unknown host) has negative numbers, which are not errnos.
+        return error.errno if error.errno and error.errno > 0 else None
+    # Libraries written in Rust put the errno into the message.
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None

@@ -1,0 +1,108 @@
+"""Manifests: which files a result has and what it was made from.
+
+NAME.manifest.json repeats the spec of the job, records the lineage and the facts that the job found
+out, and lists the size and sha256 of every file of the result. It contains no times, so that two
+builds of the same spec write the same bytes.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.errors import InputError
+
+Manifest = dict[str, Any]
+
+# Files in a result folder that the manifest does not list. Snakemake leaves an empty timestamp file
+# in folders that a user requests by name.
+UNLISTED_FILES = {".snakemake_timestamp", "manifest.json"}
+
+
+def manifest_path(folder: str | Path) -> Path:
+    """Return the path of the manifest next to a result folder."""
+    return Path(f"{folder}.manifest.json")
+
+
+def read_manifest(path: str | Path) -> Manifest | None:
+    """Return a manifest, or None if the file is missing or is not a manifest."""
+    try:
+        return parse_manifest(Path(path).read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def parse_manifest(text: str) -> Manifest | None:
+    """Return the manifest in a JSON text, or None if it is not one."""
+    try:
+        manifest = json.loads(text)
+        mappings = [manifest[name] for name in ("inputs", "lineage", "facts", "files")]
+        mappings.append(manifest["spec"]["inputs"])
+        has_path = isinstance(manifest["spec"]["path"], str)
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_manifest = has_path and all(isinstance(mapping, dict) for mapping in mappings)
+    return manifest if is_manifest else None
+
+
+def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Return the size and sha256 of every file in a result folder, by relative path."""
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {
+            "size": path.stat().st_size,
+            "sha256": file_digest(path),
+        }
+        for path in paths
+        if path.name not in UNLISTED_FILES
+    }
+
+
+def is_complete(folder: Path, spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> bool:
+    """Return whether a result was made from this spec and these inputs and is undamaged."""
+    manifest = read_manifest(folder / "manifest.json")
+    return (
+        manifest is not None
+        and manifest["spec"] == spec
+        and manifest["inputs"] == input_digests
+        and manifest["files"] == result_files(folder)
+    )
+
+
+def check_input(entry: Mapping[str, str]) -> Path:
+    """Check an input of a job: its manifest must have the planned spec, its files must match.
+
+    Args:
+        entry: An entry of the `inputs` of a spec: `path` of the result, `spec` digest.
+
+    Returns:
+        The path of the manifest.
+
+    Raises:
+        InputError: The manifest or a file is missing, damaged or from another spec.
+    """
+    path = manifest_path(entry["path"])
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise InputError(f"{path} cannot be read: delete it and start the build again")
+    if digest(manifest["spec"]) != entry["spec"]:
+        raise InputError(
+            f"{path} was made from another spec than this job's: start the build again"
+        )
+    files = result_files(entry["path"])
+    for name in sorted(manifest["files"].keys() | files):
+        if manifest["files"].get(name) != files.get(name):
+            raise InputError(
+                f"{entry['path']}/{name} does not match its manifest:"
+                f" delete {entry['path']} and start the build again"
+            )
+    return path
+
+
+def check_file(path: Path, planned_digest: str) -> None:
+    """Raise InputError unless an external file has the content that was planned."""
+    if not path.is_file() or file_digest(path) != planned_digest:
+        raise InputError(f"{path} changed since this build was planned: start it again")

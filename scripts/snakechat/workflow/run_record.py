@@ -1,0 +1,67 @@
+"""NAME.run.json: when, where and how a job ran. Not part of the result: it differs in each run."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
+from snakechat.workflow.digests import digest
+
+
+def run_record(
+    spec: Mapping[str, Any],
+    placement: Mapping[str, Any],
+    measurements: Mapping[str, Any],
+    started: float,
+) -> str:
+    """Return the JSON text of NAME.run.json.
+
+    Args:
+        spec: The spec of the job; the record has its digest.
+        placement: Where and how the job ran.
+        measurements: What the program measured (throughput, GPU memory).
+        started: Unix time of the start, in seconds.
+    """
+    pins = pinned_versions(REQUIREMENTS)
+    record = {
+        "spec": digest(spec),
+        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
+        "seconds": round(time.time() - started, 3),
+        "peak_memory_mb": peak_memory_mb(),
+        **measurements,
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "placement": placement,
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in pins},
+    }
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def peak_memory_mb() -> int:
+    """Return the peak resident memory of this process in MB."""
+    # ru_maxrss is in bytes on macOS and in kB on Linux.
+    units_per_mb = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb)
+
+
+def cpu_name() -> str:
+    """Return the model name of the CPU, or its architecture if the system does not name it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()
