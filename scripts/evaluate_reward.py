@@ -5,8 +5,8 @@ import json
 import torch
 
 from snakechat.algorithms.preference import figures_by_dataset, pairwise_loss
-from snakechat.data.tokens import load_tokenizer
-from snakechat.modeling.batches import Examples
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import choose_device, load_scorer
 from snakechat.training.metrics import write_json

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from snakechat.algorithms.reward_functions import RewardFunctions
 from snakechat.algorithms.sanity_checks import check_tokenizers
 from snakechat.data import toy
-from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
     Draws,
     asked_models,

@@ -2,8 +2,8 @@
 
 import math
 
-from snakechat.data.tokens import load_tokenizer
-from snakechat.modeling.batches import Examples
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.models import choose_device, load_causal
 from snakechat.training.metrics import write_json

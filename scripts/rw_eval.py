@@ -9,7 +9,7 @@ from snakechat.modeling.batching import Examples
 
 from snakechat.data.dialogues import render_prompt, render_response
 from snakechat.data.prompt_sets import read_pairs
-from snakechat.data.tokens import Encoder, load_tokenizer
+from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import choose_device, load_scorer
 from snakechat.reporting.pages import write_page

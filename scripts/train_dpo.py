@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from snakechat.algorithms.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
-from snakechat.data.tokens import trained_tokenizer
-from snakechat.modeling.batches import Examples, global_batches, num_steps
+from snakechat.data.tokenizers import load_training_tokenizer
+from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_length, load_causal, save_model, size_of
+from snakechat.modeling.models import check_sequence_length, load_causal, model_size, save_model
 from snakechat.reporting.model_card import write_card
-from snakechat.training.checkpointing import Resumable
-from snakechat.training.engine import make_engine, start
-from snakechat.training.metrics import Clock, StepLog
+from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.engine import make_engine
+from snakechat.training.metrics import MetricsLogger, StepTimer
+from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.job import run
 
@@ -25,54 +26,58 @@ def main(job):
     """Data, model, loop, save."""
     settings, placement = job.settings, job.placement
     max_tokens = placement["micro_batch_tokens"]
-    device = start(placement)
+    device = init_process_group(placement)
     torch.manual_seed(settings.seed)
 
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
     ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
 
-    tokenizer = trained_tokenizer(job.inputs["model"], settings.template)
+    tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
-    check_length(model, settings.max_length)
+    check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    job.record["models"] = {"model": size_of(model)}
+    job.record["models"] = {"model": model_size(model)}
     policy = Policy(model).to(device)
     steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
     engine = make_engine(policy, settings, settings.learning_rate, steps, placement)
 
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     tokens = pairs.num_tokens(with_prompts=True)
-    clock = Clock(device)
-    training = Resumable(job, policy=engine)
-    with StepLog(job, steps) as log:
+    timer = StepTimer(device)
+    training = Checkpointer(job, policy=engine)
+    with MetricsLogger(job, steps) as logger:
         for step, rows in training.steps(batches):
             learning_rate = engine.learning_rate
             sums = torch.zeros(len(PAIR_FIGURES), device=device)
-            with clock("train"):
-                for part in pairs.passes(rows, max_tokens, policy.packs, device):
+            with timer("train"):
+                for micro_batch in pairs.micro_batches(
+                    rows, max_tokens, policy.supports_packing, device
+                ):
                     logprobs = torch.segment_reduce(
-                        engine(part.grid), "sum", lengths=part.grid.lengths
+                        engine(micro_batch.batch), "sum", lengths=micro_batch.batch.target_lengths
                     )
                     rewards = implicit_rewards(
-                        logprobs.view(2, -1), ref_logprobs[:, part.rows], settings.beta
+                        logprobs.view(2, -1), ref_logprobs[:, micro_batch.rows], settings.beta
                     )
                     losses = dpo_loss(*rewards, settings.label_smoothing)
-                    engine.backward(part.counts / len(rows) * losses.sum(), part.last)
-                    sums += part.counts * pair_sums(losses.detach(), *rewards.detach())
+                    engine.backward(
+                        micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last
+                    )
+                    sums += micro_batch.counted * pair_sums(losses.detach(), *rewards.detach())
                 engine.step()
-            means = (ranks.total(sums) / len(rows)).tolist()
-            log.write(
+            means = (ranks.all_reduce_sum(sums) / len(rows)).tolist()
+            logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
                 **dict(zip(PAIR_FIGURES, means, strict=True)),
                 learning_rate=learning_rate,
-                **engine.figures,
+                **engine.metrics,
             )
-            log.write_times(step, clock.seconds, int(tokens[rows].sum()), pairs=len(rows))
+            logger.log_times(step, timer.seconds, int(tokens[rows].sum()), pairs=len(rows))
 
-    with engine.whole_weights():
+    with engine.gathered_weights():
         save_model(model, tokenizer, job.result)
     write_card(job)
 

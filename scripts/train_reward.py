@@ -8,7 +8,6 @@ as in DeepSpeed-Chat.
 
 import numpy as np
 import torch
-from snakechat.modeling.batching import Examples, global_batches, num_steps
 
 from snakechat.algorithms.preference import (
     PAIR_FIGURES,
@@ -17,14 +16,15 @@ from snakechat.algorithms.preference import (
     per_token_loss,
     since_parting,
 )
-from snakechat.data.tokens import load_training_tokenizer
+from snakechat.data.tokenizers import load_training_tokenizer
+from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_sequence_length, load_scorer, save_model, model_size
+from snakechat.modeling.models import check_sequence_length, load_scorer, model_size, save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
-from snakechat.training.metrics import StepTimer, MetricsLogger
+from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError
@@ -71,12 +71,16 @@ def main(job):
             learning_rate = engine.learning_rate
             sums = torch.zeros(len(PAIR_FIGURES), device=device)
             with timer("train"):
-                for micro_batch in pairs.micro_batches(rows, max_tokens, scorer.supports_packing, device):
+                for micro_batch in pairs.micro_batches(
+                    rows, max_tokens, scorer.supports_packing, device
+                ):
                     losses, scores = judge(micro_batch.batch)
-                    engine.backward(micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last)
+                    engine.backward(
+                        micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last
+                    )
                     sums += micro_batch.counted * pair_sums(losses.detach(), *scores.detach())
                 engine.step()
-            means = (ranks.total(sums) / len(rows)).tolist()
+            means = (ranks.all_reduce_sum(sums) / len(rows)).tolist()
             logger.log(
                 step,
                 ["loss", "accuracy"],

@@ -30,17 +30,19 @@ from snakechat.algorithms.sanity_checks import (
     shared_prompts,
 )
 from snakechat.algorithms.scoring import Scoring
-from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.lora import add_lora, disable_adapters
 from snakechat.modeling.models import check_sequence_length, load_causal, load_scorer, save_model, model_size
 from snakechat.reporting.model_card import write_card
-from snakechat.training.checkpointing import Resumable
+from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
-from snakechat.training.engine import Frozen, make_engine, start, take_steps
-from snakechat.training.metrics import Clock, StepLog
+from snakechat.training.engine import FrozenModel, make_engine, step_engines
+from snakechat.training.metrics import StepTimer, MetricsLogger
+from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.job import run
 
@@ -54,7 +56,7 @@ def main(job):
     """Data, models, loop, save."""
     settings, placement = job.settings, job.placement
     max_tokens = placement["micro_batch_tokens"]
-    device = start(placement)
+    device = init_process_group(placement)
     torch.manual_seed(settings.seed)
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
@@ -89,13 +91,13 @@ def main(job):
 
     # Models are alike in all processes; what they sample is not.
     torch.manual_seed(settings.seed + ranks.rank())
-    clock, unended = Clock(device), 0
-    training = Resumable(job, **{name: part for name, part in parts.items() if part})
-    with StepLog(job, len(batches)) as log:
+    timer, unended = StepTimer(device), 0
+    training = Checkpointer(job, **{name: part for name, part in parts.items() if part})
+    with MetricsLogger(job, len(batches)) as logger:
         for step, rows in training.steps(batches):
             # 1. Responses.
             asked = [prompts[row] for row in rows]
-            with clock("generate"), actor_engine.whole_weights():
+            with timer("generate"), actor_engine.gathered_weights():
                 sampler.update(actor.model)
                 responses, told = ask(sampler, asked, settings)
             rollouts = Rollouts(
@@ -104,7 +106,7 @@ def main(job):
             mask = rollouts.response_mask
             unended = check_responses(rollouts, unended, step)
 
-            with clock("score"):
+            with timer("score"):
                 # 2. Scores.
                 scores = scoring.scores(rollouts, step, rows)
                 final_scores = scoring.final(scores, rollouts.ended)
@@ -139,7 +141,7 @@ def main(job):
             # 5. Updates.
             experience = Experience(logprobs, ref_logprobs, advantages, weights, values, returns)
             updates = []
-            with clock("train"):
+            with timer("train"):
                 for number, minibatch in enumerate(
                     global_batches(
                         len(rows), minibatch_size, settings.ppo_epochs, settings.seed + step
@@ -159,11 +161,11 @@ def main(job):
                         found |= learn_values(
                             critic_engine, rollouts, minibatch, experience, settings
                         )
-                    take_steps(*engines.values(), together=settings.align_overflow)
+                    step_engines(*engines.values(), align_overflow=settings.align_overflow)
                     if ema and "policy" in engines:
                         ema.update()
                     for part, engine in engines.items():
-                        found |= {f"{part}/{name}": value for name, value in engine.figures.items()}
+                        found |= {f"{part}/{name}": value for name, value in engine.metrics.items()}
                     updates.append(found)
                     if found.get("policy/approxkl", 0.0) > (settings.max_approx_kl or math.inf):
                         break
@@ -185,17 +187,17 @@ def main(job):
             if step > settings.critic_warmup_steps:
                 for name in ("ratio", "approxkl", "clipfrac"):
                     figures[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
-            log.write(step, ["objective/scores", "objective/kl"], rows, **figures)
-            log.write_times(step, clock.seconds, int(rollouts.lengths.sum()), responses=len(kl))
-            job.record["seconds_of_parts"] = clock.medians()
+            logger.log(step, ["objective/scores", "objective/kl"], rows, **figures)
+            logger.log_times(step, timer.seconds, int(rollouts.lengths.sum()), responses=len(kl))
+            job.record["seconds_by_section"] = timer.medians()
             if step % settings.log_responses_steps == 0 or step == 1:
                 keep_samples(job, step, rollouts, scores, kl)
     sampler.close()
 
-    with actor_engine.whole_weights():
+    with actor_engine.gathered_weights():
         save_model(actor.model, tokenizer, job.result)
     if ema:
-        with ema.in_place(), actor_engine.whole_weights():
+        with ema.average_weights(), actor_engine.gathered_weights():
             save_model(actor.model, tokenizer, job.result / "ema")
     write_card(job)
 
@@ -237,7 +239,7 @@ def learn_policy(engine, rollouts, rows, experience, kl_coef, settings, text=Non
         found = [loss.detach(), penalties.detach().sum() / num_tokens]
         found += [statistics[name] / num_tokens for name in names[2:]]
         sums += micro_batch.counted * torch.stack(found)
-    means = dict(zip(names, ranks.total(sums).tolist(), strict=True))
+    means = dict(zip(names, ranks.all_reduce_sum(sums).tolist(), strict=True))
     figures = {f"policy/{name}": value for name, value in means.items()}
     if text:
         figures["ptx/loss"] = learn_text(engine, text, rollouts.max_tokens, settings.ptx_coef)
@@ -255,7 +257,7 @@ def learn_text(engine, text, max_tokens, coef):
         loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(coef * loss, micro_batch.is_last)
         loss_sum += loss.detach()
-    return ranks.total(loss_sum).item()
+    return ranks.all_reduce_sum(loss_sum).item()
 
 
 def learn_values(engine, rollouts, rows, experience, settings):
@@ -271,7 +273,7 @@ def learn_values(engine, rollouts, rows, experience, settings):
         statistics = ppo.value_statistics(values.detach(), old.values, settings.value_clip_range)
         clipped = statistics["clipfrac"] / num_tokens
         sums += micro_batch.counted * torch.stack([loss.detach(), clipped])
-    loss, clipped = ranks.total(sums).tolist()
+    loss, clipped = ranks.all_reduce_sum(sums).tolist()
     return {"value/loss": loss, "value/clipfrac": clipped}
 
 
@@ -313,7 +315,7 @@ def load_actor(job, tokenizer, device):
         # Without its adapters it is the SFT model: no second copy.
         return actor, partial(bare, actor)
     ref = Policy(load_causal(folder, settings.dtype, tokenizer))
-    return actor, Frozen(ref, device, rests(job)).at_work
+    return actor, FrozenModel(ref, device, rests(job)).on_device
 
 
 @contextlib.contextmanager
@@ -328,8 +330,8 @@ def load_reward(job, tokenizer, device):
     folder = job.inputs["reward"]
     check_tokenizers(tokenizer, load_tokenizer(folder), (job.inputs["actor"], folder))
     scorer = Scorer(load_scorer(folder, job.settings.dtype, tokenizer))
-    reward = Frozen(scorer, device, rests(job))
-    with reward.at_work():
+    reward = FrozenModel(scorer, device, rests(job))
+    with reward.on_device():
         max_tokens = job.placement["micro_batch_tokens"]
         check_probes(scorer, folder, job.inputs["tokens.reward"], max_tokens)
     return reward

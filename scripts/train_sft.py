@@ -5,17 +5,17 @@ response), whatever passes and processes they stand in.
 """
 
 import torch
-from snakechat.modeling.batching import Examples, global_batches
 
-from snakechat.data.tokens import load_training_tokenizer
+from snakechat.data.tokenizers import load_training_tokenizer
+from snakechat.modeling.batching import Examples, global_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_sequence_length, load_causal, save_model, model_size
+from snakechat.modeling.models import check_sequence_length, load_causal, model_size, save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.best_model import BestModel
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
-from snakechat.training.metrics import StepTimer, MetricsLogger
+from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError
@@ -64,14 +64,20 @@ def main(job):
     timer = StepTimer(device)
     training = Checkpointer(job, policy=engine, best=best)
     with MetricsLogger(job, len(batches)) as logger:
-        if training.done == 0:
+        if training.last_step == 0:
             logger.log(0, ["eval_loss"], eval_loss=evaluate())
         for step, rows in training.steps(batches):
             learning_rate, num_tokens = engine.learning_rate, int(learnt[rows].sum())
             loss_sum = torch.zeros((), device=device)
             with timer("train"):
-                for micro_batch in examples.micro_batches(rows, max_tokens, policy.supports_packing, device, with_prompts):
-                    loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+                for micro_batch in examples.micro_batches(
+                    rows, max_tokens, policy.supports_packing, device, with_prompts
+                ):
+                    loss = (
+                        -micro_batch.counted
+                        / num_tokens
+                        * engine(micro_batch.batch, return_sum=True)
+                    )
                     engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()
                 engine.step()
@@ -80,19 +86,19 @@ def main(job):
             is_due = settings.eval_steps and step % settings.eval_steps == 0
             if is_due or step == len(batches):
                 eval_loss = evaluate()
-                best.offer(step, eval_loss)
+                best.update(step, eval_loss)
             logger.log(
                 step,
                 ["loss"],
                 rows,
-                loss=ranks.total(loss_sum).item(),
+                loss=ranks.all_reduce_sum(loss_sum).item(),
                 eval_loss=eval_loss,
                 tokens=num_tokens,
                 learning_rate=learning_rate,
                 **engine.metrics,
             )
             logger.log_times(step, timer.seconds, num_tokens, rows=len(rows))
-            if settings.patience and best.since >= settings.patience:
+            if settings.patience and best.evaluations_since >= settings.patience:
                 break
 
     if settings.keep == "best":

@@ -182,14 +182,15 @@ def prepare(folder, number):
     """
     import torch
 
-    from snakechat.data.records import records
-    from snakechat.data.tokens import Encoder, RaggedWriter
+    from snakechat.data.records import read_records
+    from snakechat.data.tokenizers import Encoder
+    from snakechat.data.tokens import RaggedWriter
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import load_scorer, make_causal, save_model
 
     words = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())
-    rows = list(records(ROWS))
+    rows = list(read_records(ROWS))
     tokenizer = make_tokenizer(words, rows)
     base, reward = folder / f"{words} base", folder / f"{words} reward"
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, base)

@@ -163,12 +163,12 @@ def prepare(steps, folder):
     """A model, tokens of each stage, and STAGE.json: the rows of each step, in ours's own order."""
     import numpy as np
 
-    from snakechat.data.records import RecordWriter, records
+    from snakechat.data.records import RecordWriter, read_records
     from snakechat.data.tokens import Ragged
-    from snakechat.modeling.batches import global_batches
+    from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal, save_model
 
-    rows = list(records(ROWS))
+    rows = list(read_records(ROWS))
     tokenizer = make_tokenizer(folder.name, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     # From all over the file, and some more than the steps take: a few are dropped.
@@ -198,7 +198,7 @@ def prepare(steps, folder):
 def make_tokenizer(words, rows):
     """OPT's tokenizer, or one of so many words that is trained on the rows."""
     from init_model import train_tokenizer
-    from snakechat.data.tokens import load_tokenizer
+    from snakechat.data.tokenizers import load_tokenizer
 
     if words == VOCABULARIES[0]:
         return load_tokenizer(SHARED / "tokenizer_opt")
@@ -261,9 +261,9 @@ def ours(stage, folder):
 
 def run_steps(program, job, limit):
     """Run a training program's main for so many steps; returns when each of them ended."""
-    from snakechat.training.checkpointing import Resumable
+    from snakechat.training.checkpointing import Checkpointer
 
-    ends, steps = [], Resumable.steps
+    ends, steps = [], Checkpointer.steps
 
     def timed(self, batches):
         for step in steps(self, batches):
@@ -272,7 +272,7 @@ def run_steps(program, job, limit):
             if len(ends) == limit:
                 raise Finished
 
-    Resumable.steps = timed
+    Checkpointer.steps = timed
     with contextlib.suppress(Finished):
         program.main(job)
     return ends

@@ -23,9 +23,10 @@ from snakechat.algorithms.rollouts import Rollouts, ask  # noqa: E402
 from snakechat.algorithms.scoring import Scoring  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
-from snakechat.training.checkpointing import Resumable  # noqa: E402
+from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
-from snakechat.training.engine import make_engine, start  # noqa: E402
+from snakechat.training.engine import make_engine  # noqa: E402
+from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
 
 SETTINGS = {
@@ -104,11 +105,11 @@ def run_step(engine, step):
         engine.backward(loss, last=number == len(groups))
         loss_sum += loss.detach().float()
     engine.step()
-    return ranks.total(loss_sum).item()
+    return ranks.all_reduce_sum(loss_sum).item()
 
 
 def weights_of(engine):
-    with engine.whole_weights():
+    with engine.gathered_weights():
         weights = [weight.detach().flatten().clone() for weight in engine.module.parameters()]
         return torch.cat(weights).float()
 
@@ -159,7 +160,7 @@ def resumed(folder, placement, settings=None):
 
     def go(stop_at=None):
         engine, losses = engine_for(Toy(), placement, settings or {}), []
-        for step, _ in Resumable(job, policy=engine).steps(range(STEPS)):
+        for step, _ in Checkpointer(job, policy=engine).steps(range(STEPS)):
             losses.append(run_step(engine, step - 1))
             torch.rand(ranks.rank() + 1)
             if step == stop_at and ranks.rank() == ranks.world_size() - 1:
@@ -191,7 +192,7 @@ def generated():
     responses = []
     for step in range(3):
         run_step(engine, step)
-        with engine.whole_weights():
+        with engine.gathered_weights():
             ids = rows_of(9)[:2, :3]
             responses.append(
                 engine.module.causal.generate(
@@ -260,7 +261,7 @@ def looked_at(placement, lora=False):
             engine.backward(loss, micro_batch.is_last)
             loss_sum += loss.detach()
         engine.step()
-        found["losses"].append(ranks.total(loss_sum).item())
+        found["losses"].append(ranks.all_reduce_sum(loss_sum).item())
     return found
 
 
@@ -272,7 +273,7 @@ def averaged(placement):
         found["losses"].append(run_step(engine, step))
         ema.update()
         found["weights"].append(weights_of(engine))
-        with ema.in_place():
+        with ema.average_weights():
             found["averages"].append(weights_of(engine))
     return found
 
@@ -281,18 +282,18 @@ def told():
     """What the processes tell each other."""
     mine = ranks.rank()
     return {
-        "total": ranks.total(torch.tensor([1.0, mine])).tolist(),
-        "largest": [ranks.largest(10 * mine), ranks.largest(mine == 1), ranks.largest(-0.5 * mine)],
+        "total": ranks.all_reduce_sum(torch.tensor([1.0, mine])).tolist(),
+        "largest": [ranks.all_reduce_max(10 * mine), ranks.all_reduce_max(mine == 1), ranks.all_reduce_max(-0.5 * mine)],
         "first": [
-            ranks.from_first(mine == 0),
-            ranks.from_first(7 - mine),
-            ranks.from_first(mine + 0.1),
+            ranks.broadcast_from_first(mine == 0),
+            ranks.broadcast_from_first(7 - mine),
+            ranks.broadcast_from_first(mine + 0.1),
         ],
     }
 
 
 def main(folder):
-    start(PLACEMENT)
+    init_process_group(PLACEMENT)
     torch.set_num_threads(1)
     runs = itertools.count()
     cases = {"told": told, "generated": generated, "scored": scored}

@@ -10,7 +10,7 @@ import torch
 
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
-from snakechat.workflow.distributed import rank, total, world_size
+from snakechat.workflow.distributed import rank, all_reduce_sum, world_size
 
 
 def ask(sampler, prompts, settings):
@@ -31,9 +31,9 @@ def ask(sampler, prompts, settings):
                 numbers[sample, row, : len(ids)] = ids + 1
                 if told:
                     logprobs[sample, row, : len(ids)] = torch.as_tensor(told[sample][place])
-    numbers = total(numbers)
+    numbers = all_reduce_sum(numbers)
     responses = [[ids[ids > 0].sub(1).tolist() for ids in sample] for sample in numbers]
-    return responses, total(logprobs) if settings.generation_backend == "vllm" else None
+    return responses, all_reduce_sum(logprobs) if settings.generation_backend == "vllm" else None
 
 
 class Rollouts:
@@ -117,4 +117,4 @@ class Rollouts:
             if micro_batch.counted:
                 for table, values in zip(tables, found, strict=True):
                     table[group] = table[group].masked_scatter(mask, values.float())
-        return total(tables)
+        return all_reduce_sum(tables)

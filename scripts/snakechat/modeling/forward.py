@@ -1,116 +1,167 @@
-"""The passes that training needs of models: what a loss asks for, and no more.
+"""Forward passes as training needs them: exactly what a loss reads.
 
-Log-probabilities of some tokens, or scores at some positions: those of others are never made.
+Log-probabilities of the target tokens, or scores at given positions; those of other positions are
+never computed.
 
-Shapes: grids, sequences and tokens as in snakechat/modeling/batches.py; n rows of A responses.
+Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses each.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
-from snakechat.modeling.models import takes_masks
-from snakechat.workflow.distributed import rank, total
+from snakechat.modeling.models import supports_packing
+from snakechat.modeling.packing import TokenBatch
+from snakechat.workflow.distributed import all_reduce_sum, rank
 
 
 class Policy(nn.Module):
-    """A causal language model whose pass gives log-probabilities of the tokens of a grid."""
+    """A causal language model whose forward pass returns log-probabilities of target tokens."""
 
-    def __init__(self, model):
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.packs = takes_masks(model)
+        self.supports_packing = supports_packing(model)
 
-    def borrowed_weights(self):
-        """Weights that a pass reads without calling their module."""
+    def external_parameters(self) -> list[torch.Tensor]:
+        """Return the parameters that `forward` reads without calling the module they belong to.
+
+        ZeRO 3 gathers a parameter when its module is called, and must know of the others.
+        """
         head = self.model.get_output_embeddings()
         return [weight for weight in (head.weight, head.bias) if weight is not None]
 
-    def forward(self, grid, temperature=1.0, entropies=False, summed=False):
-        """Log-probability [N] of each token of a grid, given those before it.
+    def forward(
+        self,
+        batch: TokenBatch,
+        temperature: float = 1.0,
+        return_entropies: bool = False,
+        return_sum: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probability [N] of each target token given the tokens before it.
 
-        With entropies, a pair: these, and the entropy [N] of what each token was drawn from.
-        summed: their sum alone, which costs less where it is a loss.
+        Args:
+            return_entropies: also return the entropy [N] of each token's distribution.
+            return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
         """
-        hidden = hidden_states(self.model, grid)[grid.before]
-        tokens = grid.inputs.input_ids.flatten()[grid.tokens]
+        hidden = hidden_states(self.model, batch)[batch.state_index]
+        tokens = batch.inputs.input_ids.flatten()[batch.target_index]
         head = self.model.get_output_embeddings()
-        if summed:
+        if return_sum:
             return sum_of_logprobs(hidden, head.weight, head.bias, tokens)
-        return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, entropies)
+        return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, return_entropies)
 
 
 class Scorer(nn.Module):
-    """A model with a score head whose pass gives the head's outputs at places of a grid.
+    """A reward model or critic whose forward pass returns its score head's output at positions.
 
-    units: a function of the outputs. A critic that starts as the reward model must speak of rewards
-    in the units of those that it is taught.
+    Args:
+        normalizer: function of the outputs, or None. A critic initialized from the reward model
+            must predict values on the scale of the normalized scores that it is trained on.
     """
 
-    def __init__(self, model, units=None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self.units = model, units
-        self.packs = takes_masks(model)
+        self.model, self.normalizer = model, normalizer
+        self.supports_packing = supports_packing(model)
 
-    def forward(self, grid, places):
-        """Outputs at places of a grid: its ends [S], its tokens [N] or those before them [N]."""
-        hidden = hidden_states(self.model, grid)[places]
+    def forward(self, batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+        """Return fp32 outputs at flat positions: the batch's last_index, target_index or
+        state_index.
+        """
+        hidden = hidden_states(self.model, batch)[positions]
         outputs = self.model.score(hidden).squeeze(-1).float()
-        return self.units(outputs) if self.units else outputs
+        return self.normalizer(outputs) if self.normalizer else outputs
 
 
-def hidden_states(model, grid):
-    """The last hidden state [B * T, D] at each place of a grid."""
-    inputs = grid.inputs
+def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
+    """Return the last hidden state [B * T, D] of each position."""
+    inputs = batch.inputs
     hidden = model.base_model(
         input_ids=inputs.input_ids,
         position_ids=inputs.position_ids,
-        attention_mask=inputs.mask,
+        attention_mask=inputs.attention_mask,
         use_cache=False,
     ).last_hidden_state
     return hidden.flatten(end_dim=1)
 
 
-def padded(values, lengths):
-    """A table [S, R] of sequences' values [N], each one's last value repeated behind its end."""
-    places = torch.arange(int(lengths.max()), device=values.device)
+def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Turn values [N] of sequences into a table [S, R], padded with each sequence's last value."""
+    columns = torch.arange(int(lengths.max()), device=values.device)
     starts = lengths.cumsum(dim=0) - lengths
-    return values[starts[:, None] + torch.minimum(places, lengths[:, None] - 1)]
+    return values[starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)]
 
 
 @torch.no_grad()
-def response_logprobs(policy, examples, max_tokens, temperature=1.0, with_prompts=False):
-    """Log-probability of each whole response behind its prompt: numpy [A, n], float64, in nats.
+def response_logprobs(
+    policy: Policy,
+    examples: Examples,
+    micro_batch_tokens: int,
+    temperature: float = 1.0,
+    with_prompts: bool = False,
+) -> np.ndarray:
+    """Return the log-probability of each response given its prompt, in nats: float64 [A, n].
 
-    with_prompts: that of the whole sequence behind its first token.
+    Args:
+        with_prompts: return that of the whole sequence given its first token.
     """
 
-    def look(grid):
-        logprobs = policy(grid, temperature).double()
-        return torch.segment_reduce(logprobs, "sum", lengths=grid.lengths)
+    def sequence_logprobs(batch: TokenBatch) -> torch.Tensor:
+        logprobs = policy(batch, temperature).double()
+        return torch.segment_reduce(logprobs, "sum", lengths=batch.target_lengths)
 
-    return judged(look, policy, examples, max_tokens, with_prompts)
+    return evaluate_sequences(sequence_logprobs, policy, examples, micro_batch_tokens, with_prompts)
 
 
 @torch.no_grad()
-def response_scores(scorer, examples, max_tokens):
-    """Score of each whole sequence, read at its last token: numpy [A, n], float64."""
-    return judged(lambda grid: scorer(grid, grid.ends), scorer, examples, max_tokens)
+def response_scores(scorer: Scorer, examples: Examples, micro_batch_tokens: int) -> np.ndarray:
+    """Return the score of each sequence, read at its last token: float64 [A, n]."""
+
+    def sequence_scores(batch: TokenBatch) -> torch.Tensor:
+        return scorer(batch, batch.last_index)
+
+    return evaluate_sequences(sequence_scores, scorer, examples, micro_batch_tokens)
 
 
-def judged(look, module, examples, max_tokens, with_prompts=False):
-    """What a function of a grid says of its sequences [S], for all rows: numpy [A, n]."""
+def evaluate_sequences(
+    function: Callable[[TokenBatch], torch.Tensor],
+    module: Policy | Scorer,
+    examples: Examples,
+    micro_batch_tokens: int,
+    with_prompts: bool = False,
+) -> np.ndarray:
+    """Return a function's value of each sequence of all rows, over all ranks: float64 [A, n].
+
+    Args:
+        function: returns a value for each sequence [S] of a batch.
+    """
     device = next(module.parameters()).device
-    found = torch.zeros(examples.response_lengths.shape, dtype=torch.float64)
+    values = torch.zeros(examples.response_lengths.shape, dtype=torch.float64)
     rows = np.arange(len(examples))
     with tqdm(
-        total=len(rows), unit="row", mininterval=2, delay=5, leave=False, disable=rank() > 0
-    ) as bar:
-        for part in examples.passes(rows, max_tokens, module.packs, device, with_prompts):
-            values = look(part.grid).view(len(found), -1).double().cpu()
-            if part.counts:
-                found[:, part.rows] = values
-            bar.update(len(part.rows))
-    return total(found).numpy()
+        total=len(rows),
+        unit="row",
+        mininterval=2,
+        delay=5,
+        leave=False,
+        disable=rank() > 0,
+    ) as progress:
+        for micro_batch in examples.micro_batches(
+            rows, micro_batch_tokens, module.supports_packing, device, with_prompts
+        ):
+            batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
+            if micro_batch.counted:
+                values[:, micro_batch.rows] = batch_values
+            progress.update(len(micro_batch.rows))
+    return all_reduce_sum(values).numpy()

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from snakechat.modeling.batches import bucket, largest_first
+from snakechat.modeling.batching import bucket_by_size, sort_by_size
 
 # A pass goes on without the rows that have ended once it has no more than that share of its rows.
 STILL_OPEN = 7 / 8
@@ -76,7 +76,7 @@ def sample_responses(
     chances = torch.rand(shape, dtype=torch.float64).to(model.device)
     found = [[None] * len(prompts) for _ in range(samples)]
     sizes = [samples * (len(prompt) + max_response_length) for prompt in prompts]
-    for rows in bucket(largest_first(range(len(prompts)), sizes), max_tokens):
+    for rows in bucket_by_size(sort_by_size(range(len(prompts)), sizes), max_tokens):
         padded = pad_left([prompts[row] for row in rows], tokenizer.pad_token_id, model.device)
         tokens = respond(model, *padded, chances[rows], eos_id, temperature).tolist()
         for place, ids in enumerate(tokens):

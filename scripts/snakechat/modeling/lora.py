@@ -36,7 +36,7 @@ def add_lora(model, rank, alpha, train_base="none"):
 
 
 @contextlib.contextmanager
-def without_adapters(model):
+def disable_adapters(model):
     """While it lasts, the model is the one that the adapters were put into."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     for layer in layers:

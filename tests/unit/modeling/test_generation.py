@@ -14,7 +14,7 @@ import torch
 
 from conftest import INIT
 from snakechat.modeling import generation as generate
-from snakechat.modeling.batches import Examples
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import draw, make_sampler, pad_left, sample_responses
 from snakechat.modeling.models import make_causal

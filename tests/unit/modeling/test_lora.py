@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from conftest import SEQUENCES
-from snakechat.modeling.lora import add_lora, linear_layers, merged_weights, without_adapters
+from snakechat.modeling.lora import add_lora, disable_adapters, linear_layers, merged_weights
 from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
 from snakechat.training.engine import make_engine
 from support.families import FAMILIES, LINEAR_LAYERS
@@ -187,7 +187,7 @@ def test_without_its_adapters_a_model_is_bit_by_bit_what_it_was(family, tokenize
     before = logits_of(model)
     adapted = learnt(add_lora(model, 2, 1))
     after = logits_of(adapted)
-    with without_adapters(adapted):
+    with disable_adapters(adapted):
         assert torch.equal(logits_of(adapted), before)
     assert torch.equal(logits_of(adapted), after)
     assert (after - before).abs().max() > 0.01
@@ -200,14 +200,14 @@ def test_without_adapters_it_is_the_model_that_was_loaded_whatever_they_learn(
     plain, model = (load_causal(folder, dtype, tokenizer) for _ in range(2))
     adapted = learnt(add_lora(model, 2, 1))
     assert not torch.equal(logits_of(adapted), logits_of(plain))
-    with without_adapters(adapted):
+    with disable_adapters(adapted):
         assert torch.equal(logits_of(adapted), logits_of(plain))
 
 
 def test_adapters_and_head_are_trained_as_before_behind_it(scorer):
     adapted = learnt(add_lora(scorer, 2, 1))
     before = trained(adapted)
-    with without_adapters(adapted):
+    with disable_adapters(adapted):
         pass
     assert trained(adapted) == before
     adapted(IDS).logits.sum().backward()
@@ -227,7 +227,7 @@ def test_training_goes_on_to_the_same_bits_after_a_look_without_adapters(
         losses = []
         for _ in range(4):
             if looks:
-                with torch.no_grad(), without_adapters(model):
+                with torch.no_grad(), disable_adapters(model):
                     assert torch.equal(model(IDS).logits, plain)
             # Two passes, whose gradients add up.
             for last in (False, True):

@@ -1,0 +1,181 @@
+"""Batching: which rows make an optimizer step, and how ranks and micro-batches divide them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from snakechat.data.tokens import Ragged
+from snakechat.modeling.packing import TokenBatch, collate, pack_rows
+from snakechat.workflow import distributed as ranks
+
+
+def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
+    """Return the optimizer steps of a run. The last batch of an epoch may be smaller."""
+    return epochs * -(-num_rows // batch_size)
+
+
+def global_batches(num_rows: int, batch_size: int, epochs: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of each optimizer step, in a new order each epoch."""
+    for epoch in range(epochs):
+        order = np.random.default_rng([seed, epoch]).permutation(num_rows)
+        for start in range(0, num_rows, batch_size):
+            yield order[start : start + batch_size]
+
+
+class MicroBatch(NamedTuple):
+    """One forward and backward pass of a rank.
+
+    rows: row numbers in the order of the batch's sequences.
+    counted: False for a dummy micro-batch, which a rank runs only to take part in collectives.
+    is_last: whether it is the last of the optimizer step.
+    """
+
+    rows: list[int]
+    batch: TokenBatch
+    counted: bool
+    is_last: bool
+
+
+class Examples:
+    """Rows to train or to evaluate on: a prompt and the same number of responses each.
+
+    Args:
+        prompts, responses: token ids by row (a Ragged, or lists).
+    """
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], *responses: Sequence[Sequence[int]]
+    ) -> None:
+        self.prompts, self.responses = prompts, responses
+        self.prompt_lengths = sequence_lengths(prompts)
+        self.response_lengths = np.stack([sequence_lengths(ids) for ids in responses])
+
+    @classmethod
+    def read(cls, folder: Path, split: str, *responses: str) -> "Examples":
+        """Read a split (train or eval) of a folder of tokens. responses: chosen, rejected."""
+        return cls(*(Ragged(folder, f"{split}.{name}") for name in ("prompt", *responses)))
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def head(self, num_rows: int) -> "Examples":
+        """Return the first rows."""
+        return self.select(range(min(num_rows, len(self))))
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Examples":
+        """Return the given rows, in their order."""
+        prompts, *responses = (
+            [ids[row] for row in rows] for ids in (self.prompts, *self.responses)
+        )
+        return Examples(prompts, *responses)
+
+    def num_tokens(self, with_prompts: bool) -> np.ndarray:
+        """Return the number of target tokens [n] of each row. See packing.collate."""
+        prompts = self.prompt_lengths - 1 if with_prompts else 0
+        return self.response_lengths.sum(axis=0) + prompts
+
+    def micro_batches(
+        self,
+        rows: np.ndarray,
+        micro_batch_tokens: int,
+        packing: bool,
+        device: torch.device,
+        with_prompts: bool = False,
+    ) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches of the given rows.
+
+        See distribute_rows for the first three arguments and packing.collate for the last two.
+        """
+        prompts, responses = self.prompt_lengths[rows], self.response_lengths[:, rows]
+        if packing:
+            sizes = prompts + responses.sum(axis=0)
+        else:
+            sizes = len(responses) * (prompts + responses.max(axis=0))
+        distributed = distribute_rows(
+            rows, sizes, micro_batch_tokens, packing, ranks.rank(), ranks.world_size()
+        )
+        for number, (packed, counted) in enumerate(distributed, start=1):
+            sequences = [
+                [
+                    (self.prompts[row], [response[row] for response in self.responses])
+                    for row in sequence
+                ]
+                for sequence in packed
+            ]
+            batch = collate(sequences, packing, device, with_prompts)
+            micro_batch_rows = [row for sequence in packed for row in sequence]
+            yield MicroBatch(micro_batch_rows, batch, counted, number == len(distributed))
+
+
+def sequence_lengths(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the length [n] of each sequence."""
+    lengths = getattr(sequences, "lengths", None)
+    return np.array([len(ids) for ids in sequences]) if lengths is None else lengths
+
+
+def distribute_rows(
+    rows: Sequence[int] | np.ndarray,
+    sizes: Sequence[int] | np.ndarray,
+    micro_batch_tokens: int,
+    packing: bool,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[tuple[list[list[int]], bool]]:
+    """Distribute the rows of a step over ranks, and those of this rank over micro-batches.
+
+    Args:
+        sizes: tokens of each row.
+        micro_batch_tokens: limit of tokens in a micro-batch, padding included. A longer row gets a
+            micro-batch by itself.
+        packing: several rows share a packed sequence. Otherwise each row has sequences by itself.
+
+    Returns:
+        (packed sequences of rows, whether they count) of each micro-batch. All ranks have the same
+        number of micro-batches, because each one communicates: a rank with fewer repeats the
+        shortest row of the step, which does not count.
+    """
+    sized_rows = sort_by_size(rows, sizes)
+    # Ranks take turns forwards and backwards, so that no rank gets the longest row of each turn.
+    turns = [*range(world_size), *reversed(range(world_size))]
+    by_rank = [
+        [sized for index, sized in enumerate(sized_rows) if turns[index % len(turns)] == number]
+        for number in range(world_size)
+    ]
+    if packing:
+        micro_batches = [pack_rows(sized, micro_batch_tokens) for sized in by_rank]
+    else:
+        micro_batches = [
+            [[[row] for row in bucket] for bucket in bucket_by_size(sized, micro_batch_tokens)]
+            for sized in by_rank
+        ]
+    num_dummies = max(map(len, micro_batches)) - len(micro_batches[rank])
+    dummy = [[sized_rows[-1][0]]]
+    return [(packed, True) for packed in micro_batches[rank]] + [(dummy, False)] * num_dummies
+
+
+def sort_by_size(
+    rows: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
+) -> list[tuple[int, int]]:
+    """Return (row, size) of each row, the largest first."""
+    order = np.argsort(-np.asarray(sizes), kind="stable")
+    return [(int(rows[index]), int(sizes[index])) for index in order]
+
+
+def bucket_by_size(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[int]]:
+    """Group rows of similar size into buckets of at most `max_tokens`, padding included.
+
+    Args:
+        sized_rows: (row, size) of each row, the largest first.
+    """
+    buckets: list[list[int]] = []
+    largest = 0
+    for row, size in sized_rows:
+        # All rows of a bucket are padded to its first one.
+        if not buckets or (len(buckets[-1]) + 1) * largest > max_tokens:
+            buckets.append([])
+            largest = size
+        buckets[-1].append(row)
+    return buckets

@@ -1,0 +1,204 @@
+"""Sequence packing: several rows share one packed sequence [T], with a mask that separates them.
+
+A row is a prompt and its responses: one response for SFT, two for a preference pair, any number for
+rollouts. It is laid out as prompt | response | response ...: the model processes the prompt once,
+responses of a row do not attend to one another, and the positions of each response continue from
+the end of the prompt. Several rows, which do not attend to one another, fill a packed sequence.
+
+Packing requires a model that accepts a boolean mask (models.supports_packing). For other models,
+each response takes a sequence by itself, after a copy of its prompt and padded on the right, where
+causal attention ignores the padding.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+# A row's prompt ids, and the ids of each of its responses.
+Row = tuple[Sequence[int], Sequence[Sequence[int]]]
+
+# Rows considered for one micro-batch: enough to fill it, few enough to search.
+MAX_CANDIDATES = 1024
+# Widths of packed sequences that pack_rows tries, as multiples of the longest row.
+WIDTH_FACTORS = (1, 1.25, 1.5, 2)
+# Cost of a token outside attention, as the number of attended positions that cost as much. For a
+# small model this is 6 times its hidden size.
+TOKEN_COST = 4096
+
+
+class ModelInputs(NamedTuple):
+    """Arguments of a model's forward pass.
+
+    input_ids: [B, T]. With packing also position_ids: [B, T], and attention_mask: bool
+    [B, 1, T, T], True where a token (third dimension) attends to another (fourth).
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+
+
+class TokenBatch(NamedTuple):
+    """A micro-batch as tensors: S sequences (prompt and response) with N target tokens in all.
+
+    The first responses of all rows come first, then all second ones. Indices are into the flattened
+    [B * T] positions.
+
+    target_index: [N], each target token, sequence by sequence.
+    state_index: [N], the hidden state that predicts each target token.
+    last_index: [S], the last token of each sequence.
+    target_lengths: [S], the number of target tokens of each sequence.
+    """
+
+    inputs: ModelInputs
+    state_index: torch.Tensor
+    target_index: torch.Tensor
+    last_index: torch.Tensor
+    target_lengths: torch.Tensor
+
+
+def pack_rows(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[list[int]]]:
+    """Pack rows into micro-batches of at most `max_tokens` tokens, padding included.
+
+    The packed sequences of a micro-batch are as wide as its longest row, or wider by one of
+    WIDTH_FACTORS, whichever costs least per token that is not padding.
+
+    Args:
+        sized_rows: (row, length) of each row, the longest first.
+
+    Returns:
+        For each micro-batch its packed sequences, each a list of rows.
+    """
+    micro_batches = []
+    while sized_rows:
+        longest = sized_rows[0][1]
+        widths = {min(int(factor * longest), max(max_tokens, longest)) for factor in WIDTH_FACTORS}
+        candidates = [
+            first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens) for width in sorted(widths)
+        ]
+        packed, remaining, _ = min(candidates, key=lambda candidate: candidate[2])
+        micro_batches.append(packed)
+        sized_rows = remaining + sized_rows[MAX_CANDIDATES:]
+    return micro_batches
+
+
+def first_fit(
+    sized_rows: list[tuple[int, int]], width: int, max_tokens: int
+) -> tuple[list[list[int]], list[tuple[int, int]], float]:
+    """Fill the packed sequences of one micro-batch by first-fit decreasing (Johnson 1973).
+
+    Each row goes into the first sequence of `width` tokens that has space for it.
+
+    Args:
+        sized_rows: (row, length) of each row, the longest first.
+
+    Returns:
+        The packed sequences, the rows that did not fit, and the cost per token without padding.
+    """
+    free = np.full(max(1, max_tokens // width), width)
+    packed: list[list[int]] = [[] for _ in free]
+    remaining = []
+    for row, length in sized_rows:
+        index = int(np.argmax(free >= length))
+        if free[index] < length:
+            remaining.append((row, length))
+            continue
+        free[index] -= length
+        packed[index].append(row)
+    free = free[[bool(rows) for rows in packed]]
+    used = width - free
+    cost = used.max() * len(used) * (TOKEN_COST + used.max()) / used.sum()
+    return [rows for rows in packed if rows], remaining, cost
+
+
+def collate(
+    sequences: list[list[Row]], packing: bool, device: torch.device, with_prompts: bool = False
+) -> TokenBatch:
+    """Build the tensors of a micro-batch.
+
+    Args:
+        sequences: rows of each packed sequence; without packing, one row per entry.
+        with_prompts: target tokens include those of the prompt. The first token of a prompt is
+            never a target, because no hidden state predicts it.
+    """
+    num_responses = len(sequences[0][0][1])
+    if not packing:
+        sequences = _one_response_each(sequences, num_responses)
+    lengths = [sum(len(p) + sum(map(len, responses)) for p, responses in s) for s in sequences]
+    shape = len(sequences), max(lengths)
+    ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
+    # Flat indices of each sequence of prompt and response, by the response's number.
+    indices: list[list[np.ndarray]] = [[] for _ in range(num_responses if packing else 1)]
+    for number, sequence in enumerate(sequences):
+        start = 0
+        for row, (prompt, responses) in enumerate(sequence, start=1):
+            prompt_columns = np.arange(start, start + len(prompt))
+            segments = [(prompt_columns, prompt, 0, 0)]
+            start += len(prompt)
+            for segment, response in enumerate(responses, start=1):
+                columns = np.arange(start, start + len(response))
+                segments.append((columns, response, segment, len(prompt)))
+                index = number * shape[1] + np.concatenate([prompt_columns, columns])
+                indices[segment - 1].append(index)
+                start += len(response)
+            for columns, tokens, segment, first_position in segments:
+                ids[number, columns] = tokens
+                positions[number, columns] = first_position + np.arange(len(columns))
+                row_ids[number, columns] = row
+                segment_ids[number, columns] = segment
+    prompt_lengths = [len(prompt) for _ in indices for s in sequences for prompt, _ in s]
+    targets = _target_indices(indices, prompt_lengths, with_prompts)
+    ids, positions, row_ids, segment_ids, *targets = (
+        torch.from_numpy(array).to(device)
+        for array in (ids, positions, row_ids, segment_ids, *targets)
+    )
+    if packing:
+        inputs = ModelInputs(ids, positions, packed_attention_mask(row_ids, segment_ids))
+    else:
+        inputs = ModelInputs(ids)
+    return TokenBatch(inputs, *targets)
+
+
+def _one_response_each(sequences: list[list[Row]], num_responses: int) -> list[list[Row]]:
+    """Return a sequence for each response, all first responses before all second ones."""
+    separate: list[list[Row]] = [
+        [(prompt, [response])] for [(prompt, responses)] in sequences for response in responses
+    ]
+    return [
+        sequence for first in range(num_responses) for sequence in separate[first::num_responses]
+    ]
+
+
+def _target_indices(
+    indices: list[list[np.ndarray]], prompt_lengths: list[int], with_prompts: bool
+) -> tuple[np.ndarray, ...]:
+    """Return state_index, target_index, last_index and target_lengths of a TokenBatch."""
+    sequences = [sequence for response in indices for sequence in response]
+    # Column of each sequence's first target token.
+    firsts = [1 if with_prompts else length for length in prompt_lengths]
+    pairs = [*zip(sequences, firsts, strict=True)]
+    return (
+        np.concatenate([sequence[first - 1 : -1] for sequence, first in pairs]),
+        np.concatenate([sequence[first:] for sequence, first in pairs]),
+        np.array([sequence[-1] for sequence in sequences]),
+        np.array([len(sequence) - first for sequence, first in pairs]),
+    )
+
+
+def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
+    """Return the block-causal mask [B, 1, T, T]: True where a token attends to another.
+
+    A token attends to earlier tokens of its row that belong to the prompt or to its own segment.
+
+    Args:
+        row_ids: [B, T], the number of a token's row in its packed sequence, 0 for padding.
+        segment_ids: [B, T], 0 for a prompt, k for the k-th response.
+    """
+    width = row_ids.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=row_ids.device).tril()
+    same_row = (row_ids[:, :, None] == row_ids[:, None, :]) & causal
+    attended = segment_ids[:, None, :]
+    # Padding attends to earlier padding: the softmax over no position at all is not defined.
+    return (same_row & ((attended == 0) | (segment_ids[:, :, None] == attended)))[:, None]

@@ -1,0 +1,175 @@
+"""Packing: which rows share a sequence, the tensors of a micro-batch, the attention mask."""
+
+import numpy as np
+import pytest
+import torch
+
+from snakechat.modeling.packing import (
+    TOKEN_COST,
+    collate,
+    first_fit,
+    pack_rows,
+    packed_attention_mask,
+)
+
+CPU = torch.device("cpu")
+
+
+# Bin packing.
+
+
+def numbered(sizes):
+    """(row, size) of rows that are given longest first."""
+    return list(enumerate(sizes))
+
+
+def test_each_row_goes_into_the_first_sequence_with_space_for_it():
+    # Two sequences of 10: there is no space for the 5, the 4 and the last 3.
+    packed, remaining, _ = first_fit(numbered([10, 7, 5, 4, 3, 3]), 10, 20)
+    assert (packed, remaining) == ([[0], [1, 4]], [(2, 5), (3, 4), (5, 3)])
+
+
+def test_cost_per_token_grows_with_padding_and_width():
+    # 16 of 20 positions are used, and a token attends to 10 positions.
+    assert first_fit(numbered([10, 6]), 10, 20)[2] == pytest.approx(20 * (TOKEN_COST + 10) / 16)
+    assert first_fit(numbered([10, 6]), 16, 20)[2] == pytest.approx(TOKEN_COST + 16)
+
+
+def test_rows_within_the_limit_make_one_micro_batch():
+    assert pack_rows(numbered([6, 3, 3, 2]), 1000) == [[[0], [1, 2], [3]]]
+
+
+def test_sequences_are_wider_than_the_longest_row_if_that_saves_padding():
+    # Four sequences of 10 positions for 30 tokens, or two of 17.
+    assert pack_rows(numbered([10, 7, 7, 6]), 1000) == [[[0, 1], [2, 3]]]
+
+
+def test_a_row_over_the_limit_gets_a_micro_batch_by_itself():
+    assert pack_rows(numbered([500, 3, 3]), 100) == [[[0]], [[1], [2]]]
+
+
+# Tensors.
+
+PAIRS = {
+    "A": ([11, 12], [[13, 14, 15], [16]]),
+    "B": ([21], [[22], [23, 24]]),
+    "C": ([31, 32, 33], [[34], [35, 36]]),
+}
+
+
+def collate_pairs(packing, *sequences, with_prompts=False):
+    """The batch of sequences of PAIRS, and its flattened ids."""
+    rows = [[PAIRS[name] for name in names] for names in sequences]
+    batch = collate(rows, packing, CPU, with_prompts)
+    return batch, batch.inputs.input_ids.flatten()
+
+
+def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
+    batch, _ = collate_pairs(True, "AB", "C")
+    assert batch.inputs.input_ids.tolist() == [
+        [11, 12, 13, 14, 15, 16, 21, 22, 23, 24],
+        [31, 32, 33, 34, 35, 36, 0, 0, 0, 0],
+    ]
+    # The positions of each response continue from the end of the prompt.
+    assert batch.inputs.position_ids.tolist() == [
+        [0, 1, 2, 3, 4, 2, 0, 1, 1, 2],
+        [0, 1, 2, 3, 3, 4, 0, 0, 0, 0],
+    ]
+    assert batch.inputs.attention_mask.shape == (2, 1, 10, 10)
+    assert batch.state_index.tolist() == [1, 2, 3, 6, 12, 1, 6, 8, 12, 14]
+    assert batch.target_index.tolist() == [2, 3, 4, 7, 13, 5, 8, 9, 14, 15]
+    assert batch.last_index.tolist() == [4, 7, 13, 5, 9, 15]
+
+
+def test_without_packing_each_response_is_a_sequence_after_a_copy_of_its_prompt():
+    batch, _ = collate_pairs(False, "A", "B", "C")
+    assert batch.inputs.input_ids.tolist() == [
+        [11, 12, 13, 14, 15],
+        [21, 22, 0, 0, 0],
+        [31, 32, 33, 34, 0],
+        [11, 12, 16, 0, 0],
+        [21, 23, 24, 0, 0],
+        [31, 32, 33, 35, 36],
+    ]
+    assert batch.inputs.position_ids is None
+    assert batch.inputs.attention_mask is None
+    assert batch.state_index.tolist() == [1, 2, 3, 5, 12, 16, 20, 21, 27, 28]
+    assert batch.target_index.tolist() == [2, 3, 4, 6, 13, 17, 21, 22, 28, 29]
+    assert batch.last_index.tolist() == [4, 6, 13, 17, 22, 29]
+
+
+@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
+def test_all_first_responses_come_before_all_second_ones(packing, sequences):
+    batch, ids = collate_pairs(packing, *sequences)
+    assert ids[batch.target_index].tolist() == [13, 14, 15, 22, 34, 16, 23, 24, 35, 36]
+    assert ids[batch.state_index].tolist() == [12, 13, 14, 21, 33, 12, 21, 23, 33, 35]
+    assert ids[batch.last_index].tolist() == [15, 22, 34, 16, 24, 36]
+    assert batch.target_lengths.tolist() == [3, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
+def test_with_prompts_all_tokens_but_the_first_are_targets(packing, sequences):
+    batch, ids = collate_pairs(packing, *sequences, with_prompts=True)
+    chosen = [12, 13, 14, 15, 22, 32, 33, 34]
+    assert ids[batch.target_index].tolist() == [*chosen, 12, 16, 23, 24, 32, 33, 35, 36]
+    chosen = [11, 12, 13, 14, 21, 31, 32, 33]
+    assert ids[batch.state_index].tolist() == [*chosen, 11, 12, 21, 23, 31, 32, 33, 35]
+    assert ids[batch.last_index].tolist() == [15, 22, 34, 16, 24, 36]
+    assert batch.target_lengths.tolist() == [4, 1, 3, 2, 2, 4]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_response_may_have_one_token_or_none(packing):
+    rows = [([11, 12], [[]]), ([21], [[22]]), ([31], [[]])]
+    sequences = [rows] if packing else [[row] for row in rows]
+    for with_prompts, targets, lengths in ((False, [22], [0, 1, 0]), (True, [12, 22], [1, 1, 0])):
+        batch = collate(sequences, packing, CPU, with_prompts)
+        ids = batch.inputs.input_ids.flatten()
+        assert ids[batch.target_index].tolist() == targets
+        assert ids[batch.last_index].tolist() == [12, 22, 31]
+        assert batch.target_lengths.tolist() == lengths
+
+
+@pytest.mark.parametrize("kind", [list, lambda ids: np.array(ids, dtype=np.uint16)])
+def test_ids_keep_their_values_from_any_integer_type(kind):
+    batch = collate([[(kind([65535, 0]), [kind([7])])]], True, CPU)
+    assert batch.inputs.input_ids.tolist() == [[65535, 0, 7]]
+    assert batch.inputs.input_ids.dtype == torch.int64
+
+
+# Attention mask.
+
+
+def test_the_mask_separates_responses_and_rows():
+    # A prompt of two tokens with responses of two and one; a prompt of one token with two
+    # responses of one; padding.
+    row_ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 0, 0]])
+    segment_ids = torch.tensor([[0, 0, 1, 1, 2, 0, 1, 2, 0, 0]])
+    picture = [
+        "x . . . . . . . . .",
+        "x x . . . . . . . .",
+        "x x x . . . . . . .",
+        "x x x x . . . . . .",
+        "x x . . x . . . . .",
+        ". . . . . x . . . .",
+        ". . . . . x x . . .",
+        ". . . . . x . x . .",
+        ". . . . . . . . x .",
+        ". . . . . . . . x x",
+    ]
+    expected = [[mark == "x" for mark in line.split()] for line in picture]
+    mask = packed_attention_mask(row_ids, segment_ids)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[expected]]
+
+
+def test_tokens_attend_to_themselves_and_padding_is_separate():
+    batch, ids = collate_pairs(True, "AB", "C", "BB")
+    masks = batch.inputs.attention_mask[:, 0]
+    for sequence, mask in zip(batch.inputs.input_ids, masks, strict=True):
+        assert mask.diagonal().all()
+        assert not mask.triu(1).any()
+        padding = sequence == 0
+        assert not mask[padding][:, ~padding].any()
+        assert not mask[~padding][:, padding].any()
+    assert (ids == 0).any()
