@@ -1,0 +1,126 @@
+"""Checks of the config that a schema cannot state: names, splits, templates, generations."""
+
+from functools import cache
+from pathlib import Path
+
+from snakechat.config.errors import ConfigError
+from snakechat.config.recipes import STAGES, Config
+from snakechat.config.schema import check_schema, placement_schema
+from snakechat.data.formats import columns_of, has_pairs
+from snakechat.workflow.code_digests import code_digests
+
+
+def check_placements(config: Config) -> None:
+    """Check the placement of each recipe with the deployment that it names."""
+    for stage in STAGES:
+        for name in config.values[stage]["recipes"]:
+            placement = config.recipe(stage, name)["placement"]
+            place = (stage, "recipes", name, "placement")
+            check_schema(placement, placement_schema(stage), *place)
+
+
+def check_references(config: Config) -> None:
+    """Check that recipes use datasets, models and recipes that exist and fit together."""
+    for name, dataset in config.values["datasets"].items():
+        try:
+            if "format" in dataset:
+                columns_of(dataset["format"], dataset.get("columns"))
+        except ValueError as error:
+            raise ConfigError(f"config: datasets.{name}: {error}") from None
+    for name, model in config.values["models"].items():
+        if "train_on" in model.get("tokenizer", {}):
+            config.entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
+    for stage in STAGES:
+        for name in config.values[stage]["recipes"]:
+            for dataset, _ in config.blend(stage, name):
+                _check_dataset(config, dataset, stage, f"{stage}.recipes.{name}.datasets")
+            if stage == "rlhf":
+                _check_rlhf_models(config, name)
+                _check_rlhf_scores(config, name)
+            else:
+                config.base_model(stage, name)
+
+
+def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> None:
+    """Check that a dataset has rows of the kind that a stage uses."""
+    settings = config.entry("datasets", dataset, used_by)
+    phase = "reward" if stage == "dpo" else stage
+    if not config.split_weights(dataset)[phase]:
+        raise ConfigError(
+            f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
+        )
+    pairs = "generate" in settings or has_pairs(settings["format"], settings.get("columns"))
+    if phase == "reward" and not pairs:
+        raise ConfigError(
+            f"config: {used_by} names {dataset}, which has no rejected responses (format"
+            f" {settings['format']}): use it for sft or rlhf"
+        )
+
+
+def _check_rlhf_models(config: Config, name: str) -> None:
+    """Check that the models of a recipe have the same template and, where needed, tokenizer."""
+    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
+    actor = config.template("sft", settings["actor"])
+    for key in ("reward", "judge"):
+        other = actor if settings[key] is None else config.template("reward", settings[key])
+        if other != actor:
+            raise ConfigError(f"{place}: actor and {key} have the templates {actor} and {other}")
+    for model in settings["compare_with"]:
+        stage, _, other = model.partition("/")
+        if other not in config.values[stage]["recipes"]:
+            available = ", ".join(config.values[stage]["recipes"])
+            raise ConfigError(
+                f"{place}.compare_with: {stage} has no {other!r} (available: {available})"
+            )
+        if config.tokenizer_model(stage, other) != config.tokenizer_model("rlhf", name):
+            raise ConfigError(f"{place}.compare_with: {model} and {name} have different tokenizers")
+    if settings["ptx"] is not None:
+        _, actor_model = config.tokenizer_model("sft", settings["actor"])
+        _, ptx_model = config.tokenizer_model("sft", settings["ptx"])
+        if actor_model != ptx_model:
+            raise ConfigError(
+                f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
+                f" the actor has that of {actor_model}"
+            )
+
+
+def _check_rlhf_scores(config: Config, name: str) -> None:
+    """Check that something scores the responses, and that the algorithm can compare them."""
+    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
+    if settings["reward"] is None and not settings["reward_functions"]:
+        raise ConfigError(
+            f"{place}: reward is null and reward_functions is empty: nothing scores responses"
+        )
+    for function in settings["reward_functions"]:
+        problem = _reward_function_problem(config.root, function)
+        if problem:
+            raise ConfigError(f"{place}.reward_functions: {problem}")
+    algorithm, generations = settings["algorithm"], settings["num_generations"]
+    batch_size = settings["global_batch_size"]
+    if algorithm != "ppo" and generations < 2:
+        raise ConfigError(
+            f"{place}.num_generations: {algorithm} compares responses to the same prompt and needs"
+            f" at least 2, not {generations}"
+        )
+    if batch_size % generations:
+        raise ConfigError(
+            f"{place}.global_batch_size: {batch_size} is not a multiple of num_generations"
+            f" ({generations}); all responses to a prompt are in the same batch"
+        )
+
+
+@cache
+def _reward_function_problem(root: Path, name: str) -> str | None:
+    """Return what is wrong with rewards/NAME.py as far as parsing shows; None if it is valid."""
+    available = sorted(path.stem for path in (root / "rewards").glob("*.py"))
+    if name not in available:
+        return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
+    try:
+        code_digests(root / "scripts/train_rlhf.py", [name])
+    except SyntaxError as error:
+        return f"rewards/{name}.py is not valid Python (line {error.lineno}: {error.msg})"
+    except ValueError as error:
+        return f"rewards/{name}.py is not valid Python ({error})"
+    except FileNotFoundError as error:
+        return f"rewards/{name}.py imports a module that does not exist ({error.filename})"
+    return None

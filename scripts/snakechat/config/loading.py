@@ -1,0 +1,75 @@
+"""Load the config: values of the command line, renamed keys, the schema, sweeps, all checks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from snakechat.config.checks import check_placements, check_references
+from snakechat.config.errors import ConfigError
+from snakechat.config.recipes import Config
+from snakechat.config.renamed import check_renamed_keys
+from snakechat.config.schema import check_schema, config_schema
+
+
+def load_config(values: dict[str, Any], root: Path, command_line: dict[str, Any]) -> Config:
+    """Return the checked config.
+
+    Args:
+        values: config.yaml with the config files of the user on top. It is updated in place.
+        root: The folder of the Snakefile.
+        command_line: What --config set, as Snakemake parsed it.
+
+    Raises:
+        ConfigError: A key or value is invalid, or a name refers to nothing.
+    """
+    update(values, parse_command_line_values(command_line))
+    check_renamed_keys(values)
+    check_schema(values, config_schema())
+    config = Config(values, root)
+    add_sweeps(config)
+    # The values of sweeps become settings of recipes.
+    check_schema(values, config_schema())
+    check_references(config)
+    check_placements(config)
+    return config
+
+
+def parse_command_line_values(value: Any) -> Any:
+    """Return values of the command line with numbers, booleans and nulls read as YAML.
+
+    Snakemake does not parse scalars inside braces: --config 'sft={defaults: {epochs: 2}}'.
+    """
+    if isinstance(value, dict):
+        return {key: parse_command_line_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [parse_command_line_values(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    loader = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, value, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, value))
+
+
+def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Update nested values in place; keys that changes does not name stay."""
+    for key, change in changes.items():
+        if isinstance(change, Mapping) and isinstance(values.get(key), dict):
+            update(values[key], change)
+        else:
+            values[key] = change
+
+
+def add_sweeps(config: Config) -> None:
+    """Add the recipes of all sweeps to those of their stages."""
+    for sweep, settings in config.values["sweeps"].items():
+        recipes = config.values[settings["stage"]]["recipes"]
+        if sweep in recipes:
+            raise ConfigError(
+                f"config: sweeps.{sweep} has the name of a recipe of {settings['stage']}: rename it"
+            )
+        for name, recipe in config.sweep_recipes(sweep).items():
+            if name in recipes:
+                raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
+            recipes[name] = recipe

@@ -1,0 +1,50 @@
+"""Placement: where and how a job runs. It is never part of what a result is made from."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from snakechat.config.common import Count, Keyword, NonNegativeInt
+
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "parameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Hardware of a job, and how the job uses it.
+
+    threads, mem_mb and runtime (minutes) count on each node.
+    """
+
+    nodes: Count
+    gpus_per_node: NonNegativeInt
+    zero_stage: ZeroStage
+    offload: Offload
+    activation_checkpointing: bool
+    micro_batch_tokens: Count
+    threads: Count
+    mem_mb: Count
+    runtime: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlhfPlacement(Placement):
+    """Placement of a recipe of stage rlhf; critic_zero_stage defaults to zero_stage."""
+
+    critic_zero_stage: ZeroStage | None = None
+    offload_frozen: bool = False
+
+
+def _if_offload(offload: Offload, stage: dict[str, int]) -> dict[str, dict[str, object]]:
+    return {
+        "if": {"properties": {"offload": {"const": offload}}},
+        "then": {"properties": {"zero_stage": stage, "critic_zero_stage": stage}},
+    }
+
+
+# DeepSpeed offloads only what ZeRO partitions.
+OFFLOAD_NEEDS_ZERO = Keyword(
+    "allOf", [_if_offload("optimizer", {"minimum": 1}), _if_offload("parameters", {"const": 3})]
+)
+CompletePlacement = Annotated[Placement, OFFLOAD_NEEDS_ZERO]
+CompleteRlhfPlacement = Annotated[RlhfPlacement, OFFLOAD_NEEDS_ZERO]

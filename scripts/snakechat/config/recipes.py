@@ -1,0 +1,191 @@
+"""Recipes with all their settings, and what the names in the config refer to."""
+
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from snakechat.config.errors import ConfigError
+
+STAGES = ("sft", "reward", "dpo", "rlhf")
+# As common.Name; a recipe of a sweep is named after its values.
+RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
+
+# A rule and the name of one of its results: ("train_sft", "tiny").
+Job = tuple[str, str]
+
+
+class Config:
+    """The values of the config by the names that recipes use.
+
+    Args:
+        values: The content of config.yaml with what users put on top.
+        root: The folder of the Snakefile. Paths in the config are relative to it.
+
+    All methods raise ConfigError for a name that the config does not have.
+    """
+
+    def __init__(self, values: dict[str, Any], root: Path) -> None:
+        self.values = values
+        self.root = root
+
+    def entry(self, section: str, name: str, used_by: str) -> Any:
+        """Return an entry of a section such as `datasets` or `rlhf.presets`.
+
+        Args:
+            section: Dotted path of the section.
+            name: Name of the entry.
+            used_by: The key that names the entry, for the error.
+        """
+        entries = self.values
+        for key in section.split("."):
+            entries = entries[key]
+        if name not in entries:
+            available = ", ".join(sorted(entries)) or "none"
+            raise ConfigError(
+                f"config: {used_by} names {name!r}, which is not under {section}"
+                f" (available: {available})"
+            )
+        return entries[name]
+
+    def recipe(self, stage: str, name: str) -> dict[str, Any]:
+        """Return the settings of a recipe.
+
+        A recipe overrides its preset, which overrides the defaults of the stage. The placement is
+        complete, with the keys of the deployment that it names.
+        """
+        recipes = self.values[stage]["recipes"]
+        if name not in recipes:
+            available = ", ".join(recipes)
+            raise ConfigError(f"config: {stage}.recipes has no {name!r} (available: {available})")
+        defaults, own = self.values[stage]["defaults"], recipes[name]
+        preset_name = own.get("preset", defaults.get("preset"))
+        preset = {}
+        if preset_name is not None:
+            used_by = f"{stage}.recipes.{name}.preset"
+            preset = self.entry(f"{stage}.presets", preset_name, used_by)
+        layers = {"defaults": defaults, f"presets.{preset_name}": preset, f"recipes.{name}": own}
+        settings = {"seed": self.values["seed"]}
+        placement: dict[str, Any] = {}
+        for layer, keys in layers.items():
+            settings |= keys
+            used_by = f"{stage}.{layer}.placement"
+            placement = self._placed(placement, keys.get("placement", {}), used_by)
+        if self.values["deployment"] is not None:
+            placement = self.entry("deployments", self.values["deployment"], "deployment")
+        settings.pop("preset", None)
+        return {**settings, "placement": placement}
+
+    def _placed(
+        self, placement: dict[str, Any], changes: str | dict[str, Any], used_by: str
+    ) -> dict[str, Any]:
+        """Return a placement with changes: the name of a deployment, or keys and such a name."""
+        keys = {"deployment": changes} if isinstance(changes, str) else dict(changes)
+        deployment = keys.pop("deployment", None)
+        if deployment is not None:
+            placement = self.entry("deployments", deployment, used_by)
+        return {**placement, **keys}
+
+    def training_settings(self, stage: str, name: str) -> dict[str, Any]:
+        """Return the settings of a recipe's training, as its program receives them.
+
+        They are the fields of SftSettings, RewardSettings, DpoSettings or RlhfSettings. Placement
+        and what only evaluation uses are no part of them.
+        """
+        settings = {**self.recipe(stage, name), "datasets": self.blend(stage, name)}
+        if stage != "rlhf":
+            settings["template"] = self.template(stage, name)
+        for key in ("placement", "judge", "compare_with"):
+            settings.pop(key, None)
+        return settings
+
+    def blend(self, stage: str, name: str) -> list[list[Any]]:
+        """Return [dataset, weight] of each dataset of a recipe; the weight defaults to 1."""
+        entries = [
+            entry if isinstance(entry, dict) else {entry: 1}
+            for entry in self.recipe(stage, name)["datasets"]
+        ]
+        blend = [[dataset, weight] for entry in entries for dataset, weight in entry.items()]
+        if len(blend) > len({dataset for dataset, _ in blend}):
+            raise ConfigError(
+                f"config: {stage}.recipes.{name}.datasets names a dataset twice: use a weight"
+            )
+        return blend
+
+    def base_model(self, stage: str, name: str) -> Job:
+        """Return the job that makes the initial model of a recipe (not of stage rlhf)."""
+        model = self.recipe(stage, name)["model"]
+        if model.startswith("sft/") and stage != "sft":
+            sft_recipe = model.removeprefix("sft/")
+            self.recipe("sft", sft_recipe)
+            return "train_sft", sft_recipe
+        origin = self.entry("models", model, f"{stage}.recipes.{name}.model")
+        return ("init_model" if "init" in origin else "fetch_model"), model
+
+    def tokenizer_model(self, stage: str, name: str) -> Job:
+        """Return the job that makes the base model whose tokenizer a recipe uses."""
+        if stage == "rlhf":
+            return self.tokenizer_model("sft", self.recipe("rlhf", name)["actor"])
+        rule, model = self.base_model(stage, name)
+        return self.tokenizer_model("sft", model) if rule == "train_sft" else (rule, model)
+
+    def template(self, stage: str, name: str) -> str:
+        """Return the prompt template of the base model of a recipe: dialogue or chat."""
+        _, model = self.tokenizer_model(stage, name)
+        return self.values["models"][model].get("template", self.values["template"])
+
+    def prompt_sets(self, stage: str, name: str) -> list[str]:
+        """Return the prompt sets for the base model of a recipe."""
+        _, model = self.tokenizer_model(stage, name)
+        return self.values["models"][model].get("prompt_sets", self.values["prompt_sets"])
+
+    def split_weights(self, dataset: str) -> dict[str, float]:
+        """Return the weight of each phase in the split of a dataset."""
+        return self.values["datasets"][dataset].get("split", self.values["split"]["weights"])
+
+    def local_path(self, path: str | Path) -> Path:
+        """Return a path of the config relative to the working directory."""
+        return Path(os.path.relpath(self.root / Path(path).expanduser()))
+
+    def source_of(self, dataset: str) -> Path | None:
+        """Return the local file or folder of a dataset; None if it is not local."""
+        path = self.values["datasets"][dataset].get("path")
+        return None if path is None else self.local_path(path)
+
+    def models_with(self, *origins: str) -> list[str]:
+        """Return the names of the models that have one of these keys: path, hub, init."""
+        models = self.values["models"].items()
+        return [name for name, model in models if not model.keys().isdisjoint(origins)]
+
+    def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
+        """Return the recipes of a sweep by name: one for each combination of its values."""
+        settings = self.values["sweeps"][sweep]
+        section = f"{settings['stage']}.recipes"
+        origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
+        recipes = {}
+        for values in itertools.product(*settings["over"].values()):
+            changes = dict(zip(settings["over"], values, strict=True))
+            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
+            if not RECIPE_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"config: sweeps.{sweep}.over: {name!r} is not a valid recipe name:"
+                    " use values of letters, digits, '_', '.' and '-'"
+                )
+            recipes[name] = {**origin, **changes}
+        return recipes
+
+    def compared_recipes(self, stage: str, names: str) -> list[str]:
+        """Return the recipes of the comparison A-vs-B; a sweep stands for all its recipes."""
+        recipes: list[str] = []
+        for name in names.split("-vs-"):
+            sweep = self.values["sweeps"].get(name)
+            recipes += self.sweep_recipes(name) if sweep and sweep["stage"] == stage else [name]
+        for name in recipes:
+            self.recipe(stage, name)
+        recipes = list(dict.fromkeys(recipes))
+        if len(recipes) < 2:
+            raise ConfigError(
+                f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep"
+            )
+        return recipes

@@ -1,0 +1,64 @@
+"""Settings of reinforcement learning from human feedback (RLHF)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from snakechat.config.common import (
+    Count,
+    DecayRate,
+    Fraction,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    TrainingSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlhfSettings(TrainingSettings):
+    """Settings of `train_rlhf`."""
+
+    algorithm: Literal["ppo", "rloo", "grpo"]
+    actor: str
+    # Recipes of stage reward and of stage sft.
+    reward: str | None
+    ptx: str | None
+    ptx_coef: Positive
+    # Weight of each function.
+    reward_functions: dict[Name, float]
+
+    max_prompt_length: Count
+    max_response_length: Count
+    rollout_batch_size: Count
+    num_generations: Count
+    generation_backend: Literal["hf", "vllm"]
+    temperature: Positive
+    importance_sampling_cap: Positive
+
+    actor_learning_rate: Positive
+    critic_learning_rate: Positive
+    critic_warmup_steps: NonNegativeInt
+    critic_lora_rank: NonNegativeInt
+    critic_lora_alpha: Positive
+    critic_lora_learning_rate: Positive | None
+    align_overflow: bool
+    ema_decay: DecayRate
+
+    ppo_epochs: Count
+    clip_range: Positive
+    value_clip_range: NonNegative
+    gamma: Fraction
+    gae_lambda: Fraction
+    whiten_advantages: bool
+    max_approx_kl: Positive | None
+
+    kl_in: Literal["rewards", "loss"]
+    kl_coef: NonNegative
+    kl_target: Positive | None
+    kl_horizon: Positive
+
+    standardize_scores: Literal["none", "first", "running"]
+    score_clip: Positive
+    missing_eos_penalty: NonNegative
+    log_responses_steps: Count

@@ -1,0 +1,222 @@
+"""Keys of the config other than training settings: datasets, models, evaluation and others."""
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from snakechat.config.common import (
+    Count,
+    Keyword,
+    Name,
+    NonNegative,
+    Positive,
+    Seed,
+    Template,
+)
+from snakechat.config.placement import CompletePlacement
+from snakechat.data.formats import FORMATS
+
+BadRowPolicy = Literal["fail", "skip"]
+NonEmptyText = Annotated[str, Keyword("minLength", 1)]
+PromptSets = Annotated[list[Name], Keyword("minItems", 1), Keyword("uniqueItems", True)]
+Format = Annotated[str, Keyword("enum", list(FORMATS))]
+
+# A repository on the Hugging Face Hub: NAME or OWNER/NAME.
+HubName = Annotated[
+    str, Keyword("pattern", "^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")
+]
+# Files of a supported type inside the source.
+Glob = Annotated[
+    str,
+    Keyword("pattern", "[.](parquet|arrow|jsonl|jsonl[.]gz|json|csv|[*])([?]download=true)?$"),
+    Keyword("not", {"pattern": "(^/)|(^|/)[.][.](/|$)"}),
+]
+# Specs are public: a user name, a password or a query in the address is an error.
+Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?$")]
+EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
+
+# With path, hub and revision are optional: they name what path is a copy of.
+PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub", "revision"]}])
+
+
+class PhaseWeights(TypedDict):
+    """Weight of each phase in the split of a dataset."""
+
+    sft: NonNegative
+    reward: NonNegative
+    rlhf: NonNegative
+
+
+SplitWeights = Annotated[
+    PhaseWeights,
+    Keyword(
+        "anyOf",
+        [{"properties": {phase: {"exclusiveMinimum": 0}}} for phase in ("sft", "reward", "rlhf")],
+    ),
+]
+
+
+class Split(TypedDict):
+    """Split of the rows of a dataset among the phases."""
+
+    weights: SplitWeights
+    by: Literal["row", "prompt"]
+
+
+class SourceDataset(TypedDict):
+    """A dataset of local files or of the Hub."""
+
+    path: NotRequired[NonEmptyText]
+    hub: NotRequired[HubName]
+    revision: NotRequired[NonEmptyText]
+    format: Format
+    columns: NotRequired[dict[str, NonEmptyText]]
+    remove: NotRequired[Annotated[NonEmptyText, Keyword("format", "regex")]]
+    train: NotRequired[Glob]
+    eval: NotRequired[Glob]
+    on_bad_row: NotRequired[BadRowPolicy]
+    split: NotRequired[SplitWeights]
+    max_rows: NotRequired[Count]
+
+
+class GeneratedDataset(TypedDict):
+    """A dataset that the pipeline generates."""
+
+    generate: Literal["shop"]
+    rows: Count
+    eval_rows: Count
+    seed: NotRequired[Seed]
+    split: NotRequired[SplitWeights]
+    max_rows: NotRequired[Count]
+
+
+Dataset = (
+    Annotated[SourceDataset, PATH_OR_HUB, Keyword("dependentRequired", {"eval": ["train"]})]
+    | GeneratedDataset
+)
+
+
+class TrainedTokenizer(TypedDict):
+    """A byte-level BPE tokenizer that is trained on a dataset."""
+
+    train_on: str
+    vocab_size: Annotated[int, Keyword("minimum", 260)]
+
+
+class CopiedTokenizer(TypedDict):
+    """A tokenizer from a local folder."""
+
+    path: str
+
+
+class Architecture(TypedDict):
+    """A transformers config; it takes any further key."""
+
+    model_type: str
+
+
+class PretrainedModel(TypedDict):
+    """A base model of the Hub or of a local folder."""
+
+    path: NotRequired[str]
+    hub: NotRequired[HubName]
+    revision: NotRequired[NonEmptyText]
+    template: NotRequired[Template]
+    prompt_sets: NotRequired[PromptSets]
+
+
+class InitializedModel(TypedDict):
+    """A base model with random weights."""
+
+    init: Annotated[Architecture, Keyword("additionalProperties", True)]
+    tokenizer: TrainedTokenizer | CopiedTokenizer
+    template: NotRequired[Template]
+    prompt_sets: NotRequired[PromptSets]
+
+
+Model = Annotated[PretrainedModel, PATH_OR_HUB] | InitializedModel
+
+SweepValues = Annotated[
+    list[float | str | bool], Keyword("minItems", 1), Keyword("uniqueItems", True)
+]
+
+
+class Sweep(TypedDict):
+    """Recipes that differ in some settings."""
+
+    stage: Literal["sft", "reward", "dpo", "rlhf"]
+    recipe: str
+    over: Annotated[dict[str, SweepValues], Keyword("minProperties", 1)]
+
+
+class RlhfKeys(TypedDict):
+    """Keys of rlhf recipes that training does not use; `placement` is one of every recipe."""
+
+    preset: str | None
+    judge: str | None
+    compare_with: list[
+        Annotated[str, Keyword("pattern", "^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    ]
+
+
+class Endpoint(TypedDict):
+    """An OpenAI-compatible endpoint of a judge."""
+
+    url: Url
+    model: NonEmptyText
+    key_env: EnvironmentVariable | None
+    prompts: Count
+
+
+class Evaluation(TypedDict):
+    """Comparison of chat models."""
+
+    num_prompts: Count
+    num_generations: Count
+    temperature: Positive
+    bootstrap_resamples: Annotated[int, Keyword("minimum", 100)]
+    endpoint: Endpoint | None
+
+
+class PromptEval(TypedDict):
+    """Responses to prompt sets, side by side."""
+
+    max_response_length: Count
+    temperature: Positive
+    num_beams: Annotated[int, Keyword("minimum", 2)]
+
+
+class LmEval(TypedDict):
+    """Tasks of lm-evaluation-harness."""
+
+    tasks: Annotated[
+        list[Annotated[str, Keyword("pattern", r"^[^,\s]+$")]],
+        Keyword("minItems", 1),
+        Keyword("uniqueItems", True),
+    ]
+    limit: Count | None
+
+
+class ZeroComparison(TypedDict):
+    """Comparison of ZeRO stages."""
+
+    steps: Count
+
+
+class Sections(TypedDict):
+    """The top level of the config, without the stages."""
+
+    seed: Seed
+    template: Template
+    on_bad_row: BadRowPolicy
+    save_steps: Count
+    language: Literal["en", "zh"]
+    prompt_sets: PromptSets
+    deployments: dict[Name, CompletePlacement]
+    deployment: str | None
+    split: Split
+    datasets: dict[Name, Dataset]
+    models: dict[Name, Model]
+    sweeps: dict[Name, Sweep]
+    evaluation: Evaluation
+    prompt_eval: PromptEval
+    lm_eval: LmEval
+    zero: ZeroComparison
