@@ -13,7 +13,7 @@ from snakechat.reporting.pages import write_page
 from snakechat.reporting.plots import CURVES, draw_curves, points_of
 from snakechat.reporting.translations import as_number, teller
 from snakechat.workflow.job import run
-from snakechat.workflow.lineage import behind
+from snakechat.workflow.lineage import ancestors
 
 # Results of a stage: where they stand in metrics.json, and what they are called.
 PAIRS = {
@@ -104,7 +104,7 @@ class Run:
         settings = dict(job.lineage[path]["settings"])
         self.seed = settings.pop("seed")
         self.settings = settings
-        before = [job.lineage[one] for one in sorted(behind(job.lineage, path))]
+        before = [job.lineage[one] for one in sorted(ancestors(job.lineage, path))]
         rules = [made["rule"] for made in before]
         for made in before:
             # What these were told, trainings were told too.

@@ -30,7 +30,7 @@ from snakechat.reporting.report_tables import (
     write_results,
 )
 from snakechat.workflow.job import run
-from snakechat.workflow.lineage import direct_inputs, in_columns
+from snakechat.workflow.lineage import direct_inputs, lineage_columns
 
 STAGES = ("sft", "reward", "rlhf")
 # What is drawn of steps: what records have too, and what is to be looked at beside it.
@@ -131,7 +131,7 @@ def throughput(job, stages):
 
 def draw_lineage(path, jobs):
     """The jobs that the report was made from, each right of its inputs, with their specs."""
-    columns = in_columns(jobs)
+    columns = lineage_columns(jobs)
     places = {
         path: (column, (len(paths) - 1) / 2 - row)
         for column, paths in enumerate(columns)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 # As it calls them.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -59,7 +59,7 @@ def task_of(job, task):
     if task not in job.spec["files"]:
         return task
     path = Path(job.placement["source"], task)
-    check_file(path, job.spec["files"][task])
+    check_external_file(path, job.spec["files"][task])
     return str(path)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from snakechat.data.hub import fetch, licence_of
 from snakechat.data.model_files import model_files
-from snakechat.data.tokens import load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import copy_causal
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 
 def main(job):
@@ -24,7 +24,7 @@ def main(job):
     with tempfile.TemporaryDirectory() as folder:
         # By themselves: what else lies beside them was not planned, and must not be read.
         for name, planned in job.spec["files"].items():
-            check_file(source / name, planned)
+            check_external_file(source / name, planned)
             Path(folder, name).symlink_to((source / name).resolve())
         copy(job, Path(folder), f"model in {source}")
 

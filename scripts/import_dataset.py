@@ -18,7 +18,7 @@ from snakechat.data.statistics import DatasetStatistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 
 def main(job):
@@ -59,7 +59,7 @@ def local_files(job):
     for name, planned in job.spec["files"].items():
         part, _, relative = name.partition("/")
         path = Path(job.placement["source"], relative)
-        check_file(path, planned)
+        check_external_file(path, planned)
         files.setdefault(part, {})[relative] = path
     return files
 

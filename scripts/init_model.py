@@ -7,10 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.records import read_records
-from snakechat.data.tokens import load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.job import run
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 
 def main(job):
@@ -57,7 +57,7 @@ def copy_tokenizer(job):
     """Copy a tokenizer's files, each checked against the digest that was planned."""
     for name, planned in job.spec["files"].items():
         path = Path(job.placement["source"], name)
-        check_file(path, planned)
+        check_external_file(path, planned)
         shutil.copyfile(path, job.result / name)
 
 

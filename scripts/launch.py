@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 
-from snakechat.workflow.gpus import Busy, take
+from snakechat.workflow.gpus import GpusBusy, claim_gpus
 
 # What tells a process that it is one of a group.
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -46,7 +46,7 @@ def main():
     if nodes > 1 and node is None:
         start_step(nodes, gpus, threads)
     if gpus:
-        take(gpus)
+        claim_gpus(gpus)
     if nodes == 1 and gpus < 2:
         for name in GROUP:
             os.environ.pop(name, None)
@@ -131,5 +131,5 @@ def torchrun(words):
 if __name__ == "__main__":
     try:
         main()
-    except Busy as busy:
+    except GpusBusy as busy:
         sys.exit(f"error: {busy}")

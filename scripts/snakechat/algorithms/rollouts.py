@@ -1,84 +1,146 @@
-"""Rollouts: the responses of a step, and what models say of each of their tokens.
+"""Rollouts: the prompts and responses of a step, and values of models at each response token.
 
-Shapes: n prompts, A responses to each; B = A * n responses, all first ones, then all second ones; R
-tokens of the longest. Tables are [B, R], and zero outside of response_mask. Each process asks for
-its share of the responses and looks at its share of the passes; all have the whole tables.
+Shapes: n prompts, A responses to each; B = A * n responses, all first responses, then all second
+ones; R tokens of the longest response. Tables are [B, R] and zero outside response_mask. Each rank
+samples its share of the responses and evaluates its share of the micro-batches; every rank gets the
+complete tables.
 """
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import response_scores
-from snakechat.workflow.distributed import rank, all_reduce_sum, world_size
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.modeling.batching import Examples, MicroBatch
+from snakechat.modeling.forward import Policy, Scorer, response_scores
+from snakechat.modeling.packing import TokenBatch
+from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
+
+# Token ids, or a number for each token, by response number and prompt: [A][n].
+TokenLists = list[list[Any]]
 
 
-def ask(sampler, prompts, settings):
-    """Have the processes of a job response prompts [n] together.
+class ResponseSampler(Protocol):
+    """A sampler of this rank (snakechat/modeling/generation.py)."""
 
-    Returns responses [A][n] (ids), and the sampler's own log-probabilities of their tokens, [A, n, R]
-    behind zeros, where it tells them (vllm); else None.
+    def sample(self, prompts: list[Any]) -> tuple[TokenLists, TokenLists | None]: ...
+
+
+def sample_on_all_ranks(
+    sampler: ResponseSampler, prompts: Sequence[Any], settings: RlhfSettings
+) -> tuple[TokenLists, Tensor | None]:
+    """Distribute prompts [n] over the ranks, sample, and gather the responses on every rank.
+
+    Returns:
+        Token ids of the responses [A][n]; and the sampler's own log-probabilities of their tokens
+        [A, n, max_response_length], padded with zeros, or None if the sampler computes the same
+        ones as the trainer (generation_backend: hf).
     """
-    mine = range(rank(), len(prompts), world_size())
+    own_rows = range(rank(), len(prompts), world_size())
     shape = settings.num_generations, len(prompts), settings.max_response_length
-    # 0 where there is no token.
-    numbers, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-    if mine:
-        responses, told = sampler.sample([prompts[row] for row in mine])
-        for sample, found in enumerate(responses):
-            for place, row in enumerate(mine):
-                ids = torch.as_tensor(found[place])
-                numbers[sample, row, : len(ids)] = ids + 1
-                if told:
-                    logprobs[sample, row, : len(ids)] = torch.as_tensor(told[sample][place])
-    numbers = all_reduce_sum(numbers)
-    responses = [[ids[ids > 0].sub(1).tolist() for ids in sample] for sample in numbers]
-    return responses, all_reduce_sum(logprobs) if settings.generation_backend == "vllm" else None
+    # Token id + 1, so that 0 marks the end.
+    shifted_ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    if own_rows:
+        own_responses, own_logprobs = sampler.sample([prompts[row] for row in own_rows])
+        for number, sequences in enumerate(own_responses):
+            for index, row in enumerate(own_rows):
+                ids = torch.as_tensor(sequences[index])
+                shifted_ids[number, row, : len(ids)] = ids + 1
+                if own_logprobs:
+                    values = torch.as_tensor(own_logprobs[number][index])
+                    logprobs[number, row, : len(ids)] = values
+    shifted_ids = all_reduce_sum(shifted_ids)
+    responses = [[ids[ids > 0].sub(1).tolist() for ids in sequences] for sequences in shifted_ids]
+    has_own_logprobs = settings.generation_backend == "vllm"
+    return responses, all_reduce_sum(logprobs) if has_own_logprobs else None
+
+
+class RolloutBatch(NamedTuple):
+    """A micro-batch of rollouts.
+
+    indices: [b], the tables' rows of its responses. mask: [b, R], their response_mask.
+    """
+
+    micro_batch: MicroBatch
+    indices: Tensor
+    mask: Tensor
 
 
 class Rollouts:
-    """The prompts and responses of a step, and the passes over them.
+    """The prompts and responses of a step.
 
-    responses: [A][n]. ended: [B], whether a response ends by eos.
+    Args:
+        responses: Token ids [A][n].
+        sampler_logprobs: The sampler's log-probabilities [A, n, R or more], or None.
+
+    Attributes:
+        ended: bool [B], whether a response ends with eos.
+        lengths: Tokens of each response [B].
+        response_mask: bool [B, R].
+        sampler_logprobs: Table of the sampler's log-probabilities, or None.
     """
 
-    def __init__(self, prompts, responses, tokenizer, temperature, max_tokens, device):
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        responses: TokenLists,
+        tokenizer: PreTrainedTokenizerBase,
+        temperature: float,
+        micro_batch_tokens: int,
+        device: torch.device,
+        sampler_logprobs: Tensor | None = None,
+    ) -> None:
         self.examples, self.tokenizer = Examples(prompts, *responses), tokenizer
-        self.temperature, self.max_tokens, self.device = temperature, max_tokens, device
-        ends = [ids[-1] for sample in responses for ids in sample]
-        self.ended = torch.tensor([last == tokenizer.eos_token_id for last in ends], device=device)
+        self.temperature, self.device = temperature, device
+        self.micro_batch_tokens = micro_batch_tokens
+        last_ids = [ids[-1] for sequences in responses for ids in sequences]
+        ended = [last_id == tokenizer.eos_token_id for last_id in last_ids]
+        self.ended = torch.tensor(ended, device=device)
         self.lengths = torch.from_numpy(self.examples.response_lengths.flatten()).to(device)
-        places = torch.arange(int(self.lengths.max()), device=device)
-        self.response_mask = places < self.lengths[:, None]
+        columns = torch.arange(int(self.lengths.max()), device=device)
+        self.response_mask = columns < self.lengths[:, None]
+        self.sampler_logprobs = None
+        if sampler_logprobs is not None:
+            table = sampler_logprobs.flatten(end_dim=1)[:, : self.response_mask.shape[1]]
+            self.sampler_logprobs = table.to(device)
 
-    def micro_batches(self, rows, packs):
-        """The passes over the responses to some prompts, each with its places in tables: the responses
-        [b], and response_mask [b, R] of them.
-        """
-        starts = len(self.examples) * np.arange(len(self.examples.responses))
-        for micro_batch in self.examples.micro_batches(rows, self.max_tokens, packs, self.device):
-            group = torch.from_numpy((starts[:, None] + micro_batch.rows).flatten()).to(self.device)
-            yield micro_batch, group, self.response_mask[group]
+    @property
+    def num_prompts(self) -> int:
+        return len(self.examples)
 
-    def num_tokens(self, rows):
-        """Tokens of the responses to some prompts."""
+    @property
+    def num_responses(self) -> int:
+        return len(self.lengths)
+
+    def micro_batches(self, rows: np.ndarray, packing: bool) -> Iterator[RolloutBatch]:
+        """Yield this rank's micro-batches of the responses to the given prompts."""
+        starts = self.num_prompts * np.arange(len(self.examples.responses))
+        for micro_batch in self.examples.micro_batches(
+            rows, self.micro_batch_tokens, packing, self.device
+        ):
+            indices = torch.from_numpy((starts[:, None] + micro_batch.rows).flatten())
+            indices = indices.to(self.device)
+            yield RolloutBatch(micro_batch, indices, self.response_mask[indices])
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """Return the number of tokens of the responses to the given prompts."""
         return int(self.examples.num_tokens(with_prompts=False)[rows].sum())
 
-    def texts(self):
-        """Prompts [B] and responses [B] as text, without special tokens."""
-        responses = [ids for sample in self.examples.responses for ids in sample]
+    def decode(self) -> tuple[list[str], list[str]]:
+        """Return prompts [B] and responses [B] as text, without special tokens."""
+        responses = [ids for sequences in self.examples.responses for ids in sequences]
         prompts = [*self.examples.prompts] * len(self.examples.responses)
-        return tuple(
-            self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
-            for sequences in (prompts, responses)
+        return (
+            self.tokenizer.batch_decode(prompts, skip_special_tokens=True),
+            self.tokenizer.batch_decode(responses, skip_special_tokens=True),
         )
 
-    def table(self, values):
-        """A table of values [A, n, R at most], on the rollouts' device."""
-        return values.flatten(end_dim=1)[:, : self.response_mask.shape[1]].to(self.device)
-
-    def figures(self):
-        """How long responses are, and how they end."""
+    def length_metrics(self) -> dict[str, float]:
+        """Return metrics of the lengths and of the share of responses that end with eos."""
         lengths = self.lengths.float()
         return {
             "response/length": lengths.mean().item(),
@@ -86,35 +148,42 @@ class Rollouts:
             "response/ended_by_eos": self.ended.float().mean().item(),
         }
 
-    def scores(self, reward):
-        """The reward model's score of each response [B]."""
-        scores = response_scores(reward, self.examples, self.max_tokens).flatten()
+    def scores(self, reward: Scorer) -> Tensor:
+        """Return the reward model's score of each response [B]."""
+        scores = response_scores(reward, self.examples, self.micro_batch_tokens).flatten()
         return torch.from_numpy(scores).float().to(self.device)
 
-    def logprobs(self, policy):
-        """Log-probability of each token."""
-        [table] = self.tables(policy, lambda batch: [policy(batch, self.temperature)])
+    def logprobs(self, policy: Policy) -> Tensor:
+        """Return the table of log-probabilities."""
+        [table] = self.evaluate(policy, lambda batch: [policy(batch, self.temperature)])
         return table
 
-    def logprobs_and_entropies(self, policy):
-        """Log-probability of each token, and the entropy of what it was drawn from."""
-        return self.tables(policy, lambda batch: policy(batch, self.temperature, return_entropies=True))
+    def logprobs_and_entropies(self, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Return the tables of log-probabilities and of entropies of the tokens' distributions."""
+        logprobs, entropies = self.evaluate(
+            policy, lambda batch: policy(batch, self.temperature, return_entropies=True)
+        )
+        return logprobs, entropies
 
-    def values(self, critic):
-        """The critic's value before each token."""
-        [table] = self.tables(critic, lambda batch: [critic(batch, batch.state_index)])
+    def values(self, critic: Scorer) -> Tensor:
+        """Return the table of the critic's values of the state before each token."""
+        [table] = self.evaluate(critic, lambda batch: [critic(batch, batch.state_index)])
         return table
 
     @torch.no_grad()
-    def tables(self, module, look):
-        """What a function of a batch finds at each token of the responses [N], as tables."""
-        tables = None
-        for micro_batch, group, mask in self.micro_batches(np.arange(len(self.examples)), module.supports_packing):
-            found = look(micro_batch.batch)
+    def evaluate(
+        self, module: Policy | Scorer, function: Callable[[TokenBatch], Sequence[Tensor]]
+    ) -> Tensor:
+        """Return tables [k, B, R] of the k values [N] that a function returns for each batch."""
+        tables: Tensor | None = None
+        rows = np.arange(self.num_prompts)
+        for micro_batch, indices, mask in self.micro_batches(rows, module.supports_packing):
+            values = function(micro_batch.batch)
             if tables is None:
-                shape = len(found), *self.response_mask.shape
+                shape = len(values), *self.response_mask.shape
                 tables = torch.zeros(shape, device=self.device)
             if micro_batch.counted:
-                for table, values in zip(tables, found, strict=True):
-                    table[group] = table[group].masked_scatter(mask, values.float())
+                for table, column in zip(tables, values, strict=True):
+                    table[indices] = table[indices].masked_scatter(mask, column.float())
+        assert tables is not None
         return all_reduce_sum(tables)

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 # Of an entry of prompts/pairs.
 PAIR = ("prompt", "chosen", "rejected")
@@ -44,7 +44,7 @@ def read_sets(job, folder):
     for name in job.settings.prompts:
         planned = f"{folder}/{name}.yaml"
         path = Path(job.placement["source"], planned)
-        check_file(path, job.spec["files"][planned])
+        check_external_file(path, job.spec["files"][planned])
         try:
             entries = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:

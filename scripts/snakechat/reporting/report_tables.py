@@ -10,7 +10,7 @@ from pathlib import Path
 from snakechat.reporting.model_card import origin_of
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import as_number, as_time
-from snakechat.workflow.lineage import in_columns
+from snakechat.workflow.lineage import lineage_columns
 
 MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "average (EMA)"}
 # What is told of responses, and what it is called.
@@ -273,7 +273,7 @@ def runs_of(lineage):
     such file, or of another run than the one that made the result.
     """
     runs = {}
-    for column in in_columns(lineage):
+    for column in lineage_columns(lineage):
         for path in column:
             try:
                 run = json.loads(Path(f"{path}.run.json").read_text())
@@ -299,7 +299,7 @@ def write_costs(path, name, runs):
         machine = [[key, run[key]] for key in ("host", "platform", "cpu", "cpus", "threads")]
         machine += [["gpu", run["gpu"]]] if "gpu" in run else []
         # Without a step, where a training went on at its end.
-        if parts := run.get("seconds_of_parts"):
+        if parts := run.get("seconds_by_section"):
             told = [[part, as_number(seconds)] for part, seconds in parts.items()]
             tables.append(("A step of the RLHF training, median seconds of its parts", [], told))
         tables += [
@@ -314,7 +314,7 @@ def cost_cells(run):
     if run is None:
         return ["not known", *[""] * 6]
     numbers = [
-        run.get(key) for key in ("peak_memory_mb", "peak_gpu_memory_mb", "steps", "seconds_a_step")
+        run.get(key) for key in ("peak_memory_mb", "peak_gpu_memory_mb", "steps", "seconds_per_step")
     ]
     told = ["" if number is None else as_number(number) for number in numbers]
     return [run["started"][:16].replace("T", " "), as_time(run["seconds"]), *told, run["host"]]

@@ -1,10 +1,11 @@
-"""A training run that was stopped goes on where it was.
+"""Checkpoints, from which an interrupted training run resumes.
 
-Between steps its state is saved: output/state/RULE/NAME/DIGEST/STEP, which belongs to one spec and
-one set of inputs. Each process keeps its own part in a folder of it, RANK-of-PROCESSES. A state
-appears whole or not at all; the last two are kept, and none once the result is published.
-Everything that a loop changes is in it. What is a function of the seed and the step (the order of
-the rows) is not, so a run can go on under another placement.
+A checkpoint is the folder output/state/RULE/NAME/DIGEST/STEP; DIGEST identifies the spec and the
+inputs. It contains one folder per process, RANK-of-PROCESSES. A checkpoint appears atomically; the
+last two are kept, and all are deleted when the result is published.
+
+A checkpoint contains everything that the training loop changes. The order of rows is a function of
+the seed and the step, so a run can resume under another placement.
 """
 
 import contextlib
@@ -15,185 +16,220 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from snakechat.workflow.distributed import barrier, from_first, largest, rank, world_size
+from snakechat.workflow.distributed import (
+    all_reduce_max,
+    barrier,
+    broadcast_from_first,
+    rank,
+    world_size,
+)
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import result_files
 
-KEPT = 2
-# Of the time: saving waits, whatever save_steps says, rather than take more.
-LARGEST_SHARE = 0.05
+CHECKPOINTS_KEPT = 2
+# Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.
+MAX_SAVING_FRACTION = 0.05
+
+Batch = TypeVar("Batch")
+
+
+class Stateful(Protocol):
+    """A component of a run: its state is a dict of tensors and JSON values."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 class Checkpointer:
-    """The steps of a run, whose parts are put back into their last saved state at once.
+    """Iterates over the steps of a run and saves checkpoints.
 
-    A part has state(), a dict of tensors and of values that JSON has, and restore(state).
+    The components are restored from the last checkpoint, if any, when the object is created.
+
+    Attributes:
+        last_step: The last step of the restored checkpoint; 0 without a checkpoint.
     """
 
-    def __init__(self, job, **parts):
+    def __init__(self, job: Job[Any], **components: Stateful) -> None:
         self.job = job
-        self.parts = {**parts, "generators": Generators()}
+        self.components: dict[str, Stateful] = {**components, "generators": Generators()}
         self.next_save = 0.0
-        self.done = self._restore()
-        job.record.update(resumed_after_step=self.done, steps=self.done, saving_seconds=0.0)
+        self.last_step = self._restore()
+        job.record.update(
+            resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
+        )
 
-    def steps(self, batches):
-        """Yield (step, batch) of all steps that are left. Saves when it is time to, and when asked
-        to stop by SIGTERM (a cluster that needs the node) or SIGINT (Ctrl-C), which then ends the
-        program: all processes after the same step, whichever of them was asked.
+    def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch) of the remaining steps.
+
+        Saves a checkpoint every placement.save_steps steps. After SIGTERM (preemption on a cluster)
+        or SIGINT (Ctrl-C) in any process, all processes finish the same step, save a checkpoint and
+        exit.
         """
-        seconds = []
-        with stop_signals() as signals:
+        seconds: list[float] = []
+        with received_signals() as signals:
             for step, batch in enumerate(batches, start=1):
-                if step <= self.done:
+                if step <= self.last_step:
                     continue
                 self.job.record["steps"] = step
                 started = time.monotonic()
                 yield step, batch
                 seconds.append(time.monotonic() - started)
-                self._tell(seconds)
-                asked = asked_to_stop(signals)
+                self._update_record(seconds)
+                stop = stop_signal(signals)
                 due = step % self.job.placement["save_steps"] == 0
-                if asked or (due and from_first(time.monotonic() >= self.next_save)):
+                if stop or (due and broadcast_from_first(time.monotonic() >= self.next_save)):
                     self._save(step)
-                    # A signal may have come meanwhile.
-                    asked = asked or asked_to_stop(signals)
-                if asked:
-                    said = (
-                        f"stopped by {signal.Signals(asked).name} after step {step}: the same"
-                        " command goes on from there"
+                    # A signal may have arrived during the save.
+                    stop = stop or stop_signal(signals)
+                if stop:
+                    message = (
+                        f"stopped by {signal.Signals(stop).name} after step {step}: run the same"
+                        " command again to resume"
                     )
-                    sys.exit(said if rank() == 0 else 1)
+                    sys.exit(message if rank() == 0 else 1)
 
-    def _tell(self, seconds):
-        """Put into the job's record what its steps are like so far: a loop may end after any."""
-        self.job.record["seconds_a_step"] = round(statistics.median(seconds), 6)
+    def _update_record(self, seconds: list[float]) -> None:
+        """Update the measurements of the job; after every step, as the loop may end early."""
+        self.job.record["seconds_per_step"] = round(statistics.median(seconds), 6)
         if peak := torch.cuda.max_memory_allocated():
             self.job.record["gpu"] = torch.cuda.get_device_name()
             self.job.record["peak_gpu_memory_mb"] = round(peak / 2**20)
 
-    def _save(self, step):
+    def _save(self, step: int) -> None:
         started = time.monotonic()
-        tensors, values = {}, {"step": step}
-        for name, part in self.parts.items():
-            for key, value in part.state().items():
+        tensors: dict[str, torch.Tensor] = {}
+        values: dict[str, Any] = {"step": step}
+        for name, component in self.components.items():
+            for key, value in component.state_dict().items():
                 (tensors if torch.is_tensor(value) else values)[f"{name}.{key}"] = value
         temporary = self.job.states / ".tmp"
         if rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         barrier()
-        own = temporary / own_part()
+        own = temporary / process_folder()
         own.mkdir()
         save_file(tensors, own / "tensors.safetensors")
         (own / "values.json").write_text(json.dumps(values))
         if rank() == 0:
-            for lines in self.job.result.glob("*.jsonl"):
-                shutil.copyfile(lines, own / lines.name)
+            for log in self.job.result.glob("*.jsonl"):
+                shutil.copyfile(log, own / log.name)
         (own / "files.json").write_text(json.dumps(result_files(own)))
         barrier()
         if rank() == 0:
             os.replace(temporary, self.job.states / f"{step:08}")
-            for old in saved_states(self.job.states)[:-KEPT]:
+            for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         now = time.monotonic()
-        self.next_save = now + (now - started) / LARGEST_SHARE
-        saving = self.job.record["saving_seconds"] + now - started
-        self.job.record["saving_seconds"] = round(saving, 3)
+        self.next_save = now + (now - started) / MAX_SAVING_FRACTION
+        saving_seconds = self.job.record["saving_seconds"] + now - started
+        self.job.record["saving_seconds"] = round(saving_seconds, 3)
 
-    def _restore(self):
-        """Put the last whole state back; returns its step, 0 where there is none."""
-        for folder in reversed(saved_states(self.job.states)):
-            check_processes(folder)
-            own = folder / own_part()
-            if largest(not is_whole(own)):
+    def _restore(self) -> int:
+        """Restore the last undamaged checkpoint; return its step, or 0 without a checkpoint."""
+        for folder in reversed(checkpoints(self.job.states)):
+            check_num_processes(folder)
+            own = folder / process_folder()
+            if all_reduce_max(not is_undamaged(own)):
                 if rank() == 0:
-                    print(f"warning: {folder} is damaged: going on without it", file=sys.stderr)
+                    print(f"warning: {folder} is damaged and ignored", file=sys.stderr)
                     shutil.rmtree(folder)
                 continue
             values = json.loads((own / "values.json").read_text())
             state = {**load_file(own / "tensors.safetensors"), **values}
-            for name, part in self.parts.items():
-                start = f"{name}."
-                part.restore(
-                    {key.removeprefix(start): state[key] for key in state if key.startswith(start)}
+            for name, component in self.components.items():
+                prefix = f"{name}."
+                component.load_state_dict(
+                    {
+                        key.removeprefix(prefix): state[key]
+                        for key in state
+                        if key.startswith(prefix)
+                    }
                 )
             if rank() == 0:
-                for lines in own.glob("*.jsonl"):
-                    shutil.copyfile(lines, self.job.result / lines.name)
-                print(f"going on after step {values['step']}", file=sys.stderr)
+                for log in own.glob("*.jsonl"):
+                    shutil.copyfile(log, self.job.result / log.name)
+                print(f"resuming after step {values['step']}", file=sys.stderr)
             return values["step"]
         return 0
 
 
 class Generators:
-    """torch's generators: what is drawn in a loop is drawn from them."""
+    """The random number generators of torch."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.generators = {"cpu": torch.default_generator}
         if torch.cuda.is_available():
             self.generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
 
-    def state(self):
-        """Their states, as bytes."""
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of each generator, as bytes."""
         return {name: generator.get_state() for name, generator in self.generators.items()}
 
-    def restore(self, state):
-        """Put back what was saved on a device that is here too."""
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the generators of the devices that this machine has."""
         for name in state.keys() & self.generators:
             self.generators[name].set_state(state[name])
 
 
-def saved_states(folder):
-    """The states of a run, oldest first."""
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
     return sorted(path for path in folder.glob("*") if path.name.isdigit())
 
 
-def own_part():
-    """The folder that this process has in each state."""
+def process_folder() -> str:
+    """Return the name of the folder of this process in a checkpoint."""
     return f"{rank()}-of-{world_size()}"
 
 
-def check_processes(folder):
-    """Raise InputError if a state was cut up for another number of processes."""
-    numbers = {part.name.rpartition("-")[2] for part in folder.iterdir()}
+def check_num_processes(folder: Path) -> None:
+    """Raise InputError if a checkpoint was saved by another number of processes."""
+    numbers = {path.name.rpartition("-")[2] for path in folder.iterdir()}
     if numbers and str(world_size()) not in numbers:
         raise InputError(
-            f"{folder} is a state of {numbers.pop()} processes, this run has {world_size()}: set"
+            f"{folder} was saved by {numbers.pop()} processes, this run has {world_size()}: set"
             " nodes and gpus_per_node back, or delete the folder"
         )
 
 
-def is_whole(folder):
-    """Whether a part of a state has the files that were saved."""
+def is_undamaged(folder: Path) -> bool:
+    """Return whether a folder of a checkpoint has exactly the files that were saved."""
     try:
         saved = json.loads((folder / "files.json").read_text())
     except (OSError, ValueError):
         return False
-    there = result_files(folder)
-    del there["files.json"]
-    return there == saved
+    files = result_files(folder)
+    del files["files.json"]
+    return files == saved
 
 
-def asked_to_stop(signals):
-    """The number of a signal that came to some process; 0 if none did."""
-    return largest(signals[0].value if signals else 0)
+def stop_signal(signals: list[signal.Signals]) -> int:
+    """Return the number of the first signal that a process received, 0 if none did."""
+    return all_reduce_max(signals[0].value if signals else 0)
 
 
 @contextlib.contextmanager
-def stop_signals():
-    """A list in which SIGTERM and SIGINT stand as soon as they came, instead of what they do."""
-    came = []
-    before = {
-        which: signal.signal(which, lambda number, _: came.append(signal.Signals(number)))
-        for which in (signal.SIGTERM, signal.SIGINT)
+def received_signals() -> Iterator[list[signal.Signals]]:
+    """Collect SIGTERM and SIGINT in a list, instead of their effect, within the context."""
+    received: list[signal.Signals] = []
+
+    def collect(number: int, _: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    handlers = {
+        number: signal.signal(number, collect) for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
-        yield came
+        yield received
     finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

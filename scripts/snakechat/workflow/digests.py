@@ -1,70 +1,79 @@
-"""What things are, told by their content: digests of values and files.
+"""Digests of JSON values and files, and atomic writes of small text files.
 
-Standard library only: the workflow imports this module while it plans, so that a dry run needs
-neither torch nor any other library of the training programs.
+Standard library only: the workflow imports this module while it plans.
 """
 
 import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
-def canonical_json(value):
-    """One text for each value: keys sorted, no blanks, floats as repr; NaN is refused."""
+def canonical_json(value: Any) -> str:
+    """Return one JSON text per value: sorted keys, no blanks.
+
+    Raises:
+        ValueError: The value contains NaN or infinity.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def digest(value):
-    """sha256 (hex) of a JSON value. 1 and 1.0 are the same number, however they were written."""
+def digest(value: Any) -> str:
+    """Return the sha256 (hex) of a JSON value; 1 and 1.0 have the same digest."""
 
-    def plain(item):
+    def normalized(item: Any) -> Any:
         if isinstance(item, dict):
-            return {key: plain(inner) for key, inner in item.items()}
+            return {key: normalized(inner) for key, inner in item.items()}
         if isinstance(item, list):
-            return [plain(inner) for inner in item]
+            return [normalized(inner) for inner in item]
         if isinstance(item, float) and item.is_integer():
             return int(item)
         return item
 
-    return hashlib.sha256(canonical_json(plain(value)).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(normalized(value)).encode()).hexdigest()
 
 
-def file_digest(path):
-    """sha256 (hex) of a file's bytes."""
+def file_digest(path: str | Path) -> str:
+    """Return the sha256 (hex) of the bytes of a file."""
     sha = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             sha.update(chunk)
     return sha.hexdigest()
 
 
 class DigestCache:
-    """File digests remembered by (size, mtime_ns, ctime_ns, inode), to plan again at no cost.
+    """Cached digests of files; `cache[path]` reads a file only if it changed.
 
-    ctime is in the key because an edit can restore mtime but not ctime.
+    Entries are keyed by (size, mtime_ns, ctime_ns, inode). ctime is part of the key because an edit
+    can restore mtime but not ctime.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.known = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.entries = json.loads(self.path.read_text()) if self.path.exists() else {}
 
-    def __getitem__(self, path):
+    def __getitem__(self, path: str | Path) -> str:
         path = os.path.realpath(path)
         status = os.stat(path)
         key = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        if self.known.get(path, [None])[0] != key:
-            self.known[path] = [key, file_digest(path)]
-            write_atomically(self.path, canonical_json(self.known))
-        return self.known[path][1]
+        if self.entries.get(path, [None])[0] != key:
+            self.entries[path] = [key, file_digest(path)]
+            write_atomically(self.path, canonical_json(self.entries))
+        return self.entries[path][1]
 
 
-def write_atomically(path, text, writer=None):
-    """Write a small text file so that a reader sees the old text or the new one, never a part.
+def write_atomically(path: str | Path, text: str, writer: str | None = None) -> None:
+    """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
-    writer: a name that tells this writer from others of the path; without it, its process.
+    Args:
+        path: The file; missing parent folders are created.
+        text: The content.
+        writer: Suffix of the temporary file, unique among the writers of this path. Defaults to the
+            process id.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

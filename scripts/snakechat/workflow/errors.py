@@ -37,7 +37,9 @@ def describe_environment_error(
     if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
         return f"{target}: another process of this job has ended"
     number = system_error_number(error)
-    return f"{os.strerror(number)}: {getattr(error, 'filename', None) or target}" if number else None
+    if number is None:
+        return None
+    return f"{os.strerror(number)}: {getattr(error, 'filename', None) or target}"
 
 
 def is_out_of_memory(error: Exception) -> bool:

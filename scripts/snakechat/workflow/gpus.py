@@ -1,7 +1,7 @@
-"""GPUs of this machine, one job to each: Snakemake counts them, and tells no job which are its own.
+"""Assign each job GPUs of this machine that no other job uses.
 
-A job locks those that it takes, in a folder of the user's among the temporary files. The locks go
-with its process, however that ends.
+Snakemake counts GPUs but does not say which ones a job may use. Each job locks the GPUs that it
+uses, by files in a folder of the user under the temporary directory.
 """
 
 import fcntl
@@ -10,41 +10,48 @@ import tempfile
 from pathlib import Path
 
 
-class Busy(Exception):
-    """Too few GPUs are free: text says how many, and what to do."""
+class GpusBusy(Exception):
+    """Too few GPUs are free; the message says how many and what to do."""
 
 
-def take(number):
-    """Leave so many GPUs to this process, and to those that it becomes or starts: theirs alone.
+def claim_gpus(number: int) -> None:
+    """Reserve GPUs for this process and those that it becomes or starts; set CUDA_VISIBLE_DEVICES.
 
-    Sets CUDA_VISIBLE_DEVICES. Raises Busy if other jobs have too many. Does nothing where there are
-    fewer at all: the program that needs them says so.
+    Does nothing if the machine has fewer GPUs: the program that needs them reports that.
+
+    Raises:
+        GpusBusy: Other jobs use too many of the GPUs.
     """
     devices = visible_devices()
     slurm_job = os.environ.get("SLURM_JOB_ID")
-    # A Slurm job has its own. Several may share them in one that has more, an interactive one.
+    # Slurm assigns each job its GPUs. In an interactive job with more of them, several of our jobs
+    # may run at once.
     if len(devices) < number or (slurm_job and len(devices) == number):
         return
     names = ["snakechat", str(os.getuid()), *([slurm_job] if slurm_job else [])]
     folder = Path(tempfile.gettempdir(), "-".join(names))
     folder.mkdir(mode=0o700, exist_ok=True)
-    taken = []
-    # One job chooses at a time: of two that had a part of what they need, none would start.
+    claimed: list[str] = []
+    # One job claims at a time: if two jobs each held half of the GPUs, neither could start.
     with open(folder / "choice.lock", "w") as choice:
         fcntl.flock(choice, fcntl.LOCK_EX)
         for device in devices:
-            if len(taken) < number and lock(folder / f"{device.replace('/', '-')}.lock"):
-                taken.append(device)
-    if len(taken) < number:
-        raise Busy(
-            f"{len(taken)} of {len(devices)} GPUs are free and this job needs {number}: tell"
-            f" Snakemake how many there are, by --resources gpu={len(devices)}"
+            if len(claimed) < number and try_lock(folder / f"{device.replace('/', '-')}.lock"):
+                claimed.append(device)
+    if len(claimed) < number:
+        raise GpusBusy(
+            f"{len(claimed)} of {len(devices)} GPUs are free and this job needs {number}: start"
+            f" Snakemake with --resources gpu={len(devices)}, so that it counts them"
         )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
 
 
-def lock(path):
-    """Lock a file for as long as this process lives, whatever it becomes; whether it can."""
+def try_lock(path: Path) -> bool:
+    """Lock a file for the lifetime of this process; return False if another process holds it.
+
+    Not the filelock library, which closes its descriptor on exec: the lock has to outlive the
+    os.execv of scripts/launch.py.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,12 +62,12 @@ def lock(path):
     return True
 
 
-def visible_devices():
-    """The GPUs that a user or a cluster leaves to this process, or all that there are."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [device for device in named.replace(" ", "").split(",") if device]
-    # Only here: it takes seconds.
+def visible_devices() -> list[str]:
+    """Return the ids of the GPUs that the user or the cluster allows, or of all GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device for device in visible.replace(" ", "").split(",") if device]
+    # Importing torch takes seconds.
     import torch
 
     return [str(device) for device in range(torch.cuda.device_count())]

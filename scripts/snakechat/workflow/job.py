@@ -20,8 +20,8 @@ from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.digests import digest, file_digest, write_atomically
 from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.lineage import lineage_behind
-from snakechat.workflow.locks import Locked, hold
+from snakechat.workflow.lineage import merge_lineages
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import check_input, is_complete, read_manifest, result_files
 from snakechat.workflow.run_record import run_record
 
@@ -61,7 +61,7 @@ class Job(Generic[S]):
         self.placement = placement
         self.inputs = {name: Path(entry["path"]) for name, entry in spec["inputs"].items()}
         self.input_digests = {name: file_digest(path) for name, path in manifests.items()}
-        self.lineage = lineage_behind(filter(None, map(read_manifest, manifests.values())))
+        self.lineage = merge_lineages(filter(None, map(read_manifest, manifests.values())))
         self.target = Path(spec["path"])
         self.result = self.target.with_name(f".{self.target.name}.tmp")
         self.old = self.target.with_name(f".{self.target.name}.old")
@@ -101,7 +101,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         target = spec["path"]
         check_code(spec)
         if rank() == 0:
-            hold(Path(target).with_name(f".{Path(target).name}.lock"))
+            acquire_lock(Path(target).with_name(f".{Path(target).name}.lock"))
         manifests = {name: check_input(entry) for name, entry in spec["inputs"].items()}
         job = Job(spec, manifests, arguments.placement, settings_type)
         complete = is_complete(job.target, spec, job.input_digests)
@@ -116,7 +116,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
             finish(job, started, complete)
     except InputError as error:
         exit_with_line(f"error: {error}")
-    except Locked as holder:
+    except AlreadyLocked as holder:
         sys.exit(f"error: {target} is being made by {holder}: wait for it, or stop it")
     except KeyboardInterrupt:
         sys.exit("stopped by SIGINT" if rank() == 0 else 1)

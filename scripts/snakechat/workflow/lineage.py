@@ -1,18 +1,23 @@
-"""What a result was made from: every job before it, back to the sources.
+"""The lineage of a result: every upstream job, back to the sources.
 
-Each manifest has it whole, so that a checkpoint which was copied elsewhere still tells it. A
-lineage is a dict of jobs by path: rule, name, settings, facts (a commit, rows dropped), number and
-digest of the external files, digest of the spec, and the paths of the inputs.
+Each manifest contains its whole lineage, so that a checkpoint that was copied elsewhere still has
+it. A lineage is a dict of jobs by path: rule, name, settings, facts (a commit, rows dropped),
+number and digest of the external files, digest of the spec, and the paths of the inputs.
 
-Standard library only, as snakechat.workflow.digests.
+Standard library only: the workflow imports this module while it plans.
 """
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from snakechat.workflow.digests import digest
 
+Lineage = dict[str, dict[str, Any]]
 
-def lineage_behind(manifests):
-    """The lineage of a job from the manifests of its inputs."""
-    jobs = {}
+
+def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
+    """Return the lineage of a job, given the manifests of its inputs."""
+    jobs: Lineage = {}
     for manifest in manifests:
         spec = manifest["spec"]
         jobs |= manifest["lineage"]
@@ -23,40 +28,44 @@ def lineage_behind(manifests):
             "facts": manifest["facts"],
             "files": {"number": len(spec["files"]), "digest": digest(spec["files"])},
             "spec": digest(spec),
-            "inputs": paths_of(spec["inputs"]),
+            "inputs": input_paths(spec["inputs"]),
         }
     return jobs
 
 
-def paths_of(inputs):
-    """Paths of a spec's inputs, each once."""
+def input_paths(inputs: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the sorted unique paths of the inputs of a spec."""
     return sorted({entry["path"] for entry in inputs.values()})
 
 
-def direct_inputs(jobs, path):
-    """Inputs of a job in a lineage, without those that another of its inputs was made from too."""
+def direct_inputs(jobs: Lineage, path: str) -> list[str]:
+    """Return the inputs of a job, except those that are also upstream of another input."""
     inputs = jobs[path]["inputs"]
-    return [one for one in inputs if not any(one in behind(jobs, other) for other in inputs)]
+    return [
+        candidate
+        for candidate in inputs
+        if not any(candidate in ancestors(jobs, other) for other in inputs)
+    ]
 
 
-def behind(jobs, path):
-    """All jobs that a job was made from, near or far."""
-    near = set(jobs[path]["inputs"])
-    return near.union(*(behind(jobs, one) for one in near))
+def ancestors(jobs: Lineage, path: str) -> set[str]:
+    """Return the paths of all jobs upstream of a job."""
+    inputs = set(jobs[path]["inputs"])
+    return inputs.union(*(ancestors(jobs, upstream) for upstream in inputs))
 
 
-def in_columns(jobs):
-    """Paths of a lineage in columns: each job stands right of all its inputs."""
-    column = {}
+def lineage_columns(jobs: Lineage) -> list[list[str]]:
+    """Return the paths of a lineage in columns: each job is to the right of all its inputs."""
+    columns: dict[str, int] = {}
 
-    def place(path):
-        if path not in column:
-            column[path] = 1 + max((place(path) for path in jobs[path]["inputs"]), default=-1)
-        return column[path]
+    def place(path: str) -> int:
+        if path not in columns:
+            columns[path] = 1 + max(map(place, jobs[path]["inputs"]), default=-1)
+        return columns[path]
 
     for path in sorted(jobs):
         place(path)
     return [
-        [path for path in column if column[path] == number]
-        for number in range(1 + max(column.values(), default=-1))
+        [path for path, column in columns.items() if column == number]
+        for number in range(1 + max(columns.values(), default=-1))
     ]

@@ -1,4 +1,8 @@
-"""One process at a time: a lock that goes with the process that has it, however it ends."""
+"""Locks that allow one process at a time and end with the process, however it ends.
+
+Not the filelock library: the workflow locks while it plans, in environments with Snakemake alone
+(--sdm conda), and filelock fails on file systems without locks, where this module warns.
+"""
 
 import errno
 import fcntl
@@ -8,14 +12,18 @@ import sys
 from pathlib import Path
 
 
-class Locked(Exception):
-    """Somebody else has the lock: text says who."""
+class AlreadyLocked(Exception):
+    """Another process holds the lock; the message names it."""
 
 
-def hold(path):
-    """Lock a file for as long as this process lives, or raise Locked.
+def acquire_lock(path: str | Path) -> None:
+    """Lock a file for the lifetime of this process, and write the process's name into it.
 
-    flock is let go by the system when the process is killed, so that nothing is ever left locked.
+    The system releases a flock when the process is killed, so that no lock is ever left behind.
+    Programs that this process starts do not inherit it.
+
+    Raises:
+        AlreadyLocked: Another process holds the lock.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,11 +31,14 @@ def hold(path):
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        # Empty for the moment in which the other has the lock and has not yet written its name.
-        raise Locked(path.read_text().strip() or "another process") from None
+        # The file is empty between the moment the holder locks it and the moment it writes.
+        raise AlreadyLocked(path.read_text().strip() or "another process") from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
-        print(f"warning: {path}: no locks here: see that nothing runs twice", file=sys.stderr)
+        print(
+            f"warning: {path}: this file system has no locks: do not start the same build twice",
+            file=sys.stderr,
+        )
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())

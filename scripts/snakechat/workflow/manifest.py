@@ -102,7 +102,7 @@ def check_input(entry: Mapping[str, str]) -> Path:
     return path
 
 
-def check_file(path: Path, planned_digest: str) -> None:
+def check_external_file(path: Path, planned_digest: str) -> None:
     """Raise InputError unless an external file has the content that was planned."""
     if not path.is_file() or file_digest(path) != planned_digest:
         raise InputError(f"{path} changed since this build was planned: start it again")

@@ -195,7 +195,7 @@ def test_without_passes_of_its_own_a_process_adds_nothing_to_the_tables(monkeypa
     # One prompt and two processes: the second one looks, and does not count.
     policy = nn.Linear(1, 1)
     policy.supports_packing = True
-    monkeypatch.setattr(module, "total", lambda tables: tables)
+    monkeypatch.setattr(module, "all_reduce_sum", lambda tables: tables)
     monkeypatch.setenv("WORLD_SIZE", "2")
     rollouts, sums = make(prompts=PROMPTS[:1], responses=[row[:1] for row in RESPONSES]), []
     for rank in range(2):
@@ -255,7 +255,7 @@ def test_the_token_0_is_a_token():
 def test_processes_ask_for_shares_that_add_up(world_size, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     shares, asked = [], []
-    monkeypatch.setattr(module, "total", lambda tensor: shares.append(tensor) or tensor)
+    monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: shares.append(tensor) or tensor)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
         sampler = Sampler()

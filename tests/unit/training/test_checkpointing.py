@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from snakechat.training import checkpointing as resume
+from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.job import Job, run
@@ -59,7 +59,7 @@ class KilledError(Exception):
 def clock(monkeypatch):
     """The clock of saving: with it standing still, saving takes no time at all."""
     clock = Clock()
-    monkeypatch.setattr(resume, "time", clock)
+    monkeypatch.setattr(checkpointing, "time", clock)
     return clock
 
 
@@ -84,7 +84,10 @@ def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **setti
     path = Path(f"{made_from}.manifest.json")
     path.write_text(json.dumps({**manifest, "facts": {"made from": made_from}}))
     return Job(
-        {**spec, "settings": settings}, {"tokens": path}, {"save_steps": save_steps}, SimpleNamespace
+        {**spec, "settings": settings},
+        {"tokens": path},
+        {"save_steps": save_steps},
+        SimpleNamespace,
     )
 
 
@@ -128,7 +131,7 @@ def stop(job, step, which=signal.SIGTERM, **options):
 
 def states(job):
     """The steps whose states are there."""
-    return [int(path.name) for path in resume.saved_states(job.states)]
+    return [int(path.name) for path in checkpointing.checkpoints(job.states)]
 
 
 def outcome(job, **options):
@@ -212,7 +215,7 @@ def test_it_is_said_where_a_run_goes_on(capsys):
     stop(make_job(save_steps=100), 5)
     assert capsys.readouterr().err == ""
     walk(make_job())
-    assert capsys.readouterr().err == "going on after step 5\n"
+    assert capsys.readouterr().err == "resuming after step 5\n"
 
 
 def test_tensors_and_values_come_back_as_they_were():
@@ -394,7 +397,7 @@ def test_a_damaged_state_is_left_and_the_one_before_used(name, how, expected, ca
     assert outcome(job) == expected
     assert job.record["resumed_after_step"] == 3
     assert capsys.readouterr().err == (
-        f"warning: {job.states}/00000006 is damaged: going on without it\ngoing on after step 3\n"
+        f"warning: {job.states}/00000006 is damaged and ignored\nresuming after step 3\n"
     )
     assert states(job) == [3]
 
@@ -435,17 +438,20 @@ def test_a_state_that_was_being_saved_is_no_state(expected, capsys):
     job = make_job()
     assert outcome(job) == expected
     assert job.record["resumed_after_step"] == 6
-    assert capsys.readouterr().err == "going on after step 6\n"
+    assert capsys.readouterr().err == "resuming after step 6\n"
     # Nothing of it is in the states that come after it.
     assert states(job) == [7, 8]
-    assert all(resume.is_whole(path / "0-of-1") for path in resume.saved_states(job.states))
+    assert all(
+        checkpointing.is_undamaged(path / "0-of-1")
+        for path in checkpointing.checkpoints(job.states)
+    )
     assert not (job.states / ".tmp").exists()
 
 
 @pytest.mark.parametrize("broken", ["save_file", "result_files"])
 def test_a_run_that_breaks_while_it_saves_keeps_the_states_before(broken, monkeypatch, expected):
     calls = itertools.count(1)
-    works = getattr(resume, broken)
+    works = getattr(checkpointing, broken)
 
     def breaks(*arguments):
         works(*arguments)
@@ -454,7 +460,7 @@ def test_a_run_that_breaks_while_it_saves_keeps_the_states_before(broken, monkey
         return works(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(resume, broken, breaks)
+        patched.setattr(checkpointing, broken, breaks)
         walk(job := make_job(save_steps=2))
     assert states(job) == [2, 4]
     assert outcome(make_job()) == expected
@@ -463,7 +469,7 @@ def test_a_run_that_breaks_while_it_saves_keeps_the_states_before(broken, monkey
 @pytest.mark.parametrize("which", SIGNALS)
 def test_a_run_that_is_asked_to_stop_saves_and_ends(which):
     said = stop(job := make_job(save_steps=100), 4, which)
-    assert said == (f"stopped by {which.name} after step 4: the same command goes on from there")
+    assert said == (f"stopped by {which.name} after step 4: run the same command again to resume")
     assert states(job) == [4]
     assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
 
@@ -547,7 +553,7 @@ def program(monkeypatch):
     """A function that runs a whole program whose loop is that of walk."""
     path = ROOT / "scripts/train_sft.py"
     # The process that has it is this one, and lives on.
-    monkeypatch.setattr("snakechat.workflow.job.hold", lambda path: None)
+    monkeypatch.setattr("snakechat.workflow.job.acquire_lock", lambda path: None)
 
     def start(main, save_steps=2):
         spec = {**make_job().spec, "code": code_digests(path)}
@@ -605,7 +611,7 @@ def test_ctrl_c_outside_the_loop_is_told_in_one_line(program):
 
 
 def test_generators_of_devices_that_are_not_here_are_left_out():
-    generators = resume.Generators()
+    generators = checkpointing.Generators()
     state = generators.state_dict()
     assert "cpu" in state
     drawn = torch.rand(4)

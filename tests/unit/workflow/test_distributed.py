@@ -71,9 +71,9 @@ def test_what_two_processes_tell_each_other(figures):
 
 def test_one_process_tells_itself():
     tensor = torch.tensor([1.0, 2.0])
-    assert ranks.total(tensor) is tensor
+    assert ranks.all_reduce_sum(tensor) is tensor
     assert (ranks.rank(), ranks.world_size()) == (0, 1)
-    assert (ranks.largest(3), ranks.from_first(False)) == (3, False)
+    assert (ranks.all_reduce_max(3), ranks.broadcast_from_first(False)) == (3, False)
     ranks.barrier()
 
 
@@ -150,7 +150,7 @@ def test_adapters_train_at_their_own_rate(stage, together):
 def test_a_signal_to_one_process_stops_all_and_they_go_on_to_the_same_bits(stage, without, figures):
     for rank, process in enumerate(figures[2]):
         found = process[f"resumed {stage}"][0]
-        said = "stopped by SIGTERM after step 4: the same command goes on from there"
+        said = "stopped by SIGTERM after step 4: run the same command again to resume"
         assert found["said"] == (1 if rank else said)
         parts = ["0-of-2", "1-of-2"]
         assert found["saved"] == {"00000003": parts, "00000004": parts}
@@ -308,7 +308,7 @@ def main(job):
                 print("waiting", flush=True)
                 time.sleep(3)
             ranks.barrier()
-            logger.log(step, [], loss=ranks.total(torch.tensor(float(part.value))).item())
+            logger.log(step, [], loss=ranks.all_reduce_sum(torch.tensor(float(part.value))).item())
     if what == "late" and last:
         time.sleep(2)
         (job.result / "late").write_text("all the same")
@@ -435,11 +435,11 @@ def test_stopped_by_the_cluster_they_go_on_in_the_same_number_only(job):
     process.send_signal(signal.SIGTERM)
     said = [line for line in process.stdout.read().splitlines() if "stopped" in line]
     assert process.wait() == 128 + signal.SIGTERM
-    assert said == ["stopped by SIGTERM after step 2: the same command goes on from there"]
+    assert said == ["stopped by SIGTERM after step 2: run the same command again to resume"]
     code, lines = job.go(1, "nothing")
     assert code == 1
     assert len(lines) == 1
     assert "is a state of 2 processes, this run has 1: set nodes and gpus_per_node back" in lines[0]
-    assert job.go(2, "nothing") == (0, ["going on after step 2"])
+    assert job.go(2, "nothing") == (0, ["resuming after step 2"])
     lines = (job.target / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [3.0, 9.0, 18.0, 30.0]

@@ -10,7 +10,7 @@ import yaml
 from snakechat.reporting.model_card import origin_of, write_card
 from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.digests import digest
-from snakechat.workflow.lineage import direct_inputs, in_columns, lineage_behind
+from snakechat.workflow.lineage import direct_inputs, lineage_columns, merge_lineages
 
 
 def spec(path, *inputs, **settings):
@@ -29,7 +29,7 @@ def spec(path, *inputs, **settings):
 
 def manifest(of, *inputs, **facts):
     """The manifest of a spec, whose inputs have these manifests."""
-    return {"spec": of, "lineage": lineage_behind(inputs), "facts": facts}
+    return {"spec": of, "lineage": merge_lineages(inputs), "facts": facts}
 
 
 @pytest.fixture
@@ -61,17 +61,17 @@ def test_all_jobs_behind_a_result_are_told_once(road):
 
 
 def test_each_job_stands_right_of_its_inputs(road):
-    jobs = lineage_behind(road)
-    assert in_columns(jobs) == [
+    jobs = merge_lineages(road)
+    assert lineage_columns(jobs) == [
         ["output/data"],
         ["output/model", "output/split"],
         ["output/tokens"],
     ]
-    assert in_columns({}) == []
+    assert lineage_columns({}) == []
 
 
 def test_an_input_that_another_was_made_from_is_no_direct_one(road):
-    jobs = lineage_behind(road)
+    jobs = merge_lineages(road)
     assert direct_inputs(jobs, "output/tokens") == ["output/model", "output/split"]
     assert direct_inputs(jobs, "output/split") == ["output/data"]
     assert direct_inputs(jobs, "output/data") == []
@@ -106,7 +106,7 @@ def test_card_names_revisions_seed_spec_versions_and_how_to_build_it_again(tmp_p
     base = spec("models/base", hub="mine/base", revision="main") | {"rule": "fetch_model"}
     data = spec("data", hub="mine/data", revision="v1") | {"rule": "import_dataset"}
     facts = {"commit": "b" * 40, "licence": "opt"}
-    lineage = lineage_behind([manifest(base, **facts), manifest(data, commit="d" * 40)])
+    lineage = merge_lineages([manifest(base, **facts), manifest(data, commit="d" * 40)])
     made = spec("sft/mine", base, data, seed=7) | {"rule": "train_sft"}
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from conftest import ROOT
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.errors import system_error_number
-from snakechat.workflow.locks import Locked, hold
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 
 HOLD = f"""
 import os
@@ -90,21 +90,21 @@ def who(process):
 
 def test_a_lock_that_nobody_has_is_taken_and_says_by_whom(tmp_path):
     path = tmp_path / "a/b/lock"
-    hold(path)
+    acquire_lock(path)
     assert path.read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
 def test_what_was_in_the_file_before_is_not_in_it_any_more(tmp_path):
     (tmp_path / "lock").write_text("process 12345678901234567890 on a host of a long name\n" * 9)
-    hold(tmp_path / "lock")
+    acquire_lock(tmp_path / "lock")
     assert (tmp_path / "lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
 def test_a_lock_that_another_process_has_is_refused_with_its_number_and_host(holder, tmp_path):
     process, _ = holder()
     for _ in range(2):
-        with pytest.raises(Locked) as locked:
-            hold(tmp_path / "x/lock")
+        with pytest.raises(AlreadyLocked) as locked:
+            acquire_lock(tmp_path / "x/lock")
         assert str(locked.value) == who(process)
     # Who was refused has not written its own name there.
     assert (tmp_path / "x/lock").read_text() == f"{who(process)}\n"
@@ -112,20 +112,20 @@ def test_a_lock_that_another_process_has_is_refused_with_its_number_and_host(hol
 
 def test_another_lock_is_not_in_the_way(holder, tmp_path):
     holder()
-    hold(tmp_path / "x/another")
+    acquire_lock(tmp_path / "x/another")
 
 
 def test_a_lock_goes_with_its_process_when_that_ends(holder, tmp_path):
     process, _ = holder()
     process.communicate("")
-    hold(tmp_path / "x/lock")
+    acquire_lock(tmp_path / "x/lock")
 
 
 def test_a_lock_goes_with_its_process_when_that_is_killed(holder, tmp_path):
     process, _ = holder()
     process.kill()
     process.wait()
-    hold(tmp_path / "x/lock")
+    acquire_lock(tmp_path / "x/lock")
     assert str(os.getpid()) in (tmp_path / "x/lock").read_text()
 
 
@@ -134,7 +134,7 @@ def test_what_a_killed_process_has_started_does_not_keep_the_lock(holder, tmp_pa
     try:
         process.kill()
         process.wait()
-        hold(tmp_path / "x/lock")
+        acquire_lock(tmp_path / "x/lock")
     finally:
         # It lives until here.
         os.kill(int(child), 9)
@@ -152,7 +152,7 @@ def test_where_there_are_no_locks_work_goes_on_with_a_warning(
     number, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(fcntl, "flock", refuse(number))
-    hold(tmp_path / "lock")
+    acquire_lock(tmp_path / "lock")
     assert capsys.readouterr().err == (
         f"warning: {tmp_path}/lock: no locks here: see that nothing runs twice\n"
     )
@@ -161,7 +161,7 @@ def test_where_there_are_no_locks_work_goes_on_with_a_warning(
 def test_other_errors_of_a_lock_are_not_hidden(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
-        hold(tmp_path / "lock")
+        acquire_lock(tmp_path / "lock")
 
 
 @pytest.fixture
