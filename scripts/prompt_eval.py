@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
-from snakechat.data.tokens import Encoder, load_tokenizer
+from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import asked_models
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import SPECIAL_IDS, choose_device, load_causal
@@ -69,7 +69,7 @@ def ask(folder, prompts, settings, max_tokens, device):
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, settings.template)
     for _, prompt in prompts:
-        if encoder.is_unsafe(prompt):
+        if encoder.has_special_token(prompt):
             raise InputError(f"prompt {prompt[:60]!r} has a special token in its text: remove it")
     ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
     model = load_causal(folder, settings.dtype, tokenizer).to(device)

@@ -6,8 +6,8 @@ PART.npy [2, n] has the log-probability of each row's chosen and rejected respon
 
 import numpy as np
 
-from snakechat.data.tokens import load_tokenizer
-from snakechat.modeling.batches import Examples
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.models import choose_device, load_causal
 from snakechat.workflow.job import run

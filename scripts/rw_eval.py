@@ -63,7 +63,7 @@ def encode(pairs, encoder):
     """Ids of (set, pair) pairs, as in training. Raises InputError for special tokens in a text."""
     for _, pair in pairs:
         for key, text in pair.items():
-            if encoder.is_unsafe(text):
+            if encoder.has_special_token(text):
                 raise InputError(f"{key} {text[:60]!r} has a special token in its text: remove it")
     prompts = encoder.prompts([render_prompt([("user", pair["prompt"])]) for _, pair in pairs])
     responses = [

@@ -10,9 +10,9 @@ from itertools import permutations
 
 import numpy as np
 
-from snakechat.data.phase_splits import PHASES, share_groups, share_rows
-from snakechat.data.records import records
-from snakechat.data.statistics import fingerprint, shared
+from snakechat.data.phase_splits import PHASES, split_groups, split_rows
+from snakechat.data.records import read_records
+from snakechat.data.statistics import fingerprint, count_shared
 from snakechat.workflow.job import run
 
 
@@ -23,11 +23,11 @@ def main(job):
 
     def share(prompts, weights, max_rows=None):
         if settings.by == "row":
-            return share_rows(len(prompts), weights, settings.seed, max_rows)
-        return share_groups(prompts, weights, settings.seed, max_rows)
+            return split_rows(len(prompts), weights, settings.seed, max_rows)
+        return split_groups(prompts, weights, settings.seed, max_rows)
 
     prompts = {
-        path.stem: np.array([fingerprint(prompt) for prompt, _, _ in records(path)], np.uint64)
+        path.stem: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
         for path in job.inputs["records"].glob("*.parquet")
     }
     rows = {part: np.arange(len(found)) for part, found in prompts.items()}
@@ -44,7 +44,7 @@ def main(job):
             phases[f"{phase}.{part}"] = prompts[part][numbers]
             stats[f"{phase}.{part}"] = {"rows": len(numbers)}
     for one, other in permutations(phases, 2):
-        if overlap := shared(phases[one], phases[other]):
+        if overlap := count_shared(phases[one], phases[other]):
             stats[one].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
     sizes = ", ".join(f"{phase} {facts['rows']:,}" for phase, facts in stats.items())

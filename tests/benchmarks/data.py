@@ -66,10 +66,10 @@ def prepare(folder):
     from snakechat.data.records import RecordWriter
 
     if SHARED.exists():
-        from snakechat.data.records import records
+        from snakechat.data.records import read_records
 
         (folder / "tokenizer").symlink_to(SHARED / "tokenizer_opt")
-        rows = list(records(SHARED / "hh_harmless/train.parquet"))
+        rows = list(read_records(SHARED / "hh_harmless/train.parquet"))
         source = "hh_harmless, repeated"
     else:
         import random
@@ -103,10 +103,10 @@ def ours(phase, rows, folder):
     import numpy as np
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        result, records, split = (Path(work, name) for name in ("result", "records", "split"))
-        for path in (result, records, split):
+        result, read_records, split = (Path(work, name) for name in ("result", "records", "split"))
+        for path in (result, read_records, split):
             path.mkdir()
-        (records / "train.parquet").symlink_to(folder / f"{rows}.parquet")
+        (read_records / "train.parquet").symlink_to(folder / f"{rows}.parquet")
         np.save(split / f"{phase}.train.npy", np.arange(rows))
         np.save(split / f"{phase}.eval.npy", np.arange(1))
         settings = {"datasets": [["set", 1]], "template": "dialogue", "seed": 1}
@@ -114,7 +114,7 @@ def ours(phase, rows, folder):
         job = SimpleNamespace(
             settings=SimpleNamespace(**settings),
             inputs={
-                "records.set": records,
+                "records.set": read_records,
                 "rows.set": split,
                 "tokenizer": folder / "tokenizer",
             },
@@ -145,10 +145,10 @@ def raw(phase, _, folder):
     """(a) The tokenizers library on the same texts, in lists of a thousand."""
     from tokenizers import Tokenizer
 
-    from snakechat.data.records import records
+    from snakechat.data.records import read_records
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-    rows = list(records(folder / f"{RAW_ROWS}.parquet"))
+    rows = list(read_records(folder / f"{RAW_ROWS}.parquet"))
     texts = [text for row in rows for text in row[: len(FIELDS[phase])]]
     started = time.perf_counter()
     for start in range(0, len(texts), 1000):
@@ -160,11 +160,11 @@ def single(phase, _, folder):
     """(b) One call a sample, padded; the list of encodings is saved by torch."""
     import torch
 
-    from snakechat.data.records import records
-    from snakechat.data.tokens import load_tokenizer
+    from snakechat.data.records import read_records
+    from snakechat.data.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer")
-    rows = list(islice(records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
+    rows = list(islice(read_records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
     started = time.perf_counter()
     encodings = []
     padded = {"max_length": LIMIT, "padding": "max_length", "truncation": True}

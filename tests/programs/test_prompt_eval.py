@@ -14,7 +14,7 @@ import yaml
 import prompt_eval
 from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
-from snakechat.data.tokens import load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import load_causal, make_causal, save_model
 from snakechat.reporting.pages import PICTURES

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import split_dataset
-from snakechat.data.phase_splits import PHASES, share_rows
+from snakechat.data.phase_splits import PHASES, split_rows
 from snakechat.data.records import RecordWriter
 
 WEIGHTS = {"sft": 2, "reward": 4, "rlhf": 4}
@@ -108,7 +108,7 @@ def test_rows_are_ascending_numbers(split, by):
 def test_rows_are_those_of_deepspeed_chats_permutation(split):
     rows, _ = split(numbers("p", 100), numbers("e", 50), seed=7)
     for part, number in {"train": 100, "eval": 50}.items():
-        expected = share_rows(number, [2, 4, 4], 7)
+        expected = split_rows(number, [2, 4, 4], 7)
         for phase, found in zip(PHASES, expected, strict=True):
             assert rows[f"{phase}.{part}"].tolist() == sorted(found)
 
@@ -172,12 +172,12 @@ def test_numbers_of_rows_as_in_synthetic_instruct(split):
 
 def test_held_out_rows_are_those_of_deepspeed_chats_permutation(split):
     rows, _ = split(numbers("p", 100), seed=7)
-    train, held_out = share_rows(100, [9, 1], 7)
+    train, held_out = split_rows(100, [9, 1], 7)
     assert all_rows(rows, "train") == sorted(train)
     assert all_rows(rows, "eval") == sorted(held_out)
     # Its phases are cut from the rows as they were drawn, not from their numbers in order.
     for part, drawn in (("train", train), ("eval", held_out)):
-        for phase, places in zip(PHASES, share_rows(len(drawn), [2, 4, 4], 7), strict=True):
+        for phase, places in zip(PHASES, split_rows(len(drawn), [2, 4, 4], 7), strict=True):
             assert rows[f"{phase}.{part}"].tolist() == sorted(drawn[places])
 
 

@@ -17,7 +17,8 @@ from conftest import ROOT
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
-from snakechat.data.tokens import Ragged, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
 
 ROWS = [

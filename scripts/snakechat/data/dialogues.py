@@ -42,12 +42,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def prompt_of(turns):
+def render_prompt(turns):
     """Text of (role, text) turns up to where the next response begins."""
-    return "".join(f"\n\n{NAMES[role]}:{response_of(text)}" for role, text in turns) + RESPONSE
+    return "".join(f"\n\n{NAMES[role]}:{render_response(text)}" for role, text in turns) + RESPONSE
 
 
-def response_of(text):
+def render_response(text):
     """A turn's text behind its marker. What looks like a marker in it loses its empty line."""
     return re.sub(r"\n{2,}(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
 
@@ -66,7 +66,7 @@ def is_empty(prompt):
     return not MARKER.sub("", prompt).strip()
 
 
-def turns_of(prompt):
+def parse_turns(prompt):
     """(role, text) turns of a prompt; a text without markers is one turn of the user."""
     before, *parts = MARKER.split(prompt)
     turns = [("user", before.strip())] if before.strip() else []

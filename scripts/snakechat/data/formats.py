@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from snakechat.data.dialogues import RESPONSE, prompt_of, response_of
+from snakechat.data.dialogues import RESPONSE, render_prompt, render_response
 
 ROLES = {
     **dict.fromkeys(["system"], "system"),
@@ -23,7 +23,7 @@ class BadRow(Exception):
     """A row that cannot be read as its format says: on_bad_row decides."""
 
 
-class Dropped(Exception):
+class DroppedRow(Exception):
     """A sound row that is of no use here, by the reason that it is counted under."""
 
 
@@ -89,7 +89,7 @@ def _cell(row, path, name):
         elif value is not None:
             raise BadRow(f"{path}: {step} is looked for in {type(value).__name__}")
     if value is None and name not in ("rejected", "system"):
-        raise Dropped(f"no {name}")
+        raise DroppedRow(f"no {name}")
     return value
 
 
@@ -135,9 +135,9 @@ def _instruct(prompt, chosen, rejected=None):
     """A bare instruction and bare responses."""
     rejected = _optional_text(rejected, "rejected")
     return (
-        prompt_of([("user", _text(prompt, "prompt"))]),
-        response_of(_text(chosen, "chosen")),
-        None if rejected is None else response_of(rejected),
+        render_prompt([("user", _text(prompt, "prompt"))]),
+        render_response(_text(chosen, "chosen")),
+        None if rejected is None else render_response(rejected),
     )
 
 
@@ -158,7 +158,7 @@ def _dialogues(chosen, rejected):
     if not marker:
         raise BadRow(f"chosen has no {RESPONSE.strip()}")
     if not rejected.startswith(prompt) or RESPONSE in other:
-        raise Dropped("dialogues differ before the last response")
+        raise DroppedRow("dialogues differ before the last response")
     return prompt, response, other
 
 
@@ -166,7 +166,7 @@ def _scored(prompt, first, second, first_score, second_score):
     """Two responses with a number each: the higher one is chosen."""
     scores = _number(first_score, "first_score"), _number(second_score, "second_score")
     if scores[0] == scores[1]:
-        raise Dropped("tie")
+        raise DroppedRow("tie")
     return _labelled(prompt, first, second, scores[0] > scores[1])
 
 
@@ -184,7 +184,7 @@ def _vicuna(prompt, chosen):
         turns.pop()
     if before.strip():
         turns.insert(0, ("system", before))
-    return _asked(turns), response_of(_text(chosen, "chosen")), None
+    return _asked(turns), render_response(_text(chosen, "chosen")), None
 
 
 def _turn(message, name):
@@ -210,8 +210,8 @@ def _asked(turns, system=None):
     if system:
         turns = [("system", _text(system, "system")), *turns]
     if not any(role == "user" for role, _ in turns):
-        raise Dropped("no prompt")
-    return prompt_of(turns)
+        raise DroppedRow("no prompt")
+    return render_prompt(turns)
 
 
 def _messages(messages, system=None):
@@ -220,8 +220,8 @@ def _messages(messages, system=None):
     while turns and turns[-1][0] != "assistant":
         turns.pop()
     if not turns:
-        raise Dropped("no response")
-    return _asked(turns[:-1], system), response_of(turns[-1][1]), None
+        raise DroppedRow("no response")
+    return _asked(turns[:-1], system), render_response(turns[-1][1]), None
 
 
 def _message_pairs(chosen, rejected, prompt=None, system=None):
@@ -235,14 +235,14 @@ def _message_pairs(chosen, rejected, prompt=None, system=None):
         dialogues.append(turns if turns[0][0] != "assistant" else [*asked, *turns])
     (*turns, (_, chosen)), (*others, (_, rejected)) = dialogues
     if turns != others:
-        raise Dropped("dialogues differ before the last response")
-    return _asked(turns, system), response_of(chosen), response_of(rejected)
+        raise DroppedRow("dialogues differ before the last response")
+    return _asked(turns, system), render_response(chosen), render_response(rejected)
 
 
 def _unpaired(messages, label, system=None):
     """A response and whether it is good (KTO): the good ones are chosen, with nothing rejected."""
     if not _is_one(label):
-        raise Dropped("labelled bad")
+        raise DroppedRow("labelled bad")
     return _messages(messages, system)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 PHASES = ("sft", "reward", "rlhf")
 
 
-def sizes(number, weights):
+def phase_sizes(number, weights):
     """Sizes of the phases' shares of a number of rows, as DeepSpeed-Chat rounds them.
 
     Bounds are cumulated round(share * number), shifted so that the last one is number; none goes
@@ -22,7 +22,7 @@ def sizes(number, weights):
     return counts.tolist()
 
 
-def share_rows(number, weights, seed, max_rows=None):
+def split_rows(number, weights, seed, max_rows=None):
     """Rows of each phase, as they are drawn: disjoint arrays of numbers below `number`.
 
     Cut from the permutation that DeepSpeed-Chat draws, or from its first max_rows.
@@ -30,11 +30,11 @@ def share_rows(number, weights, seed, max_rows=None):
     order = np.arange(number, dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
     order = order[:max_rows]
-    bounds = np.cumsum([0, *sizes(len(order), weights)])
+    bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def share_groups(groups, weights, seed, max_rows=None):
+def split_groups(groups, weights, seed, max_rows=None):
     """As share_rows, but rows of the same group stay together: groups are what is shared.
 
     groups: a number for each row, equal for rows that belong together. With max_rows, groups are
@@ -47,24 +47,24 @@ def share_groups(groups, weights, seed, max_rows=None):
     order = np.argsort(first)[order]
     if max_rows is not None:
         order = _that_fit(order, np.bincount(group), max_rows)
-    bounds = np.cumsum([0, *sizes(len(order), weights)])
+    bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
     return [
         np.flatnonzero(np.isin(group, order[start:end])).astype(np.int64)
         for start, end in pairwise(bounds)
     ]
 
 
-def _that_fit(order, sizes, room):
+def _that_fit(order, phase_sizes, room):
     """Groups in this order, without those that are larger than the room left to them."""
     fitting = []
     for group in order:
-        if sizes[group] <= room:
+        if phase_sizes[group] <= room:
             fitting.append(group)
-            room -= sizes[group]
+            room -= phase_sizes[group]
     return np.array(fitting, dtype=np.int64)
 
 
-def blended(rows, weight, seed):
+def weighted_rows(rows, weight, seed):
     """Rows taken `weight` times: all of them for its whole part, a random share for the rest."""
     if weight == 1:
         return rows

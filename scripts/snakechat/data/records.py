@@ -45,7 +45,7 @@ class RecordWriter:
             self.rows = []
 
 
-def record_batches(path, rows=None):
+def read_record_batches(path, rows=None):
     """Yield {column: list of cells} of some records after the other, in the file's order.
 
     rows: ascending row numbers of those wanted, repeated where one is wanted more than once; all
@@ -65,7 +65,7 @@ def record_batches(path, rows=None):
             yield batch.to_pydict()
 
 
-def records(path, rows=None):
+def read_records(path, rows=None):
     """Yield (prompt, chosen, rejected) of each record, or of these rows, as in record_batches."""
-    for batch in record_batches(path, rows):
+    for batch in read_record_batches(path, rows):
         yield from zip(*(batch[name] for name in COLUMNS), strict=True)

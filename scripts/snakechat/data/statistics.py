@@ -24,7 +24,7 @@ def percentiles(lengths):
     return named | {"mean": round(float(np.mean(lengths)), 1)}
 
 
-class Look:
+class DatasetStatistics:
     """Gathers what is worth knowing of a part's records, one after the other."""
 
     def __init__(self):
@@ -76,6 +76,6 @@ class Look:
         return summary
 
 
-def shared(prompts, others):
+def count_shared(prompts, others):
     """How many of the prompts (fingerprints, one for each row) stand among the others too."""
     return int(np.isin(np.asarray(prompts), np.asarray(others)).sum())

@@ -12,14 +12,8 @@ from snakechat.data.dialogues import is_empty
 from snakechat.data.phase_splits import weighted_rows
 from snakechat.data.records import read_record_batches
 from snakechat.data.statistics import percentiles
-from snakechat.data.tokens import (
-    Encoder,
-    Ragged,
-    RaggedWriter,
-    truncate_prompt,
-    truncate_responses,
-    load_tokenizer,
-)
+from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
+from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 
 PARTS = ("train", "eval")
@@ -133,7 +127,7 @@ def why_useless(encoder, prompt, *responses):
         return "empty response"
     if len(set(stripped)) < len(stripped):
         return "equal responses"
-    if any(encoder.is_unsafe(text) for text in (prompt, *responses)):
+    if any(encoder.has_special_token(text) for text in (prompt, *responses)):
         return "special token in text"
     return None
 

@@ -50,7 +50,7 @@ def all_prompts():
     ]
 
 
-def is_right(prompt, response):
+def is_correct(prompt, response):
     """Whether a response is exactly a right response to the prompt."""
     name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
     item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))

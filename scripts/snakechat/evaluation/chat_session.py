@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, StoppingCriteria, StoppingCriteriaList
 
 from snakechat.data.dialogues import MARKER, NAMES, chat_template, render_prompt
-from snakechat.data.tokens import Encoder, load_tokenizer
+from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.models import DTYPES, load_causal
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import read_manifest
@@ -98,7 +98,7 @@ class Conversation:
         ids, and the number of turns forgotten. Raises InputError, and forgets nothing, if the
         question by itself is too long.
         """
-        if any(map(self.encoder.is_unsafe, (question, self.system))):
+        if any(map(self.encoder.has_special_token, (question, self.system))):
             raise InputError("a special token in the text, which only the chat template may write")
         before = [("system", self.system)] if self.system else []
         limit = self.positions and self.positions - min(max_tokens, self.positions // 2)

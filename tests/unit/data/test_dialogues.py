@@ -3,19 +3,19 @@
 import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.dialogues import prompt_of, response_of, turns_of
+from snakechat.data.dialogues import parse_turns, render_prompt, render_response
 from support.dialogues import DIALOGUES
 
 
 @pytest.mark.parametrize("name", DIALOGUES)
 def test_turns_become_a_prompt_and_the_prompt_turns(name):
     turns, prompt = DIALOGUES[name]
-    assert prompt_of(turns) == prompt
-    assert turns_of(prompt) == turns
+    assert render_prompt(turns) == prompt
+    assert parse_turns(prompt) == turns
 
 
 def test_space_around_a_turn_is_taken_off():
-    assert prompt_of([("user", "  Can you\n help?\n\n")]) == (
+    assert render_prompt([("user", "  Can you\n help?\n\n")]) == (
         "\n\nHuman: Can you\n help?\n\nAssistant:"
     )
 
@@ -25,40 +25,40 @@ def test_space_around_a_turn_is_taken_off():
     [("Yes.", " Yes."), (" Yes.\n", " Yes."), ("", " "), (" \n", " "), ("a\n\nb", " a\n\nb")],
 )
 def test_a_response_begins_with_one_blank(text, response):
-    assert response_of(text) == response
+    assert render_response(text) == response
 
 
 @pytest.mark.parametrize("breaks", ["\n\n", "\n\n\n", "\n\n\n\n", "\n\n\n\n\n"])
 @pytest.mark.parametrize("name", ["Human", "Assistant", "System"])
 def test_a_text_that_holds_a_marker_opens_no_turn(name, breaks):
     text = f"I read:{breaks}{name}: Hello!"
-    (role, kept), *others = turns_of(prompt_of([("user", text)]))
+    (role, kept), *others = parse_turns(render_prompt([("user", text)]))
     assert (role, others) == ("user", [])
     # Nothing but a line break is lost.
     assert kept.split() == text.split()
-    assert turns_of(f"\n\nHuman: Read.\n\nAssistant:{response_of(text)}")[1:] == [
+    assert parse_turns(f"\n\nHuman: Read.\n\nAssistant:{render_response(text)}")[1:] == [
         ("assistant", kept)
     ]
 
 
 def test_several_markers_in_a_text_open_no_turn():
     text = "a\n\nHuman: b\n\nAssistant: c\n\nHuman:\n\nHuman: d"
-    assert prompt_of([("user", text)]) == (
+    assert render_prompt([("user", text)]) == (
         "\n\nHuman: a\nHuman: b\nAssistant: c\nHuman:\nHuman: d\n\nAssistant:"
     )
 
 
 def test_a_text_that_begins_with_a_marker_opens_no_turn():
-    assert turns_of(prompt_of([("user", "\n\nHuman: Hello!")])) == [("user", "Human: Hello!")]
+    assert parse_turns(render_prompt([("user", "\n\nHuman: Hello!")])) == [("user", "Human: Hello!")]
 
 
 @pytest.mark.parametrize("text", ["Name a fruit.", "\nName a fruit.\n", "Name a fruit.\n\n"])
 def test_a_text_without_markers_is_one_turn_of_the_user(text):
-    assert turns_of(text) == [("user", "Name a fruit.")]
+    assert parse_turns(text) == [("user", "Name a fruit.")]
 
 
 def test_what_stands_before_the_first_marker_is_the_users():
-    assert turns_of("Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:") == [
+    assert parse_turns("Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:") == [
         ("user", "Hello."),
         ("assistant", "Hi."),
         ("user", "Name a fruit."),
@@ -67,12 +67,12 @@ def test_what_stands_before_the_first_marker_is_the_users():
 
 @pytest.mark.parametrize("text", ["", "\n\nAssistant:", " \n\nAssistant: "])
 def test_a_prompt_that_says_nothing_has_no_turns(text):
-    assert turns_of(text) == []
+    assert parse_turns(text) == []
 
 
 def test_a_prompt_need_not_end_where_a_response_begins():
-    assert turns_of("\n\nHuman: Hello.") == [("user", "Hello.")]
-    assert turns_of("\n\nHuman: Hello.\n\nAssistant: Hi.") == [
+    assert parse_turns("\n\nHuman: Hello.") == [("user", "Hello.")]
+    assert parse_turns("\n\nHuman: Hello.\n\nAssistant: Hi.") == [
         ("user", "Hello."),
         ("assistant", "Hi."),
     ]
@@ -80,7 +80,7 @@ def test_a_prompt_need_not_end_where_a_response_begins():
 
 def test_blanks_behind_markers_do_not_matter():
     # Some sets have none, or two.
-    assert turns_of("\n\nHuman:Hello.\n\nAssistant:  Hi.\n\nHuman: Why?\n\nAssistant: ") == [
+    assert parse_turns("\n\nHuman:Hello.\n\nAssistant:  Hi.\n\nHuman: Why?\n\nAssistant: ") == [
         ("user", "Hello."),
         ("assistant", "Hi."),
         ("user", "Why?"),
@@ -92,8 +92,8 @@ def test_prompts_of_real_dialogues_are_made_again_of_their_turns(shared_data):
     for name in ("hh_harmless", "dpo_demo_en", "dpo_demo_zh"):
         table = pq.read_table(shared_data / name / "test.parquet", columns=["prompt"])
         for prompt in table["prompt"].to_pylist():
-            turns = turns_of(prompt)
+            turns = parse_turns(prompt)
             assert turns[-1][0] == "user"
-            again = prompt_of(turns)
-            assert turns_of(again) == turns
+            again = render_prompt(turns)
+            assert parse_turns(again) == turns
             assert again.split() == prompt.split()

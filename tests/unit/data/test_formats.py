@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from import_dataset import import_part
-from snakechat.data.formats import FORMATS, BadRow, Dropped, columns_of, has_pairs, record_of
-from snakechat.data.records import records
+from snakechat.data.formats import FORMATS, BadRow, DroppedRow, columns_of, has_pairs, record_of
+from snakechat.data.records import read_records
 from snakechat.data.sources import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def bad(row, format, **columns):
 
 
 def dropped(row, format, **columns):
-    with pytest.raises(Dropped) as reason:
+    with pytest.raises(DroppedRow) as reason:
         read(row, format, **columns)
     return str(reason.value)
 
@@ -296,7 +296,7 @@ def imported(folder, name, rows):
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     import_part(job, "train", {"source.jsonl": source})
-    return list(records(folder / "train.parquet")), job.facts["dropped"]["train"]
+    return list(read_records(folder / "train.parquet")), job.facts["dropped"]["train"]
 
 
 def test_marks_of_citations_are_taken_out_of_the_responses_of_webgpt(tmp_path):
@@ -321,7 +321,7 @@ def test_a_dataset_without_rejected_responses_is_imported(tmp_path):
 
 
 def dropped_of(name, **changes):
-    with pytest.raises(Dropped) as reason:
+    with pytest.raises(DroppedRow) as reason:
         of_config(name, {**ROWS[name][0], **changes})
     return str(reason.value)
 
@@ -894,7 +894,7 @@ def real(path, format, **columns):
     for _, row in read_rows(path):
         try:
             found.append(read(row, format, **columns))
-        except Dropped as reason:
+        except DroppedRow as reason:
             reasons[str(reason)] += 1
     return sorted(found, key=str), reasons
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snakechat.data.phase_splits import blended, share_groups, share_rows
+from snakechat.data.phase_splits import split_groups, split_rows, weighted_rows
 
 WEIGHTS = [
     [1],
@@ -69,7 +69,7 @@ def slices_of_deepspeed_chat(number, weights, seed):
     ],
 )
 def test_sizes_of_the_phases(number, weights, expected):
-    assert lengths(share_rows(number, weights, 1234)) == expected
+    assert lengths(split_rows(number, weights, 1234)) == expected
 
 
 @pytest.mark.parametrize("seed", [0, 1234])
@@ -79,7 +79,7 @@ def test_sizes_of_the_phases(number, weights, expected):
 )
 def test_phases_are_the_slices_of_deepspeed_chats_permutation(number, weights, seed):
     expected = slices_of_deepspeed_chat(number, weights, seed)
-    phases = share_rows(number, weights, seed)
+    phases = split_rows(number, weights, seed)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
 
 
@@ -89,7 +89,7 @@ def test_phases_are_deepspeed_chats_wherever_its_bounds_are_in_order():
     for weights in weights_without_zero:
         for number in NUMBERS:
             if expected := slices_of_deepspeed_chat(number, weights, 7):
-                phases = share_rows(number, weights, 7)
+                phases = split_rows(number, weights, 7)
                 assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
                 compared += 1
     # Nearly all: what is left out are a few rows among very uneven weights.
@@ -99,7 +99,7 @@ def test_phases_are_deepspeed_chats_wherever_its_bounds_are_in_order():
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_phases_are_disjoint_and_cover_all_rows(number, weights):
-    phases = share_rows(number, weights, 5)
+    phases = split_rows(number, weights, 5)
     assert len(phases) == len(weights)
     assert all_rows(phases) == list(range(number))
 
@@ -107,7 +107,7 @@ def test_phases_are_disjoint_and_cover_all_rows(number, weights):
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_phase_without_weight_gets_no_rows(number, weights):
-    phases = share_rows(number, weights, 5)
+    phases = split_rows(number, weights, 5)
     assert [len(rows) for rows, weight in zip(phases, weights, strict=True) if not weight] == [
         0
     ] * weights.count(0)
@@ -117,12 +117,12 @@ def test_each_size_is_within_a_row_a_phase_of_its_share():
     for number in range(200):
         for weights in WEIGHTS:
             shares = np.array(weights) / sum(weights) * number
-            difference = np.abs(lengths(share_rows(number, weights, 5)) - shares)
+            difference = np.abs(lengths(split_rows(number, weights, 5)) - shares)
             assert difference.max() <= len(weights) / 2
 
 
 def test_same_seed_same_rows():
-    first, second, other = (share_rows(100, [2, 4, 4], seed) for seed in (7, 7, 8))
+    first, second, other = (split_rows(100, [2, 4, 4], seed) for seed in (7, 7, 8))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert not np.array_equal(first[0], other[0])
 
@@ -130,9 +130,9 @@ def test_same_seed_same_rows():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: share_rows(50, [2, 4, 4], 1234),
-        lambda: share_groups(np.arange(50) // 2, [2, 4, 4], 1234),
-        lambda: blended(np.arange(50), 0.5, 1234),
+        lambda: split_rows(50, [2, 4, 4], 1234),
+        lambda: split_groups(np.arange(50) // 2, [2, 4, 4], 1234),
+        lambda: weighted_rows(np.arange(50), 0.5, 1234),
     ],
     ids=["share_rows", "share_groups", "blended"],
 )
@@ -149,18 +149,18 @@ def test_the_global_random_state_neither_moves_nor_matters(draw):
 def test_max_rows_takes_that_many_from_the_start_of_the_permutation(max_rows):
     order = np.arange(100)
     np.random.RandomState(7).shuffle(order)
-    phases = share_rows(100, [2, 4, 4], 7, max_rows)
+    phases = split_rows(100, [2, 4, 4], 7, max_rows)
     assert all_rows(phases) == sorted(order[:max_rows].tolist())
 
 
 def test_max_rows_are_shared_by_the_weights():
     # Shares 2, 4 and 4 of ten.
-    assert lengths(share_rows(100, [2, 4, 4], 7, max_rows=10)) == [2, 4, 4]
+    assert lengths(split_rows(100, [2, 4, 4], 7, max_rows=10)) == [2, 4, 4]
 
 
 @pytest.mark.parametrize("max_rows", [None, 100, 1000])
 def test_a_limit_that_is_not_reached_changes_nothing(max_rows):
-    limited, whole = share_rows(100, [2, 4, 4], 7, max_rows), share_rows(100, [2, 4, 4], 7)
+    limited, whole = split_rows(100, [2, 4, 4], 7, max_rows), split_rows(100, [2, 4, 4], 7)
     assert [rows.tolist() for rows in limited] == [rows.tolist() for rows in whole]
 
 
@@ -169,7 +169,7 @@ GROUPS = np.repeat(np.arange(40), np.tile([1, 2, 3, 4], 10))
 
 
 def test_groups_stay_together():
-    phases = share_groups(GROUPS, [2, 4, 4], 7)
+    phases = split_groups(GROUPS, [2, 4, 4], 7)
     found = [set(GROUPS[rows].tolist()) for rows in phases]
     assert not found[0] & found[1]
     assert not found[0] & found[2]
@@ -179,24 +179,24 @@ def test_groups_stay_together():
 
 def test_groups_stay_together_wherever_their_rows_stand():
     scattered = np.random.default_rng(1).permutation(GROUPS)
-    phases = share_groups(scattered, [2, 4, 4], 7)
+    phases = split_groups(scattered, [2, 4, 4], 7)
     assert sum(len(set(scattered[rows].tolist())) for rows in phases) == 40
     assert all_rows(phases) == list(range(100))
 
 
 def test_groups_are_what_the_shares_count():
-    phases = share_groups(GROUPS, [2, 4, 4], 7)
+    phases = split_groups(GROUPS, [2, 4, 4], 7)
     # A fifth and two fifths of 40 groups, whatever number of rows they have.
     assert [len(set(GROUPS[rows].tolist())) for rows in phases] == [8, 16, 16]
 
 
 def test_one_group_of_all_rows_goes_to_one_phase():
-    assert sorted(lengths(share_groups(np.zeros(100), [2, 4, 4], 7))) == [0, 0, 100]
+    assert sorted(lengths(split_groups(np.zeros(100), [2, 4, 4], 7))) == [0, 0, 100]
 
 
 def test_groups_of_one_row_are_shared_as_rows_are():
     groups = np.random.default_rng(1).permutation(101)
-    phases, expected = share_groups(groups, [2, 4, 4], 7), share_rows(101, [2, 4, 4], 7)
+    phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
     assert [rows.tolist() for rows in phases] == [sorted(rows) for rows in expected]
 
 
@@ -204,8 +204,8 @@ def test_groups_of_one_row_are_shared_as_rows_are():
 def test_the_numbers_that_name_the_groups_do_not_matter(max_rows):
     scattered = np.random.default_rng(1).permutation(GROUPS)
     names = np.random.default_rng(2).integers(0, 1 << 63, 40).astype(np.uint64) * np.uint64(2)
-    renamed = share_groups(names[scattered], [2, 4, 4], 7, max_rows)
-    expected = share_groups(scattered, [2, 4, 4], 7, max_rows)
+    renamed = split_groups(names[scattered], [2, 4, 4], 7, max_rows)
+    expected = split_groups(scattered, [2, 4, 4], 7, max_rows)
     assert [rows.tolist() for rows in renamed] == [rows.tolist() for rows in expected]
 
 
@@ -213,13 +213,13 @@ def test_the_numbers_that_name_the_groups_do_not_matter(max_rows):
 @pytest.mark.parametrize("number", range(7))
 def test_few_groups_are_all_used_by_phases_with_a_weight(number, weights):
     groups = np.repeat(np.arange(number), 2)
-    phases = share_groups(groups, weights, 5)
+    phases = split_groups(groups, weights, 5)
     assert all_rows(phases) == list(range(2 * number))
     assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
 
 
 def test_rows_of_groups_stand_in_ascending_order():
-    for rows in share_groups(np.random.default_rng(1).permutation(GROUPS), [2, 4, 4], 7):
+    for rows in split_groups(np.random.default_rng(1).permutation(GROUPS), [2, 4, 4], 7):
         assert rows.dtype == np.int64
         assert (np.diff(rows) > 0).all()
 
@@ -228,7 +228,7 @@ def test_rows_of_groups_stand_in_ascending_order():
 def test_max_rows_takes_whole_groups_that_fit(max_rows):
     # Three rows a group: seven groups are 21 rows, an eighth would make 24.
     groups = np.arange(300) // 3
-    phases = share_groups(groups, [2, 4, 4], 7, max_rows)
+    phases = split_groups(groups, [2, 4, 4], 7, max_rows)
     # Shares 1.4, 2.8 and 2.8 of seven groups are rounded to 1, 3 and 3.
     assert lengths(phases) == [3, 9, 9]
     found = groups[all_rows(phases)].tolist()
@@ -239,7 +239,7 @@ def test_max_rows_takes_whole_groups_that_fit(max_rows):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_max_rows_is_kept_by_groups_of_any_size(seed):
-    rows = all_rows(share_groups(GROUPS, [2, 4, 4], seed, max_rows=30))
+    rows = all_rows(split_groups(GROUPS, [2, 4, 4], seed, max_rows=30))
     # The largest groups have four rows: any of them finds room among 26.
     assert 26 < len(rows) <= 30
     whole = [row for row in range(100) if GROUPS[row] in set(GROUPS[rows].tolist())]
@@ -248,27 +248,27 @@ def test_max_rows_is_kept_by_groups_of_any_size(seed):
 
 @pytest.mark.parametrize("max_rows", [0, 1, 2])
 def test_no_group_is_cut_to_fit(max_rows):
-    assert lengths(share_groups(np.arange(300) // 3, [2, 4, 4], 7, max_rows)) == [0, 0, 0]
+    assert lengths(split_groups(np.arange(300) // 3, [2, 4, 4], 7, max_rows)) == [0, 0, 0]
 
 
 def test_a_large_group_that_does_not_fit_leaves_its_room_to_others():
     # A group of fifty rows among fifty of one: ten rows can be had, whatever is drawn first.
     groups = np.concatenate([np.zeros(50), np.arange(1, 51)])
-    totals = [sum(lengths(share_groups(groups, [2, 4, 4], seed, 10))) for seed in range(100)]
+    totals = [sum(lengths(split_groups(groups, [2, 4, 4], seed, 10))) for seed in range(100)]
     assert totals == [10] * 100
 
 
 def test_weight_one_takes_all_rows_once():
-    assert blended(np.array([2, 3, 7]), 1, 5).tolist() == [2, 3, 7]
+    assert weighted_rows(np.array([2, 3, 7]), 1, 5).tolist() == [2, 3, 7]
 
 
 def test_weight_two_takes_all_rows_twice():
-    assert blended(np.array([2, 3, 7]), 2, 5).tolist() == [2, 2, 3, 3, 7, 7]
+    assert weighted_rows(np.array([2, 3, 7]), 2, 5).tolist() == [2, 2, 3, 3, 7, 7]
 
 
 def test_half_a_weight_draws_half_of_the_rows_once():
     rows = np.arange(0, 200, 2)
-    drawn = blended(rows, 0.5, 5).tolist()
+    drawn = weighted_rows(rows, 0.5, 5).tolist()
     assert len(drawn) == 50
     assert drawn == sorted(set(drawn))
     assert set(drawn) < set(rows.tolist())
@@ -277,24 +277,24 @@ def test_half_a_weight_draws_half_of_the_rows_once():
 
 
 def test_a_weight_of_two_and_a_half_takes_half_of_the_rows_a_third_time():
-    drawn = blended(np.arange(10), 2.5, 5)
+    drawn = weighted_rows(np.arange(10), 2.5, 5)
     assert drawn.tolist() == sorted(drawn.tolist())
     assert sorted(np.bincount(drawn).tolist()) == [2] * 5 + [3] * 5
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.24, 2), (0.26, 3), (0.01, 0), (1.99, 20)])
 def test_the_drawn_share_is_rounded(weight, expected):
-    assert len(blended(np.arange(10), weight, 5)) == expected
+    assert len(weighted_rows(np.arange(10), weight, 5)) == expected
 
 
 def test_rows_are_drawn_by_the_seed():
-    first, second, other = (blended(np.arange(100), 0.5, seed).tolist() for seed in (5, 5, 6))
+    first, second, other = (weighted_rows(np.arange(100), 0.5, seed).tolist() for seed in (5, 5, 6))
     assert first == second
     assert first != other
 
 
 @pytest.mark.parametrize("weight", [0.5, 1, 2.5])
 def test_no_rows_blend_to_none(weight):
-    none = blended(np.array([], dtype=np.int64), weight, 5)
+    none = weighted_rows(np.array([], dtype=np.int64), weight, 5)
     assert none.tolist() == []
     assert none.dtype == np.int64

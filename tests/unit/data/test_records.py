@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
-from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter, record_batches, records
+from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter, read_record_batches, read_records
 
 ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
 # A row group and one row more than two of them.
@@ -27,7 +27,7 @@ def numbered(path, number):
 
 
 def chosen_rows(path, rows):
-    return [int(prompt) for prompt, _, _ in records(path, np.array(rows, dtype=np.int64))]
+    return [int(prompt) for prompt, _, _ in read_records(path, np.array(rows, dtype=np.int64))]
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ def chosen_rows(path, rows):
 )
 def test_texts_are_read_as_they_were_written(tmp_path, text):
     row = (text, text, text)
-    assert list(records(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
+    assert list(read_records(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
 
 
 def test_a_missing_rejected_response_is_no_empty_one(tmp_path):
     rows = [ROW, (*ROW[:2], None), (*ROW[:2], ""), (*ROW[:2], None)]
-    assert list(records(write(tmp_path / "train.parquet", rows))) == rows
+    assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
 
 
 def test_a_set_without_any_rejected_response(tmp_path):
     rows = [(*ROW[:2], None)] * 3
-    assert list(records(write(tmp_path / "train.parquet", rows))) == rows
+    assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
 
 
 def test_a_file_without_records(tmp_path):
     path = write(tmp_path / "eval.parquet", [])
-    assert list(records(path)) == []
-    assert list(records(path, np.array([], dtype=np.int64))) == []
+    assert list(read_records(path)) == []
+    assert list(read_records(path, np.array([], dtype=np.int64))) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_file_without_records(tmp_path):
 )
 def test_rows_come_in_the_order_they_were_written_in(tmp_path, number):
     path = numbered(tmp_path / "train.parquet", number)
-    assert [int(prompt) for prompt, _, _ in records(path)] == list(range(number))
+    assert [int(prompt) for prompt, _, _ in read_records(path)] == list(range(number))
 
 
 def test_a_writer_knows_how_many_it_has_written(tmp_path):
@@ -86,7 +86,7 @@ def test_a_writer_knows_how_many_it_has_written(tmp_path):
 
 def test_batches_are_columns_of_the_same_rows(tmp_path):
     rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
-    batches = list(record_batches(write(tmp_path / "train.parquet", rows)))
+    batches = list(read_record_batches(write(tmp_path / "train.parquet", rows)))
     # No batch holds the whole file.
     assert len(batches) > 1
     assert all(list(batch) == ["prompt", "chosen", "rejected"] for batch in batches)
@@ -116,7 +116,7 @@ def test_rows_asked_for_come_as_often_as_they_are_asked_for(tmp_path, rows):
 
 def test_batches_without_a_row_asked_for_are_left_out(tmp_path):
     path = numbered(tmp_path / "train.parquet", SEVERAL)
-    batches = record_batches(path, np.array([3, SEVERAL - 1]))
+    batches = read_record_batches(path, np.array([3, SEVERAL - 1]))
     assert [batch["prompt"] for batch in batches] == [["3"], [str(SEVERAL - 1)]]
 
 
@@ -124,7 +124,7 @@ def test_all_cells_of_a_row_asked_for_are_its_own(tmp_path):
     rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
     path = write(tmp_path / "train.parquet", rows)
     wanted = np.array([2, 3, SEVERAL - 1])
-    assert list(records(path, wanted)) == [rows[2], rows[3], rows[-1]]
+    assert list(read_records(path, wanted)) == [rows[2], rows[3], rows[-1]]
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path):
@@ -135,7 +135,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_a_path_with_an_equals_sign_is_no_partition(tmp_path):
     folder = tmp_path / "lang=en"
     folder.mkdir()
-    assert list(records(write(folder / "train.parquet", [ROW]))) == [ROW]
+    assert list(read_records(write(folder / "train.parquet", [ROW]))) == [ROW]
 
 
 # Writes and reads argv[2] rows of 500 characters each, and says how many MB it took at its peak.

@@ -7,13 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from snakechat.data.records import COLUMNS
-from snakechat.data.statistics import Look, fingerprint, percentiles, shared
+from snakechat.data.statistics import DatasetStatistics, count_shared, fingerprint, percentiles
 
 PAIR = ("\n\nHuman: Why?\n\nAssistant:", " Because.", " No.")
 
 
 def summary(*records):
-    look = Look()
+    look = DatasetStatistics()
     for record in records:
         look.add(*record)
     return look.summary()
@@ -147,17 +147,17 @@ def test_fingerprints_are_the_same_in_every_process_and_fit_into_64_bits():
 
 
 def test_shared_counts_rows_and_not_prompts():
-    assert shared([1, 1, 2, 3], [1, 3, 4]) == 3
-    assert shared([1, 3, 4], [1, 1, 2, 3]) == 2
-    assert shared([1, 2], [3]) == 0
-    assert shared([], [1]) == shared([1], []) == 0
+    assert count_shared([1, 1, 2, 3], [1, 3, 4]) == 3
+    assert count_shared([1, 3, 4], [1, 1, 2, 3]) == 2
+    assert count_shared([1, 2], [3]) == 0
+    assert count_shared([], [1]) == count_shared([1], []) == 0
 
 
 def test_shared_tells_the_largest_fingerprints_apart():
     # As floats these two would be the same.
     large = (1 << 64) - 1
-    assert shared(np.array([large], np.uint64), np.array([large - 1], np.uint64)) == 0
-    assert shared(np.array([large], np.uint64), np.array([large], np.uint64)) == 1
+    assert count_shared(np.array([large], np.uint64), np.array([large - 1], np.uint64)) == 0
+    assert count_shared(np.array([large], np.uint64), np.array([large], np.uint64)) == 1
 
 
 def look_at(shared_data, *paths):

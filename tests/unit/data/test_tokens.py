@@ -10,14 +10,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
-from snakechat.data.tokens import (
-    Encoder,
-    Ragged,
-    RaggedWriter,
-    truncate_prompt,
-    truncate_responses,
-    load_tokenizer,
-)
+from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
+from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 
 TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
@@ -181,7 +175,7 @@ def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
     assert prompt == [trained.bos_token_id, *response[:-1]]
     assert min(prompt[1:]) > 3
     assert trained.decode(prompt[1:]) == text
-    assert not dialogue.is_unsafe(text)
+    assert not dialogue.has_special_token(text)
 
 
 def test_texts_of_a_batch_do_not_see_each_other(dialogue):
@@ -316,14 +310,14 @@ def test_text_that_would_become_special_tokens_is_unsafe_in_a_chat(chat_tokenize
     encoder = Encoder(tokenizer, "chat")
     # It is one token, and not its letters, to the tokenizer.
     assert len(encoder.responses([text])[0]) < len(text)
-    assert encoder.is_unsafe(text)
+    assert encoder.has_special_token(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "Hi", "<|im_start |>", "im_end", "a < s > b", "\n\nHuman: Hi"]
 )
 def test_text_that_only_looks_like_special_tokens_is_safe(chat_tokenizer, text):
-    assert not Encoder(chat_tokenizer(), "chat").is_unsafe(text)
+    assert not Encoder(chat_tokenizer(), "chat").has_special_token(text)
 
 
 # --- OPT's tokenizer --------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def independent_check(prompt, response):
     "ending", ["You are welcome!", "Have a nice day!", "Thank you for asking!"]
 )
 def test_right_responses(ending):
-    assert toy.is_right(PROMPT, f" Hello Pia, get a pie at the bakery. {ending}")
+    assert toy.is_correct(PROMPT, f" Hello Pia, get a pie at the bakery. {ending}")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_right_responses(ending):
     ],
 )
 def test_wrong_responses(response):
-    assert not toy.is_right(PROMPT, response)
+    assert not toy.is_correct(PROMPT, response)
 
 
 def test_is_right_agrees_with_an_independent_check(parts):
@@ -67,7 +67,7 @@ def test_is_right_agrees_with_an_independent_check(parts):
     responses += [
         (row["prompt"], next_row["chosen"]) for row, next_row in zip(*parts, strict=False)
     ]
-    verdicts = [toy.is_right(prompt, response) for prompt, response in responses]
+    verdicts = [toy.is_correct(prompt, response) for prompt, response in responses]
     assert verdicts == [independent_check(prompt, response) for prompt, response in responses]
     assert 0 < sum(verdicts) < len(verdicts)
 
@@ -90,13 +90,13 @@ def test_prompts_are_all_different_and_name_one_customer_and_one_item():
 
 
 def test_chosen_responses_are_right_in_about_55_per_cent_of_rows(parts):
-    right = [toy.is_right(row["prompt"], row["chosen"]) for row in parts[0]]
+    right = [toy.is_correct(row["prompt"], row["chosen"]) for row in parts[0]]
     # Four standard errors of 4,000 rows: 4 * sqrt(.55 * .45 / 4000) = .031.
     assert sum(right) / len(right) == pytest.approx(0.55, abs=0.032)
 
 
 def test_rejected_responses_are_never_right(parts):
-    assert not any(toy.is_right(row["prompt"], row["rejected"]) for part in parts for row in part)
+    assert not any(toy.is_correct(row["prompt"], row["rejected"]) for part in parts for row in part)
 
 
 def test_responses_of_a_pair_differ_but_for_a_few_in_100_000(parts):

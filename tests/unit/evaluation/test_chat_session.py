@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from snakechat.data.dialogues import chat_template, render_prompt
-from snakechat.data.tokens import Encoder, Ragged, load_tokenizer, load_training_tokenizer
+from snakechat.data.tokenizers import Encoder, load_tokenizer, load_training_tokenizer
+from snakechat.data.tokens import Ragged
 from snakechat.evaluation.chat_session import load
 from snakechat.workflow.errors import InputError
 from support.dialogues import DIALOGUES

@@ -1,0 +1,154 @@
+"""Tokenizers: loading, encoding of prompts and responses, truncation."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from snakechat.data.dialogues import chat_template, parse_turns
+from snakechat.workflow.errors import InputError
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder, with an eos token and a pad token that differ.
+
+    A tokenizer without a pad token uses unk, which is only ever masked.
+
+    Raises:
+        InputError: The tokenizer has no eos token, or no token that can serve as pad.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{folder}: the tokenizer has no eos token, which ends a response:"
+            " set eos_token in tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        if tokenizer.unk_token_id in (None, tokenizer.eos_token_id):
+            raise InputError(
+                f"{folder}: the tokenizer has no pad token that differs from eos:"
+                " set pad_token in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.unk_token
+    return tokenizer
+
+
+def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model to train, with the chat template that the model is trained on.
+
+    template: "dialogue" sets the template of snakechat.data.dialogues; "chat" keeps the
+    tokenizer's.
+    """
+    tokenizer = load_tokenizer(folder)
+    if template == "dialogue":
+        tokenizer.chat_template = chat_template(tokenizer)
+    return tokenizer
+
+
+class Encoder:
+    """Encode prompts and responses by the tokenizers library; safe to call from several threads.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        template: "dialogue" encodes the text of a prompt as it is, with "Human:" and "Assistant:";
+            "chat" renders its turns by the tokenizer's chat template.
+
+    Raises:
+        InputError: The tokenizer is not a fast one, or has no chat template although template is
+            "chat".
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"{tokenizer.name_or_path}: the tokenizer has no tokenizer.json:"
+                " convert it to a fast tokenizer"
+            )
+        if template == "chat" and not tokenizer.chat_template:
+            raise InputError(
+                f"{tokenizer.name_or_path}: the tokenizer has no chat template, which template:"
+                " chat requires: use template: dialogue"
+            )
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        # In text, "</s>" is text and must not end a response; in a chat template it is a token.
+        self.backend.encode_special_tokens = template == "dialogue"
+        added = self.backend.get_added_tokens_decoder().values()
+        special = {str(token.content) for token in added if token.special}
+        special |= set(tokenizer.all_special_tokens)
+        self.special = re.compile("|".join(map(re.escape, sorted(special))))
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
+        if self.template == "chat":
+            return self._ids([self._chat(text) for text in texts], add_special_tokens=False)
+        return self._ids(texts, add_special_tokens=True)
+
+    def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each response, followed by eos."""
+        if self.template == "chat":
+            texts = [text.strip() for text in texts]
+        eos = self.tokenizer.eos_token_id
+        return [[*ids, eos] for ids in self._ids(texts, add_special_tokens=False)]
+
+    def has_special_token(self, text: str) -> bool:
+        """Return whether a text would be encoded to special tokens.
+
+        This happens with a chat template only, which writes special tokens as text.
+        """
+        return self.template == "chat" and self.special.search(text) is not None
+
+    def _chat(self, prompt: str) -> str:
+        messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"{self.tokenizer.name_or_path}: the chat template rejects turns of {roles}:"
+                f" {reason}"
+            ) from None
+
+    def _ids(self, texts: Iterable[str], add_special_tokens: bool) -> list[list[int]]:
+        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encoded]
+
+
+def truncate_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: list[int],
+    responses: Sequence[list[int]],
+    limit: int,
+) -> tuple[list[int], list[list[int]]]:
+    """Truncate a prompt at its start, after bos, to fit the limit with the longest response.
+
+    A response that exceeds the limit by itself is truncated at its end. At least one token of the
+    prompt remains, because the first token of a response is predicted from the token before it.
+
+    Returns:
+        The prompt and the responses; each response has at most limit tokens with the prompt.
+    """
+    responses = [ids[: limit - 1] for ids in responses]
+    room = limit - max(map(len, responses))
+    if len(prompt) > room > 1 and prompt[0] == tokenizer.bos_token_id:
+        return [prompt[0], *prompt[len(prompt) - room + 1 :]], responses
+    return prompt[-room:], responses
+
+
+def truncate_responses(
+    prompt: list[int], responses: Sequence[list[int]], limit: int
+) -> tuple[list[int], list[list[int]]]:
+    """Truncate at the end, as DeepSpeed-Chat does: a long prompt leaves no room for its responses.
+
+    Returns:
+        The prompt and the responses; each response has at most limit tokens with the prompt.
+    """
+    prompt = prompt[:limit]
+    return prompt, [ids[: limit - len(prompt)] for ids in responses]
