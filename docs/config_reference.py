@@ -1,4 +1,4 @@
-"""Write docs/config.md and docs/config.zh-CN.md: every key of config.yaml.
+"""Write docs/en/config.md and docs/zh/config.md: every key of config.yaml.
 
     python docs/config_reference.py
 
@@ -16,7 +16,7 @@ import yaml
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-PAGES = {"en": DOCS / "config.md", "zh": DOCS / "config.zh-CN.md"}
+PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Definitions of the schema that are one value for a reader, whatever they are made of.
 VALUES = {"weights", "placement", "rlhf_placement", "datasets"}
