@@ -45,7 +45,7 @@ def main(job):
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
-        print(f"ZeRO {stage}: {runs[stage].get('failed') or runs[stage]['seconds_a_step']}")
+        print(f"ZeRO {stage}: {runs[stage].get('failed') or runs[stage]['seconds_per_step']}")
     if all("failed" in record for record in runs.values()):
         raise InputError(f"{planned['path']}: out of memory at each ZeRO stage")
     shutil.rmtree(scratch)

@@ -130,7 +130,7 @@ def row(comparison, stage, say):
         losses[-1][1],
         comparison.largest_difference(stage, comparison.loss),
         comparison.largest_difference(stage, "grad_norm"),
-        record["seconds_a_step"],
+        record["seconds_per_step"],
         record["peak_memory_mb"],
         record.get("peak_gpu_memory_mb"),
         comparison.sent(stage),
@@ -151,7 +151,7 @@ def sentences(comparison, say):
     else:
         yield say("Losses are the same at all stages, to the last bit.")
     told = say("A step took from {low} s (stage {first}) to {high} s (stage {last}).")
-    yield extremes(comparison, "seconds_a_step", told)
+    yield extremes(comparison, "seconds_per_step", told)
     on_gpu = comparison.placement["gpus_per_node"] > 0
     key = "peak_gpu_memory_mb" if on_gpu else "peak_memory_mb"
     told = say("Peak memory was from {low} MB (stage {first}) to {high} MB (stage {last}).")

@@ -224,7 +224,7 @@ def how_it_went(training, say):
         )
     yield say("time in all"), as_time(run["seconds"])
     yield say("of it, saving states"), as_time(run["saving_seconds"])
-    if "seconds_a_step" in run:
+    if "seconds_per_step" in run:
         yield from throughput(training, say)
     yield say("peak memory of the first process (MB)"), run["peak_memory_mb"]
     if "gpu" in run:
@@ -236,13 +236,13 @@ def how_it_went(training, say):
 
 def throughput(training, say):
     """Yield rows of what a step of median length gets done."""
-    seconds = training.run["seconds_a_step"]
+    seconds = training.run["seconds_per_step"]
     rows = min(training.batch_size, training.data["train"]["rows"]) / seconds
     flops = rows * training.row_length * training.flops_a_token
     yield say("seconds a step, median"), seconds
     for part, label in PARTS.items():
-        if "seconds_of_parts" in training.run:
-            yield f"{say('of it')}: {say(label)}", training.run["seconds_of_parts"][part]
+        if "seconds_by_section" in training.run:
+            yield f"{say('of it')}: {say(label)}", training.run["seconds_by_section"][part]
     yield say("prompts a second" if training.stage == "rlhf" else "rows a second"), rows
     yield say("tokens a second"), rows * training.row_length
     yield say("TFLOP/s, all processes"), flops / 1e12

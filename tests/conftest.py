@@ -165,10 +165,10 @@ def group():
 
     The environment that it takes does not outlive a module.
     """
-    from snakechat.training.engine import start
+    from snakechat.training.process_group import init_process_group
 
     before = dict(os.environ)
-    yield start({"nodes": 1, "gpus_per_node": 0})
+    yield init_process_group({"nodes": 1, "gpus_per_node": 0})
     os.environ.clear()
     os.environ.update(before)
 

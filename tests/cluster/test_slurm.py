@@ -271,9 +271,9 @@ def test_a_job_that_fails_says_why_and_where_its_log_is(slow_tree, cluster):
     with started(changed(slow_tree, learning_rate=1e30), SLOW, "--retries", "0") as build:
         status, said = build.end()
     assert status == 1
-    assert "loss is nan: the run has diverged" in said
+    assert "loss is nan, training has diverged" in said
     log = log_of(trainings(cluster)[-1]["JobId"], said)
-    assert "loss is nan: the run has diverged" in log.read_text()
+    assert "loss is nan, training has diverged" in log.read_text()
 
 
 def test_a_job_that_is_cancelled_is_told_and_the_same_command_goes_on(slow_tree, cluster):

@@ -59,7 +59,7 @@ def a_training(**changes):
         "resumed_after_step": 1,
         "seconds": 3700.4,
         "saving_seconds": 1.25,
-        "seconds_a_step": 0.5,
+        "seconds_per_step": 0.5,
         "peak_memory_mb": 1234,
         "gpu": "NVIDIA H100 PCIe",
         "peak_gpu_memory_mb": 567,
@@ -104,7 +104,7 @@ def test_responses_of_a_pair_do_not_see_each_other():
 
 def test_what_is_not_known_is_left_out():
     training = a_training()
-    del training.run["seconds_a_step"], training.run["gpu"]
+    del training.run["seconds_per_step"], training.run["gpu"]
     training.settings["dtype"] = "fp32"
     assert list(dict(write_record.how_it_went(training, str))) == [
         "steps",
@@ -234,7 +234,7 @@ def test_a_record_tells_what_was_built(recorded):
     run = json.loads((folder / "sft/tiny.run.json").read_text())
     went = dict(told["The run"])
     assert went["steps"] == "8" and run["steps"] == 8
-    assert went["seconds a step, median"] == words.as_number(run["seconds_a_step"])
+    assert went["seconds a step, median"] == words.as_number(run["seconds_per_step"])
     assert went["peak memory of the first process (MB)"] == words.as_number(run["peak_memory_mb"])
     data = dict(told["Data and batches"])
     assert (data["rows to train on"], data["rows of a step"]) == ("120", "16")

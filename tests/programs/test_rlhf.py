@@ -148,7 +148,7 @@ def test_times_are_beside_the_log_and_not_in_the_result(train):
             120 * job.metrics[line["step"] - 1]["response/length"], abs=0.5
         )
         assert min(line[part] for part in ("generate", "score", "train")) > 0
-    assert job.record["seconds_of_parts"].keys() == {"generate", "score", "train"}
+    assert job.record["seconds_by_section"].keys() == {"generate", "score", "train"}
 
 
 def test_responses_of_some_steps_are_kept_to_be_read(train):

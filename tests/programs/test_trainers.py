@@ -71,7 +71,7 @@ def test_a_run_that_diverges_says_after_which_step_and_on_which_rows(copy):
     assert "Traceback" not in process.stdout
     [line] = {line for line in process.stdout.splitlines() if line.startswith("error: ")}
     assert line.startswith("error: step 2, rows [")
-    assert line.endswith("loss is nan: the run has diverged; a lower learning rate may help")
+    assert line.endswith("loss is nan, training has diverged: try a lower learning rate")
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])

@@ -151,7 +151,7 @@ def a_comparison(**changes):
     runs = {0: {"failed": "out of memory"}}
     for stage in (1, 2, 3):
         runs[stage] = {
-            "seconds_a_step": stage / 4,
+            "seconds_per_step": stage / 4,
             "peak_memory_mb": 100,
             "peak_gpu_memory_mb": 5000 - 1000 * stage,
             "models": {"actor": {"weights": 100, "trained": 10}},

@@ -199,7 +199,7 @@ class Peak:
 
 def measure(case, number, folder):
     """Bytes at the peak of two steps of a case, up to the moment before it is saved."""
-    from snakechat.training.checkpointing import Resumable
+    from snakechat.training.checkpointing import Checkpointer
 
     spec, placement = training(case, ranks.world_size(), folder)
     result = folder / f"{number}"
@@ -221,13 +221,13 @@ def measure(case, number, folder):
     # Neither of them is what is measured: their records are not there.
     program.check_probes = program.shared_prompts = lambda *_: None
     program.save_model = finish
-    steps = Resumable.steps
-    Resumable.steps = lambda self, batches: collected(islice(steps(self, batches), 2))
+    steps = Checkpointer.steps
+    Checkpointer.steps = lambda self, batches: collected(islice(steps(self, batches), 2))
     try:
         with Peak() as peak, contextlib.suppress(Finished):
             program.main(job)
     finally:
-        Resumable.steps = steps
+        Checkpointer.steps = steps
     return peak.bytes
 
 
@@ -245,13 +245,13 @@ def finish(*_):
 
 def main(folder):
     """Measure the cases of so many processes."""
-    from snakechat.training.engine import start
+    from snakechat.training.process_group import init_process_group
 
     processes = ranks.world_size()
     _, placement = training(
         CASES[processes]["sft, ZeRO 0" if processes > 1 else "sft"], processes, ""
     )
-    start(placement)
+    init_process_group(placement)
     import deepspeed
 
     initialize = deepspeed.initialize

@@ -326,7 +326,7 @@ def test_training_that_is_asked_to_stop_says_where_and_goes_on_from_there(tree, 
             status, said = build.end()
         assert status > 0
         told = re.findall(
-            rf"stopped by {name} after step (\d+): the same command goes on from there", said
+            rf"stopped by {name} after step (\d+): run the same command again to resume", said
         )
         assert len(told) == 1, said[-5000:]
         assert int(told[0]) > step

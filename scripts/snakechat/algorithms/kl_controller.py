@@ -1,24 +1,28 @@
-"""The weight of the KL to the reference."""
+"""The coefficient of the KL penalty."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from snakechat.algorithms import ppo
+from snakechat.config.rlhf import RlhfSettings
 
 
 class KLController:
-    """kl_coef, which with a kl_target is steered to it."""
+    """Holds kl_coef: constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2)."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: RlhfSettings) -> None:
         self.coef = settings.kl_coef
         self.target, self.horizon = settings.kl_target, settings.kl_horizon
 
-    def update(self, kl, responses):
-        """kl: nats of a response, the mean of so many responses."""
+    def update(self, kl: float, num_responses: int) -> None:
+        """Adapt the coefficient to the mean KL of a step, in nats per response."""
         if self.target is not None:
-            self.coef = ppo.adapted_kl_coef(self.coef, kl, self.target, self.horizon, responses)
+            self.coef = ppo.adapted_kl_coef(
+                self.coef, kl, self.target, self.horizon, num_responses
+            )
 
-    def state(self):
-        """For a run that is resumed."""
+    def state_dict(self) -> dict[str, Any]:
         return {"coef": self.coef}
 
-    def restore(self, state):
-        """Put a state back."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.coef = state["coef"]

@@ -1,61 +1,73 @@
-"""The best model of a run so far, by its loss on held-out rows, kept where states are kept."""
+"""The model with the lowest evaluation loss of a run so far."""
 
 import math
 import os
 import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from snakechat.training.checkpointing import KEPT
+from snakechat.training.checkpointing import CHECKPOINTS_KEPT
 from snakechat.workflow.distributed import barrier, rank
+from snakechat.workflow.job import Job
 
 
-class Best:
-    """A part of a resumable run: the lowest loss that was offered, and the model that has it.
+class BestModel:
+    """Tracks the lowest evaluation loss and keeps a copy of the model that has it.
 
-    save: a function that writes the model into a folder; None keeps no models. since: evaluations
-    since the lowest one.
+    Copies lie next to the checkpoints of the run. A copy is deleted when no remaining checkpoint
+    refers to it.
+
+    Args:
+        job: The job, for its folder of checkpoints.
+        save: Writes the model into a folder; None keeps no copies.
+
+    Attributes:
+        step, loss: Step and loss of the best evaluation.
+        evaluations_since: Number of evaluations since the best one.
     """
 
-    def __init__(self, job, save):
-        self.states, self.save = job.states, save
-        # The best steps that the states tell of from which the run may have to go on.
-        self.named = []
-        self.step, self.loss, self.since = 0, math.inf, 0
+    def __init__(self, job: Job[Any], save: Callable[[Path], None] | None) -> None:
+        self.folder, self.save = job.states, save
+        # Best steps to which the remaining checkpoints refer.
+        self.referenced_steps: list[int] = []
+        self.step, self.loss, self.evaluations_since = 0, math.inf, 0
 
-    def offer(self, step, loss):
-        """Keep the model as it is after a step, if its loss is the lowest."""
-        self.since += 1
-        # Not >=, which lets NaN pass.
+    def update(self, step: int, loss: float) -> None:
+        """Record the evaluation after a step and copy the model if its loss is the lowest."""
+        self.evaluations_since += 1
+        # Negated, because every comparison with NaN is false.
         if not loss < self.loss:
             return
-        self.step, self.loss, self.since = step, loss, 0
+        self.step, self.loss, self.evaluations_since = step, loss, 0
         if self.save is None:
             return
-        self.save(self.states / ".best")
+        self.save(self.folder / ".best")
         barrier()
         if rank() == 0:
-            needed = {self._folder(known) for known in self.named}
-            for old in self.states.glob("best-*"):
-                if old not in needed:
-                    shutil.rmtree(old)
-            os.replace(self.states / ".best", self._folder(step))
+            referenced = {self._copy_of(best) for best in self.referenced_steps}
+            for copy in self.folder.glob("best-*"):
+                if copy not in referenced:
+                    shutil.rmtree(copy)
+            os.replace(self.folder / ".best", self._copy_of(step))
 
-    def copy_to(self, folder):
+    def copy_to(self, folder: Path) -> None:
         """Copy the best model into a folder."""
         if rank() == 0:
-            shutil.copytree(self._folder(self.step), folder, dirs_exist_ok=True)
+            shutil.copytree(self._copy_of(self.step), folder, dirs_exist_ok=True)
 
-    def _folder(self, step):
-        return self.states / f"best-{step}"
+    def _copy_of(self, step: int) -> Path:
+        return self.folder / f"best-{step}"
 
-    def state(self):
-        """For a run that is resumed."""
-        self.named = [*self.named, self.step][-KEPT:]
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a checkpoint."""
+        self.referenced_steps = [*self.referenced_steps, self.step][-CHECKPOINTS_KEPT:]
         # JSON has no infinity.
         loss = None if self.step == 0 else self.loss
-        return {"step": self.step, "loss": loss, "since": self.since}
+        return {"step": self.step, "loss": loss, "since": self.evaluations_since}
 
-    def restore(self, state):
-        """Put a state back."""
-        self.step, self.since = state["step"], state["since"]
-        self.named = [self.step]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.step, self.evaluations_since = state["step"], state["since"]
+        self.referenced_steps = [self.step]
         self.loss = math.inf if state["loss"] is None else state["loss"]

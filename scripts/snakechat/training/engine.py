@@ -1,9 +1,9 @@
 """Gradients and optimizer steps.
 
-An optimizer step accumulates the gradients of one or more micro-batches. The loss of a micro-batch is
-a sum that is already divided by the count of the whole step over all processes, so the gradients do
-not depend on how rows are distributed over micro-batches and processes. All processes run the same
-number of micro-batches.
+An optimizer step accumulates the gradients of one or more micro-batches. The loss of a micro-batch
+is a sum that is already divided by the count of the whole step over all processes, so the gradients
+do not depend on how rows are distributed over micro-batches and processes. All processes run the
+same number of micro-batches.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
-from transformers import get_scheduler
+from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.modeling.models import DTYPES
 from snakechat.training.zero_stages import stage_used
@@ -74,7 +74,8 @@ def make_engine(
     from snakechat.training.deepspeed_engine import DeepSpeedEngine
 
     if placement["activation_checkpointing"]:
-        module.model.activation_checkpointing_enable({"use_reentrant": False})
+        model = cast(PreTrainedModel, module.model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
     stage = stage_used(placement["zero_stage"], settings.dtype)
@@ -145,8 +146,8 @@ class Engine(ABC):
 
     Attributes:
         master_weights: The fp32 tensors that the optimizer updates in this process.
-        grad_norm: Gradient norm of the last step over all weights, before clipping; None if the step
-            was skipped.
+        grad_norm: Gradient norm of the last step over all weights, before clipping; None if the
+            step was skipped.
     """
 
     master_weights: Any
@@ -265,8 +266,8 @@ class ReplicatedEngine(Engine):
     """Data-parallel training in plain torch (ZeRO stage 0): each process has all weights and the
     whole optimizer state, and all processes sum their gradients once a step.
 
-    The weights of a parameter group, their fp32 masters and their gradients are one flat tensor each.
-    Gradients accumulate in fp32 in every dtype, because 16 bits would lose small micro-batches.
+    The weights of a parameter group, their fp32 masters and their gradients are one flat tensor
+    each. Gradients accumulate in fp32 in every dtype: 16 bits would lose small micro-batches.
     """
 
     def __init__(

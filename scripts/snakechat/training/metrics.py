@@ -1,4 +1,4 @@
-"""Figures of a run: one JSON line for each step, TensorBoard scalars."""
+"""Metrics of a run: one JSON line per step, TensorBoard scalars, a progress bar."""
 
 import contextlib
 import json
@@ -6,6 +6,9 @@ import math
 import shutil
 import statistics
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -13,111 +16,134 @@ from tqdm import tqdm
 
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
 
 
 class MetricsLogger:
-    """Writes metrics.jsonl into the result and TensorBoard scalars beside the log.
+    """Writes metrics.jsonl into the result, and TensorBoard scalars into the log folder.
 
-    The lines have no times in them, so that the same build gives the same bytes. A resumed run goes
-    on behind the lines that it finds. Of several processes the first one writes.
+    The lines contain no times, so that two builds give the same bytes. A resumed run appends to the
+    existing lines. Only the first process writes.
     """
 
-    def __init__(self, job, num_steps):
-        self.open = contextlib.ExitStack()
+    def __init__(self, job: Job[Any], num_steps: int) -> None:
+        self.resources = contextlib.ExitStack()
         if rank() > 0:
             return
-        self.file = self.open.enter_context((job.result / "metrics.jsonl").open("a+"))
-        board = job.log_folder / "tensorboard"
-        shutil.rmtree(board, ignore_errors=True)
-        self.board = self.open.enter_context(SummaryWriter(board))
+        self.file = self.resources.enter_context((job.result / "metrics.jsonl").open("a+"))
+        tensorboard = job.log_folder / "tensorboard"
+        shutil.rmtree(tensorboard, ignore_errors=True)
+        self.tensorboard = self.resources.enter_context(SummaryWriter(tensorboard))
         self.file.seek(0)
         step = 0
         for line in self.file:
-            figures = json.loads(line)
-            step = figures.pop("step")
-            self._draw(step, figures)
-        bar = tqdm(
-            total=num_steps,
-            initial=step,
-            desc=job.spec["rule"],
-            unit="step",
-            mininterval=2,
+            metrics = json.loads(line)
+            step = metrics.pop("step")
+            self._add_scalars(step, metrics)
+        self.progress = self.resources.enter_context(
+            tqdm(
+                total=num_steps,
+                initial=step,
+                desc=job.spec["rule"],
+                unit="step",
+                mininterval=2,
+            )
         )
-        self.bar = self.open.enter_context(bar)
         self.times = job.log_folder / "times.jsonl"
         if step == 0:
             self.times.unlink(missing_ok=True)
 
-    def __enter__(self):
+    def __enter__(self) -> "MetricsLogger":
         return self
 
-    def __exit__(self, *_):
-        self.open.close()
+    def __exit__(self, *_: object) -> None:
+        self.resources.close()
 
-    def write(self, step, shown, rows=(), **figures):
-        """Log a step's figures; those named in shown stand beside the progress bar.
+    def log(
+        self, step: int, shown: Iterable[str], rows: Iterable[int] = (), **metrics: float | None
+    ) -> None:
+        """Log the metrics of a step; None stands for a metric that this step does not have.
 
-        rows: what the step was trained on. A figure that the step does not have is None, and left
-        out. Raises InputError for one that is no number: the run has diverged.
+        Args:
+            step: Number of the step.
+            shown: Names of the metrics shown next to the progress bar.
+            rows: Rows of the step, for the error message.
+            **metrics: Values by name.
+
+        Raises:
+            InputError: A metric is not finite.
         """
-        figures = {name: value for name, value in figures.items() if value is not None}
-        for name, value in figures.items():
+        values = {name: value for name, value in metrics.items() if value is not None}
+        for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
-                    f"step {step}, rows {sorted(map(int, rows))}: {name} is {value}: the run has"
-                    " diverged; a lower learning rate may help"
+                    f"step {step}, rows {sorted(map(int, rows))}: {name} is {value}, training has"
+                    " diverged: try a lower learning rate"
                 )
         if rank() > 0:
             return
-        self.file.write(json.dumps({"step": step, **figures}) + "\n")
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
         self.file.flush()
-        self._draw(step, figures)
-        figures = {name.split("/")[-1]: f"{figures[name]:.3f}" for name in shown}
-        self.bar.set_postfix(figures, refresh=False)
-        self.bar.update(step - self.bar.n)
+        self._add_scalars(step, values)
+        postfix = {name.split("/")[-1]: f"{values[name]:.3f}" for name in shown}
+        self.progress.set_postfix(postfix, refresh=False)
+        self.progress.update(step - self.progress.n)
 
-    def write_times(self, step, seconds, tokens, **counts):
-        """Keep how long a step took, which no two runs share, in times.jsonl beside the log.
+    def log_times(
+        self, step: int, seconds: Mapping[str, float], tokens: int, **counts: int
+    ) -> None:
+        """Append the times of a step to times.jsonl in the log folder.
 
-        seconds: {part: seconds}; tokens and counts: what the step worked on.
+        Args:
+            step: Number of the step.
+            seconds: Seconds by name of the timed section.
+            tokens: Tokens that the step processed, for the throughput.
+            **counts: Further counts, such as rows.
         """
-        rate = tokens / sum(seconds.values())
-        figures = {**seconds, **counts, "tokens": tokens, "tokens_per_second": rate}
-        if rank() == 0:
-            with self.times.open("a") as file:
-                file.write(json.dumps({"step": step, **figures}) + "\n")
-            self._draw(step, {f"times/{name}": value for name, value in figures.items()})
+        if rank() > 0:
+            return
+        tokens_per_second = tokens / sum(seconds.values())
+        values = {**seconds, **counts, "tokens": tokens, "tokens_per_second": tokens_per_second}
+        with self.times.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        self._add_scalars(step, {f"times/{name}": value for name, value in values.items()})
 
-    def _draw(self, step, figures):
-        for name, value in figures.items():
-            self.board.add_scalar(name, value, step)
+    def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.tensorboard.add_scalar(name, value, step)
 
 
 class StepTimer:
-    """Seconds that parts of a step take, of the last step by name."""
+    """Measures named sections of a step.
 
-    def __init__(self, device):
-        self.device, self.seconds, self.taken = device, {}, {}
+    Attributes:
+        seconds: Seconds of each section in the last step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self.history: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
-    def __call__(self, part):
-        """Count the time that it lasts under a name."""
+    def __call__(self, section: str) -> Iterator[None]:
+        """Measure the time spent within the context."""
         started = self._now()
         yield
-        self.seconds[part] = round(self._now() - started, 6)
-        self.taken.setdefault(part, []).append(self.seconds[part])
+        self.seconds[section] = round(self._now() - started, 6)
+        self.history.setdefault(section, []).append(self.seconds[section])
 
-    def medians(self):
-        """Median seconds of each part."""
-        return {part: statistics.median(taken) for part, taken in self.taken.items()}
+    def medians(self) -> dict[str, float]:
+        """Return the median seconds of each section."""
+        return {section: statistics.median(seconds) for section, seconds in self.history.items()}
 
-    def _now(self):
-        # A GPU works on while Python goes ahead.
+    def _now(self) -> float:
+        # GPU kernels run asynchronously.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
-def write_json(path, value):
-    """Write a result's figures, keys sorted."""
+def write_json(path: Path, value: object) -> None:
+    """Write the metrics of a result as JSON with sorted keys."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")

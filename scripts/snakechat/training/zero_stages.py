@@ -1,9 +1,10 @@
-"""ZeRO stages: which one a run has. Apart from the engine, so that pages need no torch."""
+"""The ZeRO stage of a run. Apart from the engine, so that pages and planning need no torch."""
 
-# Too low for a dtype: stage 1 would add up gradients in 16 bits, stage 0 knows no loss scale.
-TOO_LOW = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
+# Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
+# scaling.
+UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
 
 
-def stage_used(zero_stage, dtype):
-    """The ZeRO stage of a run that asks for one."""
-    return 2 if zero_stage in TOO_LOW[dtype] else zero_stage
+def stage_used(zero_stage: int, dtype: str) -> int:
+    """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported."""
+    return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage

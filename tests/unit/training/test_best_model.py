@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.training.best_model import Best
+from snakechat.training.best_model import BestModel
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ class Model:
 
 @pytest.fixture
 def best(job):
-    return Best(job, Model().save)
+    return BestModel(job, Model().save)
 
 
 def offer(best, step, loss):
     if best.save:
         best.save.__self__.step = step
-    best.offer(step, loss)
+    best.update(step, loss)
 
 
 def kept(job):
@@ -43,11 +43,11 @@ def kept(job):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_lowest_loss_is_the_best(keeps, best, job):
-    best = best if keeps else Best(job, None)
+    best = best if keeps else BestModel(job, None)
     since = []
     for step, loss in enumerate([5.0, 3.0, 4.0, 2.0, 2.0, 2.5], start=1):
         offer(best, step, loss)
-        since.append(best.since)
+        since.append(best.evaluations_since)
     assert (best.step, best.loss) == (4, 2.0)
     assert since == [0, 0, 1, 0, 1, 2]
     assert bool(kept(job)) == keeps
@@ -63,7 +63,7 @@ def test_a_loss_that_is_no_number_is_never_the_best(best, job):
 def test_the_best_models_that_the_last_two_states_tell_of_are_kept(best, job):
     offer(best, 10, 3.0)
     assert kept(job) == {"best-10": "step 10"}
-    best.state()
+    best.state_dict()
     offer(best, 20, 2.0)
     assert kept(job) == {"best-10": "step 10", "best-20": "step 20"}
     # No better: nothing changes.
@@ -72,8 +72,8 @@ def test_the_best_models_that_the_last_two_states_tell_of_are_kept(best, job):
     # No state tells of 20.
     offer(best, 40, 1.0)
     assert kept(job) == {"best-10": "step 10", "best-40": "step 40"}
-    best.state()
-    best.state()
+    best.state_dict()
+    best.state_dict()
     offer(best, 50, 0.5)
     assert kept(job) == {"best-40": "step 40", "best-50": "step 50"}
 
@@ -94,23 +94,27 @@ def test_the_best_is_copied_into_a_folder_beside_what_is_there(best, job, tmp_pa
 def test_it_comes_back_from_its_state(losses, best, job):
     for step, loss in enumerate(losses, start=1):
         offer(best, step, loss)
-    again = Best(job, None)
-    again.restore(json.loads(json.dumps(best.state(), allow_nan=False)))
-    assert (again.step, again.loss, again.since) == (best.step, best.loss, best.since)
+    again = BestModel(job, None)
+    again.load_state_dict(json.loads(json.dumps(best.state_dict(), allow_nan=False)))
+    assert (again.step, again.loss, again.evaluations_since) == (
+        best.step,
+        best.loss,
+        best.evaluations_since,
+    )
 
 
 def test_a_run_that_goes_on_from_an_earlier_state_does_the_same_again(best, job, tmp_path):
     offer(best, 10, 3.0)
-    state = best.state()
+    state = best.state_dict()
     offer(best, 20, 2.0)
     # Stopped here; the state after step 10 is the last one.
-    again = Best(job, Model().save)
-    again.restore(state)
+    again = BestModel(job, Model().save)
+    again.load_state_dict(state)
     again.copy_to(tmp_path / "result")
     assert (tmp_path / "result" / "model").read_text() == "step 10"
     offer(again, 20, 2.0)
     assert kept(job) == {"best-10": "step 10", "best-20": "step 20"}
-    assert again.state() == best.state()
+    assert again.state_dict() == best.state_dict()
 
 
 def test_what_a_killed_run_left_half_written_is_written_over(best, job):

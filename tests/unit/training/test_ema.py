@@ -63,7 +63,7 @@ def weights_of(engine):
 
 
 def masters_of(engine):
-    return [master.detach().clone() for master in engine.masters]
+    return [master.detach().clone() for master in engine.master_weights]
 
 
 def same(first, second):
@@ -82,7 +82,7 @@ def test_an_average_is_that_of_a_plain_loop(zero_stage):
             0.75 * average + 0.25 * weight
             for average, weight in zip(expected, trained, strict=True)
         ]
-    with ema.in_place():
+    with ema.average_weights():
         found = weights_of(engine)
     assert same(found[:2], frozen)
     for average, right in zip(found[2:], expected, strict=True):
@@ -101,13 +101,13 @@ def test_averages_of_bf16_weights_are_in_fp32(zero_stage):
         ema.update()
         expected = [
             0.75 * average + 0.25 * master
-            for average, master in zip(expected, engine.masters, strict=True)
+            for average, master in zip(expected, engine.master_weights, strict=True)
         ]
-    for average, right, master in zip(ema.averages, expected, engine.masters, strict=True):
+    for average, right, master in zip(ema.averages, expected, engine.master_weights, strict=True):
         assert average.dtype == torch.float32
         torch.testing.assert_close(average, right.detach(), rtol=0, atol=1e-7)
         assert 1e-6 < (average - master).abs().max() < 1e-4
-    with ema.in_place():
+    with ema.average_weights():
         assert {weight.dtype for weight in weights_of(engine)} == {torch.bfloat16}
 
 
@@ -119,7 +119,7 @@ def test_training_goes_on_to_the_same_bits_after_the_averages_were_in_place(zero
         run_step(plain, seed)
         run_step(engine, seed)
         ema.update()
-        with ema.in_place(), engine.whole_weights():
+        with ema.average_weights(), engine.gathered_weights():
             assert not same(engine.module.parameters(), weights_of(plain))
         assert same(weights_of(engine), weights_of(plain))
     assert same(masters_of(engine), masters_of(plain))
@@ -133,12 +133,12 @@ def test_an_average_goes_on_from_its_state_to_the_same_bits(zero_stage, dtype):
         ema.update()
     # Other weights, so that none of them can be right by chance.
     resumed, again = make(zero_stage, dtype, shift=0.5)
-    resumed.restore(copy.deepcopy(engine.state()))
-    again.restore(copy.deepcopy(ema.state()))
+    resumed.load_state_dict(copy.deepcopy(engine.state_dict()))
+    again.load_state_dict(copy.deepcopy(ema.state_dict()))
     for seed in (3, 4):
         for one, average in ((engine, ema), (resumed, again)):
             run_step(one, seed)
             average.update()
     assert same(again.averages, ema.averages)
-    with ema.in_place(), again.in_place():
+    with ema.average_weights(), again.average_weights():
         assert same(weights_of(resumed), weights_of(engine))

@@ -122,7 +122,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(
     with pytest.raises(InputError) as refused:
         init_process_group(placement(**changes))
     assert str(refused.value).startswith(
-        f"placement asks for {processes}, and {started} started: start it by scripts/launch.py"
+        f"placement: expected {processes}, {started} started: start the job with scripts/launch.py"
     )
 
 
@@ -261,7 +261,7 @@ def test_without_a_rate_of_their_own_adapters_train_like_all_else():
 
 def test_fp16_on_a_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
-    with pytest.raises(InputError, match="fp16 needs a GPU: set dtype to bf16 or fp32"):
+    with pytest.raises(InputError, match="fp16 requires a GPU: set dtype to bf16 or fp32"):
         engine_for(network(), dtype="fp16")
 
 
@@ -333,7 +333,9 @@ def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
 
 
 def values_of(engine):
-    return {name: value for name, value in engine.state_dict().items() if not torch.is_tensor(value)}
+    return {
+        name: value for name, value in engine.state_dict().items() if not torch.is_tensor(value)
+    }
 
 
 def tensors_of(engine):
@@ -583,8 +585,8 @@ def test_a_state_of_another_zero_stage_is_refused():
     with pytest.raises(InputError) as refused:
         other.load_state_dict(engine.state_dict())
     assert str(refused.value) == (
-        "the saved state is one of ZeRO stage 2, this run is of stage 3: set zero_stage back, or"
-        " delete the state in output/state"
+        "the saved state has ZeRO stage 2, this run has stage 3: set zero_stage back, or delete the"
+        " state in output/state"
     )
 
 
@@ -653,7 +655,7 @@ def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places)
 
 def test_a_frozen_module_is_all_on_its_device():
     module = network()
-    frozen = FrozenModel(module, torch.device("meta"), rests=False)
+    frozen = FrozenModel(module, torch.device("meta"), offload=False)
     with frozen.on_device() as found:
         assert {weight.device.type for weight in found.parameters()} == {"meta"}
 

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from snakechat.training import metrics
-from snakechat.training.metrics import StepTimer, MetricsLogger, write_json
+from snakechat.training.metrics import MetricsLogger, StepTimer, write_json
 from snakechat.workflow.errors import InputError
 
 
@@ -72,7 +72,7 @@ def scalars(job, name):
 def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
     with MetricsLogger(make_job(), 3) as logger:
         logger.log(1, ["loss"], loss=2.0)
-        message = rf"step 2, rows \[3, 7\]: loss is {value}: the run has diverged"
+        message = rf"step 2, rows \[3, 7\]: loss is {value}, training has diverged: try a lower"
         with pytest.raises(InputError, match=message):
             logger.log(2, ["loss"], [7, 3], loss=value)
 
@@ -138,10 +138,10 @@ def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, cap
     job, _ = resumed
     capsys.readouterr()
     with MetricsLogger(job, 5) as logger:
-        assert (log.bar.n, log.bar.total) == (3, 5)
+        assert (logger.progress.n, logger.progress.total) == (3, 5)
         assert "3/5" in capsys.readouterr().err
         logger.log(4, ["loss"], loss=4.0)
-        assert log.bar.n == 4
+        assert logger.progress.n == 4
 
 
 def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
@@ -149,7 +149,7 @@ def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
     log_steps(job)
     before = (job.result / "metrics.jsonl").read_bytes()
     with MetricsLogger(job, 3) as logger:
-        assert log.bar.n == 3
+        assert logger.progress.n == 3
     assert (job.result / "metrics.jsonl").read_bytes() == before
     assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
 
@@ -209,7 +209,7 @@ def test_the_first_process_alone_writes_times(make_job, monkeypatch):
 
 
 @pytest.fixture
-def clock_of(monkeypatch):
+def timer_of(monkeypatch):
     """A function that makes a clock that looks at these times, one after the other."""
 
     def make(device, *times):
@@ -219,8 +219,8 @@ def clock_of(monkeypatch):
     return make
 
 
-def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(clock_of):
-    clock = clock_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
+def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(timer_of):
+    timer = timer_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
     for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
         for part in ("generate", "train"):
             with timer(part):
@@ -228,21 +228,21 @@ def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(clock_of):
         assert timer.seconds == expected
 
 
-def test_a_clock_tells_the_medians_of_all_steps(clock_of):
-    clock = clock_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
+def test_a_clock_tells_the_medians_of_all_steps(timer_of):
+    timer = timer_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
     for part in ("a", "a", "a", "b"):
         with timer(part):
             pass
     assert timer.medians() == {"a": 3.0, "b": 7.0}
 
 
-def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(clock_of, monkeypatch):
+def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(timer_of, monkeypatch):
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    with clock_of("cuda:1", 0.0, 1.0)("a"):
+    with timer_of("cuda:1", 0.0, 1.0)("a"):
         assert waited == [torch.device("cuda:1")]
     assert waited == [torch.device("cuda:1")] * 2
-    with clock_of("cpu", 0.0, 1.0)("a"):
+    with timer_of("cpu", 0.0, 1.0)("a"):
         pass
     assert len(waited) == 2
 

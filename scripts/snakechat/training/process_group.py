@@ -1,0 +1,63 @@
+"""Start and end of the process group in which the processes of a job train."""
+
+import atexit
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from snakechat.modeling.models import choose_device
+from snakechat.training.deepspeed_engine import init_distributed
+from snakechat.workflow.distributed import world_size
+from snakechat.workflow.errors import InputError
+
+
+def init_process_group(placement: Mapping[str, Any]) -> torch.device:
+    """Join the process group of the job and return the device that this process trains on.
+
+    The group is left when the program ends.
+
+    Raises:
+        InputError: The number of processes or GPUs differs from the one in the placement.
+    """
+    nodes, gpus_per_node = placement["nodes"], placement["gpus_per_node"]
+    started, expected = world_size(), nodes * max(gpus_per_node, 1)
+    if started != expected:
+        raise InputError(
+            f"placement: expected {expected} processes (nodes: {nodes}, gpus_per_node:"
+            f" {gpus_per_node}), {started} started: start the job with scripts/launch.py, or set"
+            " nodes and gpus_per_node to the available hardware"
+        )
+    device = choose_device(placement)
+    if device.type == "cuda" and gpus_per_node > torch.cuda.device_count():
+        raise InputError(
+            f"placement: gpus_per_node is {gpus_per_node}, torch finds"
+            f" {torch.cuda.device_count()} GPUs: set gpus_per_node to the available hardware"
+        )
+    if "RANK" not in os.environ:
+        _configure_single_process()
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    init_distributed(device)
+    # Threads of gloo that outlive the group occasionally end the process with SIGABRT.
+    atexit.register(leave_process_group)
+    return device
+
+
+def leave_process_group() -> None:
+    """Destroy the process group, if it exists."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _configure_single_process() -> None:
+    """Set the environment variables of a group of one process, which no launcher started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
