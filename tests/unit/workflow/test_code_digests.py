@@ -1,4 +1,4 @@
-"""Digests of code and pins: what changes them, and what does not."""
+"""Digests of code and pinned requirements: which edits change them."""
 
 import modulefinder
 from pathlib import Path
@@ -61,7 +61,7 @@ def digest_of(tmp_path):
         ('"waited"', "'waited'"),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_count(digest_of, old, new):
+def test_comments_docstrings_and_layout_do_not_change_the_digest(digest_of, old, new):
     assert SOURCE.count(old) >= 1
     assert digest_of(SOURCE.replace(old, new)) == digest_of(SOURCE)
 
@@ -95,7 +95,7 @@ def test_comments_docstrings_and_layout_do_not_count(digest_of, old, new):
         ),
     ],
 )
-def test_every_real_change_counts(digest_of, old, new):
+def test_edits_of_code_change_the_digest(digest_of, old, new):
     assert SOURCE.count(old) >= 1
     assert digest_of(SOURCE.replace(old, new)) != digest_of(SOURCE)
 
@@ -104,98 +104,228 @@ def test_every_real_change_counts(digest_of, old, new):
     ("old", "new"),
     [("1", "True"), ("0", "False"), ("0", "None"), ("''", "None"), ("[]", "None"), ("0", "-0.0")],
 )
-def test_constants_that_are_equal_or_empty_are_told_apart(digest_of, old, new):
+def test_equal_or_empty_constants_of_different_types_have_different_digests(digest_of, old, new):
     assert digest_of(f"x = {old}\n") != digest_of(f"x = {new}\n")
 
 
-def test_a_string_that_is_no_docstring_counts(digest_of):
+def test_strings_other_than_docstrings_change_the_digest(digest_of):
     assert digest_of('x = "a"\n') != digest_of('x = "b"\n')
     assert digest_of('def f():\n    return "a"\n') != digest_of('def f():\n    return "b"\n')
 
 
 @pytest.fixture
-def scripts(tmp_path):
-    """A program that uses a and, through it, b; b and c use each other; d stands beside them."""
-    root = tmp_path / "scripts"
-    (root / "rlhf").mkdir(parents=True)
-    modules = {
-        "program.py": "import json\n\nfrom rlhf.a import one\n",
-        "rlhf/__init__.py": "",
-        "rlhf/a.py": "import numpy\n\n\ndef one():\n    from rlhf.b import two\n    return two\n",
-        "rlhf/b.py": "from rlhf.c import three\n\ntwo = 2\n",
-        "rlhf/c.py": "from rlhf.b import two\n\nthree = 3\n",
-        "rlhf/d.py": "from rlhf.a import one\n",
-        "other.py": "from rlhf.d import one\n",
-    }
-    for name, text in modules.items():
-        (root / name).write_text(text)
-    return root
+def write(tmp_path):
+    """A function that writes files, by path, under a folder scripts/ and returns that folder."""
+
+    def write(files):
+        root = tmp_path / "scripts"
+        for name, text in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return root
+
+    return write
 
 
-def test_code_is_the_program_and_what_it_imports_and_nothing_else(scripts):
-    found = code_digests(scripts / "program.py")
-    # Python runs the package's own file before any of its modules.
-    modules = ["rlhf/__init__.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
-    assert sorted(found) == ["program.py", *modules]
-    assert all(found[name] == source_digest(scripts / name) for name in found)
+# program.py imports a and, through it, b; b and c import each other; only other.py imports d.
+FLAT = {
+    "program.py": "import json\n\nfrom pkg.a import one\n",
+    "other.py": "from pkg.d import one\n",
+    "pkg/__init__.py": "",
+    "pkg/a.py": "import numpy\n\n\ndef one():\n    from pkg.b import two\n    return two\n",
+    "pkg/b.py": "from pkg.c import three\n\ntwo = 2\n",
+    "pkg/c.py": "from pkg.b import two\n\nthree = 3\n",
+    "pkg/d.py": "from pkg.a import one\n",
+}
+REACHED = ["pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/c.py"]
 
 
-def test_a_change_of_an_imported_module_changes_its_digest_alone(scripts):
-    before = code_digests(scripts / "program.py")
-    (scripts / "rlhf/c.py").write_text("three = 4\n")
-    after = code_digests(scripts / "program.py")
-    assert [name for name in before if before[name] != after[name]] == ["rlhf/c.py"]
+@pytest.fixture
+def flat(write):
+    return write(FLAT)
+
+
+def test_code_is_the_program_and_the_modules_that_it_reaches(flat):
+    digests = code_digests(flat / "program.py")
+    assert sorted(digests) == sorted(["program.py", *REACHED])
+    assert all(digests[name] == source_digest(flat / name) for name in digests)
+
+
+def test_an_edit_changes_the_digest_of_its_module_only(flat):
+    before = code_digests(flat / "program.py")
+    (flat / "pkg/c.py").write_text("three = 4\n")
+    after = code_digests(flat / "program.py")
+    assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "from rlhf.a import one",
-        "from rlhf.a import one as first, one as second",
-        "from rlhf import a",
-        "from rlhf import a as other",
-        "import rlhf.a",
-        "import json, rlhf.a as other",
-        "def late():\n    from rlhf import a\n",
+        "from pkg.a import one",
+        "from pkg.a import one as first, one as second",
+        "from pkg.a import *",
+        "from pkg import a",
+        "from pkg import a as other",
+        "import pkg.a",
+        "import json, pkg.a as other",
+        "def late():\n    from pkg import a\n",
+        "if False:\n    import pkg.a\n",
     ],
 )
-def test_imports_of_every_form_are_followed(scripts, line):
-    (scripts / "program.py").write_text(f"{line}\n")
-    found = code_digests(scripts / "program.py")
-    modules = ["rlhf/__init__.py", "rlhf/a.py", "rlhf/b.py", "rlhf/c.py"]
-    assert sorted(found) == ["program.py", *modules]
+def test_import_statements_of_every_form_are_followed(flat, line):
+    (flat / "program.py").write_text(f"{line}\n")
+    assert sorted(code_digests(flat / "program.py")) == sorted(["program.py", *REACHED])
 
 
-@pytest.mark.parametrize("line", ["from . import d", "from .d import one"])
-def test_imports_from_the_same_package_are_followed(scripts, line):
-    (scripts / "rlhf/c.py").write_text(f"{line}\n\nthree = 3\n")
-    assert "rlhf/d.py" in code_digests(scripts / "program.py")
+@pytest.mark.parametrize("line", ["import json", "from os import path", "import pkgother.a"])
+def test_imports_of_other_distributions_are_not_followed(flat, line):
+    (flat / "program.py").write_text(f"{line}\n")
+    assert sorted(code_digests(flat / "program.py")) == ["program.py"]
 
 
-@pytest.mark.parametrize("line", ["import json", "from os import path", "import rlhfother.a"])
-def test_imports_of_others_are_not(scripts, line):
-    (scripts / "program.py").write_text(f"{line}\n")
-    assert sorted(code_digests(scripts / "program.py")) == ["program.py"]
+def test_a_library_is_not_ours_because_one_of_its_modules_has_the_name_of_ours(flat):
+    (flat / "program.py").write_text("import library.other\nfrom library import other\n")
+    assert sorted(code_digests(flat / "program.py")) == ["program.py"]
 
 
-def test_code_is_the_reward_functions_too_that_a_program_is_given(scripts):
-    rewards = scripts.with_name("rewards")
+# Two rooms of a package; each module imports nothing unless a test makes it.
+ROOMS = {
+    "program.py": "",
+    "tool.py": "",
+    "pkg/__init__.py": "",
+    "pkg/top.py": "",
+    "pkg/low/__init__.py": "attribute = 1\n",
+    "pkg/low/a.py": "",
+    "pkg/low/b.py": "",
+    "pkg/low/deep/__init__.py": "",
+    "pkg/low/deep/c.py": "",
+    "pkg/high/__init__.py": "",
+    "pkg/high/d.py": "",
+}
+PKG, LOW, DEEP, HIGH = (f"pkg/{folder}__init__.py" for folder in ("", "low/", "low/deep/", "high/"))
+
+
+def reached(root, program="program.py"):
+    """The files that a program reaches, without itself."""
+    return set(code_digests(root / program)) - {program}
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("import pkg", {PKG}),
+        ("import pkg.low", {PKG, LOW}),
+        ("import pkg.low.a", {PKG, LOW, "pkg/low/a.py"}),
+        ("import pkg.low.deep.c as c", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
+        ("from pkg import top", {PKG, "pkg/top.py"}),
+        ("from pkg import low", {PKG, LOW}),
+        # A module, an attribute of the package, both in one statement.
+        ("from pkg.low import a", {PKG, LOW, "pkg/low/a.py"}),
+        ("from pkg.low import attribute", {PKG, LOW}),
+        ("from pkg.low import a, attribute, deep", {PKG, LOW, "pkg/low/a.py", DEEP}),
+        ("from pkg.low.deep.c import name", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
+        # A module in scripts/ outside the package.
+        ("import tool", {"tool.py"}),
+        ("from tool import main", {"tool.py"}),
+    ],
+)
+def test_a_program_reaches_each_package_on_the_way_to_a_module(write, line, files):
+    assert reached(write({**ROOMS, "program.py": line})) == files
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "files"),
+    [
+        ("pkg/low/a.py", "from . import b", {"pkg/low/b.py"}),
+        ("pkg/low/a.py", "from .b import name", {"pkg/low/b.py"}),
+        ("pkg/low/a.py", "from . import attribute", set()),
+        ("pkg/low/a.py", "from .deep import c", {DEEP, "pkg/low/deep/c.py"}),
+        ("pkg/low/a.py", "from .. import top", {"pkg/top.py"}),
+        ("pkg/low/a.py", "from ..top import name", {"pkg/top.py"}),
+        ("pkg/low/a.py", "from ..high.d import name", {HIGH, "pkg/high/d.py"}),
+        ("pkg/low/a.py", "from .. import high", {HIGH}),
+        # In an __init__.py, one dot is the package itself.
+        (LOW, "from . import b", {"pkg/low/b.py"}),
+        (LOW, "from ..high import d", {HIGH, "pkg/high/d.py"}),
+        (PKG, "from .high.d import name", {HIGH, "pkg/high/d.py"}),
+    ],
+)
+def test_relative_imports_are_followed(write, module, line, files):
+    root = write({**ROOMS, "program.py": "import pkg.low.a", module: line})
+    assert reached(root) == {PKG, LOW, "pkg/low/a.py"} | files
+
+
+def test_an_edit_of_a_package_on_the_way_is_an_edit_of_the_program(write):
+    root = write({**ROOMS, "program.py": "from pkg.low.deep.c import name"})
+    before = code_digests(root / "program.py")
+    for name in (PKG, LOW, DEEP):
+        (root / name).write_text("edited = True\n")
+        after = code_digests(root / "program.py")
+        assert [key for key in before if before[key] != after[key]] == [name]
+        before = after
+
+
+def test_a_module_that_becomes_a_package_changes_the_code(write):
+    root = write({**ROOMS, "program.py": "from pkg.low import a"})
+    (root / "pkg/low/a.py").unlink()
+    write({"pkg/low/a/__init__.py": ""})
+    assert reached(root) == {PKG, LOW, "pkg/low/a/__init__.py"}
+
+
+def test_a_package_hides_a_module_of_the_same_name_as_in_python(write):
+    root = write({**ROOMS, "pkg/low/a/__init__.py": "", "program.py": "import pkg.low.a"})
+    assert reached(root) == {PKG, LOW, "pkg/low/a/__init__.py"}
+
+
+def test_programs_that_import_each_other_end(write):
+    root = write({**ROOMS, "program.py": "import tool", "tool.py": "import program, pkg.top"})
+    assert reached(root) == {"tool.py", PKG, "pkg/top.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["import pkg.missing", "from pkg.missing import name", "import pkg.low.missing.c"]
+)
+def test_a_missing_module_of_ours_is_an_error(write, line):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        code_digests(write({**ROOMS, "program.py": line}) / "program.py")
+
+
+def test_a_missing_relative_module_is_an_error(write):
+    root = write({**ROOMS, "program.py": "import pkg.low.a", "pkg/low/a.py": "from .gone import x"})
+    with pytest.raises(FileNotFoundError, match="gone.py"):
+        code_digests(root / "program.py")
+
+
+def test_a_program_that_is_not_python_is_an_error_that_names_it(write):
+    with pytest.raises(SyntaxError) as error:
+        code_digests(
+            write({**ROOMS, "program.py": "import pkg.top", "pkg/top.py": "a b"}) / "program.py"
+        )
+    assert error.value.filename.endswith("pkg/top.py")
+
+
+def test_reward_functions_of_a_program_and_their_imports_are_part_of_its_code(flat):
+    rewards = flat.with_name("rewards")
     rewards.mkdir()
-    (rewards / "first.py").write_text("from rlhf.d import one\n")
+    (rewards / "first.py").write_text("from pkg.d import one\n")
     (rewards / "second.py").write_text("import json\n")
-    (rewards / "third.py").write_text("from rlhf.a import one\n")
-    before = code_digests(scripts / "other.py")
-    found = code_digests(scripts / "program.py", ["first", "second"])
-    alone = code_digests(scripts / "program.py")
-    assert found.keys() - alone.keys() == {"rewards/first.py", "rewards/second.py", "rlhf/d.py"}
-    assert all(found[name] == alone[name] for name in alone)
-    assert found["rlhf/d.py"] == before["rlhf/d.py"]
-    assert found["rewards/first.py"] == source_digest(rewards / "first.py")
+    (rewards / "third.py").write_text("from pkg.a import one\n")
+    digests = code_digests(flat / "program.py", ["first", "second"])
+    without = code_digests(flat / "program.py")
+    assert digests.keys() - without.keys() == {
+        "rewards/first.py",
+        "rewards/second.py",
+        "pkg/d.py",
+    }
+    assert all(digests[name] == without[name] for name in without)
+    assert digests["pkg/d.py"] == code_digests(flat / "other.py")["pkg/d.py"]
+    assert digests["rewards/first.py"] == source_digest(rewards / "first.py")
 
 
 @pytest.fixture
-def templates(scripts):
-    """Templates next to module a: one names the base in `extends`, one is not named by any module."""
+def with_templates(flat):
+    """The flat package with templates and a translation that no module names yet."""
     texts = {
         "templates/base.html": "base",
         "templates/page.html": '{% extends "base.html" %}',
@@ -203,39 +333,41 @@ def templates(scripts):
         "locale/zh/texts.po": 'msgid ""',
     }
     for name, text in texts.items():
-        path = scripts / "rlhf" / name
+        path = flat / "pkg" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return scripts / "rlhf"
+    return flat
 
 
-def test_templates_and_translations_count_for_programs_that_name_them(scripts, templates):
-    without = code_digests(scripts / "program.py")
-    assert {name for name in without if not name.endswith(".py")} == set()
-    source = (scripts / "program.py").read_text()
-    (scripts / "program.py").write_text(f'{source}render("page.html")\n')
-    with_page = code_digests(scripts / "program.py")
-    pages = {"rlhf/templates/base.html", "rlhf/templates/page.html"}
-    assert with_page.keys() - without.keys() == pages
-    # The string may stand in any module of the program.
-    (templates / "b.py").write_text('from rlhf.c import three\n\ntwo = "zh/texts.po"\n')
-    found = code_digests(scripts / "program.py")
-    assert found.keys() - with_page.keys() == {"rlhf/locale/zh/texts.po"}
+def test_templates_and_translations_that_a_module_names_are_part_of_the_code(with_templates):
+    program = with_templates / "program.py"
+    without = code_digests(program)
+    assert all(name.endswith(".py") for name in without)
+    program.write_text(program.read_text() + 'render("page.html")\n')
+    with_page = code_digests(program)
+    assert with_page.keys() - without.keys() == {
+        "pkg/templates/base.html",
+        "pkg/templates/page.html",
+    }
+    # The string may be in any module of the program.
+    (with_templates / "pkg/b.py").write_text('from pkg.c import three\n\ntwo = "zh/texts.po"\n')
+    assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/zh/texts.po"}
 
 
-def test_a_changed_template_changes_its_own_digest_only(scripts, templates):
-    (scripts / "program.py").write_text('from rlhf.a import one\n\none("page.html")\n')
-    before = code_digests(scripts / "program.py")
-    (templates / "templates/base.html").write_text("another base")
-    (templates / "templates/other.html").write_text("another page")
-    after = code_digests(scripts / "program.py")
+def test_an_edit_of_a_template_changes_its_own_digest_only(with_templates):
+    program = with_templates / "program.py"
+    program.write_text('from pkg.a import one\n\none("page.html")\n')
+    before = code_digests(program)
+    (with_templates / "pkg/templates/base.html").write_text("another base")
+    (with_templates / "pkg/templates/other.html").write_text("another page")
+    after = code_digests(program)
     changed = [name for name in before if before[name] != after[name]]
-    assert changed == ["rlhf/templates/base.html"]
+    assert changed == ["pkg/templates/base.html"]
 
 
 @pytest.mark.parametrize("program", sorted(path.name for path in SCRIPTS.glob("*.py")))
-def test_all_our_modules_that_a_program_loads_are_in_its_code(program):
-    # Python's own finder of imports, which sees every form of them.
+def test_the_code_of_our_programs_has_every_module_that_python_finds(program):
+    # The standard library's finder of imports serves as an independent implementation.
     finder = modulefinder.ModuleFinder(path=[str(SCRIPTS)])
     finder.run_script(str(SCRIPTS / program))
     files = (Path(module.__file__) for module in finder.modules.values() if module.__file__)
@@ -259,7 +391,7 @@ def requirements(folder, text):
         "Torch==2.13.0\n  numpy==2.4.6  \n",
     ],
 )
-def test_order_case_and_comments_of_requirements_do_not_count(tmp_path, text):
+def test_order_case_and_comments_of_requirements_do_not_change_the_digest(tmp_path, text):
     expected = requirements(tmp_path, "torch==2.13.0\nnumpy==2.4.6\n")
     assert requirements(tmp_path, text) == expected
 
@@ -274,6 +406,6 @@ def test_order_case_and_comments_of_requirements_do_not_count(tmp_path, text):
         "torch==2.4.6\nnumpy==2.13.0\n",
     ],
 )
-def test_a_changed_pin_counts(tmp_path, text):
+def test_a_changed_pin_changes_the_digest(tmp_path, text):
     expected = requirements(tmp_path, "torch==2.13.0\nnumpy==2.4.6\n")
     assert requirements(tmp_path, text) != expected
