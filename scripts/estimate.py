@@ -13,8 +13,8 @@ import os
 import sys
 
 from snakechat.planning import estimates as estimate
-from snakechat.planning.changes import name_of
-from snakechat.planning.dry_run import arguments_of, dry_run, planned_jobs
+from snakechat.planning.changes import job_name
+from snakechat.planning.dry_run import parse_arguments, dry_run, planned_jobs
 from snakechat.planning.estimates import GIB, GPUS, PARTS
 from snakechat.planning.workload import Plan, base_model_bytes, workload_of
 from snakechat.workflow.errors import InputError
@@ -41,7 +41,7 @@ def main():
     parser.add_argument("targets", nargs="*", help="as for snakemake; without any, what was built")
     parser.add_argument("--gpu", choices=GPUS, default="a100-80g", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="bytes, operations, seconds as JSON")
-    arguments, options = arguments_of(parser, sys.argv[1:])
+    arguments, options = parse_arguments(parser, sys.argv[1:])
     gpu = GPUS[arguments.gpu]
 
     folder, stale = dry_run([*arguments.targets, *options])
@@ -90,7 +90,7 @@ class Line:
             self.warnings.append(str(error))
 
     def __str__(self):
-        return name_of(self.spec)
+        return job_name(self.spec)
 
     def estimate(self):
         """Memory, operations, time, disk, and what does not fit."""

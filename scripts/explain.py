@@ -1,199 +1,225 @@
-"""Say why results are stale: what changed since each was made, and what that makes stale in turn.
+"""Explain why results are stale: what changed since each was made, and what that makes stale.
 
-    python scripts/why.py output/rlhf/1.3b
-    python scripts/why.py output/rlhf/mine -- --configfile mine.yaml --config seed=2
+    python scripts/explain.py output/rlhf/1.3b
+    python scripts/explain.py output/rlhf/mine --configfile mine.yaml --config seed=2
 
-What a result was made from is in its manifest; what it would be made from now comes from a dry run
-of Snakemake, which gets the options behind --. Nothing is built, and only spec files are written.
+Manifests record what results were made from; a dry run of Snakemake, with the options after the
+targets, shows what they would be made from now. Builds nothing and writes spec files only.
 """
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from snakechat.planning.changes import changed_settings, changes_of, exchanged_inputs, few, name_of
-from snakechat.planning.dry_run import arguments_of, before, dry_run, planned_jobs
+from snakechat.planning.changes import (
+    changed_settings,
+    job_name,
+    replaced_inputs,
+    spec_changes,
+    summarize,
+)
+from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs, upstream_paths
 from snakechat.workflow.digests import digest, file_digest
-from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest
+from snakechat.workflow.specs import spec_path
+
+NEVER_BUILT = "has never been built"
 
 
-def main():
-    """Plan, compare, tell."""
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [targets ...] [-- options of snakemake]",
+        usage="%(prog)s [-h] [targets ...] [options of snakemake]",
     )
-    parser.add_argument("targets", nargs="*", help="as for snakemake; without any, what was built")
-    arguments, options = arguments_of(parser, sys.argv[1:])
+    parser.add_argument(
+        "targets", nargs="*", help="as for snakemake; defaults to all results that exist"
+    )
+    arguments, options = parse_arguments(parser, sys.argv[1:])
     targets = arguments.targets
     folder, plan = dry_run(targets + options)
     os.chdir(folder)
     jobs = {
-        path: StaleJob(spec, placement.get("source"), reason)
-        for path, (spec, placement, reason) in planned_jobs(plan).items()
+        path: StaleJob(job.spec, job.placement.get("source"), job.reason)
+        for path, job in planned_jobs(plan).items()
     }
     if not jobs:
-        what = ", ".join(targets) or "all that was built"
-        print(f"{what} {'are' if len(targets) > 1 else 'is'} up to date")
-    groups = {}
+        verb = "is" if len(targets) == 1 else "are"
+        print(f"{', '.join(targets) or 'all results'} {verb} up to date")
+    groups: dict[tuple[str, ...], list[StaleJob]] = {}
     for job in jobs.values():
         find_causes(job, jobs)
         groups.setdefault(tuple(job.causes), []).append(job)
-    # Jobs without a cause of their own are told of behind those before them.
+    # Jobs that are stale because of upstream jobs only are listed with those.
     groups.pop((), None)
     for causes, roots in groups.items():
-        tell(causes, roots, jobs)
+        print_group(causes, roots, jobs)
 
 
-def tell(causes, roots, jobs):
-    """Print why some jobs are stale, and what that makes stale."""
+def print_group(
+    causes: tuple[str, ...], roots: list["StaleJob"], jobs: Mapping[str, "StaleJob"]
+) -> None:
+    """Print why jobs with the same causes are stale, and their downstream jobs."""
     first, *others = map(str, roots)
-    print(f"{first}: {causes[0]}" if len(causes) == 1 else "\n  ".join([f"{first}:", *causes]))
+    if causes == (NEVER_BUILT,):
+        print(f"{first} {NEVER_BUILT}")
+    elif len(causes) == 1:
+        print(f"{first} is stale: {causes[0]}")
+    else:
+        print(f"{first} is stale:", *causes, sep="\n  ")
     if others:
-        print(f"  the same for: {', '.join(others)}")
+        print(f"  the same applies to: {', '.join(others)}")
     reached = list(roots)
     for job in jobs.values():
-        if job not in reached and any(before in reached for before in job.before(jobs)):
+        if job not in reached and any(upstream in reached for upstream in job.upstream(jobs)):
             reached.append(job)
-    after = reached[len(roots) :]
-    # Their results are taken up again if the manifests that they read turn out the same.
-    in_doubt = [job for job in after if job.as_recorded and not job.causes]
-    if stale := [str(job) for job in after if job not in in_doubt]:
+    downstream = reached[len(roots) :]
+    # These results are kept if the manifests of their inputs come out unchanged.
+    conditional = [job for job in downstream if job.has_same_spec and not job.causes]
+    if stale := [str(job) for job in downstream if job not in conditional]:
         print(f"  makes stale: {', '.join(stale)}")
-    if in_doubt:
-        print(f"  puts in doubt: {', '.join(map(str, in_doubt))} (kept if it comes out as before)")
+    if conditional:
+        print(f"  makes stale if its content changes: {', '.join(map(str, conditional))}")
 
 
-# --- what would run ---------------------------------------------------------------------------
+# --- stale jobs -------------------------------------------------------------------------------
 
 
 class StaleJob:
-    """A job that would run.
+    """A job that Snakemake would run.
 
-    spec: its spec of today. source: the folder of its files from outside. reason: why Snakemake
-    runs it. causes: why it is stale by itself. known: all that is known to have changed in jobs
-    before it, told or not. as_recorded: whether its result was made from the same spec.
+    Attributes:
+        spec: Its spec of today.
+        source: Folder of its external files, if any.
+        reason: Why Snakemake runs it.
+        causes: Why it is stale, apart from its upstream jobs; set by find_causes.
+        reported: Every cause found for it or its upstream jobs, so that none is printed twice.
+        has_same_spec: Whether its result was made from the spec of today.
     """
 
-    def __init__(self, spec, source, reason):
+    def __init__(self, spec: dict[str, Any], source: str | None, reason: str) -> None:
         self.spec = spec
         self.source = source
         self.reason = reason
-        self.causes = []
-        self.known = set()
-        self.as_recorded = False
+        self.causes: list[str] = []
+        self.reported: set[str] = set()
+        self.has_same_spec = False
 
-    def __str__(self):
-        return name_of(self.spec)
+    def __str__(self) -> str:
+        return job_name(self.spec)
 
-    def before(self, jobs):
-        """The jobs, of those that would run, whose results this one reads."""
-        return [jobs[path] for path in before(self.spec, jobs)]
-
-
-# --- what changed -----------------------------------------------------------------------------
+    def upstream(self, jobs: Mapping[str, "StaleJob"]) -> list["StaleJob"]:
+        """Return those of its upstream jobs that would run."""
+        return [jobs[path] for path in upstream_paths(self.spec, jobs)]
 
 
-def find_causes(job, jobs):
-    """Find what made a job stale, beside the jobs before it: these have had their turn."""
-    spec, before = job.spec, job.before(jobs)
-    manifest, job.causes = record_of(spec["path"])
-    job.known = set().union(*(other.known for other in before))
+# --- causes -----------------------------------------------------------------------------------
+
+
+def find_causes(job: StaleJob, jobs: Mapping[str, StaleJob]) -> None:
+    """Set the causes of a job. Its upstream jobs must have theirs already."""
+    spec, upstream = job.spec, job.upstream(jobs)
+    manifest, job.causes = recorded_manifest(spec["path"])
+    job.reported = set().union(*(other.reported for other in upstream))
     if manifest:
         recorded = manifest["spec"]
-        job.as_recorded = digest(recorded) == digest(spec)
-        changes = changes_of(recorded, spec, manifest.get("facts", {}), job.source)
-        exchanged = exchanged_inputs(recorded, spec)
+        job.has_same_spec = digest(recorded) == digest(spec)
+        job.causes += spec_changes(recorded, spec, manifest.get("facts", {}), job.source)
+        job.causes += damaged_files(spec["path"], manifest["files"])
         rebuilt = rebuilt_inputs(manifest, spec, jobs)
-        # A setting that changed says by itself why other inputs are read.
-        told = rebuilt if changed_settings(recorded, spec) else rebuilt + exchanged
-        job.causes += changes + lost_files(spec["path"], manifest["files"])
-        job.causes += [cause for cause in told if cause not in job.known]
-        job.known |= {*rebuilt, *exchanged}
-    if not job.causes and not before:
-        # That it was told to run it, for instance.
+        replaced = replaced_inputs(recorded, spec)
+        # A changed setting explains by itself why the job reads other inputs.
+        inputs = rebuilt if changed_settings(recorded, spec) else rebuilt + replaced
+        job.causes += [cause for cause in inputs if cause not in job.reported]
+        job.reported |= {*rebuilt, *replaced}
+    if not job.causes and not upstream:
+        # For instance, --force.
         job.causes = [f"Snakemake's reason: {job.reason}"]
 
 
-def record_of(path):
-    """The manifest of a result and what is wrong with it: ({...}, []), or (None, ["never built"]).
+def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
+    """Return the manifest of a result, if any, and what is wrong with the result.
 
-    Where a failed rerun took the manifest away, the copy in the folder serves.
+    A rerun that fails leaves a result without the manifest next to it: the copy in the result
+    folder is returned.
     """
     beside = manifest_path(path)
     if manifest := read_manifest(beside):
         return manifest, []
     if beside.exists():
-        trouble = f"{beside} cannot be read"
+        problem = f"{beside} cannot be read"
     elif Path(path).exists():
-        trouble = f"{beside} is gone"
+        problem = f"{beside} is missing"
+    elif Path(f"{path}.run.json").exists():
+        problem = f"{path} is missing"
     else:
-        trouble = f"{path} is gone" if Path(f"{path}.run.json").exists() else "never built yet"
-    return read_manifest(Path(path, "manifest.json")), [trouble]
+        problem = NEVER_BUILT
+    return read_manifest(Path(path, "manifest.json")), [problem]
 
 
-def lost_files(path, files):
-    """Files of a result that are missing or of another size than its manifest says."""
+def damaged_files(path: str, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the files of a result that are missing or differ in size from its manifest."""
     if not Path(path).is_dir():
-        return [f"{path} is gone"]
-    sizes = {name: size_of(Path(path, name)) for name in files}
+        return [f"{path} is missing"]
+    sizes = {name: file_size(Path(path, name)) for name in files}
 
-    def describe(name):
+    def describe(name: str) -> str:
         if sizes[name] is None:
             return f"{path}/{name} is missing"
-        return f"{path}/{name} has another size ({files[name]['size']:,} -> {sizes[name]:,} bytes)"
+        return f"{path}/{name} changed size ({files[name]['size']:,} -> {sizes[name]:,} bytes)"
 
     names = [name for name in files if sizes[name] != files[name]["size"]]
-    return few(names, describe, f"{path}: {{}} more files are missing or have another size")
+    return summarize(names, describe, f"{path}: {{}} more files are missing or changed size")
 
 
-def size_of(path):
-    """Bytes of a file; None where there is none."""
+def file_size(path: Path) -> int | None:
+    """Return the bytes of a file, or None if it does not exist."""
     return path.stat().st_size if path.is_file() else None
 
 
-def rebuilt_inputs(manifest, spec, jobs):
-    """Inputs that were built anew since a result was made from them, and are up to date."""
-    changes = {}
+def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], jobs: Mapping[str, Any]) -> list[str]:
+    """Describe the inputs that were rebuilt after a result was made from them."""
+    changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
         beside = manifest_path(entry["path"])
-        if entry["path"] in jobs or not recorded or name_of(recorded) != name_of(entry):
+        if entry["path"] in jobs or not recorded or job_name(recorded) != job_name(entry):
             continue
         if recorded["spec"] != entry["spec"]:
-            changes |= dict.fromkeys(rebuilt_from(recorded, entry))
+            changes |= dict.fromkeys(rebuild_causes(recorded, entry))
         elif beside.exists() and file_digest(beside) != manifest["inputs"].get(key):
-            changes[f"{name_of(entry)} was built again, to other content"] = None
+            changes[f"{job_name(entry)} was rebuilt with other content"] = None
     return list(changes)
 
 
-def spec_file(entry):
-    """Where the spec of a job among the inputs of another was written when it was planned."""
-    return Path(f"output/specs/{entry['rule']}/{entry['name']}-{entry['spec'][:16]}.json")
+def rebuild_causes(recorded: Mapping[str, str], entry: Mapping[str, str]) -> list[str]:
+    """Describe what changed before an input was rebuilt, if the spec files of both builds exist.
 
-
-def rebuilt_from(recorded, entry):
-    """What changed before a job was built anew, as far as the spec files of both builds are there.
-
-    recorded, entry: the job among the inputs of a spec, then and now.
+    Args:
+        recorded: The entry of the input in the recorded spec.
+        entry: Its entry in the spec of today.
     """
-    unknown = [f"{name_of(entry)} was built anew since"]
+    rebuilt = f"{job_name(entry)} was rebuilt"
     try:
-        old, new = (json.loads(spec_file(job).read_text()) for job in (recorded, entry))
+        old, new = (
+            json.loads(spec_path(job["rule"], job["name"], job["spec"]).read_text())
+            for job in (recorded, entry)
+        )
     except FileNotFoundError:
-        return unknown
-    if changes := changes_of(old, new, {}):
-        return [f"{unknown[0]}: {'; '.join(changes)}"]
-    # Then a job before it changed.
-    deeper = {}
+        return [rebuilt]
+    if changes := spec_changes(old, new, {}):
+        return [f"{rebuilt}: {'; '.join(changes)}"]
+    # The spec differs in its upstream jobs only.
+    causes: dict[str, None] = {}
     for key, inner in new["inputs"].items():
         before = old["inputs"].get(key)
         if before and before["spec"] != inner["spec"]:
-            deeper |= dict.fromkeys(rebuilt_from(before, inner))
-    return list(deeper) or unknown
+            causes |= dict.fromkeys(rebuild_causes(before, inner))
+    return list(causes) or [rebuilt]
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import yaml
 
-from snakechat.planning.changes import name_of
-from snakechat.planning.dry_run import arguments_of, before, dry_run, planned_jobs
+from snakechat.planning.changes import job_name
+from snakechat.planning.dry_run import parse_arguments, upstream_paths, dry_run, planned_jobs
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path
 
@@ -49,7 +49,7 @@ def main():
         default="PyTorchJob",
         help="of Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
     )
-    arguments, options = arguments_of(parser, sys.argv[1:])
+    arguments, options = parse_arguments(parser, sys.argv[1:])
     folder, plan = dry_run([*arguments.targets, *options])
     os.chdir(folder)
     jobs = planned_jobs(plan)
@@ -58,11 +58,11 @@ def main():
     if not several:
         targets = ", ".join(arguments.targets)
         sys.exit(f"error: {targets}: no training to run takes several GPUs or nodes")
-    ready = [job for job in several if not before(job.spec, jobs)]
+    ready = [job for job in several if not upstream_paths(job.spec, jobs)]
     if not ready:
-        inputs = [str(manifest_path(path)) for path in before(several[0].spec, jobs)]
+        inputs = [str(manifest_path(path)) for path in upstream_paths(several[0].spec, jobs)]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
-        sys.exit(f"error: {name_of(several[0].spec)} has inputs to build first: {build}")
+        sys.exit(f"error: {job_name(several[0].spec)} has inputs to build first: {build}")
     profile = yaml.safe_load(PROFILE.read_text())
     documents = [
         document for job in ready for document in KINDS[arguments.kind](job, folder, profile)

@@ -6,7 +6,7 @@ import pytest
 from estimate import Line, total
 
 from snakechat.data.tokens import RaggedWriter
-from snakechat.planning.dry_run import Planned
+from snakechat.planning.dry_run import PlannedJob
 from snakechat.planning.estimates import GIB, GPUS
 from snakechat.planning.workload import Plan
 
@@ -48,7 +48,7 @@ def an_sft(
     inputs = {"records.a": records, "rows.a": rows}
     tokens = add("tokenize_sft", blend, tokenizer=base, **inputs)
     path = add("train_sft", blend, model=base, tokens=tokens)
-    jobs = {name: Planned(spec, PLACEMENT | placement, "") for name, spec in specs.items()}
+    jobs = {name: PlannedJob(spec, PLACEMENT | placement, "") for name, spec in specs.items()}
     return Plan(jobs, set(jobs) if stale else set()), path
 
 

@@ -10,7 +10,7 @@ import pytest
 import compare_zero
 import draw_zero
 from snakechat.data.tokens import Ragged, RaggedWriter
-from snakechat.planning.changes import changes_of
+from snakechat.planning.changes import spec_changes
 from snakechat.planning.flops import sent_elements
 from snakechat.reporting import translations as words
 from snakechat.reporting.pages import write_page
@@ -135,10 +135,10 @@ def test_what_changed_is_told_once_in_the_words_of_the_config():
         "snakechat/workflow/job.py"
     ] = "2"
     new["settings"]["training"]["code"]["snakechat/training/engine.py"] = "2"
-    assert changes_of(old, new, {}) == [
-        "zero.steps 8 -> 9",
+    assert spec_changes(old, new, {}) == [
+        "zero.steps changed from 8 to 9",
         "module snakechat/workflow/job.py changed",
-        "sft.epochs 1 -> 2",
+        "sft.epochs changed from 1 to 2",
         "module snakechat/training/engine.py changed",
     ]
 

@@ -21,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.planning.dry_run import Planned  # noqa: E402
+from snakechat.planning.dry_run import PlannedJob  # noqa: E402
 from snakechat.planning.estimates import Zero  # noqa: E402
 from snakechat.planning.workload import Plan  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
@@ -129,7 +129,7 @@ def plan_of(folder):
     specs |= {name: spec_of(f"train_{name}", folder, {}, **base) for name in ("sft", "reward")}
     for stage in ("sft", "reward", "rlhf"):
         specs[f"tokens.{stage}"] = spec_of(f"tokenize_{stage}", folder, SETTINGS)
-    jobs = {f"{folder}/{name}": Planned(spec, {}, "") for name, spec in specs.items()}
+    jobs = {f"{folder}/{name}": PlannedJob(spec, {}, "") for name, spec in specs.items()}
     return Plan(jobs, set())
 
 

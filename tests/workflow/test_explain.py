@@ -1,4 +1,4 @@
-"""What is told of stale results: what changed, in words, and what that makes stale in turn."""
+"""explain.py on a small build: the changes that it reports, and the downstream jobs."""
 
 import json
 import resource
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from explain import StaleJob, find_causes, lost_files
 
 from conftest import ROOT, edited
-from snakechat.planning.changes import changed_settings, config_key, flat, yaml_line
+from explain import StaleJob, damaged_files, find_causes
+from snakechat.planning.changes import config_key, flatten
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.digests import digest
 
@@ -18,23 +18,22 @@ TARGET = "output/rlhf/tiny"
 STAGES = ("sft", "reward", "dpo", "rlhf")
 
 
-def ask(workflow, *targets, options=()):
-    """What explain.py prints of targets, which must go well."""
+def explain(workflow, *targets, options=()):
+    """Return what explain.py prints; it must succeed."""
     process = run(workflow, *targets, options=options)
     assert process.returncode == 0, process.stdout
     return process.stdout
 
 
 def run(workflow, *targets, options=()):
-    """The finished process of explain.py."""
-    command = ("python", "scripts/explain.py", *targets, "--", *workflow.options, *options)
-    return workflow.run(*command)
+    """Return the finished process of explain.py."""
+    return workflow.run("python", "scripts/explain.py", *targets, *workflow.options, *options)
 
 
 @pytest.fixture(scope="module")
 def built(quick, tmp_path_factory):
-    """A copy of the quick build. Tests that edit its sources put them back."""
-    return quick.copy(tmp_path_factory.mktemp("why") / "work")
+    """A copy of the quick build. Tests that edit its sources restore them."""
+    return quick.copy(tmp_path_factory.mktemp("explain") / "work")
 
 
 @pytest.fixture
@@ -43,129 +42,131 @@ def copy(quick, tmp_path):
     return quick.copy(tmp_path / "copy")
 
 
-def test_what_is_up_to_date_takes_one_line(built):
-    assert ask(built, TARGET) == "output/rlhf/tiny is up to date\n"
-    several = ask(built, TARGET, "output/eval/sft/tiny.manifest.json")
+def test_results_that_are_up_to_date_take_one_line(built):
+    assert explain(built, TARGET) == "output/rlhf/tiny is up to date\n"
+    several = explain(built, TARGET, "output/eval/sft/tiny.manifest.json")
     assert several == "output/rlhf/tiny, output/eval/sft/tiny.manifest.json are up to date\n"
-    assert ask(built) == "all that was built is up to date\n"
+    assert explain(built) == "all results are up to date\n"
 
 
-def test_a_setting_is_told_with_both_values_and_with_what_it_makes_stale(built):
+def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(built):
     learning_rate = ("learning_rate: 4.0e-3", "learning_rate: 1.0e-5")
     with edited(built.folder / "config.yaml", learning_rate):
-        assert ask(built, TARGET) == (
-            "train_sft tiny: sft.learning_rate 0.004 -> 1e-05\n"
+        assert explain(built, TARGET) == (
+            "train_sft tiny is stale: sft.learning_rate changed from 0.004 to 1e-05\n"
             "  makes stale: evaluate_sft tiny, train_reward tiny, evaluate_reward tiny,"
             " train_rlhf tiny, evaluate_rlhf tiny, draw_report tiny\n"
         )
 
 
-def test_swapped_values_are_both_told(built):
+def test_swapped_values_are_two_changes(built):
     swapped = ("gamma: 1.0", "gamma: 0.95"), ("gae_lambda: 0.95", "gae_lambda: 1.0")
     with edited(built.folder / "config.yaml", *swapped):
-        assert ask(built, TARGET) == (
-            "train_rlhf tiny:\n"
-            "  rlhf.gae_lambda 0.95 -> 1.0\n"
-            "  rlhf.gamma 1.0 -> 0.95\n"
+        assert explain(built, TARGET) == (
+            "train_rlhf tiny is stale:\n"
+            "  rlhf.gae_lambda changed from 0.95 to 1.0\n"
+            "  rlhf.gamma changed from 1.0 to 0.95\n"
             "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
         )
 
 
-def test_two_changes_are_told_apart_although_one_makes_the_other_stale(built):
+def test_two_changes_are_separate_although_one_makes_the_job_of_the_other_stale(built):
     limit = ("max_prompt_length: 48", "max_prompt_length: 47")
     prompts = ("  temperature: 1.0\n  # Resamp", "  temperature: 0.5\n  # Resamp")
     with edited(built.folder / "config.yaml", limit, prompts):
-        assert ask(built, TARGET) == (
-            "tokenize_rlhf tiny: rlhf.max_prompt_length 48 -> 47\n"
-            "  the same for: train_rlhf tiny\n"
+        assert explain(built, TARGET) == (
+            "tokenize_rlhf tiny is stale: rlhf.max_prompt_length changed from 48 to 47\n"
+            "  the same applies to: train_rlhf tiny\n"
             "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
-            "evaluate_rlhf tiny: evaluation.temperature 1.0 -> 0.5\n"
+            "evaluate_rlhf tiny is stale: evaluation.temperature changed from 1.0 to 0.5\n"
             "  makes stale: draw_report tiny\n"
         )
 
 
-def test_an_edited_module_is_told_of_exactly_the_programs_that_import_it(built):
+def test_an_edited_module_makes_exactly_the_programs_stale_that_import_it(built):
     module = built.folder / "scripts/snakechat/training/engine.py"
     with edited(module, ('_per_gpu": 1', '_per_gpu": int(1)')):
-        heading, same, stale = ask(built, TARGET).splitlines()
+        heading, same, stale = explain(built, TARGET).splitlines()
         planned = built.planned()
-    first, _, cause = heading.partition(": ")
+    first, _, cause = heading.partition(" is stale: ")
     assert cause == "module snakechat/training/engine.py changed"
-    roots = rules([first, *names_behind("the same for", same)])
+    roots = rules([first, *names_after("the same applies to", same)])
     programs = {rule: code_digests(ROOT / f"scripts/{rule}.py") for rule in planned}
     assert roots == {
         rule for rule, code in programs.items() if "snakechat/training/engine.py" in code
     }
-    assert rules(names_behind("makes stale", stale)) == planned - roots != set()
+    assert rules(names_after("makes stale", stale)) == planned - roots != set()
 
 
-def names_behind(words, line):
-    """Names of the jobs in a line."""
+def names_after(label, line):
+    """Return the names of the jobs in a line that begins with a label."""
     before, _, names = line.partition(": ")
-    assert before == f"  {words}"
+    assert before == f"  {label}"
     return names.split(", ")
 
 
 def rules(names):
-    """Their rules; each has one job in the tiny recipe."""
+    """Return the rules of jobs; each rule has one job in the tiny recipe."""
     assert len({name.split()[0] for name in names}) == len(names)
     return {name.split()[0] for name in names}
 
 
-def test_an_edited_program_and_the_import_of_another_module_are_told(built):
+def test_an_edited_program_and_a_new_import_are_two_changes(built):
     changes = ('"ties"', '"draws"'), ("import torch\n", "import torch\nimport snakechat.data.toy\n")
     with edited(built.folder / "scripts/evaluate_reward.py", *changes):
-        assert ask(built, "output/report/tiny.manifest.json") == (
-            "evaluate_reward tiny:\n"
+        assert explain(built, "output/report/tiny.manifest.json") == (
+            "evaluate_reward tiny is stale:\n"
             "  program evaluate_reward.py changed\n"
-            "  module snakechat/data/toy.py is imported now\n"
+            "  module snakechat/data/toy.py is now imported\n"
             "  makes stale: draw_report tiny\n"
         )
 
 
-def test_requirements_are_told_once_for_all_jobs(built):
+def test_changed_requirements_are_printed_once_for_all_jobs(built):
     with edited(built.folder / "requirements.txt", ("peft==0.21.2", "peft==0.21.1")):
-        heading, same = ask(built, TARGET).splitlines()
+        heading, same = explain(built, TARGET).splitlines()
         planned = built.planned()
-    assert heading == "import_dataset toy: pinned requirements changed"
-    assert rules(names_behind("the same for", same)) == planned - {"import_dataset"}
+    assert heading == "import_dataset toy is stale: pinned requirements changed"
+    assert rules(names_after("the same applies to", same)) == planned - {"import_dataset"}
 
 
-def test_another_base_model_is_told_where_a_recipe_names_it_and_where_it_is_read(built):
+def test_another_base_model_is_reported_by_the_recipe_and_by_the_jobs_that_read_it(built):
     options = ("--config", "sft={recipes: {tiny: {model: opt-125m}}}")
     heads = [
-        line for line in ask(built, TARGET, options=options).splitlines() if "stale" not in line
+        line
+        for line in explain(built, TARGET, options=options).splitlines()
+        if "makes stale" not in line
     ]
     assert heads == [
-        "fetch_model opt-125m: never built yet",
-        "tokenize_reward tiny: reads fetch_model opt-125m instead of init_model tiny",
-        "  the same for: tokenize_rlhf tiny, tokenize_sft tiny",
-        "train_sft tiny: sft.model tiny -> opt-125m",
+        "fetch_model opt-125m has never been built",
+        "tokenize_reward tiny is stale: reads fetch_model opt-125m instead of init_model tiny",
+        "  the same applies to: tokenize_rlhf tiny, tokenize_sft tiny",
+        "train_sft tiny is stale: sft.model changed from tiny to opt-125m",
     ]
 
 
-def test_another_input_is_not_told_where_a_setting_tells_it(built):
+def test_a_setting_that_explains_another_input_replaces_it(built):
     options = ("--config", "reward={recipes: {tiny: {model: tiny}}}")
-    assert ask(built, TARGET, options=options) == (
-        "train_reward tiny: reward.model sft/tiny -> tiny\n"
+    assert explain(built, TARGET, options=options) == (
+        "train_reward tiny is stale: reward.model changed from sft/tiny to tiny\n"
         "  makes stale: evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny,"
         " draw_report tiny\n"
     )
 
 
-LOSSES = {
+DAMAGES = {
     "a file": (
         lambda result: (result / "metrics.json").unlink(),
         "output/eval/reward/tiny/metrics.json is missing",
     ),
     "some bytes": (
         lambda result: (result / "metrics.json").write_text("{}"),
-        "output/eval/reward/tiny/metrics.json has another size ({:,} -> 2 bytes)",
+        "output/eval/reward/tiny/metrics.json changed size ({:,} -> 2 bytes)",
     ),
-    "the folder": (shutil.rmtree, "output/eval/reward/tiny is gone"),
+    "the folder": (shutil.rmtree, "output/eval/reward/tiny is missing"),
     "the manifest": (
         lambda result: result.with_name("tiny.manifest.json").unlink(),
-        "output/eval/reward/tiny.manifest.json is gone",
+        "output/eval/reward/tiny.manifest.json is missing",
     ),
     "the text of the manifest": (
         lambda result: result.with_name("tiny.manifest.json").write_text("{"),
@@ -173,40 +174,40 @@ LOSSES = {
     ),
     "the folder and the manifest": (
         lambda result: (shutil.rmtree(result), result.with_name("tiny.manifest.json").unlink()),
-        "output/eval/reward/tiny is gone",
+        "output/eval/reward/tiny is missing",
     ),
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_lost_of_a_result_is_told(copy, loss, monkeypatch):
-    lose, expected = LOSSES[loss]
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_of_a_result_is_its_cause(copy, damage, monkeypatch):
+    apply, expected = DAMAGES[damage]
     path = "output/eval/reward/tiny"
     job = StaleJob(copy.spec_of(path), None, "none")
     size = (copy.folder / path / "metrics.json").stat().st_size
-    lose(copy.folder / path)
+    apply(copy.folder / path)
     monkeypatch.chdir(copy.folder)
     find_causes(job, {})
     assert job.causes == [expected.format(size)]
 
 
-def test_jobs_behind_a_lost_file_are_only_in_doubt(copy):
+def test_jobs_downstream_of_a_missing_file_become_stale_only_if_its_content_changes(copy):
     (copy.folder / "output/tokens/rlhf/tiny/stats.json").unlink()
-    assert ask(copy, TARGET) == (
-        "tokenize_rlhf tiny: output/tokens/rlhf/tiny/stats.json is missing\n"
-        "  puts in doubt: train_rlhf tiny, evaluate_rlhf tiny, draw_report tiny"
-        " (kept if it comes out as before)\n"
+    assert explain(copy, TARGET) == (
+        "tokenize_rlhf tiny is stale: output/tokens/rlhf/tiny/stats.json is missing\n"
+        "  makes stale if its content changes: train_rlhf tiny, evaluate_rlhf tiny,"
+        " draw_report tiny\n"
     )
 
 
-def test_changes_since_a_rerun_that_failed_are_told_from_the_copy_in_the_folder(copy):
-    # Snakemake takes the manifest away before it runs a job.
+def test_after_a_failed_rerun_changes_are_read_from_the_manifest_in_the_folder(copy):
+    # Snakemake deletes the manifest before it runs a job.
     (copy.folder / "output/rlhf/tiny.manifest.json").unlink()
     with edited(copy.folder / "config.yaml", ("gae_lambda: 0.95", "gae_lambda: 0.9")):
-        assert ask(copy, TARGET) == (
-            "train_rlhf tiny:\n"
-            "  output/rlhf/tiny.manifest.json is gone\n"
-            "  rlhf.gae_lambda 0.95 -> 0.9\n"
+        assert explain(copy, TARGET) == (
+            "train_rlhf tiny is stale:\n"
+            "  output/rlhf/tiny.manifest.json is missing\n"
+            "  rlhf.gae_lambda changed from 0.95 to 0.9\n"
             "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
         )
 
@@ -216,40 +217,40 @@ def rewrite(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_an_input_of_other_content_is_told(copy):
-    # As a library that is not pinned might have left it, of the same spec.
+def test_an_input_with_other_content_is_reported(copy):
+    # As a library that is not pinned might have made it from the same spec.
     rewrite(copy.folder / "output/tokens/rlhf/tiny.manifest.json", facts={"dropped": 7})
-    assert ask(copy, TARGET) == (
-        "train_rlhf tiny: tokenize_rlhf tiny was built again, to other content\n"
-        "  puts in doubt: evaluate_rlhf tiny, draw_report tiny (kept if it comes out as before)\n"
+    assert explain(copy, TARGET) == (
+        "train_rlhf tiny is stale: tokenize_rlhf tiny was rebuilt with other content\n"
+        "  makes stale if its content changes: evaluate_rlhf tiny, draw_report tiny\n"
     )
 
 
-def test_an_input_that_was_built_anew_is_told_with_what_had_changed(copy, monkeypatch):
+def test_a_rebuilt_input_is_reported_with_the_change_that_caused_it(copy, monkeypatch):
     monkeypatch.chdir(copy.folder)
-    # A reward model from an SFT model that learnt from longer rows.
+    # A reward model from an SFT model that was trained on longer rows.
     tokens, sft, reward = map(
         copy.spec_of, ("output/tokens/sft/tiny", "output/sft/tiny", "output/reward/tiny")
     )
     now = StaleJob(json.loads(json.dumps(reward)), None, "none")
     tokens["settings"]["max_length"] = 95
     sft["inputs"]["tokens"]["spec"] = write_spec(tokens)
-    assert causes_since(now, reward, sft) == [
-        "tokenize_sft tiny was built anew since: sft.max_length 95 -> 96"
+    assert causes_if_made_from(now, reward, sft) == [
+        "tokenize_sft tiny was rebuilt: sft.max_length changed from 95 to 96"
     ]
-    # And that learnt at another rate.
+    # And at another learning rate.
     sft["settings"]["learning_rate"] = 0.1
-    assert causes_since(now, reward, sft) == [
-        "train_sft tiny was built anew since: sft.learning_rate 0.1 -> 0.004"
+    assert causes_if_made_from(now, reward, sft) == [
+        "train_sft tiny was rebuilt: sft.learning_rate changed from 0.1 to 0.004"
     ]
-    # The spec files of old builds may be cleared away.
+    # Users may delete the spec files of old builds.
     shutil.rmtree("output/specs")
     find_causes(now, {})
-    assert now.causes == ["train_sft tiny was built anew since"]
+    assert now.causes == ["train_sft tiny was rebuilt"]
 
 
-def causes_since(now, reward, sft):
-    """What is told of a reward model if it was made from an SFT model of this spec."""
+def causes_if_made_from(now, reward, sft):
+    """Return the causes of a reward model that was made from an SFT model of this spec."""
     reward["inputs"]["model"]["spec"] = write_spec(sft)
     rewrite(Path("output/reward/tiny.manifest.json"), spec=reward)
     find_causes(now, {})
@@ -257,36 +258,43 @@ def causes_since(now, reward, sft):
 
 
 def write_spec(spec):
-    """Write a spec file as planning does; returns the spec's digest."""
+    """Write a spec file as planning does; return the digest of the spec."""
     path = Path("output/specs", spec["rule"], f"{spec['name']}-{digest(spec)[:16]}.json")
     path.write_text(json.dumps(spec))
     return digest(spec)
 
 
+def test_options_of_snakemake_may_follow_the_targets_or_a_separator(built):
+    target = "output/eval/sft/tiny.manifest.json"
+    expected = explain(built, target, options=("--config", "seed=3"))
+    assert "seed changed from" in expected
+    assert explain(built, target, "--", options=("--config", "seed=3")) == expected
+
+
 def test_a_forced_run_has_snakemakes_reason(built):
     target = "output/eval/sft/tiny.manifest.json"
-    assert ask(built, target, options=("--force",)) == (
-        "evaluate_sft tiny: Snakemake's reason: Forced execution\n"
+    assert explain(built, target, options=("--force",)) == (
+        "evaluate_sft tiny is stale: Snakemake's reason: Forced execution\n"
     )
 
 
-def test_what_was_never_built_is_told_in_the_order_of_the_road(sources):
-    assert ask(sources, "output/sft/125m") == (
-        "import_dataset rm-static: never built yet\n"
-        "  the same for: fetch_model opt-125m, split_dataset rm-static, tokenize_sft 125m,"
+def test_results_that_were_never_built_are_listed_upstream_first(sources):
+    assert explain(sources, "output/sft/125m") == (
+        "import_dataset rm-static has never been built\n"
+        "  the same applies to: fetch_model opt-125m, split_dataset rm-static, tokenize_sft 125m,"
         " train_sft 125m, evaluate_sft 125m\n"
     )
 
 
 def rows(*numbers):
-    """A jsonl file of a dataset."""
+    """Return the text of a jsonl dataset file with one row per number."""
     texts = [{"prompt": f"{n}?", "chosen": f" {n}.", "rejected": " No."} for n in numbers]
     return "".join(json.dumps(row) + "\n" for row in texts)
 
 
 @pytest.fixture
 def mine(sources):
-    """A workflow that has imported and split a dataset of our own, and nothing else."""
+    """A workflow that imported and split a local dataset, and nothing else."""
     folder = sources.folder / "mine"
     folder.mkdir()
     (folder / "train-1.jsonl").write_text(rows(*range(40)))
@@ -299,34 +307,35 @@ def mine(sources):
     return sources
 
 
-def test_files_of_a_dataset_are_told_by_name_with_their_rows(mine):
+def test_changed_files_of_a_dataset_are_listed_with_their_rows(mine):
     target, folder = "output/split/mine.manifest.json", mine.folder / "mine"
     with (folder / "train-1.jsonl").open("a") as file:
         file.write(rows(60))
     stale = "  makes stale: split_dataset mine\n"
-    assert ask(mine, target) == (
-        f"import_dataset mine: dataset mine: train/train-1.jsonl changed (40 -> 41 rows)\n{stale}"
+    assert explain(mine, target) == (
+        "import_dataset mine is stale: dataset mine: train/train-1.jsonl changed (40 -> 41 rows)\n"
+        f"{stale}"
     )
     (folder / "train-2.jsonl").unlink()
-    # The last line without its end is a row too.
+    # A last line without a newline is a row too.
     (folder / "train-3.jsonl").write_text(rows(60, 61, 62).rstrip())
     (folder / "test.jsonl").write_text(rows(*range(70, 80)))
-    assert ask(mine, target) == (
-        "import_dataset mine:\n"
+    assert explain(mine, target) == (
+        "import_dataset mine is stale:\n"
         "  dataset mine: eval/test.jsonl changed (10 rows)\n"
         "  dataset mine: train/train-1.jsonl changed (40 -> 41 rows)\n"
-        "  dataset mine: train/train-2.jsonl is gone (10 rows)\n"
-        f"  dataset mine: train/train-3.jsonl is new (3 rows)\n{stale}"
+        "  dataset mine: train/train-2.jsonl was deleted (10 rows)\n"
+        f"  dataset mine: train/train-3.jsonl was added (3 rows)\n{stale}"
     )
-    # Manifests of older imports have no numbers of rows; damaged files have none to be told.
+    # A manifest without row counts, and a file whose rows cannot be counted.
     rewrite(mine.folder / "output/data/mine.manifest.json", facts={})
     (folder / "train-3.jsonl").write_text("")
-    assert ask(mine, target) == (
-        "import_dataset mine:\n"
+    assert explain(mine, target) == (
+        "import_dataset mine is stale:\n"
         "  dataset mine: eval/test.jsonl changed\n"
         "  dataset mine: train/train-1.jsonl changed\n"
-        "  dataset mine: train/train-2.jsonl is gone\n"
-        f"  dataset mine: train/train-3.jsonl is new\n{stale}"
+        "  dataset mine: train/train-2.jsonl was deleted\n"
+        f"  dataset mine: train/train-3.jsonl was added\n{stale}"
     )
 
 
@@ -347,51 +356,53 @@ def test_files_of_a_dataset_are_told_by_name_with_their_rows(mine):
             "error: config: sft.recipes has no 'nope' (there: {})\n",
         ),
         (TARGET, ("--nope",), 2, "snakemake: error: unrecognized arguments: --nope\n"),
-        (TARGET, ("--lint",), 1, "error: with these options Snakemake prints no plan\n"),
+        (TARGET, ("--lint",), 1, "error: Snakemake prints no plan with these options\n"),
     ],
     ids=["value", "recipe", "option", "other command"],
 )
-def test_mistakes_are_told_in_a_line_with_snakemakes_code(built, target, options, code, message):
+def test_errors_of_snakemake_are_one_line_with_its_exit_code(built, target, options, code, message):
     process = run(built, target, options=options)
     recipes = yaml.safe_load((ROOT / "config.yaml").read_text())["sft"]["recipes"]
     assert process.returncode == code
     assert process.stdout == message.format(", ".join(recipes))
 
 
-def test_what_makes_snakemake_quiet_hides_nothing(built):
+def test_quiet_options_of_snakemake_hide_nothing(built):
     with edited(built.folder / "config.yaml", ("gae_lambda: 0.95", "gae_lambda: 0.9")):
-        told = ask(built, TARGET, options=("--quiet", "rules", "host"))
-    assert told.startswith("train_rlhf tiny: rlhf.gae_lambda 0.95 -> 0.9\n")
+        output = explain(built, TARGET, options=("--quiet", "rules", "host"))
+    assert output.startswith("train_rlhf tiny is stale: rlhf.gae_lambda changed from 0.95 to 0.9\n")
 
 
-def test_results_in_another_folder_are_those_that_are_told_of(built, tmp_path):
+def test_results_are_read_from_the_working_directory_of_snakemake(built, tmp_path):
     shutil.copytree(built.folder / "output", tmp_path / "output")
     (tmp_path / "output/eval/sft/tiny/metrics.json").unlink()
-    told = ask(built, "output/eval/sft/tiny.manifest.json", options=("--directory", str(tmp_path)))
-    assert told == "evaluate_sft tiny: output/eval/sft/tiny/metrics.json is missing\n"
+    target = "output/eval/sft/tiny.manifest.json"
+    assert explain(built, target, options=("--directory", str(tmp_path))) == (
+        "evaluate_sft tiny is stale: output/eval/sft/tiny/metrics.json is missing\n"
+    )
 
 
-def test_it_takes_little_more_than_a_dry_run_and_needs_no_torch(sources):
+def test_it_takes_little_longer_than_a_dry_run_and_imports_no_torch(sources):
     # A torch that cannot be imported shadows the real one.
-    (sources.folder / "torch.py").write_text("raise ImportError('why imports torch')\n")
+    (sources.folder / "torch.py").write_text("raise ImportError('explain.py imports torch')\n")
     sources.environment["PYTHONPATH"] = str(sources.folder)
-    # Not the time that passes: other tests may run beside this one.
+    # CPU time, because other tests may run at the same time.
     started = processor_seconds()
     sources.planned("output/rlhf/1.3b")
     planned = processor_seconds()
-    assert ask(sources, "output/rlhf/1.3b").startswith(
-        "import_dataset rm-static: never built yet\n"
+    assert explain(sources, "output/rlhf/1.3b").startswith(
+        "import_dataset rm-static has never been built\n"
     )
     assert processor_seconds() - planned < 1.5 * (planned - started)
 
 
 def processor_seconds():
-    """What the processes that this one has started, and waited for, have taken."""
+    """Return the CPU time of all finished child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-def test_nothing_but_specs_is_written(copy):
+def test_only_specs_are_written(copy):
     (copy.folder / "output/eval/sft/tiny/metrics.json").unlink()
     (copy.folder / "output/eval/reward/tiny.manifest.json").unlink()
 
@@ -402,16 +413,16 @@ def test_nothing_but_specs_is_written(copy):
 
     before = files()
     with edited(copy.folder / "config.yaml", ("learning_rate: 4.0e-3", "learning_rate: 3.0e-3")):
-        assert "sft.learning_rate" in ask(copy, TARGET)
+        assert "sft.learning_rate" in explain(copy, TARGET)
     assert files() == before
 
 
-def test_each_setting_of_a_result_is_told_by_its_key_in_the_config(quick):
+def test_config_keys_of_all_settings_exist_in_the_config(quick):
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     for path in (quick.folder / "output").rglob("*.manifest.json"):
         spec = json.loads(path.read_text())["spec"]
         # exact_check has no key; max_rows has none here.
-        for key in flat(spec["settings"]).keys() - {"exact_check", "max_rows"}:
+        for key in flatten(spec["settings"]).keys() - {"exact_check", "max_rows"}:
             first, *rest = config_key(spec, key).split(".")
             found = config[first]["defaults"] if first in STAGES else config[first]
             for part in rest:
@@ -421,43 +432,8 @@ def test_each_setting_of_a_result_is_told_by_its_key_in_the_config(quick):
     assert config_key(split, "max_rows") == "datasets.toy.max_rows"
 
 
-def settings(**values):
-    """A spec of train_sft with these settings."""
-    return {"rule": "train_sft", "name": "tiny", "settings": values}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ({"a": 1, "b": [1, 2]}, {"b": [1.0, 2], "a": 1.0}, []),
-        ({"a": 1}, {"a": True}, ["sft.a 1 -> true"]),
-        ({"a": "1"}, {"a": 1}, ['sft.a "1" -> 1']),
-        ({"a": None}, {}, ["sft.a null -> (not set)"]),
-        ({}, {"a": {"b": 0.5, "c": {}}}, ["sft.a.b (not set) -> 0.5", "sft.a.c (not set) -> {}"]),
-        ({"betas": [0.9, 0.95]}, {"betas": [0.9]}, ["sft.betas [0.9, 0.95] -> [0.9]"]),
-        (
-            {"datasets": [["a", 1], ["b", 0.5]]},
-            {"datasets": [["a", 2], ["b", 1.0]]},
-            ["sft.datasets [a, {b: 0.5}] -> [{a: 2}, b]"],
-        ),
-    ],
-)
-def test_settings_are_compared_by_value_and_told_as_yaml(old, new, expected):
-    assert changed_settings(settings(**old), settings(**new)) == expected
-
-
-TEXTS = ["a b", "", "1e-5", "1_000", "0x1f", "1", "true", "No", "null", "none", "-", "~", "a: b"]
-TEXTS += ["data/*.json", "sft/tiny", "1.3b", "x_y-2", "\u00fc", "it's"]
-
-
-@pytest.mark.parametrize("value", TEXTS)
-def test_text_is_told_as_yaml_would_read_it(value):
-    assert yaml.safe_load(yaml_line(value)) == value
-    assert yaml.safe_load(yaml_line([value, {"key": value}])) == [value, {"key": value}]
-
-
-def test_of_many_files_the_first_five_are_told(tmp_path):
+def test_of_many_damaged_files_the_first_five_are_listed(tmp_path):
     files = {f"{number:02}": {"size": 1} for number in range(1_234)}
-    told = lost_files(tmp_path, files)
-    assert told[:5] == [f"{tmp_path}/{number:02} is missing" for number in range(5)]
-    assert told[5:] == [f"{tmp_path}: 1,229 more files are missing or have another size"]
+    lines = damaged_files(tmp_path, files)
+    assert lines[:5] == [f"{tmp_path}/{number:02} is missing" for number in range(5)]
+    assert lines[5:] == [f"{tmp_path}: 1,229 more files are missing or changed size"]

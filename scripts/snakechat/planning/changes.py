@@ -1,84 +1,116 @@
-"""What changed from one spec of a job to another, in words that a person reads.
+"""Describe what changed from one spec of a job to another, one sentence per change.
 
-Standard library only, but for counting rows.
+Standard library only, except for counting rows: Snakemake's environment may lack other libraries.
 """
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from snakechat.data.dataset_files import kind_of
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 
-# So many files are told one by one.
-FEW = 5
-# Bytes of a source file whose rows are counted by reading them all, in about a second.
-SOON_READ = 1 << 26
-# Settings of evaluate_rlhf that are a recipe's.
-OF_RECIPES = ("dtype", "max_response_length", "reward_functions")
-# Where the settings of rules stand that are called by STAGE/NAME.
+Spec = Mapping[str, Any]
+
+# Longer lists of files are truncated to this number.
+MAX_LISTED = 5
+# Largest text file whose rows are counted by reading them, in about a second.
+MAX_COUNTED_BYTES = 1 << 26
+# Settings of evaluate_rlhf that belong to the recipe, not to the section `evaluation`.
+RECIPE_SETTINGS = ("dtype", "max_response_length", "reward_functions")
+# Settings that the config has at its top level.
+TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "exact_check", "language", "prompt_sets")
+# Config sections of the rules whose jobs are named STAGE/NAME.
 SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
-# Texts that need no quotes in YAML: names as of recipes (1.3b) and models.
-PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
+# Strings that need no quotes in YAML: names of recipes (1.3b) and of models.
+UNQUOTED = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
 
 
-def changes_of(old, new, facts, source=None):
-    """What differs in two specs of a result, apart from the jobs before it."""
+def job_name(job: Spec) -> str:
+    """Return the name of a job (train_sft 1.3b), given its spec or an entry of a spec's inputs."""
+    return f"{job['rule']} {job['name']}"
+
+
+def spec_changes(
+    old: Spec, new: Spec, facts: Mapping[str, Any], source: str | None = None
+) -> list[str]:
+    """Describe the differences of two specs of a result, except those of its upstream jobs.
+
+    Args:
+        old: The spec that the result was made from.
+        new: The spec of today.
+        facts: The facts of the result's manifest, for the rows that its files had.
+        source: Folder of the external files, to count the rows that they have now.
+    """
     if old["rule"] != new["rule"]:
-        return [f"{old['rule']} made it before"]
+        return [f"was made by {old['rule']} before"]
     changes = changed_settings(old, new) + changed_code(old, new)
     if old["requirements"] != new["requirements"]:
         changes.append("pinned requirements changed")
     changes += changed_files(old, new, facts.get("source_rows", {}), source)
     if "training" in new["settings"]:
-        # The spec of a training, which is tried at each ZeRO stage.
-        changes += changes_of(*(spec["settings"]["training"] for spec in (old, new)), {})
+        # compare_zero repeats the training of another spec at each ZeRO stage.
+        changes += spec_changes(old["settings"]["training"], new["settings"]["training"], {})
     return list(dict.fromkeys(changes))
 
 
-def exchanged_inputs(old, new):
-    """Inputs that come from other jobs than before."""
-    before, now = (
-        {key: name_of(entry) for key, entry in spec["inputs"].items()} for spec in (old, new)
+def replaced_inputs(old: Spec, new: Spec) -> list[str]:
+    """Describe the inputs that come from other jobs than before."""
+    old_names, new_names = (
+        {key: job_name(entry) for key, entry in spec["inputs"].items()} for spec in (old, new)
     )
     changes = []
-    for key in sorted(before.keys() | now.keys()):
-        if key not in before:
-            changes.append(f"reads {now[key]} now")
-        elif key not in now:
-            changes.append(f"no longer reads {before[key]}")
-        elif before[key] != now[key]:
-            changes.append(f"reads {now[key]} instead of {before[key]}")
+    for key in sorted(old_names.keys() | new_names.keys()):
+        if key not in old_names:
+            changes.append(f"now reads {new_names[key]}")
+        elif key not in new_names:
+            changes.append(f"no longer reads {old_names[key]}")
+        elif old_names[key] != new_names[key]:
+            changes.append(f"reads {new_names[key]} instead of {old_names[key]}")
     return changes
 
 
-def changed_settings(old, new):
-    """Settings that differ, by their keys in the config."""
-    before, now = flat(old["settings"]), flat(new["settings"])
-    return [
-        f"{config_key(new, key)} {as_written(before, key)} -> {as_written(now, key)}"
-        for key in sorted(before.keys() | now.keys())
-        # As specs are compared: 1 is 1.0, and is not true.
-        if not key.startswith("training.")
-        and digest([before.get(key), key in before]) != digest([now.get(key), key in now])
-    ]
+def changed_settings(old: Spec, new: Spec) -> list[str]:
+    """Describe the settings that differ, by their keys in the config."""
+    old_values, new_values = flatten(old["settings"]), flatten(new["settings"])
+    changes = []
+    for key in sorted(old_values.keys() | new_values.keys()):
+        # The spec of a training inside a spec is compared by spec_changes.
+        if key.startswith("training."):
+            continue
+        name = config_key(new, key)
+        if key not in old_values:
+            changes.append(f"{name} was added: {format_setting(key, new_values[key])}")
+        elif key not in new_values:
+            changes.append(f"{name} was removed: {format_setting(key, old_values[key])}")
+        # By digest, as specs are compared: 1 equals 1.0 and differs from true.
+        elif digest(old_values[key]) != digest(new_values[key]):
+            before, after = (
+                format_setting(key, values[key]) for values in (old_values, new_values)
+            )
+            changes.append(f"{name} changed from {before} to {after}")
+    return changes
 
 
-def flat(settings, prefix=""):
-    """Settings by dotted keys. Lists are whole."""
-    values = {}
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted keys; lists and empty mappings are values."""
+    values: dict[str, Any] = {}
     for key, value in settings.items():
-        inner = isinstance(value, dict) and value
-        values |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        if isinstance(value, dict) and value:
+            values |= flatten(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
     return values
 
 
-def config_key(spec, key):
-    """Where the config has a setting of a job: sft.learning_rate for one of train_sft."""
+def config_key(spec: Spec, key: str) -> str:
+    """Return where the config sets a setting of a job: sft.learning_rate for one of train_sft."""
     rule, first = spec["rule"], key.partition(".")[0]
     stage = rule.partition("_")[2]
-    if first in ("seed", "template", "on_bad_row", "exact_check", "language"):
+    if first in TOP_LEVEL_KEYS:
         return key
     if rule == "import_dataset" or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
@@ -86,92 +118,116 @@ def config_key(spec, key):
         return f"split.{key}"
     if stage == "model":
         return f"models.{spec['name']}.{key}"
-    if rule in ("prompt_eval", "rw_eval") and first == "prompts":
-        return key
     if rule in SECTIONS:
         return f"{spec['name'].partition('/')[0] if first == 'dtype' else SECTIONS[rule]}.{key}"
-    if rule == "evaluate_rlhf" and first not in OF_RECIPES:
+    if rule == "evaluate_rlhf" and first not in RECIPE_SETTINGS:
         return f"evaluation.{key}"
     return f"{stage}.{key}"
 
 
-def as_written(settings, key):
-    """A setting as it would stand in the config, on one line."""
-    if key not in settings:
-        return "(not set)"
-    value = settings[key]
+def format_setting(key: str, value: Any) -> str:
+    """Return a setting as the config would have it, on one line."""
     if key == "datasets":
-        # Each has its weight in a spec; in a recipe 1 is left out.
+        # A spec has the weight of each dataset; the config omits weights of 1.
         value = [name if weight == 1 else {name: weight} for name, weight in value]
-    return yaml_line(value)
+    return format_yaml(value)
 
 
-def yaml_line(value):
-    """A value in YAML, on one line."""
+def format_yaml(value: Any) -> str:
+    """Return a value as YAML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {yaml_line(inner)}" for key, inner in value.items()) + "}"
+        items = (f"{key}: {format_yaml(inner)}" for key, inner in value.items())
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(yaml_line, value)) + "]"
-    plain = isinstance(value, str) and PLAIN.fullmatch(value)
-    return value if plain else json.dumps(value, ensure_ascii=False)
+        return "[" + ", ".join(map(format_yaml, value)) + "]"
+    if isinstance(value, str) and UNQUOTED.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
-def changed_code(old, new):
-    """Our program and modules that differ. Only digests of them are known."""
-    before, now = old["code"], new["code"]
+def changed_code(old: Spec, new: Spec) -> list[str]:
+    """Describe the program, modules and reward functions that differ; specs have digests only."""
+    old_code, new_code = old["code"], new["code"]
     changes = []
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            reward = name.startswith("rewards/")
-            use = "used" if reward else "imported"
-            what = "changed" if name in now else f"is no longer {use}"
-            what = what if name in before else f"is {use} now"
-            kind = "reward function" if reward else "module" if "/" in name else "program"
-            changes.append(f"{kind} {name} {what}")
+    for name in sorted(old_code.keys() | new_code.keys()):
+        if old_code.get(name) == new_code.get(name):
+            continue
+        if name.startswith("rewards/"):
+            kind, use = "reward function", "used"
+        else:
+            kind, use = "module" if "/" in name else "program", "imported"
+        if name not in old_code:
+            changes.append(f"{kind} {name} is now {use}")
+        elif name not in new_code:
+            changes.append(f"{kind} {name} is no longer {use}")
+        else:
+            changes.append(f"{kind} {name} changed")
     return changes
 
 
-def changed_files(old, new, rows, source):
-    """Files from outside that differ. rows: how many they had; source: the folder they lie in."""
-    before, now = old["files"], new["files"]
-    # Prompts belong to no job.
+def changed_files(
+    old: Spec, new: Spec, old_rows: Mapping[str, int], source: str | None
+) -> list[str]:
+    """Describe the external files that differ.
+
+    Args:
+        old, new: The specs.
+        old_rows: Rows that the files had, by name.
+        source: Folder of the files.
+    """
+    old_files, new_files = old["files"], new["files"]
+    # The prompt files of the evaluations belong to no dataset or model.
     kind = {"import_dataset": "dataset", "init_model": "model"}.get(new["rule"])
-    whose = f"{kind} {new['name']}: " if kind else ""
+    owner = f"{kind} {new['name']}: " if kind else ""
 
-    def describe(name):
-        what = "is gone" if name not in now else "changed" if name in before else "is new"
-        counts = [rows.get(name)] if name in before else []
-        counts += [count_rows(source, name)] if name in now else []
+    def describe(name: str) -> str:
+        if name not in new_files:
+            change, counts = "was deleted", [old_rows.get(name)]
+        elif name not in old_files:
+            change, counts = "was added", [count_rows(source, name)]
+        else:
+            change, counts = "changed", [old_rows.get(name), count_rows(source, name)]
         if None in counts:
-            return f"{whose}{name} {what}"
-        return f"{whose}{name} {what} ({' -> '.join(f'{n:,}' for n in dict.fromkeys(counts))} rows)"
+            return f"{owner}{name} {change}"
+        rows = " -> ".join(f"{count:,}" for count in dict.fromkeys(counts))
+        return f"{owner}{name} {change} ({rows} rows)"
 
-    names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
-    return few(names, describe, f"{whose}{{}} more files changed")
+    names = old_files.keys() | new_files.keys()
+    changed = [name for name in names if old_files.get(name) != new_files.get(name)]
+    return summarize(changed, describe, f"{owner}{{}} more files changed")
 
 
-def count_rows(source, name):
-    """Rows of a file of a dataset, as the import counts them; None where that takes long."""
-    # Files stand in a spec behind the name of their part.
+def count_rows(source: str | None, name: str) -> int | None:
+    """Return the rows of a dataset file as the import counts them; None if that takes long.
+
+    Args:
+        source: Folder of the dataset.
+        name: Name of the file in the spec: the split, a slash, the path in the folder.
+    """
     path = Path(source or "", name.partition("/")[2])
     try:
-        # Only here: Snakemake's own environment may be without the libraries that read rows.
+        # Snakemake's own environment may lack the libraries that read rows.
         from snakechat.data.sources import count_rows, read_rows
 
         if kind_of(path) == "parquet":
             return count_rows(path)
-        return sum(1 for _ in read_rows(path)) if path.stat().st_size <= SOON_READ else None
+        if path.stat().st_size > MAX_COUNTED_BYTES:
+            return None
+        return sum(1 for _ in read_rows(path))
     except (ImportError, InputError, OSError):
         return None
 
 
-def few(names, describe, rest):
-    """What there is to say of the first few names, and how many more there are."""
+def summarize(names: Iterable[str], describe: Callable[[str], str], remainder: str) -> list[str]:
+    """Describe the first few names, and count the others.
+
+    Args:
+        names: In any order; the descriptions are sorted by name.
+        describe: Returns the description of a name.
+        remainder: Format of the last line, for the number of the other names.
+    """
     names = sorted(names)
-    more = [rest.format(f"{len(names) - FEW:,}")] if len(names) > FEW else []
-    return [describe(name) for name in names[:FEW]] + more
-
-
-def name_of(job):
-    """train_sft 1.3b: of a spec, or of an entry of its inputs."""
-    return f"{job['rule']} {job['name']}"
+    lines = [describe(name) for name in names[:MAX_LISTED]]
+    if len(names) > MAX_LISTED:
+        lines.append(remainder.format(f"{len(names) - MAX_LISTED:,}"))
+    return lines

@@ -1,53 +1,73 @@
-"""What Snakemake would run, read from a dry run: each job with its spec and its placement.
+"""Run a dry run of Snakemake and read the planned jobs from its output.
 
-Specs name all that a result is made from; the placement is in the command that a dry run prints.
+The output names the spec of each job, which contains all that its result is made from, and its
+placement. Both are part of the command that `snakemake -n -p` prints: no private interface is used.
 """
 
+import argparse
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-# The first line of an error: of our rules, of Snakemake, of its command line.
+# First line of an error of the workflow, of Snakemake or of its command line.
 ERROR = re.compile(r"(\S+: )?[Ee]rror: |\w+(Error|Exception)\b")
 
 
-class Planned(NamedTuple):
-    """A job that would run: its spec, what its program is told of its placement, and why Snakemake
-    runs it.
+class PlannedJob(NamedTuple):
+    """A job that Snakemake would run.
+
+    spec: Its spec. placement: Where and how it would run. reason: Why Snakemake runs it.
     """
 
-    spec: dict
-    placement: dict
+    spec: dict[str, Any]
+    placement: dict[str, Any]
     reason: str
 
 
-def arguments_of(parser, words):
-    """What a parser makes of the words before --, and those behind it, which are Snakemake's."""
-    end = words.index("--") if "--" in words else len(words)
-    return parser.parse_args(words[:end]), words[end + 1 :]
+def parse_arguments(
+    parser: argparse.ArgumentParser, words: list[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a command line that ends in options of Snakemake.
 
+    Snakemake's options begin at the first option that the parser does not have, or after `--`.
 
-def dry_run(arguments):
-    """The folder that Snakemake plans for, and what it prints of its plan.
+    Args:
+        parser: The parser of the program's own options and targets.
+        words: The command line.
 
-    Exits with Snakemake's own code and message where it fails.
+    Returns:
+        The parsed arguments, and the options for Snakemake.
     """
-    # The one of this Python's environment, active or not.
+    if "--" in words:
+        end = words.index("--")
+        return parser.parse_args(words[:end]), words[end + 1 :]
+    _, unrecognized = parser.parse_known_args(words)
+    end = words.index(unrecognized[0]) if unrecognized else len(words)
+    return parser.parse_args(words[:end]), words[end:]
+
+
+def dry_run(arguments: list[str]) -> tuple[str, str]:
+    """Run `snakemake ARGUMENTS -n`; return its working directory and its output.
+
+    Exits with Snakemake's code and message if it fails.
+    """
+    # The Snakemake of this Python's environment, even if the environment is not active.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # The least of quiet: a profile may hide the commands, which are what is wanted.
+    # The lowest level of --quiet overrides a profile that hides the commands, which are needed.
     command = ["snakemake", *arguments, "-n", "-p", "--nocolor", "--quiet", "progress"]
     try:
         process = subprocess.run(
             command, env={**os.environ, "PATH": path}, capture_output=True, text=True
         )
     except FileNotFoundError:
-        sys.exit("error: no snakemake here: activate its environment")
+        sys.exit("error: snakemake is not installed: activate its environment")
     if process.returncode:
         lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
         lines = [line for line in lines if line.strip() and not line.startswith("Using ")]
@@ -56,34 +76,37 @@ def dry_run(arguments):
         sys.exit(process.returncode)
     folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
     if not folder:
-        sys.exit("error: with these options Snakemake prints no plan")
+        sys.exit("error: Snakemake prints no plan with these options")
     return folder[1], process.stdout
 
 
-def planned_jobs(plan):
-    """The Planned jobs of a printed plan, by the paths of their results, each behind those before
-    it. Paths are told from the folder that is planned for.
+def planned_jobs(output: str) -> dict[str, PlannedJob]:
+    """Return the jobs in the output of a dry run, by the paths of their results.
+
+    Jobs follow their upstream jobs. Paths are relative to the working directory of the dry run,
+    which has to be the current one.
     """
-    jobs, reason = {}, ""
-    for line in plan.splitlines():
+    jobs: dict[str, PlannedJob] = {}
+    reason = ""
+    for line in output.splitlines():
         kind, _, text = line.partition(": ")
         if kind == "Reason":
             reason = text
-        # Rules without a command ("None") stand for the folders that users ask for.
+        # Rules without a command ("None") stand for the folders that users request.
         if kind == "Shell command" and "--spec" in text:
             words = shlex.split(text)
             spec = json.loads(Path(words[words.index("--spec") + 1]).read_text())
             placement = words[words.index("--placement") + 1] if "--placement" in words else "{}"
-            jobs[spec["path"]] = Planned(spec, json.loads(placement), reason)
+            jobs[spec["path"]] = PlannedJob(spec, json.loads(placement), reason)
 
     @cache
-    def depth(path):
-        return 1 + max(map(depth, before(jobs[path].spec, jobs)), default=0)
+    def depth(path: str) -> int:
+        return 1 + max(map(depth, upstream_paths(jobs[path].spec, jobs)), default=0)
 
     return {path: jobs[path] for path in sorted(jobs, key=lambda path: (depth(path), path))}
 
 
-def before(spec, jobs):
-    """The paths of the results that a job reads, of those that would be made."""
+def upstream_paths(spec: Mapping[str, Any], jobs: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a job's inputs that are results of planned jobs."""
     paths = [entry["path"] for entry in spec["inputs"].values()]
     return [path for path in paths if path in jobs]

@@ -12,7 +12,7 @@ import numpy as np
 
 from snakechat.data.tokens import Ragged
 from snakechat.planning import estimates as estimate
-from snakechat.planning.changes import name_of
+from snakechat.planning.changes import job_name
 from snakechat.planning.estimates import Trained
 from snakechat.planning.footprint import POLICY, SCORE, SFT, Layout, Model, size_of
 from snakechat.planning.known_models import MODELS, ROWS
@@ -186,7 +186,7 @@ def train_pairs(loss):
     return describe
 
 
-def reference_dpo(job):
+def compute_reference(job):
     """Of the reference's log-probabilities."""
     rows = job.rows()
     model = job.model("model", POLICY, lora=None)
@@ -297,7 +297,7 @@ DESCRIBED = {
     "train_reward": train_pairs(SCORE),
     "train_dpo": train_pairs(POLICY),
     "train_rlhf": train_rlhf,
-    "reference_dpo": reference_dpo,
+    "compute_reference": compute_reference,
     "evaluate_sft": evaluate_sft,
     "evaluate_reward": evaluate_reward,
     "evaluate_dpo": evaluate_dpo,
@@ -382,13 +382,13 @@ def rows_of(entry, part, plan):
     if lengths and len(lengths[0]):
         prompt, *responses = (found.mean() for found in lengths)
         stale = entry["path"] in plan.stale
-        notes = [f"assumed: rows are as long as in {name_of(spec)} as it was"] if stale else []
+        notes = [f"assumed: rows are as long as in {job_name(spec)} as it was"] if stale else []
         return Rows(len(lengths[0]), prompt, sum(responses), int(sum(lengths).max()), notes)
     limit = settings.get("max_length") or settings["max_prompt_length"]
     number, notes = numbers_of(spec, part, plan)
     mean = ASSUMED_SHARE * limit
     notes.append(
-        f"unknown until {name_of(spec)} is there: tokens of a row; {mean:g} assumed, half of the"
+        f"unknown until {job_name(spec)} is there: tokens of a row; {mean:g} assumed, half of the"
         " limit"
     )
     if len(fields) == 1:
