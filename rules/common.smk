@@ -1,34 +1,56 @@
-# What all rule files stand on.
+# The config, the specs of jobs, commands and functions of wildcards, for all other files.
 
+import functools
 import os
 import re
 import sys
-from functools import cache
 from pathlib import Path
-
-from snakemake.logging import logger
 
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.code_digests import code_digests
-from snakechat.data.formats import columns_of
-from snakechat.workflow.locks import Locked, hold
-
-STAGES = ("sft", "reward", "dpo", "rlhf")
-# No blank, no slash, no dot in front: no name leads out of output/ or needs quoting.
-NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+from snakechat.config.job_files import (
+    base_model_files,
+    dataset_files,
+    dataset_folder,
+    model_folder,
+    prompt_set_files,
+    task_files,
+    tokenizer_files,
+    tokenizer_folder,
+)
+from snakechat.config.job_settings import (
+    import_settings,
+    lm_eval_settings,
+    model_settings,
+    models_of,
+    prompt_eval_settings,
+    prompt_page_settings,
+    report_inputs,
+    rlhf_evaluation_inputs,
+    rlhf_evaluation_settings,
+    rlhf_inputs,
+    split_settings,
+    tokenization_inputs,
+    tokenization_settings,
+    tokenizer_inputs,
+    training_job,
+)
+from snakechat.config.loading import load_config
+from snakechat.config.recipes import RECIPE_NAME, STAGES
+from snakechat.config.resources import RESOURCES, job_placement, job_resources
+from snakechat.config.targets import default_targets
+from snakechat.workflow import snakemake_adapter
+from snakechat.workflow.digests import canonical_json
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.specs import Specs
+from snakechat.workflow.staleness import Staleness
 
 
 wildcard_constraints:
-    name=rf"{NAME}(?<!\.json)",
+    name=RECIPE_NAME.pattern,
     stage="|".join(STAGES),
-
-
-# True of every folder that a user asks for: the job before put it there (rules without a command).
-logger.addFilter(
-    lambda record: "were not present when the DAG was created" not in record.getMessage()
-)
 
 
 def fail(message):
@@ -36,20 +58,168 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
-# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell waits while a program saves its state,
-# and so does tee, by the trap in each command: its last words are shown and kept. set: Snakemake's
-# own prefix, which this one takes the place of; a program that fails is a job that fails.
+def fails_in_one_line(function):
+    """Have a function that Snakemake calls stop with one line at a mistake of the user."""
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        try:
+            return function(*arguments, **named)
+        except InputError as error:
+            fail(error)
+
+    return call
+
+
+@fails_in_one_line
+def prepare():
+    """Check Snakemake's version and the config; return the config, specs and staleness."""
+    snakemake_adapter.check_version()
+    snakemake_adapter.hide_missing_folder_warnings()
+    snakemake_adapter.use_shared_volume(workflow)
+    checked = load_config(config, ROOT, snakemake_adapter.command_line_config(workflow))
+    specs = Specs(ROOT)
+    return checked, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
+
+
+# Suffix of the page that a rule copies next to its result, for users to ask for by name.
+PAGES = {
+    "write_record": ".md",
+    "draw_zero": ".html",
+    "compare_runs": ".html",
+    "prompt_eval": ".html",
+    "rw_eval": ".html",
+}
+CONFIG, SPECS, STALENESS = prepare()
+
+
+# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
+# saves its state, so that its last messages are printed and logged. The first words are Snakemake's
+# own prefix, which this one replaces: a job fails if its program fails.
 shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
+
+# The commands of all rules. LAUNCH starts the processes that the placement has.
+ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
+TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
+RUN = f"python {ARGUMENTS}{TO_LOG}"
+LAUNCHER = os.path.relpath(ROOT / "scripts/launch.py")
+LAUNCH = f"python {{params.launcher:q}} {ARGUMENTS}{TO_LOG}"
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
 onstart:
     try:
-        hold("output/.lock")
-    except Locked as other:
+        acquire_lock("output/.lock")
+    except AlreadyLocked as other:
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
 
 
-def program(rule):
-    """Path of the program of a rule, from the working directory."""
-    return os.path.relpath(ROOT / f"scripts/{rule}.py")
+def inputs(rule):
+    """Input function of rules, with the spec of the job and the manifests of its upstream jobs.
+
+    The wildcards are the name of the job: NAME, or STAGE/NAME.
+    """
+
+    @fails_in_one_line
+    def lookup(wildcards):
+        name = "/".join(wildcards)
+        spec, _ = SPECS.spec(rule, name)
+        manifests = {
+            key: SPECS.manifest(upstream["rule"], upstream["name"])
+            for key, upstream in spec["inputs"].items()
+        }
+        return {"spec": STALENESS.spec_file(rule, name), **manifests}
+
+    return lookup
+
+
+def results_of(stage, *rules):
+    """Input function of a folder that users ask for, with the manifests of these rules.
+
+    Snakemake does not notice a missing manifest while the folder exists. The folder's time is then
+    set back, and the spec, which is newer, becomes an input.
+    """
+
+    @fails_in_one_line
+    def lookup(wildcards):
+        manifests = [SPECS.manifest(rule, wildcards.name) for rule in rules]
+        found = {"manifests": [ancient(path) for path in manifests]}
+        if all(Path(path).exists() for path in manifests):
+            return found
+        folder = Path(f"output/{stage}/{wildcards.name}")
+        STALENESS.require_report_input(str(folder), complete=False)
+        if folder.exists():
+            found["spec"] = STALENESS.spec_file(rules[0], wildcards.name)
+            # Where it exists, Snakemake takes the time of this file for the folder's.
+            stamp = folder / ".snakemake_timestamp"
+            os.utime(stamp if stamp.exists() else folder, (1, 1))
+        return found
+
+    return lookup
+
+
+def models_with(*origins):
+    """Return a regular expression for the models with one of these keys; without any, no name."""
+    return "|".join(map(re.escape, CONFIG.models_with(*origins))) or "(?!)"
+
+
+def program(name):
+    """Return the path of a program, relative to the working directory."""
+    return os.path.relpath(ROOT / f"scripts/{name}.py")
+
+
+def placement_of(stage, wildcards, single_process):
+    """Return the placement of a job; stage is None where it is a wildcard."""
+    return job_placement(CONFIG, stage or wildcards.stage, wildcards.name, single_process)
+
+
+def threads_of(stage=None, single_process=False):
+    """Return a function of wildcards: CPU threads of a job on each node."""
+    return fails_in_one_line(
+        lambda wildcards: placement_of(stage, wildcards, single_process)["threads"]
+    )
+
+
+def resources_of(stage=None, single_process=False):
+    """Return the resources of a job, each a function of wildcards and attempt."""
+
+    def resource(key):
+        return fails_in_one_line(
+            lambda wildcards, attempt: job_resources(
+                placement_of(stage, wildcards, single_process), attempt
+            )[key]
+        )
+
+    return {key: resource(key) for key in RESOURCES}
+
+
+def placement_json(stage=None, single_process=False, **more):
+    """Return a function of wildcards: the placement that a program gets as JSON."""
+
+    @fails_in_one_line
+    def lookup(wildcards):
+        placement = placement_of(stage, wildcards, single_process)
+        return canonical_json(
+            {
+                **placement,
+                "save_steps": config["save_steps"],
+                "options": snakemake_adapter.config_options(),
+                **more,
+            }
+        )
+
+    return lookup
+
+
+def source_json(folder):
+    """Return a function of wildcards: the placement of a program that reads a local folder.
+
+    folder: a function of the config and a name (snakechat/config/job_files.py).
+    """
+
+    @fails_in_one_line
+    def lookup(wildcards):
+        source = folder(CONFIG, wildcards.name)
+        return canonical_json({"source": source and str(source)})
+
+    return lookup

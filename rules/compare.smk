@@ -1,4 +1,19 @@
-# Recipes of a stage side by side, on one page: A-vs-B, or all of a sweep.
+# Recipes of a stage compared on one page: A-vs-B, or all recipes of a sweep.
+
+
+SPECS.describe(
+    "compare_runs",
+    folder="compare",
+    settings=lambda stage, names: {
+        "language": config["language"],
+        "recipes": CONFIG.compared_recipes(stage, names),
+    },
+    inputs=lambda stage, names: {
+        f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
+        for result, verb in (("training", "train"), ("evaluation", "evaluate"))
+        for recipe in CONFIG.compared_recipes(stage, names)
+    },
+)
 
 
 rule compare_runs:
@@ -10,19 +25,19 @@ rule compare_runs:
             "output/compare/{stage}/{name}.html",
             caption="captions/page.rst",
             category=MORE,
-            subcategory="recipes compared",
+            subcategory="comparisons of recipes",
             labels={"recipes": "{stage}/{name}"},
         ),
     log:
         "output/logs/compare_runs/{stage}/{name}.log",
     localrule: True
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("compare_runs"),
+        placement="{}",
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | (trap '' INT TERM; tee {log}) &&"
-        " cp {params.result}/comparison.html {output.page}"
+        f"{RUN} && cp {{params.result}}/comparison.html {{output.page}}"

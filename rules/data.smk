@@ -1,4 +1,18 @@
-# Dataset source -> records -> rows of the phases.
+# Dataset source -> records -> row numbers of the phases.
+
+
+SPECS.describe(
+    "import_dataset",
+    folder="data",
+    settings=lambda name: import_settings(CONFIG, name),
+    files=lambda name: dataset_files(CONFIG, name),
+)
+SPECS.describe(
+    "split_dataset",
+    folder="split",
+    settings=lambda name: split_settings(CONFIG, name),
+    inputs=lambda name: {"records": ("import_dataset", name)},
+)
 
 
 rule import_dataset:
@@ -9,29 +23,25 @@ rule import_dataset:
     log:
         "output/logs/import_dataset/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("import_dataset"),
-        placement=dataset_place,
+        placement=source_json(dataset_folder),
     message:
         "Importing dataset {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        RUN
 
 
-rule split_dataset:
+use rule import_dataset as split_dataset with:
     input:
         unpack(inputs("split_dataset")),
     output:
         "output/split/{name}.manifest.json",
     log:
         "output/logs/split_dataset/{name}.log",
-    conda:
-        "../envs/rlhf.yaml"
     params:
         program=program("split_dataset"),
+        placement="{}",
     message:
         "Splitting dataset {wildcards.name} into the phases"
-    shell:
-        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"

@@ -1,96 +1,117 @@
-# Direct preference optimisation: a chat model from pairs, without a reward model.
+# Direct preference optimization: a chat model from pairs, without a reward model.
 
 
-rule tokenize_dpo:
+SPECS.describe(
+    "tokenize_dpo",
+    folder="tokens/dpo",
+    program="tokenize_phase",
+    settings=lambda name: tokenization_settings(
+        CONFIG, "dpo", name, "max_length", "truncation_side"
+    ),
+    inputs=lambda name: tokenization_inputs(CONFIG, "dpo", name),
+)
+SPECS.describe(
+    "compute_reference",
+    folder="reference",
+    settings=lambda name: {"dtype": CONFIG.recipe("dpo", name)["dtype"]},
+    inputs=lambda name: {
+        "model": CONFIG.base_model("dpo", name),
+        "tokens": ("tokenize_dpo", name),
+    },
+)
+SPECS.describe(
+    "train_dpo",
+    folder="dpo",
+    settings=lambda name: CONFIG.training_settings("dpo", name),
+    inputs=lambda name: {
+        "model": CONFIG.base_model("dpo", name),
+        "tokens": ("tokenize_dpo", name),
+        "reference": ("compute_reference", name),
+    },
+)
+SPECS.describe(
+    "evaluate_dpo",
+    folder="eval/dpo",
+    settings=lambda name: {
+        "datasets": [dataset for dataset, _ in CONFIG.blend("dpo", name)],
+        **{key: CONFIG.recipe("dpo", name)[key] for key in ("dtype", "beta", "label_smoothing")},
+    },
+    inputs=lambda name: {
+        "model": ("train_dpo", name),
+        "tokens": ("tokenize_dpo", name),
+        "reference": ("compute_reference", name),
+    },
+)
+
+
+use rule tokenize_sft as tokenize_dpo with:
     input:
         unpack(inputs("tokenize_dpo")),
     output:
         "output/tokens/dpo/{name}.manifest.json",
     log:
         "output/logs/tokenize_dpo/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("dpo")
-    params:
-        program=program("tokenize_phase"),
     message:
         "Tokenizing pairs for DPO of {wildcards.name}"
-    shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule reference_dpo:
+use rule train_sft as compute_reference with:
     input:
-        unpack(inputs("reference_dpo")),
+        unpack(inputs("compute_reference")),
     output:
         "output/reference/{name}.manifest.json",
     log:
-        "output/logs/reference_dpo/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("dpo", alone=True)
+        "output/logs/compute_reference/{name}.log",
+    threads: threads_of("dpo", single_process=True)
     resources:
-        **resources_of("dpo", alone=True),
+        **resources_of("dpo", single_process=True),
     params:
-        program=program("reference_dpo"),
-        launch=program("launch"),
-        placement=placement_json("dpo", alone=True),
+        launcher=LAUNCHER,
+        program=program("compute_reference"),
+        placement=placement_json("dpo", single_process=True),
     message:
-        "Taking the reference's log-probabilities for {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
+        "Computing the reference log-probabilities for {wildcards.name}"
 
 
-rule train_dpo:
+use rule train_sft as train_dpo with:
     input:
         unpack(inputs("train_dpo")),
     output:
         "output/dpo/{name}.manifest.json",
     log:
         "output/logs/train_dpo/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("dpo")
     resources:
         **resources_of("dpo"),
     params:
+        launcher=LAUNCHER,
         program=program("train_dpo"),
-        launch=program("launch"),
         placement=placement_json("dpo"),
     message:
         "Training {wildcards.name} by DPO"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule evaluate_dpo:
+use rule train_sft as evaluate_dpo with:
     input:
         unpack(inputs("evaluate_dpo")),
     output:
         "output/eval/dpo/{name}.manifest.json",
     log:
         "output/logs/evaluate_dpo/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("dpo", alone=True)
+    threads: threads_of("dpo", single_process=True)
     resources:
-        **resources_of("dpo", alone=True),
+        **resources_of("dpo", single_process=True),
     params:
+        launcher=LAUNCHER,
         program=program("evaluate_dpo"),
-        launch=program("launch"),
-        placement=placement_json("dpo", alone=True),
+        placement=placement_json("dpo", single_process=True),
     message:
         "Evaluating DPO model {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule dpo:
     input:
-        unpack(asked("dpo", "train_dpo", "evaluate_dpo")),
+        unpack(results_of("dpo", "train_dpo", "evaluate_dpo")),
     output:
         directory("output/dpo/{name}"),

@@ -1,4 +1,19 @@
-# Base models: fetched from the hub or a local folder, or made from a config with random weights.
+# Base models: fetched from the hub or a local folder, or initialized from a config.
+
+
+SPECS.describe(
+    "fetch_model",
+    folder="models",
+    settings=lambda name: model_settings(CONFIG, name),
+    files=lambda name: base_model_files(CONFIG, name),
+)
+SPECS.describe(
+    "init_model",
+    folder="models",
+    settings=lambda name: model_settings(CONFIG, name),
+    inputs=lambda name: tokenizer_inputs(CONFIG, name),
+    files=lambda name: tokenizer_files(CONFIG, name),
+)
 
 
 rule fetch_model:
@@ -9,35 +24,27 @@ rule fetch_model:
     log:
         "output/logs/fetch_model/{name}.log",
     wildcard_constraints:
-        name=models_from("hub", "path"),
+        name=models_with("hub", "path"),
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("fetch_model"),
-        placement=model_place,
+        placement=source_json(model_folder),
     message:
         "Fetching model {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        RUN
 
 
-rule init_model:
+use rule fetch_model as init_model with:
     input:
         unpack(inputs("init_model")),
-    output:
-        "output/models/{name}.manifest.json",
     log:
         "output/logs/init_model/{name}.log",
     wildcard_constraints:
-        name=models_from("init"),
-    conda:
-        "../envs/rlhf.yaml"
+        name=models_with("init"),
     params:
         program=program("init_model"),
-        placement=tokenizer_place,
+        placement=source_json(tokenizer_folder),
     message:
-        "Making model {wildcards.name} from its config"
-    shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        "Initializing model {wildcards.name} from its config"

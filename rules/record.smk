@@ -1,4 +1,16 @@
-# What a training was like: a page of Markdown for each recipe, in words, tables and a picture.
+# Training records: a page of Markdown for each recipe.
+
+
+SPECS.describe(
+    "write_record",
+    folder="record",
+    settings=lambda *_: {"language": config["language"]},
+    inputs=lambda stage, name: {
+        "tokens": (f"tokenize_{stage}", name),
+        "training": (f"train_{stage}", name),
+        "evaluation": (f"evaluate_{stage}", name),
+    },
+)
 
 
 rule write_record:
@@ -17,13 +29,14 @@ rule write_record:
         "output/logs/write_record/{stage}/{name}.log",
     localrule: True
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("write_record"),
+        placement="{}",
         result=subpath(output.page, strip_suffix=".md"),
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"
-    # Beside the result its picture has another path.
+    # Next to the result folder, the picture has another relative path.
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | (trap '' INT TERM; tee {log}) &&"
-        " sed 's|](loss.svg)|]({wildcards.name}/loss.svg)|' {params.result}/record.md > {output.page}"
+        f"{RUN} && sed 's|](loss.svg)|]({{wildcards.name}}/loss.svg)|'"
+        " {params.result}/record.md > {output.page}"

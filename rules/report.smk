@@ -1,28 +1,37 @@
-# The report of a recipe's three stages, for `snakemake --report`.
+# The figures and tables of an RLHF recipe and its stages, for `snakemake --report`.
 
 
 report: "captions/workflow.rst"
 
 
-# Where each file of a report stands: its chapter, and its name there. Snakemake sorts both.
+# Chapter and label of each file of a report. Snakemake sorts by both. A recipe without a reward model
+# lacks the last files of a chapter only, so that the numbers have no gaps.
 CHAPTERS = {
     "results.html": ("1 Results", "1 all results"),
-    "wins.svg": ("1 Results", "2 wins and lengths"),
-    "figures.csv": ("1 Results", "3 all figures, to download"),
+    "wins.svg": ("1 Results", "2 win rates and lengths"),
+    "metrics.csv": ("1 Results", "3 all metrics (CSV)"),
     "data.svg": ("2 Data", "1 rows, lengths, repetitions"),
-    "data.csv": ("2 Data", "2 all figures, to download"),
-    "sft.svg": ("3 SFT", "curves"),
-    "reward.svg": ("4 Reward model", "1 curves"),
-    "calibration.svg": ("4 Reward model", "2 calibration"),
-    "rlhf.svg": ("5 RLHF", "curves"),
-    "responses.html": ("6 Responses", "side by side"),
-    "lineage.svg": ("7 Origins", "lineage"),
-    "costs.html": ("8 Costs", "1 time, memory, software"),
-    "costs.svg": ("8 Costs", "2 time and memory"),
-    "throughput.svg": ("8 Costs", "3 throughput"),
+    "data.csv": ("2 Data", "2 all statistics (CSV)"),
+    "sft.svg": ("3 Training", "1 SFT"),
+    "rlhf.svg": ("3 Training", "2 RLHF"),
+    "reward.svg": ("3 Training", "3 reward model"),
+    "calibration.svg": ("3 Training", "4 calibration of the reward model"),
+    "responses.html": ("4 Responses", "side by side"),
+    "lineage.svg": ("5 Lineage", "all jobs"),
+    "costs.html": ("6 Costs", "1 time, memory, software"),
+    "costs.svg": ("6 Costs", "2 time and memory by job"),
+    "throughput.svg": ("6 Costs", "3 throughput"),
 }
-# The chapter of other pages that were built.
-MORE = "9 More pages"
+# The chapter of all other pages, the last one in the order of names.
+MORE = "More pages"
+
+
+SPECS.describe(
+    "draw_report",
+    folder="report",
+    settings=lambda _: {},
+    inputs=lambda name: report_inputs(CONFIG, name),
+)
 
 
 rule draw_report:
@@ -34,18 +43,19 @@ rule draw_report:
         "output/logs/draw_report/{name}.log",
     localrule: True
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("draw_report"),
+        placement="{}",
     message:
-        "Drawing the figures of {wildcards.name}"
+        "Drawing the report of {wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec}" " 2>&1 | (trap '' INT TERM; tee {log})"
+        RUN
 
 
 rule report:
     input:
-        unpack(asked("report", "draw_report")),
+        unpack(results_of("report", "draw_report")),
     output:
         report(
             directory("output/report/{name}"),

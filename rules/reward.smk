@@ -1,73 +1,82 @@
 # The reward model, trained on chosen and rejected responses to the same prompt.
 
 
-rule tokenize_reward:
+SPECS.describe(
+    "tokenize_reward",
+    folder="tokens/reward",
+    program="tokenize_phase",
+    settings=lambda name: tokenization_settings(
+        CONFIG, "reward", name, "max_length", "truncation_side"
+    ),
+    inputs=lambda name: tokenization_inputs(CONFIG, "reward", name),
+)
+SPECS.describe(
+    "train_reward",
+    folder="reward",
+    settings=lambda name: CONFIG.training_settings("reward", name),
+    inputs=lambda name: {
+        "model": CONFIG.base_model("reward", name),
+        "tokens": ("tokenize_reward", name),
+    },
+)
+SPECS.describe(
+    "evaluate_reward",
+    folder="eval/reward",
+    settings=lambda name: {"datasets": [dataset for dataset, _ in CONFIG.blend("reward", name)]},
+    inputs=lambda name: {"model": ("train_reward", name), "tokens": ("tokenize_reward", name)},
+)
+
+
+use rule tokenize_sft as tokenize_reward with:
     input:
         unpack(inputs("tokenize_reward")),
     output:
         "output/tokens/reward/{name}.manifest.json",
     log:
         "output/logs/tokenize_reward/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("reward")
-    params:
-        program=program("tokenize_phase"),
     message:
         "Tokenizing the reward phase for {wildcards.name}"
-    shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule train_reward:
+use rule train_sft as train_reward with:
     input:
         unpack(inputs("train_reward")),
     output:
         "output/reward/{name}.manifest.json",
     log:
         "output/logs/train_reward/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("reward")
     resources:
         **resources_of("reward"),
     params:
+        launcher=LAUNCHER,
         program=program("train_reward"),
-        launch=program("launch"),
         placement=placement_json("reward"),
     message:
         "Training reward model {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule evaluate_reward:
+use rule train_sft as evaluate_reward with:
     input:
         unpack(inputs("evaluate_reward")),
     output:
         "output/eval/reward/{name}.manifest.json",
     log:
         "output/logs/evaluate_reward/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("reward", alone=True)
+    threads: threads_of("reward", single_process=True)
     resources:
-        **resources_of("reward", alone=True),
+        **resources_of("reward", single_process=True),
     params:
+        launcher=LAUNCHER,
         program=program("evaluate_reward"),
-        launch=program("launch"),
-        placement=placement_json("reward", alone=True),
+        placement=placement_json("reward", single_process=True),
     message:
         "Evaluating reward model {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule reward:
     input:
-        unpack(asked("reward", "train_reward", "evaluate_reward")),
+        unpack(results_of("reward", "train_reward", "evaluate_reward")),
     output:
         directory("output/reward/{name}"),

@@ -1,74 +1,78 @@
-# Reinforcement learning from scores: of a reward model, of functions, or of both.
+# Reinforcement learning from scores of a reward model, of functions, or of both.
 
 
-rule tokenize_rlhf:
+SPECS.describe(
+    "tokenize_rlhf",
+    folder="tokens/rlhf",
+    program="tokenize_phase",
+    settings=lambda name: tokenization_settings(CONFIG, "rlhf", name, "max_prompt_length"),
+    inputs=lambda name: tokenization_inputs(CONFIG, "rlhf", name),
+)
+SPECS.describe(
+    "train_rlhf",
+    folder="rlhf",
+    settings=lambda name: CONFIG.training_settings("rlhf", name),
+    inputs=lambda name: rlhf_inputs(CONFIG, name),
+)
+SPECS.describe(
+    "evaluate_rlhf",
+    folder="eval/rlhf",
+    settings=lambda name: rlhf_evaluation_settings(CONFIG, name),
+    inputs=lambda name: rlhf_evaluation_inputs(CONFIG, name),
+)
+
+
+use rule tokenize_sft as tokenize_rlhf with:
     input:
         unpack(inputs("tokenize_rlhf")),
     output:
         "output/tokens/rlhf/{name}.manifest.json",
     log:
         "output/logs/tokenize_rlhf/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("rlhf")
-    params:
-        program=program("tokenize_phase"),
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
-    shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule train_rlhf:
+use rule train_sft as train_rlhf with:
     input:
         unpack(inputs("train_rlhf")),
     output:
         "output/rlhf/{name}.manifest.json",
     log:
         "output/logs/train_rlhf/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
     threads: threads_of("rlhf")
     resources:
         **resources_of("rlhf"),
     params:
+        launcher=LAUNCHER,
         program=program("train_rlhf"),
-        launch=program("launch"),
         placement=placement_json("rlhf"),
     message:
         "Training {wildcards.name} by reinforcement learning"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-rule evaluate_rlhf:
+use rule train_sft as evaluate_rlhf with:
     input:
         unpack(inputs("evaluate_rlhf")),
     output:
         "output/eval/rlhf/{name}.manifest.json",
     log:
         "output/logs/evaluate_rlhf/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("rlhf", alone=True)
+    threads: threads_of("rlhf", single_process=True)
     resources:
-        **resources_of("rlhf", alone=True),
+        **resources_of("rlhf", single_process=True),
     params:
+        launcher=LAUNCHER,
         program=program("evaluate_rlhf"),
-        launch=program("launch"),
-        placement=placement_json("rlhf", alone=True),
+        placement=placement_json("rlhf", single_process=True),
     message:
         "Evaluating chat model {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
 rule rlhf:
     input:
-        unpack(asked("rlhf", "train_rlhf", "evaluate_rlhf")),
+        unpack(results_of("rlhf", "train_rlhf", "evaluate_rlhf")),
         ancient("output/report/{name}"),
     output:
         directory("output/rlhf/{name}"),

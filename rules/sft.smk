@@ -1,4 +1,34 @@
-# Supervised fine-tuning on the chosen responses.
+# Supervised fine-tuning on the chosen responses. The rules of the other stages derive from these.
+
+
+SPECS.describe(
+    "tokenize_sft",
+    folder="tokens/sft",
+    program="tokenize_phase",
+    settings=lambda name: tokenization_settings(
+        CONFIG, "sft", name, "max_length", "truncation_side"
+    ),
+    inputs=lambda name: tokenization_inputs(CONFIG, "sft", name),
+)
+SPECS.describe(
+    "train_sft",
+    folder="sft",
+    settings=lambda name: CONFIG.training_settings("sft", name),
+    inputs=lambda name: {
+        "model": CONFIG.base_model("sft", name),
+        "tokens": ("tokenize_sft", name),
+    },
+)
+SPECS.describe(
+    "evaluate_sft",
+    folder="eval/sft",
+    settings=lambda name: {"dtype": CONFIG.recipe("sft", name)["dtype"]},
+    inputs=lambda name: {
+        "base": CONFIG.base_model("sft", name),
+        "model": ("train_sft", name),
+        "tokens": ("tokenize_sft", name),
+    },
+)
 
 
 rule tokenize_sft:
@@ -13,11 +43,11 @@ rule tokenize_sft:
     threads: threads_of("sft")
     params:
         program=program("tokenize_phase"),
+        placement="{}",
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        "RAYON_NUM_THREADS={threads} python {params.program:q} --spec {input.spec}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        f"RAYON_NUM_THREADS={{threads}} {RUN}"
 
 
 rule train_sft:
@@ -33,43 +63,37 @@ rule train_sft:
     resources:
         **resources_of("sft"),
     params:
+        launcher=LAUNCHER,
         program=program("train_sft"),
-        launch=program("launch"),
         placement=placement_json("sft"),
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
+        LAUNCH
 
 
-rule evaluate_sft:
+use rule train_sft as evaluate_sft with:
     input:
         unpack(inputs("evaluate_sft")),
     output:
         "output/eval/sft/{name}.manifest.json",
     log:
         "output/logs/evaluate_sft/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("sft", alone=True)
+    threads: threads_of("sft", single_process=True)
     resources:
-        **resources_of("sft", alone=True),
+        **resources_of("sft", single_process=True),
     params:
+        launcher=LAUNCHER,
         program=program("evaluate_sft"),
-        launch=program("launch"),
-        placement=placement_json("sft", alone=True),
+        placement=placement_json("sft", single_process=True),
     message:
         "Evaluating SFT model {wildcards.name}"
-    shell:
-        "python {params.launch:q} {params.program:q} --spec {input.spec}"
-        " --placement {params.placement:q} 2>&1 | (trap '' INT TERM; tee {log})"
 
 
-# The folder that users ask for. Its files were put there by train_sft: a rule without a command
-# leaves the folder alone, where a rule with one would have Snakemake delete the old result first.
+# The folder that users ask for. train_sft writes it: a rule without a command leaves the folder
+# alone, while Snakemake deletes the old output of a rule with one before it starts.
 rule sft:
     input:
-        unpack(asked("sft", "train_sft", "evaluate_sft")),
+        unpack(results_of("sft", "train_sft", "evaluate_sft")),
     output:
         directory("output/sft/{name}"),

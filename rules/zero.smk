@@ -1,4 +1,22 @@
-# The same few steps of a recipe at each ZeRO stage, and a page that compares them.
+# A few steps of a recipe at each ZeRO stage, and a page that compares them.
+
+
+SPECS.describe(
+    "compare_zero",
+    folder="zero_runs",
+    # The whole spec of the training, including its code.
+    settings=lambda stage, name: {
+        "steps": config["zero"]["steps"],
+        "training": SPECS.spec(f"train_{stage}", name)[0],
+    },
+    inputs=lambda stage, name: SPECS.inputs(f"train_{stage}", name),
+)
+SPECS.describe(
+    "draw_zero",
+    folder="zero",
+    settings=lambda *_: {"language": config["language"]},
+    inputs=lambda stage, name: {"runs": ("compare_zero", f"{stage}/{name}")},
+)
 
 
 rule compare_zero:
@@ -9,18 +27,17 @@ rule compare_zero:
     log:
         "output/logs/compare_zero/{stage}/{name}.log",
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     threads: threads_of()
     resources:
         **resources_of(),
     params:
         program=program("compare_zero"),
-        placement=placement_json(launch=f"python {program('launch')}"),
+        placement=placement_json(launch=["python", LAUNCHER]),
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
-        "python {params.program:q} --spec {input.spec} --placement {params.placement:q}"
-        " 2>&1 | (trap '' INT TERM; tee {log})"
+        RUN
 
 
 rule draw_zero:
@@ -39,12 +56,12 @@ rule draw_zero:
         "output/logs/draw_zero/{stage}/{name}.log",
     localrule: True
     conda:
-        "../envs/rlhf.yaml"
+        "../envs/snakechat.yaml"
     params:
         program=program("draw_zero"),
+        placement="{}",
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"
     shell:
-        "python {params.program:q} --spec {input.spec} 2>&1 | (trap '' INT TERM; tee {log}) &&"
-        " cp {params.result}/zero.html {output.page}"
+        f"{RUN} && cp {{params.result}}/zero.html {{output.page}}"

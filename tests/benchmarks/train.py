@@ -192,7 +192,7 @@ def prepare(steps, folder):
             for batch in islice(batches, int(steps))
         ]
         (folder / f"{stage}.json").write_text(json.dumps(ids))
-    importlib.import_module("reference_dpo").main(make_job("dpo", folder, folder / "reference"))
+    importlib.import_module("compute_reference").main(make_job("dpo", folder, folder / "reference"))
 
 
 def make_tokenizer(words, rows):

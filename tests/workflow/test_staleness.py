@@ -47,7 +47,7 @@ READERS = {
         "evaluate_sft",
         "write_record",
         "train_reward",
-        "reference_dpo",
+        "compute_reference",
         "train_dpo",
         "train_rlhf",
         "evaluate_rlhf",
@@ -58,8 +58,8 @@ READERS = {
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
     "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report", "rw_eval"},
     "evaluate_reward": {"draw_report"},
-    "tokenize_dpo": {"reference_dpo", "train_dpo", "evaluate_dpo"},
-    "reference_dpo": {"train_dpo", "evaluate_dpo"},
+    "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo"},
+    "compute_reference": {"train_dpo", "evaluate_dpo"},
     "train_dpo": {"evaluate_dpo", "compare_runs"},
     "evaluate_dpo": {"compare_runs"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
@@ -370,10 +370,10 @@ STAGES = {
         ("reward", CUT, stale("tokenize_reward")),
         ("reward", {"loss": "per_token"}, stale("train_reward")),
         ("reward", TRAINING | RATE | DTYPE | ADAPTERS, stale("train_reward")),
-        ("dpo", {"model": "tiny"}, stale("reference_dpo")),
+        ("dpo", {"model": "tiny"}, stale("compute_reference")),
         ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
         ("dpo", CUT, stale("tokenize_dpo")),
-        ("dpo", DTYPE, stale("reference_dpo")),
+        ("dpo", DTYPE, stale("compute_reference")),
         ("dpo", {"beta": 0.2, "label_smoothing": 0.1}, stale("train_dpo")),
         ("dpo", TRAINING | RATE | ADAPTERS, stale("train_dpo")),
         ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
@@ -628,7 +628,7 @@ VALUES = {
     ),
     "DPO from another SFT model": Row(
         setting("dpo.recipes.tiny.model", "sft/other"),
-        {"tokenize_sft", "train_sft", *stale("reference_dpo")},
+        {"tokenize_sft", "train_sft", *stale("compute_reference")},
     ),
     "prompts of a dataset taken twice": Row(
         setting("rlhf.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_rlhf")
@@ -694,7 +694,7 @@ def test_so_does_whatever_else_a_setting_can_say(plans, row):
 RULES = set(READERS)
 TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
 EVALUATORS = {"evaluate_sft", "evaluate_reward", "evaluate_dpo", "evaluate_rlhf"}
-MODEL_USERS = TRAINERS | EVALUATORS | {"reference_dpo"}
+MODEL_USERS = TRAINERS | EVALUATORS | {"compute_reference"}
 
 PAGES = {"draw_report", "write_record", "draw_zero", "compare_runs"}
 
@@ -1136,7 +1136,7 @@ RESULTS = {
     "train_reward": "reward/tiny",
     "evaluate_reward": "eval/reward/tiny",
     "tokenize_dpo": "tokens/dpo/tiny",
-    "reference_dpo": "reference/tiny",
+    "compute_reference": "reference/tiny",
     "train_dpo": "dpo/tiny",
     "evaluate_dpo": "eval/dpo/tiny",
     "tokenize_rlhf": "tokens/rlhf/tiny",

@@ -1,38 +1,82 @@
-"""Settings, inputs and files that the descriptions of several jobs share (rules/*.smk)."""
+"""Settings and inputs of jobs that the rule files describe (rules/*.smk)."""
 
-from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config, Job
-from snakechat.data.dataset_files import local_paths, split_files
-from snakechat.data.model_files import model_files
-from snakechat.workflow.errors import InputError
+from snakechat.data.formats import columns_of
 
 Jobs = dict[str, Job]
 
 
-def tokenization(config: Config, stage: str, name: str, *keys: str) -> tuple[dict[str, Any], Jobs]:
-    """Return settings and inputs of the job that tokenizes a recipe's phase.
+def import_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that imports a dataset."""
+    dataset = config.entry("datasets", name, "the target")
+    if "generate" in dataset:
+        keys = ("generate", "rows", "eval_rows")
+        seed = dataset.get("seed", config.values["seed"])
+        return {"seed": seed, **{key: dataset[key] for key in keys}}
+    keys = ["format", "remove", "on_bad_row"]
+    if "path" not in dataset:
+        keys += ["hub", "revision", "train", "eval"]
+    return {
+        "on_bad_row": config.values["on_bad_row"],
+        **{key: dataset[key] for key in keys if key in dataset},
+        "columns": columns_of(dataset["format"], dataset.get("columns")),
+    }
+
+
+def split_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that splits a dataset into the phases."""
+    return {
+        "seed": config.values["seed"],
+        "weights": config.split_weights(name),
+        "by": config.values["split"]["by"],
+        "max_rows": config.values["datasets"][name].get("max_rows"),
+    }
+
+
+def model_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that fetches or initializes a base model."""
+    model = config.values["models"][name]
+    if "init" in model:
+        tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
+        return {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
+    return {} if "path" in model else {key: model[key] for key in ("hub", "revision")}
+
+
+def tokenizer_inputs(config: Config, name: str) -> Jobs:
+    """Return the records that the tokenizer of an initialized model is trained on, if any."""
+    tokenizer = config.values["models"][name]["tokenizer"]
+    if "train_on" not in tokenizer:
+        return {}
+    return {"records": ("import_dataset", tokenizer["train_on"])}
+
+
+def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> dict[str, Any]:
+    """Return the settings of the job that tokenizes a recipe's phase.
 
     keys: the settings of the recipe that the job needs in addition to the common ones.
     """
     recipe = config.recipe(stage, name)
-    settings = {
+    return {
         "seed": recipe["seed"],
         "datasets": config.blend(stage, name),
         "template": config.template(stage, name),
         **{key: recipe[key] for key in keys},
     }
-    inputs = {"tokenizer": config.tokenizer_model(stage, name)}
+
+
+def tokenization_inputs(config: Config, stage: str, name: str) -> Jobs:
+    """Return the tokenizer, and records and row numbers of each dataset, of a recipe's phase."""
+    jobs = {"tokenizer": config.tokenizer_model(stage, name)}
     for dataset, _ in config.blend(stage, name):
-        inputs[f"records.{dataset}"] = ("import_dataset", dataset)
-        inputs[f"rows.{dataset}"] = ("split_dataset", dataset)
-    return settings, inputs
+        jobs[f"records.{dataset}"] = ("import_dataset", dataset)
+        jobs[f"rows.{dataset}"] = ("split_dataset", dataset)
+    return jobs
 
 
-def training_job(model: str) -> Job:
-    """Return the job that trains STAGE/RECIPE."""
-    stage, _, name = model.partition("/")
+def training_job(stage: str, name: str) -> Job:
+    """Return the job that trains a recipe."""
     return f"train_{stage}", name
 
 
@@ -41,78 +85,96 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
     if stage == "rlhf":
         recipe = config.recipe("rlhf", name)
         jobs = models_of(config, "sft", recipe["actor"])
-        jobs |= {f"compare_with.{model}": training_job(model) for model in recipe["compare_with"]}
+        for model in recipe["compare_with"]:
+            jobs[f"compare_with.{model}"] = training_job(*model.split("/"))
     else:
         rule, origin = config.base_model(stage, name)
-        jobs = (
-            models_of(config, "sft", origin) if rule == "train_sft" else {"base": (rule, origin)}
-        )
-    return {**jobs, stage: (f"train_{stage}", name)}
+        is_sft = rule == "train_sft"
+        jobs = models_of(config, "sft", origin) if is_sft else {"base": (rule, origin)}
+    return {**jobs, stage: training_job(stage, name)}
 
 
-def dataset_files(config: Config, name: str, source: Path) -> list[str]:
-    """Return the files of a local dataset as SPLIT/PATH, relative to its source.
+def rlhf_inputs(config: Config, name: str) -> Jobs:
+    """Return the inputs of an RLHF training."""
+    recipe = config.recipe("rlhf", name)
+    actor, reward, ptx = (recipe[key] for key in ("actor", "reward", "ptx"))
+    jobs = {
+        "actor": ("train_sft", actor),
+        "tokens": ("tokenize_rlhf", name),
+        "tokens.sft": ("tokenize_sft", actor),
+    }
+    if reward is not None:
+        jobs |= {"reward": ("train_reward", reward), "tokens.reward": ("tokenize_reward", reward)}
+    if ptx is not None:
+        jobs["ptx"] = ("tokenize_sft", ptx)
+    return jobs
 
-    Raises:
-        InputError: The source does not exist, or its files cannot be assigned to splits.
+
+def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of an RLHF evaluation.
+
+    exact_check is the generator of the recipe's only dataset, which defines correct responses.
     """
-    if source.is_file():
-        return [f"train/{source.name}"]
-    place = f"config: datasets.{name}"
-    if not source.is_dir():
-        raise InputError(f"{place}.path: {source} does not exist")
-    dataset = config.values["datasets"][name]
-    globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
-    try:
-        splits = split_files(local_paths(source), globs)
-    except InputError as error:
-        raise InputError(f"{place}: {source}: {error}") from None
-    for path in (path for paths in splits.values() for path in paths):
-        if not (source / path).exists():
-            raise InputError(f"{place}: {source / path} is a broken link")
-    return [f"{split}/{path}" for split, paths in splits.items() for path in paths]
+    recipe, datasets = config.recipe("rlhf", name), config.blend("rlhf", name)
+    dataset = config.values["datasets"][datasets[0][0]]
+    keys = ("seed", "dtype", "max_response_length", "reward_functions")
+    return {
+        **{key: recipe[key] for key in keys},
+        "exact_check": dataset.get("generate") if len(datasets) == 1 else None,
+        **config.values["evaluation"],
+    }
 
 
-def base_model_files(name: str, source: Path) -> list[str]:
-    """Return the names of the files that a base model is read from.
-
-    Raises:
-        InputError: The folder does not exist or has no weights.
-    """
-    place = f"config: models.{name}.path"
-    if not source.is_dir():
-        raise InputError(f"{place}: there is no folder {source}")
-    files = model_files(sorted(path.name for path in source.iterdir() if path.is_file()))
-    if not any(file.endswith((".safetensors", ".bin")) for file in files):
-        raise InputError(f"{place}: {source} has no *.safetensors and no pytorch_model*.bin")
-    return files
+def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
+    """Return the inputs of an RLHF evaluation: models, reward model, judge and prompts."""
+    recipe = config.recipe("rlhf", name)
+    jobs = models_of(config, "rlhf", name)
+    for key in ("reward", "judge"):
+        if recipe[key] is not None:
+            jobs[key] = ("train_reward", recipe[key])
+    return {**jobs, "tokens": ("tokenize_rlhf", name)}
 
 
-def tokenizer_files(name: str, source: Path) -> list[str]:
-    """Return the names of the files of a tokenizer in a folder.
-
-    Raises:
-        InputError: The folder has none.
-    """
-    files = sorted(
-        path.name for kind in ("json", "txt", "jinja") for path in source.glob(f"*.{kind}")
-    )
-    if not files:
-        raise InputError(f"config: models.{name}.tokenizer.path: {source} has no tokenizer files")
-    return files
+def prompt_page_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of a page of prompts that are common to prompt_eval and rw_eval."""
+    return {
+        "prompt_sets": config.prompt_sets(stage, name),
+        "template": config.template(stage, name),
+        "language": config.values["language"],
+    }
 
 
-def prompt_set_files(root: Path, folder: str, names: list[str]) -> list[str]:
-    """Return the paths of prompt sets in a folder of the workflow.
+def prompt_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of a page of responses to prompts."""
+    recipe = config.recipe(stage, name)
+    return {
+        **{key: recipe[key] for key in ("seed", "dtype")},
+        **prompt_page_settings(config, stage, name),
+        **config.values["prompt_eval"],
+    }
 
-    Raises:
-        InputError: A set does not exist.
-    """
-    existing = sorted(path.stem for path in (root / folder).glob("*.yaml"))
-    for name in names:
-        if name not in existing:
-            raise InputError(
-                f"config: prompt_sets names {name!r}, and {folder} has no {name}.yaml"
-                f" (it has: {', '.join(existing) or 'none'})"
-            )
-    return [f"{folder}/{name}.yaml" for name in names]
+
+def lm_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of an evaluation by lm-evaluation-harness."""
+    recipe = config.recipe(stage, name)
+    return {**{key: recipe[key] for key in ("seed", "dtype")}, **config.values["lm_eval"]}
+
+
+def report_inputs(config: Config, name: str) -> Jobs:
+    """Return the jobs whose results the report of an RLHF recipe shows."""
+    recipe = config.recipe("rlhf", name)
+    recipes = {"sft": recipe["actor"], "reward": recipe["reward"], "rlhf": name}
+    recipes = {stage: name for stage, name in recipes.items() if name is not None}
+    datasets = {
+        dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
+    }
+    return {
+        **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
+        **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
+        **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
+        **{
+            f"{verb}_{stage}": (f"{verb}_{stage}", name)
+            for stage, name in recipes.items()
+            for verb in ("train", "evaluate")
+        },
+    }

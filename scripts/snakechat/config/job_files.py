@@ -1,0 +1,122 @@
+"""External files of jobs: local datasets, models, tokenizers, prompt sets, tasks.
+
+Paths are relative to the working directory, in the form in which specs record them.
+"""
+
+from pathlib import Path
+
+from snakechat.config.recipes import Config
+from snakechat.data.dataset_files import local_paths, split_files
+from snakechat.data.model_files import model_files
+from snakechat.workflow.errors import InputError
+
+
+def dataset_folder(config: Config, name: str) -> Path | None:
+    """Return the folder of a local dataset, or None if it comes from elsewhere."""
+    source = config.source_of(name)
+    return source.parent if source and source.is_file() else source
+
+
+def dataset_files(config: Config, name: str) -> dict[str, Path]:
+    """Return the files of a local dataset by SPLIT/PATH, the path being relative to its folder.
+
+    Raises:
+        InputError: The source does not exist, or its files cannot be assigned to splits.
+    """
+    source = config.source_of(name)
+    if source is None:
+        return {}
+    if source.is_file():
+        return {f"train/{source.name}": source}
+    place = f"config: datasets.{name}"
+    if not source.is_dir():
+        raise InputError(f"{place}.path: {source} does not exist")
+    dataset = config.values["datasets"][name]
+    globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
+    try:
+        splits = split_files(local_paths(source), globs)
+    except InputError as error:
+        raise InputError(f"{place}: {source}: {error}") from None
+    files = {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
+    for file in files.values():
+        if not file.exists():
+            raise InputError(f"{place}: {file} is a broken link")
+    return files
+
+
+def model_folder(config: Config, name: str) -> Path | None:
+    """Return the folder of a local base model, or None if it comes from elsewhere."""
+    path = config.values["models"][name].get("path")
+    return None if path is None else config.local_path(path)
+
+
+def base_model_files(config: Config, name: str) -> dict[str, Path]:
+    """Return the files that a local base model is read from, by name.
+
+    Raises:
+        InputError: The folder does not exist or has no weights.
+    """
+    folder = model_folder(config, name)
+    if folder is None:
+        return {}
+    place = f"config: models.{name}.path"
+    if not folder.is_dir():
+        raise InputError(f"{place}: there is no folder {folder}")
+    files = model_files(sorted(path.name for path in folder.iterdir() if path.is_file()))
+    if not any(file.endswith((".safetensors", ".bin")) for file in files):
+        raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
+    return {file: folder / file for file in files}
+
+
+def tokenizer_folder(config: Config, name: str) -> Path | None:
+    """Return the folder that the tokenizer of an initialized model is copied from, or None."""
+    path = config.values["models"][name]["tokenizer"].get("path")
+    return None if path is None else config.local_path(path)
+
+
+def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
+    """Return the files of the tokenizer that an initialized model copies, by name.
+
+    Raises:
+        InputError: The folder has none.
+    """
+    folder = tokenizer_folder(config, name)
+    if folder is None:
+        return {}
+    paths = sorted(path for kind in ("json", "txt", "jinja") for path in folder.glob(f"*.{kind}"))
+    if not paths:
+        raise InputError(f"config: models.{name}.tokenizer.path: {folder} has no tokenizer files")
+    return {path.name: path for path in paths}
+
+
+def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict[str, Path]:
+    """Return the files of a recipe's prompt sets in a folder of the workflow.
+
+    Raises:
+        InputError: A set does not exist.
+    """
+    existing = sorted(path.stem for path in (config.root / folder).glob("*.yaml"))
+    names = config.prompt_sets(stage, name)
+    for prompt_set in names:
+        if prompt_set not in existing:
+            raise InputError(
+                f"config: prompt_sets names {prompt_set!r}, and {folder} has no {prompt_set}.yaml"
+                f" (it has: {', '.join(existing) or 'none'})"
+            )
+    paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
+    return {path: config.root / path for path in paths}
+
+
+def task_files(config: Config) -> dict[str, Path]:
+    """Return the task files of lm-evaluation-harness that users wrote.
+
+    Raises:
+        InputError: A file does not exist.
+    """
+    tasks = [task for task in config.values["lm_eval"]["tasks"] if task.endswith(".yaml")]
+    for task in tasks:
+        if not (config.root / task).is_file():
+            raise InputError(
+                f"config: lm_eval.tasks names {task}: there is no {config.root / task}"
+            )
+    return {task: config.root / task for task in tasks}

@@ -1,0 +1,48 @@
+"""The targets of a build that names none."""
+
+from pathlib import Path
+
+from snakechat.config.recipes import STAGES, Config
+
+# Folder and suffix of the pages that users ask for, by recipe.
+PAGES = {"record": "md", "zero": "html", "prompt_eval": "html", "rw_eval": "html"}
+FIRST_TARGET = "output/rlhf/tiny"
+
+
+def default_targets(config: Config) -> list[str]:
+    """Return the recipes and pages that have results, or the tiny recipe if there are none.
+
+    The recipes that an RLHF recipe is made from are built with it and are not listed.
+    """
+    built = [
+        (stage, name)
+        for stage in STAGES
+        for name in config.values[stage]["recipes"]
+        if Path(f"output/{stage}/{name}.manifest.json").exists()
+    ]
+    upstream = set()
+    for stage, name in built:
+        if stage == "rlhf":
+            recipe = config.recipe(stage, name)
+            upstream |= {("sft", recipe["actor"])}
+            upstream |= {("reward", recipe[key]) for key in ("reward", "judge")}
+    targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
+    pages = [
+        f"output/{folder}/{stage}/{name}.{suffix}"
+        for stage, name in built
+        for folder, suffix in PAGES.items()
+    ]
+    targets += [page for page in pages if Path(page).exists()]
+    targets += [
+        str(page)
+        for page in sorted(Path("output/compare").glob("*/*.html"))
+        if all(_exists(config, page.parent.name, name) for name in page.stem.split("-vs-"))
+    ]
+    return targets or [FIRST_TARGET]
+
+
+def _exists(config: Config, stage: str, name: str) -> bool:
+    """Return whether the config has a recipe or a sweep of this name."""
+    return stage in STAGES and (
+        name in config.values[stage]["recipes"] or name in config.values["sweeps"]
+    )

@@ -1,0 +1,125 @@
+"""Specs of jobs: everything that determines a result.
+
+A spec is canonical JSON: settings, digests of code, pins and external files, and for each input the
+digest of the spec that it is made from. Rule files describe their jobs by `Specs.describe`.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakechat.workflow.code_digests import code_digests, requirements_digest
+from snakechat.workflow.digests import DigestCache, digest
+
+FOLDER = Path("output/specs")
+
+
+# The rule and the name of a job.
+Job = tuple[str, str]
+
+
+class Rule(NamedTuple):
+    """A rule whose jobs have specs.
+
+    The functions get the wildcards of the rule: NAME, or STAGE and NAME.
+
+    Attributes:
+        folder: Folder of the results below output/.
+        program: Path of the program that the rule runs.
+        settings: JSON values that the program reads.
+        inputs: Upstream jobs by the keys that the program uses for them.
+        files: External files by the names that the spec has for them.
+    """
+
+    folder: str
+    program: Path
+    settings: Callable[..., dict[str, Any]]
+    inputs: Callable[..., dict[str, Job]]
+    files: Callable[..., dict[str, Path]]
+
+
+def _nothing(*_: str) -> dict[str, Any]:
+    return {}
+
+
+def spec_path(rule: str, name: str, spec_digest: str) -> Path:
+    """Return the path of a job's spec file."""
+    return FOLDER / rule / f"{name}-{spec_digest[:16]}.json"
+
+
+class Specs:
+    """The specs of all jobs of a workflow, computed once per invocation of Snakemake.
+
+    Args:
+        root: Folder of the Snakefile.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.rules: dict[str, Rule] = {}
+        self.file_digests = DigestCache(FOLDER / "digests.json")
+        self.requirements = requirements_digest(root / "requirements.txt")
+        # A spec is asked for many times, by jobs downstream and by Snakemake.
+        self.spec = cache(self._spec)
+        self._code_digests = cache(code_digests)
+
+    def describe(
+        self,
+        rule: str,
+        folder: str,
+        settings: Callable[..., dict[str, Any]],
+        inputs: Callable[..., dict[str, Job]] = _nothing,
+        files: Callable[..., dict[str, Path]] = _nothing,
+        program: str | None = None,
+    ) -> None:
+        """Describe the jobs of a rule: see Rule.
+
+        Args:
+            program: Name of the program in scripts/; by default, the name of the rule.
+        """
+        path = self.root / f"scripts/{program or rule}.py"
+        self.rules[rule] = Rule(folder, path, settings, inputs, files)
+
+    def result(self, rule: str, name: str) -> str:
+        """Return the result folder of a job."""
+        return f"output/{self.rules[rule].folder}/{name}"
+
+    def manifest(self, rule: str, name: str) -> str:
+        """Return the path of the manifest of a job's result."""
+        return f"{self.result(rule, name)}.manifest.json"
+
+    def inputs(self, rule: str, name: str) -> dict[str, Job]:
+        """Return the upstream jobs of a job."""
+        return self.rules[rule].inputs(*name.split("/"))
+
+    def _spec(self, rule: str, name: str) -> tuple[dict[str, Any], str]:
+        """Return the spec of a job and its digest."""
+        description, wildcards = self.rules[rule], name.split("/")
+        settings = description.settings(*wildcards)
+        inputs = {
+            key: {
+                "rule": upstream,
+                "name": upstream_name,
+                "path": self.result(upstream, upstream_name),
+                "spec": self.spec(upstream, upstream_name)[1],
+            }
+            for key, (upstream, upstream_name) in self.inputs(rule, name).items()
+        }
+        reward_functions = tuple(settings.get("reward_functions", ()))
+        spec = {
+            "rule": rule,
+            "name": name,
+            "path": self.result(rule, name),
+            "settings": settings,
+            "inputs": inputs,
+            "files": {
+                file: self.file_digests[path]
+                for file, path in description.files(*wildcards).items()
+            },
+            "code": self._code_digests(description.program, reward_functions),
+            "requirements": self.requirements,
+        }
+        return spec, digest(spec)
