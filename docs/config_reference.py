@@ -1,236 +1,231 @@
-"""Write docs/en/config.md and docs/zh/config.md: every key of config.yaml.
+"""Write the reference of all config keys, docs/en/config.md and docs/zh/config.md.
 
     python docs/config_reference.py
 
-Types, limits and choices come from rules/config.schema.yaml, defaults from config.yaml, and so does
-the English: the comment above a key. What no comment says, and all Chinese, is in
-docs/config.texts.yaml, by key.
+Types and constraints come from the declarations in scripts/snakechat/config, defaults and
+descriptions from config.yaml: the comment above a key. docs/config.texts.yaml has the rest:
+descriptions of keys that config.yaml does not spell out, and the translations. The program lists
+keys without a translation, for which the Chinese page has the English text.
 """
 
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from snakechat.config.schema import SETTINGS, config_schema, placement_schema  # noqa: E402
+
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
-STAGES = ("sft", "reward", "dpo", "rlhf")
-# Definitions of the schema that are one value for a reader, whatever they are made of.
-VALUES = {"weights", "placement", "rlhf_placement", "datasets"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+# Objects and lists that are one value for a reader.
+VALUES = {"weights", "split", "datasets", "placement"}
+
+Schema = dict[str, Any]
 
 
-def main():
-    """Write the pages, or say in one line what is missing."""
-    try:
-        texts = {path: page(language) for language, path in PAGES.items()}
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    for path, text in texts.items():
-        path.write_text(text)
-
-
-def page(language):
-    """Text of a page. Raises ValueError with the keys that nothing explains in its language."""
-    return Page(language).text()
-
-
-def read(path):
-    """What a YAML file of the project says."""
-    return yaml.safe_load((ROOT / path).read_text())
+def main() -> None:
+    """Write both pages and list the keys without a description or a translation."""
+    for language, path in PAGES.items():
+        page = Page(language)
+        path.write_text(page.text())
+        for key in page.missing:
+            print(f"{path.relative_to(ROOT)}: no {language} text for {key}")
 
 
 class Page:
-    """All keys of the config in a language (en or zh).
+    """The reference in one language.
 
-    places: {key: schema}, where a key is a dotted path; NAME stands for any name, and the settings
-    of a recipe stand right behind their stage (sft.epochs).
+    A key is a dotted path. NAME stands for the name of a dataset, a model and the like; the
+    settings of a recipe come directly below their stage (sft.epochs).
+
+    Attributes:
+        keys: The schema of each key.
+        missing: Keys without a text in this language, after text() was called.
     """
 
-    def __init__(self, language):
+    def __init__(self, language: str) -> None:
         self.language = language
-        self.config, self.schema = read("config.yaml"), read("rules/config.schema.yaml")
-        self.texts = read("docs/config.texts.yaml")
-        self.words = {name: said[language] for name, said in self.texts["page"].items()}
+        self.config = yaml.safe_load((ROOT / "config.yaml").read_text())
         self.comments = comments((ROOT / "config.yaml").read_text())
-        self.places = dict(self.leaves(self.schema))
-        # What a recipe can say of its placement beyond a deployment's own keys.
-        for name, schema in self.schema["$defs"]["rlhf_placement"]["properties"].items():
-            if f"deployments.NAME.{name}" not in self.places:
-                self.places[f"placement.{name}"] = schema
+        texts = yaml.safe_load((DOCS / "config.texts.yaml").read_text())
+        self.labels = {name: label[language] for name, label in texts["page"].items()}
+        self.texts = texts["keys"]
+        self.keys = dict(keys_of(config_schema()))
+        for name, schema in placement_schema("rlhf")["properties"].items():
+            if f"deployments.NAME.{name}" not in self.keys:
+                self.keys[f"placement.{name}"] = schema
+        self.keys["placement.deployment"] = {"type": "string"}
+        self.missing: list[str] = []
 
-    def resolved(self, schema):
-        """A schema with what it refers to."""
-        while "$ref" in schema:
-            schema = {**schema}
-            schema = {**self.schema["$defs"][schema.pop("$ref").rpartition("/")[2]], **schema}
-        return schema
-
-    def leaves(self, schema, place=()):
-        """Yield (key, schema) of all values that a schema allows."""
-        named = schema.get("$ref", "").rpartition("/")[2]
-        schema = self.resolved(schema)
-        entries, keys = schema.get("additionalProperties"), schema.get("properties", {})
-        if named in VALUES:
-            yield ".".join(place), schema
-        elif place and {"defaults", "recipes"} <= keys.keys():
-            yield from self.leaves(keys["defaults"], place)
-        elif keys:
-            if "null" in schema.get("type", ()):
-                yield ".".join(place), schema
-            for name, inner in keys.items():
-                yield from self.leaves(inner, (*place, name))
-        elif any("properties" in self.resolved(one) for one in schema.get("oneOf", ())):
-            for one in schema["oneOf"]:
-                yield from self.leaves(one, place)
-        elif isinstance(entries, dict) and {"properties", "oneOf"} & self.resolved(entries).keys():
-            yield from self.leaves(entries, (*place, "NAME"))
-        else:
-            yield ".".join(place), schema
-
-    def text(self):
-        """The page."""
-        sections = {}
-        for key in self.places:
-            section = key.partition(".")[0] if "." in key else ""
-            sections.setdefault(section, []).append(key)
-        parts = [f"# {self.words['title']}", self.words["other"], self.words["intro"]]
+    def text(self) -> str:
+        """Return the page as Markdown."""
+        sections: dict[str, list[str]] = {}
+        for key in self.keys:
+            sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
         order = ["", *(name for name in self.config if name in sections)]
         order.insert(order.index("deployments") + 1, "placement")
-        silent = [key for key in [*order[1:], *self.places] if not self.meaning(key)]
-        if silent:
-            raise ValueError(f"docs/config.texts.yaml: no {self.language}: {', '.join(silent)}")
+        lines = [f"# {self.labels['title']}", self.labels["intro"]]
         for section in order:
-            parts.append(f"## {section or self.words['top']}")
+            lines.append(f"## {section or self.labels['top']}")
             if section:
-                parts.append(prose(self.meaning(section)))
-            parts.append("\n".join(self.table(sections[section])))
-            if section in STAGES:
-                parts += self.names(section)
-        return "\n\n".join(parts) + "\n"
+                lines.append(self.description(section))
+            lines.append("\n".join(self.table(section, sections[section])))
+            for group in ("presets", "recipes"):
+                if section in SETTINGS and group in self.config[section]:
+                    names = ", ".join(f"`{name}`" for name in self.config[section][group])
+                    lines.append(f"{self.labels[group]}{names}")
+        return "\n\n".join(lines) + "\n"
 
-    def names(self, stage):
-        """Lines that name a stage's presets and recipes."""
-        for what in ("presets", "recipes"):
-            if what in self.config[stage]:
-                listed = ", ".join(f"`{name}`" for name in self.config[stage][what])
-                yield f"{self.words[what]}{listed}"
-
-    def table(self, keys):
-        """Lines of a table of keys."""
-        yield self.words["head"]
+    def table(self, section: str, keys: list[str]) -> Iterator[str]:
+        """Yield the lines of a table of keys, those of a stage in the order of config.yaml."""
+        if section in SETTINGS:
+            order = list(self.comments)
+            keys = sorted(keys, key=lambda key: order.index(key) if key in order else -1)
+        yield self.labels["head"]
         yield "|---|---|---|---|"
         for key in keys:
-            section, _, rest = key.partition(".")
-            cells = rest or section, self.kind(self.places[key]), self.default(key)
-            meaning = " ".join(self.meaning(key).split()).replace("|", "\\|")
-            yield f"| `{cells[0]}` | {cells[1]} | {cells[2]} | {meaning} |"
+            name = key.removeprefix(f"{section}.") if section else key
+            description = self.description(key).replace("|", "\\|")
+            cells = f"`{name}`", self.type(self.keys[key]), self.default(key), description
+            yield f"| {' | '.join(cells)} |"
 
-    def meaning(self, key):
-        """What a key means: where a later stage says nothing of its own, what it means in sft.
-
-        None: nothing says it.
-        """
+    def description(self, key: str) -> str:
+        """Return what a key means; settings that a stage does not describe mean the same in sft."""
         section, _, name = key.partition(".")
-        for place in (key, f"sft.{name}") if section in STAGES else (key,):
-            said = self.texts["keys"].get(place, {})
-            english = f"{said.get('en', '')} {self.comments.get(place, '')}".strip()
+        for place in (key, f"sft.{name}") if section in SETTINGS else (key,):
+            texts = self.texts.get(place, {})
+            english = self.comments.get(place) or texts.get("en")
             if english:
-                # A translation belongs to the English of the same place.
-                return english if self.language == "en" else said.get(self.language)
-        return None
+                # A translation belongs to the English text of the same place.
+                text = english if self.language == "en" else texts.get(self.language)
+                if not text:
+                    self.missing.append(place)
+                return " ".join((text or english).split())
+        self.missing.append(key)
+        return ""
 
-    def default(self, key):
-        """What config.yaml says of a key, if it says it of all."""
+    def default(self, key: str) -> str:
+        """Return the value of a key in config.yaml; those of all deployments; a dash if none."""
         section, _, name = key.partition(".")
         if section == "deployments":
-            key = name.partition(".")[2]
-            values = [(name, entry[key]) for name, entry in self.config[section].items()]
-            return ", ".join(f"{name} `{told(value)}`" for name, value in values)
-        if section in STAGES:
-            value = self.config[section]["defaults"].get(name, self.config.get(name))
-            return f"`{told(value)}`"
+            name = name.partition(".")[2]
+            values = self.config[section].items()
+            return ", ".join(f"{entry} {as_code(keys[name])}" for entry, keys in values)
+        if section in SETTINGS:
+            return as_code(self.config[section]["defaults"].get(name, self.config.get(name)))
         value = self.config
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
-                return self.words["unset"]
+                return "-"
             value = value[part]
-        return f"`{told(value)}`"
+        return as_code(value)
 
-    def kind(self, schema):
-        """The type of a value, with its limits or choices."""
-        schema, either = self.resolved(schema), f" {self.words['or']} "
+    def type(self, schema: Schema) -> str:
+        """Return the type of a value with its constraints or choices."""
+        either = f" {self.labels['or']} "
         if "enum" in schema:
-            return ", ".join(f"`{told(value)}`" for value in schema["enum"])
+            return ", ".join(map(as_code, schema["enum"]))
         if "oneOf" in schema:
-            return either.join(self.kind(one) for one in schema["oneOf"])
-        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return either.join(self.kind_of(name, schema) for name in types)
+            return either.join(map(self.type, schema["oneOf"]))
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        return either.join(self.single_type(name, schema) for name in names)
 
-    def kind_of(self, name, schema):
-        """A type by its name in a schema, with what it is made of."""
+    def single_type(self, name: str, schema: Schema) -> str:
+        """Return one of the types of a schema with its constraints."""
         entries = schema.get("additionalProperties")
         if name == "array":
-            return self.words["array"].format(self.kind(schema["items"]))
+            return self.labels["array"].format(self.type(schema["items"]))
         if name == "object" and isinstance(entries, dict):
-            return f"{{NAME: {self.kind(entries)}}}"
+            return f"{{NAME: {self.type(entries)}}}"
         if name == "object" and "required" in schema:
             return f"{{{', '.join(schema['required'])}}}"
         limits = [f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if limit in schema]
-        of_numbers = limits if name in ("integer", "number") else []
-        return f"{self.words[name]} {', '.join(of_numbers)}".strip()
+        is_number = name in ("integer", "number")
+        return f"{self.labels[name]} {', '.join(limits) if is_number else ''}".strip()
 
 
-def comments(text):
-    """{key: comment} of a config: what stands right above each key of it.
+def keys_of(schema: Schema, place: tuple[str, ...] = ()) -> Iterator[tuple[str, Schema]]:
+    """Yield (key, schema) of all values that a schema allows."""
+    properties, entries = schema.get("properties", {}), schema.get("additionalProperties")
+    alternatives = [one for one in schema.get("oneOf", ()) if "properties" in one]
+    if len(place) > 1 and place[-1] in VALUES:
+        yield ".".join(place), schema
+    elif "defaults" in properties:
+        yield from keys_of(properties["defaults"], place)
+    elif properties or alternatives:
+        if "null" in schema.get("type", ()):
+            yield ".".join(place), schema
+        for each in alternatives or [schema]:
+            for name, inner in each["properties"].items():
+                yield from keys_of(inner, (*place, name))
+    elif isinstance(entries, dict) and entries.keys() & {"properties", "oneOf"}:
+        yield from keys_of(entries, (*place, "NAME"))
+    else:
+        yield ".".join(place), schema
 
-    Settings of recipes by their stage's defaults, those of deployments by the first one's.
+
+def comments(text: str) -> dict[str, str]:
+    """Return the comment above each key of a YAML file, in its order; empty if there is none.
+
+    The settings of a stage's defaults belong to the stage, and those of a deployment to all. What a
+    key merges (<<) from a place further up has no comment.
     """
-    lines, found = text.splitlines(), {}
+    lines, found, visited = text.splitlines(), {}, set()
 
-    def walk(node, place):
+    def walk(node: yaml.MappingNode, place: tuple[str, ...]) -> None:
+        is_alias = id(node) in visited
+        visited.add(id(node))
         for key, value in node.value:
-            name, above = key.value, key.start_mark.line
-            while above and lines[above - 1].lstrip().startswith("#"):
-                above -= 1
-            said = [
-                line.strip()[1:].removeprefix(" ") for line in lines[above : key.start_mark.line]
-            ]
-            # Not of what stands in the middle of a line.
-            if said and not lines[key.start_mark.line][: key.start_mark.column].strip():
-                known = ".".join(shortened((*place, name)))
-                found.setdefault(known, "\n".join(said))
+            if key.value == "<<":
+                merged = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for child in merged:
+                    walk(child, place)
+                continue
+            inner = (*place, key.value)
+            name, line = reference_key(inner), key.start_mark.line
+            # A comment above a line belongs to the first key of the line.
+            is_first = not lines[line][: key.start_mark.column].strip(" -")
+            comment = comment_above(lines, line) if is_first and not is_alias else ""
+            found[name] = found.get(name) or comment
             if isinstance(value, yaml.MappingNode):
-                walk(value, (*place, name))
+                walk(value, inner)
 
     walk(yaml.compose(text), ())
     return found
 
 
-def shortened(place):
-    """A path of the config as this page calls it."""
+def comment_above(lines: list[str], line: int) -> str:
+    """Return the comment that ends right above a line; empty if there is none."""
+    start = line
+    while start and lines[start - 1].lstrip().startswith("#"):
+        start -= 1
+    return "\n".join(text.strip().removeprefix("#").strip() for text in lines[start:line])
+
+
+def reference_key(place: tuple[str, ...]) -> str:
+    """Return a path in config.yaml as the reference calls it."""
     if place[0] == "deployments" and len(place) == 3:
-        return place[0], "NAME", place[2]
-    if place[0] in STAGES and len(place) == 3 and place[1] == "defaults":
-        return place[0], place[2]
-    return place
+        place = (place[0], "NAME", place[2])
+    elif place[0] in SETTINGS and len(place) == 3 and place[1] == "defaults":
+        place = (place[0], place[2])
+    return ".".join(place)
 
 
-def prose(text):
-    """A text as a paragraph, or as it stands where its lines are set out."""
-    return f"```text\n{text.rstrip()}\n```" if "\n  " in text else " ".join(text.split())
-
-
-def told(value):
-    """A value as YAML has it in one line."""
+def as_code(value: Any) -> str:
+    """Return a value as YAML writes it on one line, in Markdown."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    # Without a point YAML would read a text.
-    return re.sub(
-        r"^(\d+)(\.\d+)?e-0?(\d+)$", lambda m: f"{m[1]}{m[2] or '.0'}e-{m[3]}", text
-    ).replace('"', "")
+    # YAML reads a number without a decimal point and with an exponent as text.
+    pattern = r"^(\d+)(\.\d+)?e-0?(\d+)$"
+    text = re.sub(pattern, lambda match: f"{match[1]}{match[2] or '.0'}e-{match[3]}", text)
+    return f"`{text}`".replace('"', "")
 
 
 if __name__ == "__main__":
