@@ -1,80 +1,100 @@
-# make demo: the tiny recipe, from nothing to a report. make test: every test without cluster or GPU.
-# make test-slurm: builds on a Slurm that it starts.
+# make demo        build the tiny recipe and its report
+# make test-quick  unit tests, about two minutes
+# make test        lint and all tests that need no cluster and no GPU
+# make test-slurm  tests on a local Slurm (root on Debian)
 
 PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
-# TRL, which bench-train and bench-rlhf compare with, in an environment of its own.
+# The documentation tools and TRL have environments of their own.
+DOCS := .venv-docs
 TRL := .venv-trl
 
-# Where results have to be the same bytes, so must the cores be.
+# Byte-identical results need the same number of cores.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward clean
+.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
 	$(ACTIVATE) snakemake --report report.html
-	@echo "Report: report.html  Figures: output/eval/rlhf/tiny/metrics.json  Model: output/rlhf/tiny"
-	@echo "Talk to it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"
+	@echo "Report: report.html  Metrics: output/eval/rlhf/tiny/metrics.json  Model: output/rlhf/tiny"
+	@echo "Chat with it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"
+
+test-quick: $(VENV)/test
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm" tests/unit
 
 test: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
-# Needs root and Debian's packages, which it installs where it can. Elsewhere the tests say so.
+# Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
 test-slurm: export PATH := $(PATH):/usr/sbin
 test-slurm: $(VENV)/test
 	@if [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
 	    apt-get update && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install --yes --no-install-recommends slurm-wlm munge; fi
-	$(ACTIVATE) pytest -m slurm tests/test_slurm.py
+	$(ACTIVATE) pytest -m slurm tests/cluster/test_slurm.py
 
 lint: $(VENV)/test
-	$(ACTIVATE) ruff check . && ruff format --check . && snakefmt --check Snakefile rules
+	$(ACTIVATE) ruff check .
+	$(ACTIVATE) ruff format --check .
+	$(ACTIVATE) snakefmt --check Snakefile rules
+	$(ACTIVATE) mypy && mypy scripts/*.py
 
-# The pages of all keys of config.yaml, in both languages.
-docs: $(VENV)/demo
+# Regenerates the reference of all config keys, lists missing translations, and builds the site in
+# both languages. A broken link is an error.
+docs: $(VENV)/demo $(DOCS)/ready
 	$(ACTIVATE) python docs/config_reference.py
+	rm -rf docs/site
+	$(DOCS)/bin/zensical build --strict --clean --config-file docs/en.toml
+	$(DOCS)/bin/zensical build --strict --clean --config-file docs/zh.toml
+	cp -r docs/index.html docs/pictures docs/site/
+	@echo "Site: docs/site/index.html  Search needs a server: $(PYTHON) -m http.server --directory docs/site"
 
-# A certificate: TARGET is built again in a folder of its own, from the sources on, and compared with
-# what is in output, file by file. OPTIONS: --configfile and --config as they were.
+# Builds TARGET again in reproduced/, from the sources, and compares all files with output/. OPTIONS:
+# the --configfile and --config of the original build.
 reproduce: $(VENV)/demo
 	rm -rf reproduced
 	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
 	$(ACTIVATE) python scripts/verify.py reproduced/output --same-as output
 
-# How fast, small and lean data is prepared, beside the tokenizers library and DeepSpeed-Chat's way.
+# Data preparation, compared with the tokenizers library and DeepSpeed-Chat's method.
 bench-data: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
 	mv $(VENV)/data.json tests/benchmarks/results/
 
-# How fast training is and what memory it takes, beside DeepSpeed-Chat's way and TRL.
+# SFT, reward model and DPO, compared with DeepSpeed-Chat's method and TRL.
 bench-train: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
 	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
 
-# How fast steps of PPO, RLOO and GRPO are, and what memory they take, beside the same two.
+# Steps of PPO, RLOO and GRPO, compared with the same two.
 bench-rlhf: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
 	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
 
-# What a small reward model learns from real pairs, beside the rule that the longer answer wins.
+# Accuracy of a small reward model on human preferences, compared with choosing the longer response.
 bench-reward: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/reward.py > $(VENV)/reward.json
 	test ! -s $(VENV)/reward.json || mv $(VENV)/reward.json tests/benchmarks/results/
 
 clean:
-	rm -rf $(VENV) $(TRL) .snakemake reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt
-	@echo "Installing requirements.txt into $(VENV): some minutes, once"
+	@echo "Installing requirements.txt into $(VENV); this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(ACTIVATE) pip install --quiet --requirement requirements.txt
 	touch $@
 
 $(VENV)/test: requirements-test.txt requirements-kubernetes.txt $(VENV)/demo
 	$(ACTIVATE) pip install --quiet --requirement requirements-test.txt
+	touch $@
+
+$(DOCS)/ready: requirements-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --requirement $<
 	touch $@
 
 $(TRL)/ready: tests/benchmarks/requirements-trl.txt
