@@ -1,218 +1,190 @@
-"""Draw a page, complete in one file, that compares recipes of a stage: settings, results, curves.
+"""Compare recipes of a stage on one page: settings that differ, results and curves.
 
-Recipes that are alike but for their seed are one row: mean and interval over the seeds.
+Recipes that differ only in their seed are one column: mean and interval over the seeds.
 """
 
 import json
-import math
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
-from markupsafe import Markup
-
-from snakechat.reporting.pages import write_page
-from snakechat.reporting.plots import CURVES, draw_curves, points_of
-from snakechat.reporting.translations import as_number, teller
-from snakechat.workflow.job import run
+from snakechat.reporting.formatting import format_with_interval
+from snakechat.reporting.intervals import mean_interval
+from snakechat.reporting.labels import CURVES, FRACTIONS, PAIRS, PERPLEXITIES, RESPONSES, WIN_RATES
+from snakechat.reporting.pages import take_svg, write_page
+from snakechat.reporting.plots import Point, draw_curves, points_of
+from snakechat.reporting.translations import Translate, translator
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import ancestors
 
-# Results of a stage: where they stand in metrics.json, and what they are called.
-PAIRS = {
-    "accuracy": "accuracy (share)",
-    "ties": "ties (share)",
-    "loss": "loss (nats per pair)",
-    "calibration_error": "expected calibration error",
-}
+# Results of each stage: labels by path in metrics.json.
+_PAIR_KEYS = ("accuracy", "ties", "loss", "calibration_error")
+_RESPONSE_KEYS = ("score", "judge_score", "success", "greedy_success")
+_STYLE_KEYS = ("kl_to_sft", "length", "ended_by_eos")
+_PAIR_RESULTS = {key: PAIRS[key] for key in _PAIR_KEYS}
 RESULTS = {
-    "sft": {
-        "after.perplexity": "perplexity",
-        "after.response_perplexity": "perplexity of responses",
-    },
-    "reward": PAIRS,
-    "dpo": PAIRS,
+    "sft": {f"after.{key}": label for key, label in PERPLEXITIES.items()},
+    "reward": _PAIR_RESULTS,
+    "dpo": _PAIR_RESULTS,
     "rlhf": {
-        "rlhf.score": "score",
-        "rlhf.judge_score": "score of the judge",
-        "rlhf.success": "exactly right (share)",
-        "rlhf.greedy_success": "exactly right, greedy (share)",
-        "wins.rlhf.sft.score": "wins over SFT by score",
-        "wins.rlhf.sft.judge_score": "wins over SFT by the judge",
-        "rlhf.kl_to_sft": "KL to SFT (nats per response)",
-        "rlhf.length": "response length (tokens)",
-        "rlhf.ended_by_eos": "ended by eos (share)",
+        **{f"rlhf.{key}": RESPONSES[key] for key in _RESPONSE_KEYS},
+        **{f"wins.rlhf.sft.{key}": label for key, label in WIN_RATES.items()},
+        **{f"rlhf.{key}": RESPONSES[key] for key in _STYLE_KEYS},
     },
 }
-# Student's t that 2.5 % of cases pass, by degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
-BODY = """{% for heading, rows in tables.items() %}
-<table>
-<caption>{{ heading }}</caption>
-{% for row in rows %}
-<tr><th>{{ row[0] }}</th>{% for cell in row[1:] %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-{% endfor %}
-{{ picture }}
-<p><small>{{ note }}</small></p>
-"""
+Row = list[str]
+Estimate = tuple[float, Sequence[float] | None]
 
 
-def main(job):
-    """The page."""
-    say = teller(job.settings.language)
-    stage = job.spec["name"].partition("/")[0]
-    groups = grouped([Run(job, name) for name in job.settings.recipes])
-    picture = job.result / "curves.svg"
+def main(job: Job[Any]) -> None:
+    """Write the page."""
+    translate = translator(job.settings.language)
+    stage, _, name = job.spec["name"].partition("/")
+    groups = group_by_settings([Run(job, recipe) for recipe in job.settings.recipes])
+    plot = job.result / "curves.svg"
     panels = {
-        say(label): {group.label: group.points(key) for group in groups}
+        translate(label): {group.label(translate): group.points(key) for group in groups}
         for key, label in CURVES[stage].items()
     }
-    draw_curves(picture, panels, say("step"), as_text=True)
-    _, tag, svg = picture.read_text().partition("<svg")
+    draw_curves(plot, panels, translate("step"), text_as_text=True)
     write_page(
         job.result / "comparison.html",
-        BODY,
-        job.settings.language,
-        f"{stage}: {job.spec['name'].partition('/')[2]}",
-        sentences=[],
-        tables={
-            say("Settings that differ"): differences(groups, say),
-            say("Results"): results(groups, RESULTS[stage], say),
-        },
-        picture=Markup(tag + svg),
-        note=say(NOTE),
+        "comparison.html",
+        _=translate,
+        language=job.settings.language,
+        title=f"{stage}: {name}",
+        head=["", *(group.label(translate) for group in groups)],
+        differences=setting_differences(groups, translate),
+        results=result_rows(groups, RESULTS[stage], translate),
+        plot=take_svg(plot),
     )
-    picture.unlink()
-
-
-NOTE = (
-    "Of one run: the figure and, where held-out prompts were drawn anew, its 95 % interval over"
-    " prompts. Of several seeds: their mean, and Student's 95 % interval over seeds; curves show"
-    " the mean, and the range of the seeds. Settings of jobs before the training have the job's"
-    " name in front."
-)
 
 
 class Run:
-    """A training and its evaluation: settings (its own, and of what it was made from), steps,
-    figures.
+    """A training and its evaluation.
+
+    Attributes:
+        name: Name of the recipe.
+        seed: Seed of the training.
+        settings: Settings of the training and of the jobs before it, without the seed.
+        steps: The lines of metrics.jsonl.
+        metrics: metrics.json of the evaluation.
     """
 
-    def __init__(self, job, name):
-        self.name, folder = name, job.inputs[f"training.{name}"]
-        path = str(folder)
-        settings = dict(job.lineage[path]["settings"])
+    def __init__(self, job: Job[Any], name: str) -> None:
+        folder = job.inputs[f"training.{name}"]
+        settings = dict(job.lineage[str(folder)]["settings"])
+        self.name = name
         self.seed = settings.pop("seed")
-        self.settings = settings
-        before = [job.lineage[one] for one in sorted(ancestors(job.lineage, path))]
-        rules = [made["rule"] for made in before]
-        for made in before:
-            # What these were told, trainings were told too.
-            if made["rule"].startswith("tokenize"):
-                continue
-            place = made["rule"]
-            if rules.count(place) > 1:
-                place += f" {made['name']}"
-            self.settings |= {f"{place}: {key}": value for key, value in made["settings"].items()}
-            if made["files"]["number"]:
-                self.settings[f"{place}: files"] = made["files"]["digest"][:12]
+        self.settings = settings | upstream_settings(job.lineage, str(folder))
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         self.steps = [json.loads(line) for line in lines]
-        figures = job.inputs[f"evaluation.{name}"] / "metrics.json"
-        self.figures = json.loads(figures.read_text())
+        metrics = job.inputs[f"evaluation.{name}"] / "metrics.json"
+        self.metrics = json.loads(metrics.read_text())
 
-    def result(self, path):
-        """A figure (path: keys joined by dots) and its interval, where it has one; or None."""
-        found, keys = self.figures, path.split(".")
+    def result(self, path: str) -> Estimate | None:
+        """Return a metric (path: keys joined by dots) and its interval, if it has one; or None."""
+        value, keys = self.metrics, path.split(".")
         for key in keys:
-            if key not in found:
+            if key not in value:
                 return None
-            found = found[key]
-        if isinstance(found, dict):
-            return found["mean"], found["interval_95"]
+            value = value[key]
+        if isinstance(value, dict):
+            return value["mean"], value["interval_95"]
         model, name = keys[0], keys[-1]
-        return found, self.figures.get("intervals_95", {}).get(model, {}).get(name)
+        return value, self.metrics.get("intervals_95", {}).get(model, {}).get(name)
+
+
+def upstream_settings(lineage: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the settings of the jobs before a training, with the name of the job in the key."""
+    jobs = [lineage[upstream] for upstream in sorted(ancestors(lineage, path))]
+    rules = [job["rule"] for job in jobs]
+    settings = {}
+    for job in jobs:
+        # The settings of tokenization are settings of the training too.
+        if job["rule"].startswith("tokenize"):
+            continue
+        prefix = job["rule"]
+        if rules.count(prefix) > 1:
+            prefix += f" {job['name']}"
+        settings |= {f"{prefix}: {key}": value for key, value in job["settings"].items()}
+        if job["files"]["number"]:
+            settings[f"{prefix}: files"] = job["files"]["digest"][:12]
+    return settings
 
 
 class Group:
-    """Runs that are alike but for their seed."""
+    """Runs that differ only in their seed."""
 
-    def __init__(self, runs):
+    def __init__(self, runs: list[Run]) -> None:
         self.runs, self.settings = runs, runs[0].settings
-        others = len(runs) - 1
-        self.label = runs[0].name + (f" + {others}" if others else "")
 
-    def points(self, key):
-        """(step, mean, lowest, highest) of a figure, of the steps that all runs have."""
+    def label(self, translate: Translate) -> str:
+        """Return the name of the recipe; of several seeds, without the seed and with their number."""
+        first = self.runs[0]
+        if len(self.runs) == 1:
+            return first.name
+        name = first.name.replace(f"-seed-{first.seed}", "")
+        return translate("{name} ({count} seeds)", name=name, count=len(self.runs))
+
+    def points(self, key: str) -> list[Point]:
+        """Return (step, mean, minimum, maximum) of a metric at the steps that all runs have."""
         curves = [dict(points_of(run.steps, key)) for run in self.runs]
         steps = sorted(set(curves[0]).intersection(*curves[1:]))
         values = [[curve[step] for curve in curves] for step in steps]
         return [
-            (step, statistics.fmean(found), min(found), max(found))
-            for step, found in zip(steps, values, strict=True)
+            (step, statistics.fmean(at_step), min(at_step), max(at_step))
+            for step, at_step in zip(steps, values, strict=True)
         ]
 
-    def result(self, path):
-        """A figure and its interval, over seeds where there are several; None if no run has it."""
-        found = [run.result(path) for run in self.runs]
-        if None in found:
+    def result(self, path: str) -> Estimate | None:
+        """Return a metric and its interval, over seeds if there are several; None if one lacks it."""
+        results = [result for run in self.runs if (result := run.result(path)) is not None]
+        if len(results) < len(self.runs):
             return None
-        return found[0] if len(found) == 1 else over_seeds([value for value, _ in found])
+        if len(results) == 1:
+            return results[0]
+        values = [value for value, _ in results]
+        low, high = mean_interval(values)
+        if path.startswith("wins.") or path.rpartition(".")[2] in FRACTIONS:
+            # Student's interval does not know that a fraction lies between 0 and 1.
+            low, high = max(low, 0.0), min(high, 1.0)
+        return statistics.fmean(values), [low, high]
 
 
-def grouped(runs):
-    """Groups of runs, in the order of their first ones."""
-    groups = {}
+def group_by_settings(runs: list[Run]) -> list[Group]:
+    """Group the runs that have the same settings, in the order of the first run of each group."""
+    groups: dict[str, list[Run]] = {}
     for one in runs:
         groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
     return [Group(members) for members in groups.values()]
 
 
-def over_seeds(values):
-    """Mean and Student's 95 % interval of it."""
-    count, mean = len(values), statistics.fmean(values)
-    student = STUDENT[min(count - 2, len(STUDENT) - 1)]
-    half = student * statistics.stdev(values) / math.sqrt(count)
-    return mean, [mean - half, mean + half]
-
-
-def differences(groups, say):
-    """The table of settings that are not the same in all groups, and the seeds."""
+def setting_differences(groups: list[Group], translate: Translate) -> list[Row]:
+    """Return rows of the settings that differ between groups, and of the seeds."""
     keys = dict.fromkeys(key for group in groups for key in group.settings)
-    told = [
-        key
-        for key in keys
-        if len({json.dumps(group.settings.get(key), sort_keys=True) for group in groups}) > 1
-    ]
-    rows = [
-        [
-            key,
-            *(json.dumps(group.settings[key]) if key in group.settings else "" for group in groups),
-        ]
-        for key in told
-    ]
-    seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
-    return [["", *(group.label for group in groups)], *rows, [say("seed"), *seeds]]
-
-
-def results(groups, names, say):
-    """The table of results that any group has."""
     rows = []
-    for path, label in names.items():
-        found = [group.result(path) for group in groups]
-        if any(found):
-            rows.append(
-                [say(label), *("" if each is None else with_interval(*each) for each in found)]
-            )
-    return [["", *(group.label for group in groups)], *rows]
+    for key in keys:
+        values = [
+            json.dumps(group.settings[key], sort_keys=True) if key in group.settings else ""
+            for group in groups
+        ]
+        if len(set(values)) > 1:
+            rows.append([key, *values])
+    seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
+    return [*rows, [translate("seed"), *seeds]]
 
 
-def with_interval(value, interval):
-    """A figure with its interval, where it has one."""
-    if interval is None:
-        return as_number(value)
-    low, high = map(as_number, interval)
-    return f"{as_number(value)} ({low} … {high})"
+def result_rows(groups: list[Group], labels: dict[str, str], translate: Translate) -> list[Row]:
+    """Return rows of the results that any group has. labels: by path in metrics.json."""
+    rows = []
+    for path, label in labels.items():
+        results = [group.result(path) for group in groups]
+        if any(results):
+            cells = ["" if each is None else format_with_interval(*each) for each in results]
+            rows.append([translate(label), *cells])
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,119 +1,138 @@
-"""Train a few steps of a recipe at each ZeRO stage, by its own training program.
+"""Train a few steps of a recipe at each ZeRO stage, with its own training program.
 
-Each stage has a spec like that of the training, of the same code and settings, over the first rows
-of its data. The result has the figures of the steps; times and memory, which no two runs share, are
-in NAME.run.json.
+Each run has a spec with the code and settings of the training and the first rows of its data. The
+result contains the steps of all runs; times and memory, which differ between two builds, are in
+NAME.run.json.
 """
 
 import json
-import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
 
 STAGES = range(4)
-# Once over the rows, without an evaluation between steps.
-SHORT = {"epochs": 1, "eval_steps": 0, "keep": "last", "patience": 0}
-# What a run ends with where memory is too small: a line of ours, or of the launcher.
-NO_MEMORY = ("out of memory", "was ended by SIGKILL")
+# One epoch, without evaluation during training.
+SHORT_RUN = {"epochs": 1, "eval_steps": 0, "save_strategy": "last", "early_stopping_patience": 0}
+# Ends of the last log line of a run without enough memory, from the program or the launcher.
+OUT_OF_MEMORY = ("out of memory", "was ended by SIGKILL")
 
 
-def main(job):
-    """Cut the data, train at each stage, keep the figures."""
+def main(job: Job[Any]) -> None:
+    """Truncate the data, train at each stage and keep the steps.
+
+    Raises:
+        InputError: No stage has enough memory, or a run fails for another reason.
+    """
     planned, scratch = job.settings.training, job.result / "scratch"
-    settings = planned["settings"]
-    inputs = cut_inputs(planned["inputs"], rows_of(settings, job.settings.steps), scratch)
+    settings, steps = planned["settings"], job.settings.steps
     spec = planned | {
-        "inputs": inputs,
-        "settings": settings | {key: SHORT[key] for key in SHORT.keys() & settings},
+        "inputs": truncate_inputs(planned["inputs"], row_counts(settings, steps), scratch),
+        "settings": settings | {key: SHORT_RUN[key] for key in SHORT_RUN.keys() & settings},
     }
     runs = job.record["stages"] = {}
     for stage in STAGES:
         spec["name"], folder = f"{planned['name']}@zero-{stage}", scratch / f"stage-{stage}"
         spec["path"] = str(folder)
-        # States would only take time.
-        placement = placed(job.placement, stage) | {"save_steps": job.settings.steps + 1}
+        # A run without checkpoints.
+        placement = placement_at_stage(job.placement, stage) | {"save_steps": steps + 1}
         runs[stage] = train(spec, placement, job.placement["launch"])
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
         print(f"ZeRO {stage}: {runs[stage].get('failed') or runs[stage]['seconds_per_step']}")
     if all("failed" in record for record in runs.values()):
-        raise InputError(f"{planned['path']}: out of memory at each ZeRO stage")
+        raise InputError(f"{planned['path']}: out of memory at every ZeRO stage")
     shutil.rmtree(scratch)
 
 
-def rows_of(settings, steps):
-    """Rows of each part of the data: as many as the steps take, and a step's to be judged by."""
+def row_counts(settings: Mapping[str, Any], steps: int) -> dict[str, int]:
+    """Return the rows of each split: those of the training steps, and one batch to evaluate."""
     batch = settings.get("rollout_batch_size", settings["global_batch_size"])
     return {"train": steps * batch, "eval": batch}
 
 
-def cut_inputs(inputs, rows, scratch):
-    """The inputs of a training with the first rows of what is told by rows, in a folder of ours."""
-    found = dict(inputs)
-    for key, cut in (("tokens", cut_tokens), ("reference", cut_reference)):
+def truncate_inputs(
+    inputs: Mapping[str, dict[str, str]], rows: Mapping[str, int], scratch: Path
+) -> dict[str, dict[str, str]]:
+    """Return the inputs of a training with the first rows of its data, copied to a scratch folder."""
+    truncated = dict(inputs)
+    for key, truncate in (("tokens", truncate_tokens), ("reference", truncate_reference)):
         if key in inputs:
             source, target = Path(inputs[key]["path"]), scratch / key
             target.mkdir(parents=True)
-            cut(source, target, rows)
-            manifest = read_manifest(manifest_path(source)) | {"files": result_files(target)}
+            truncate(source, target, rows)
+            manifest = read_manifest(manifest_path(source))
+            assert manifest is not None, "the job has checked its inputs"
+            manifest |= {"files": result_files(target)}
             manifest_path(target).write_text(json.dumps(manifest))
-            found[key] = inputs[key] | {"path": str(target)}
-    return found
+            truncated[key] = inputs[key] | {"path": str(target)}
+    return truncated
 
 
-def cut_tokens(source, target, rows):
-    """The first rows of each ragged array of a folder."""
+def truncate_tokens(source: Path, target: Path, rows: Mapping[str, int]) -> None:
+    """Copy the first rows of each ragged array in a folder."""
     for path in source.glob("*.offsets.npy"):
         name = path.name.removesuffix(".offsets.npy")
-        part, _, _ = name.partition(".")
-        Ragged(source, name).write_first(rows[part], target, name)
+        split, _, _ = name.partition(".")
+        Ragged(source, name).write_first(rows[split], target, name)
 
 
-def cut_reference(source, target, rows):
-    """The reference's log-probabilities [2, n] of the first rows."""
-    for part, number in rows.items():
-        np.save(target / f"{part}.npy", np.load(source / f"{part}.npy")[:, :number])
+def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> None:
+    """Copy the reference model's log-probabilities [2, n] of the first rows."""
+    for split, count in rows.items():
+        np.save(target / f"{split}.npy", np.load(source / f"{split}.npy")[:, :count])
 
 
-def placed(placement, stage):
-    """A recipe's placement at a ZeRO stage, with as much of its offload as there is at that one."""
-    # A critic goes with its actor.
-    where = {k: value for k, value in placement.items() if k not in ("launch", "critic_zero_stage")}
-    if where["offload"] != "none" and stage < 3:
-        where["offload"] = "optimizer" if stage else "none"
-    return where | {"zero_stage": stage}
+def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:
+    """Return a placement at a ZeRO stage, with as much of its offload as the stage supports."""
+    # The critic uses the stage of the actor.
+    kept = {k: v for k, v in placement.items() if k not in ("launch", "critic_zero_stage")}
+    if kept["offload"] != "none" and stage < 3:
+        kept["offload"] = "optimizer" if stage else "none"
+    return kept | {"zero_stage": stage}
 
 
-def train(spec, placement, launch):
-    """Run a training program; returns its run.json, or {"failed": ...} where memory is too small.
+def train(
+    spec: Mapping[str, Any], placement: Mapping[str, Any], launch: list[str]
+) -> dict[str, Any]:
+    """Run a training program.
 
-    Raises InputError where it fails for another reason.
+    Args:
+        spec: Spec of the training.
+        placement: Placement of the training.
+        launch: Command that runs a program, as words.
+
+    Returns:
+        Its run.json, or {"failed": "out of memory"}.
+
+    Raises:
+        InputError: The program fails for another reason.
     """
     path = Path(f"{spec['path']}.spec.json")
     path.write_text(json.dumps(spec))
-    program = Path(__file__).with_name(f"{spec['rule']}.py")
-    words = [program, "--spec", path, "--placement", json.dumps(placement)]
-    command = f"{launch} {shlex.join(map(str, words))}"
+    program = str(Path(__file__).with_name(f"{spec['rule']}.py"))
+    command = [*launch, program, "--spec", str(path), "--placement", json.dumps(placement)]
     log = path.with_suffix(".log")
     with log.open("w") as file:
-        code = subprocess.run(command, shell=True, stdout=file, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     if code == 0:
         return json.loads(Path(f"{spec['path']}.run.json").read_text())
-    said = log.read_text().strip().rpartition("\n")[2]
-    # By the system's own hand, a process alone says nothing.
-    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(end in said for end in NO_MEMORY):
+    last_line = log.read_text().strip().rpartition("\n")[2]
+    # The system kills a single process without a message.
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if killed or any(end in last_line for end in OUT_OF_MEMORY):
         return {"failed": "out of memory"}
-    raise InputError(f"{spec['name']}: {said.removeprefix('error: ')}")
+    raise InputError(f"{spec['name']}: {last_line.removeprefix('error: ')}")
 
 
 if __name__ == "__main__":

@@ -1,61 +1,70 @@
-"""Run lm-evaluation-harness on a model.
+"""Evaluate a model on tasks of lm-evaluation-harness (lm_eval).
 
-It is a program of its own (lm_eval), which fetches its tasks from the hub. metrics.json has what it
-found; what it tells of times and of the machine is left out.
+metrics.json contains the results of lm_eval without its times and machine information.
 """
 
 import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import check_external_file
 
-# As it calls them.
+# Names of dtypes in lm_eval.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+# Reproducible entries of the results of lm_eval.
+RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
-def main(job):
-    """Call it, and keep its figures. Raises InputError where it is not there, or fails."""
+def main(job: Job[Any]) -> None:
+    """Run lm_eval and keep its metrics.
+
+    Raises:
+        InputError: lm_eval is not installed, or fails.
+    """
     program = shutil.which("lm_eval")
     if program is None:
         raise InputError(
             "lm_eval is not on PATH: build with --sdm conda, or pip install 'lm_eval[hf]' in the"
             " version of envs/lm-eval.yaml"
         )
-    told = job.result / "told"
-    ended = subprocess.run([program, *arguments(job, told)])
-    if ended.returncode:
-        raise InputError(f"lm_eval ended with status {ended.returncode}: see what it said above")
-    [path] = told.rglob("results_*.json")
-    found = json.loads(path.read_text())
-    shutil.rmtree(told)
-    figures = {key: found[key] for key in KEPT if key in found}
-    (job.result / "metrics.json").write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    job.facts["lm_eval"] = found["lm_eval_version"]
+    output = job.result / "lm_eval"
+    process = subprocess.run([program, *arguments(job, output)])
+    if process.returncode:
+        raise InputError(f"lm_eval exited with status {process.returncode}: see its output above")
+    [path] = output.rglob("results_*.json")
+    results = json.loads(path.read_text())
+    shutil.rmtree(output)
+    metrics = {key: results[key] for key in RESULT_KEYS if key in results}
+    (job.result / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
+    job.facts["lm_eval"] = results["lm_eval_version"]
 
 
-def arguments(job, told):
-    """What lm_eval is called with. told: the folder for what it tells."""
+def arguments(job: Job[Any], output: Path) -> list[str]:
+    """Return the arguments of lm_eval. output: the folder for its results."""
     settings, on_gpu = job.settings, job.placement["gpus_per_node"] > 0
     limit = [] if settings.limit is None else ["--limit", str(settings.limit)]
     return [
         *("--model", "hf"),
         *("--model_args", f"pretrained={job.inputs['model']},dtype={DTYPES[settings.dtype]}"),
-        *("--tasks", ",".join(task_of(job, task) for task in settings.tasks)),
+        *("--tasks", ",".join(task_argument(job, task) for task in settings.tasks)),
         *("--device", "cuda" if on_gpu else "cpu"),
         *("--batch_size", "auto" if on_gpu else "1"),
         *("--seed", str(settings.seed)),
-        *("--output_path", str(told)),
+        *("--output_path", str(output)),
         *limit,
     ]
 
 
-def task_of(job, task):
-    """A task by its name, or the path of the file that it is told in."""
+def task_argument(job: Job[Any], task: str) -> str:
+    """Return the name of a task of lm_eval, or the path of a task file of the workflow.
+
+    Raises:
+        InputError: The file changed after the build was planned.
+    """
     if task not in job.spec["files"]:
         return task
     path = Path(job.placement["source"], task)

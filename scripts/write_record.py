@@ -1,324 +1,227 @@
-"""Write what a training was like into a page of Markdown, with its curves beside it.
+"""Write a training record: a page of Markdown about one training, with its curves.
 
-It tells times, memory and machine (NAME.run.json), so that no two builds have the same page.
+It contains times, memory and the machine (NAME.run.json), which differ between two builds.
 """
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
-from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
-from snakechat.reporting.plots import CURVES, draw_curves, panels_of
-from snakechat.reporting.translations import as_cell, as_number, as_time, teller
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
-
-# Of a step of RLHF.
-PARTS = {"generate": "sampling responses", "score": "scoring them", "train": "learning from them"}
-# Steps of the table.
-ROWS = 10
-
-
-def main(job):
-    """The page and its picture."""
-    say = teller(job.settings.language)
-    training = Training(job)
-    curves = {key: say(label) for key, label in CURVES[training.stage].items()}
-    panels = panels_of(training.steps, curves, say("held-out rows"))
-    draw_curves(job.result / "loss.svg", panels, say("step"), as_text=True)
-    sections = {
-        "What came of it": OUTCOMES[training.stage](training.figures, say),
-        "The run": [["", ""], *how_it_went(training, say)],
-        "Data and batches": [["", ""], *data_and_batches(training, say)],
-        "Weights": weights(training.models, say),
-        "Steps": steps_told(training.steps, curves, say),
-        "Settings": settings_told(training.settings),
-        "Placement": settings_told(training.run["placement"]),
-        "Environment": [["", ""], *environment(training.run, say)],
-    }
-    page = [
-        f"# {say('Training record')}: {training.stage}/{training.name}",
-        f"{training.run['started'][:16]} UTC, `{job.inputs['training']}`, spec"
-        f" `{training.run['spec'][:16]}`",
-        f"![{say('Curves')}](loss.svg)",
-    ]
-    for title, rows in sections.items():
-        page += [f"## {say(title)}", table(rows)]
-    page.append(say(NOTE))
-    (job.result / "record.md").write_text("\n\n".join(page) + "\n")
-
-
-NOTE = (
-    "Operations are counted as by Chowdhery et al. 2022 (PaLM), appendix B: for a token, 6 for each"
-    " weight (4 where it is not trained) and 12 · layers · hidden size · mean length of a sequence"
-    " for attention; RLHF adds forward passes (2, and a third of attention). Padding and what is"
-    " computed twice to save memory do not count. Peaks of GPUs are those of 16-bit numbers in"
-    " NVIDIA's data sheets, without sparsity. Rates are those of the median step: without saving,"
-    " loading and evaluation."
+from snakechat.planning.flops import peak_flops
+from snakechat.reporting.formatting import format_duration, format_estimate, format_number
+from snakechat.reporting.labels import (
+    CURVES,
+    MODELS,
+    PAIRS,
+    PERPLEXITIES,
+    RESPONSES,
+    TRAINED_MODELS,
+    WIN_RATES,
+    N_,
 )
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.plots import curve_panels, draw_curves
+from snakechat.reporting.training_summary import TrainingSummary
+from snakechat.reporting.translations import Translate, translator
+from snakechat.workflow.job import Job, run
 
-
-class Training:
-    """A training that is done: settings, run, steps, data, and what evaluation says of it."""
-
-    def __init__(self, job):
-        folder = job.inputs["training"]
-        entry = job.lineage[str(folder)]
-        self.stage, self.name, self.settings = folder.parts[1], entry["name"], entry["settings"]
-        self.run = run_record(folder, entry["spec"])
-        self.models = self.run["models"]
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        self.steps = [json.loads(line) for line in lines]
-        self.figures = json.loads((job.inputs["evaluation"] / "metrics.json").read_text())
-        self.data = json.loads((job.inputs["tokens"] / "stats.json").read_text())
-
-    @property
-    def processes(self):
-        """How many processes trained together."""
-        where = self.run["placement"]
-        return where["nodes"] * max(where["gpus_per_node"], 1)
-
-    @property
-    def batch_size(self):
-        """Rows of a step; of RLHF, prompts."""
-        return self.settings["rollout_batch_size" if self.stage == "rlhf" else "global_batch_size"]
-
-    @property
-    def lengths(self):
-        """Mean tokens of the prompt of a row and of each of its responses."""
-        facts = self.data["train"]
-        found = {name: tokens["sum"] / facts["rows"] for name, tokens in facts["tokens"].items()}
-        if self.stage == "rlhf":
-            responses = [line["response/length"] for line in self.steps]
-            found["response"] = sum(responses) / len(responses)
-        return found
-
-    @property
-    def row_length(self):
-        """Mean tokens of a row, each once: no padding, and the prompt of all its responses once."""
-        lengths = dict(self.lengths)
-        if self.stage == "rlhf":
-            lengths["response"] *= self.settings["num_generations"]
-        return sum(lengths.values())
-
-    @property
-    def flops_a_token(self):
-        """Operations for a token that is trained on."""
-        lengths = dict(self.lengths)
-        prompt = lengths.pop("prompt")
-        # No response of a row sees another one.
-        length = prompt + sum(lengths.values()) / len(lengths)
-        if self.stage == "rlhf":
-            return rlhf_flops(self.models, length, self.settings["ppo_epochs"])
-        return training_flops(self.models["model"], length)
-
-
-def run_record(folder, spec):
-    """NAME.run.json of a result. Raises InputError where it is not of the run that made it."""
-    path = folder.with_name(f"{folder.name}.run.json")
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError):
-        raise InputError(f"{path} cannot be read, which says how {folder} was made") from None
-    if record["spec"] != spec:
-        raise InputError(f"{path} tells of another run than the one that made {folder}")
-    return record
-
-
-# --- what came of it --------------------------------------------------------------------------
-
-
-def of_sft(figures, say):
-    """Perplexities of held-out rows."""
-    both = figures["before"], figures["after"]
-    names = {"perplexity": "perplexity", "response_perplexity": "perplexity of responses"}
-    rows = [[say(label), *(each[key] for each in both)] for key, label in names.items()]
-    head = f"{say('held-out rows')}: {figures['rows']:,}"
-    return [[head, say("before"), say("after")], *rows]
-
-
-def of_pairs(figures, say):
-    """What held-out pairs say of a reward model, or of a chat model's implicit rewards."""
-    names = {
-        "accuracy": "accuracy (share)",
-        "ties": "ties (share)",
-        "longer_wins_accuracy": "accuracy of “the longer one”",
-        "loss": "loss (nats per pair)",
-        "chosen_score": "score of chosen responses",
-        "rejected_score": "score of rejected responses",
-        "calibration_error": "expected calibration error",
-    }
-    head = f"{say('held-out pairs')}: {figures['pairs']:,}"
-    rows = [[say(label), figures[key]] for key, label in names.items()]
-    rows += [
-        [f"{say('accuracy (share)')}: {dataset}", of["accuracy"]]
-        for dataset, of in figures.get("of", {}).items()
-    ]
-    return [[head, say("after")], *rows]
-
-
-MODELS = {"base": "base", "sft": "SFT", "rlhf": "RLHF", "ema": "EMA"}
-# What responses win by.
-JUDGED = {
-    "score": "wins over SFT by score",
-    "judge_score": "wins over SFT by the judge",
-    "endpoint": "wins over SFT by the endpoint",
+# Sections of a step of RLHF, as the trainer times them.
+SECTIONS = {
+    "generate": N_("generating responses"),
+    "score": N_("scoring responses"),
+    "train": N_("updating the models"),
 }
+# Rows of the table of steps.
+MAX_STEPS = 10
+
+Row = list[Any]
+# Head (possibly empty) and rows.
+Table = tuple[list[str], list[Row]]
 
 
-def of_rlhf(figures, say):
-    """What responses to held-out prompts are like, of each model that was asked."""
-    names = {
-        "score": "score",
-        "judge_score": "score of the judge",
-        "success": "exactly right (share)",
-        "greedy_success": "exactly right, greedy (share)",
-        "length": "response length (tokens)",
-        "ended_by_eos": "ended by eos (share)",
-        "distinct_1": "tokens of a response that differ (share)",
-        "distinct_2": "pairs of tokens that differ (share)",
-        "repetition": "phrases of four tokens that came before (share)",
-        "kl_to_sft": "KL to SFT (nats per response)",
-    }
-    asked = figures["intervals_95"]
-    # The models of the recipe; behind them those beside it.
-    models = [key for key in MODELS if key in asked] + [key for key in asked if key not in MODELS]
-    rows = [
-        [say(label), *(figures[model][key] for model in models), difference(figures, key)]
-        for key, label in names.items()
-        if key in figures["rlhf"]
+def main(job: Job[Any]) -> None:
+    """Write the page and the plot that it shows."""
+    translate = translator(job.settings.language)
+    training = TrainingSummary(job)
+    curves = {key: translate(label) for key, label in CURVES[training.stage].items()}
+    panels = curve_panels(training.steps, curves, translate("held-out rows"))
+    draw_curves(job.result / "loss.svg", panels, translate("step"), text_as_text=True)
+    write_page(
+        job.result / "record.md",
+        "training_record.md",
+        _=translate,
+        training=training,
+        path=str(job.inputs["training"]),
+        started=training.run["started"][:16],
+        spec=training.run["spec"][:16],
+        results=RESULTS[training.stage](training.metrics, translate),
+        run=list(run_rows(training, translate)),
+        data=list(data_rows(training, translate)),
+        models=model_table(training.models, translate),
+        steps=step_table(training.steps, curves, translate),
+        settings=setting_rows(training.settings),
+        placement=setting_rows(training.run["placement"]),
+        environment=list(environment_rows(training.run, translate)),
+    )
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def sft_results(metrics: dict[str, Any], translate: Translate) -> Table:
+    """Return the table of perplexities on held-out rows."""
+    before, after = metrics["before"], metrics["after"]
+    head = translate("held-out rows: {count}", count=format_number(metrics["rows"]))
+    rows = [[translate(label), before[key], after[key]] for key, label in PERPLEXITIES.items()]
+    return [head, translate("before training"), translate("after training")], rows
+
+
+def pair_results(metrics: dict[str, Any], translate: Translate) -> Table:
+    """Return the table of a reward model's scores, or of a DPO model's implicit rewards."""
+    rows = [[translate(label), metrics[key]] for key, label in PAIRS.items()]
+    rows += [
+        [translate("accuracy on {dataset}", dataset=dataset), of["accuracy"]]
+        for dataset, of in metrics.get("by_dataset", {}).items()
     ]
-    for key, label in JUDGED.items():
-        if key in figures["wins"]["rlhf"]["sft"]:
-            won = [figures["wins"].get(model, {}).get("sft", {}).get(key) for model in models]
-            rows.append([say(label), *(with_interval(each) if each else "" for each in won), ""])
-    head = f"{say('held-out prompts')}: {figures['prompts']:,}"
+    head = translate("held-out pairs: {count}", count=format_number(metrics["pairs"]))
+    return [head, translate("after training")], rows
+
+
+def rlhf_results(metrics: dict[str, Any], translate: Translate) -> Table:
+    """Return the table of responses to held-out prompts, with a column per model."""
+    evaluated = metrics["intervals_95"]
+    others = [model for model in evaluated if model not in MODELS]
+    models = [model for model in MODELS if model in evaluated] + others
+    rows = [
+        [
+            translate(label),
+            *(metrics[model][key] for model in models),
+            format_estimate(metrics.get(f"{key}_difference")),
+        ]
+        for key, label in RESPONSES.items()
+        if key in metrics["rlhf"]
+    ]
+    for key, label in WIN_RATES.items():
+        if key in metrics["wins"]["rlhf"]["sft"]:
+            won = [metrics["wins"].get(model, {}).get("sft", {}).get(key) for model in models]
+            rows.append([translate(label), *map(format_estimate, won), ""])
+    head = translate("held-out prompts: {count}", count=format_number(metrics["num_prompts"]))
     labels = [MODELS.get(model, model) for model in models]
-    return [[head, *labels, say("RLHF - SFT (95 % interval)")], *rows]
+    return [head, *labels, translate("RLHF − SFT (95 % interval)")], rows
 
 
-def difference(figures, key):
-    """A difference of the two models with its interval, where it was taken."""
-    found = figures.get(f"{key}_difference")
-    return "" if found is None else with_interval(found)
+RESULTS = {"sft": sft_results, "reward": pair_results, "dpo": pair_results, "rlhf": rlhf_results}
 
 
-def with_interval(found):
-    """A mean and its interval."""
-    low, high = map(as_number, found["interval_95"])
-    return f"{as_number(found['mean'])} ({low} … {high})"
+# --- run, data and models ---------------------------------------------------------------------
 
 
-OUTCOMES = {"sft": of_sft, "reward": of_pairs, "dpo": of_pairs, "rlhf": of_rlhf}
-
-
-# --- how it went ------------------------------------------------------------------------------
-
-
-def how_it_went(training, say):
+def run_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
     """Yield rows of times, throughput and memory."""
     run = training.run
-    yield say("steps"), run["steps"]
+    yield [translate("steps"), run["steps"]]
     if run["resumed_after_step"]:
-        yield (
-            say("went on after step (times and memory are told of the rest)"),
-            (run["resumed_after_step"]),
-        )
-    yield say("time in all"), as_time(run["seconds"])
-    yield say("of it, saving states"), as_time(run["saving_seconds"])
+        yield [
+            translate("resumed after step (times and memory count from there)"),
+            run["resumed_after_step"],
+        ]
+    yield [translate("total time"), format_duration(run["seconds"])]
+    yield [translate("time for saving checkpoints"), format_duration(run["saving_seconds"])]
     if "seconds_per_step" in run:
-        yield from throughput(training, say)
-    yield say("peak memory of the first process (MB)"), run["peak_memory_mb"]
+        yield from throughput_rows(training, translate)
+    yield [translate("peak memory of the first process (MB)"), run["peak_memory_mb"]]
     if "gpu" in run:
-        yield say("peak memory of its GPU (MB)"), run["peak_gpu_memory_mb"]
-    # RLHF has two optimizers, which skip steps each by itself.
+        yield [translate("peak memory of its GPU (MB)"), run["peak_gpu_memory_mb"]]
+    # The two optimizers of RLHF skip steps independently.
     if training.settings["dtype"] == "fp16" and training.stage != "rlhf":
-        yield say("steps left out, too large for fp16"), len(skipped_steps(training.steps))
+        yield [translate("steps skipped for fp16 overflow"), training.skipped_steps]
 
 
-def throughput(training, say):
-    """Yield rows of what a step of median length gets done."""
-    seconds = training.run["seconds_per_step"]
-    rows = min(training.batch_size, training.data["train"]["rows"]) / seconds
-    flops = rows * training.row_length * training.flops_a_token
-    yield say("seconds a step, median"), seconds
-    for part, label in PARTS.items():
+def throughput_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
+    """Yield rows of the throughput of a step of median length."""
+    rows = training.rows_per_second
+    flops = rows * training.tokens_per_row * training.flops_per_token
+    yield [translate("seconds per step (median)"), training.run["seconds_per_step"]]
+    for section, label in SECTIONS.items():
         if "seconds_by_section" in training.run:
-            yield f"{say('of it')}: {say(label)}", training.run["seconds_by_section"][part]
-    yield say("prompts a second" if training.stage == "rlhf" else "rows a second"), rows
-    yield say("tokens a second"), rows * training.row_length
-    yield say("TFLOP/s, all processes"), flops / 1e12
+            seconds = training.run["seconds_by_section"][section]
+            yield [translate("seconds for {section}", section=translate(label)), seconds]
+    label = N_("prompts per second") if training.stage == "rlhf" else N_("rows per second")
+    yield [translate(label), rows]
+    yield [translate("tokens per second"), rows * training.tokens_per_row]
+    yield [translate("TFLOP/s, all processes"), flops / 1e12]
     peak = peak_flops(training.run.get("gpu", ""))
     if peak and training.settings["dtype"] != "fp32":
-        yield say("share of the GPUs' peak (MFU)"), flops / (training.processes * peak)
+        label = translate("model FLOPs utilization (MFU)")
+        yield [label, flops / (training.num_processes * peak)]
 
 
-def skipped_steps(steps):
-    """Steps whose gradients fp16 could not hold: they have no norm. Step 0 is none."""
-    return [line["step"] for line in steps if line["step"] and "grad_norm" not in line]
-
-
-def data_and_batches(training, say):
-    """Yield rows of how much data there is and how it makes steps."""
-    settings, facts = training.settings, training.data
-    for part, what in (("train", "rows to train on"), ("eval", "rows held out")):
-        yield say(what), facts[part]["rows"]
-        yield say("of them, cut"), facts[part]["cut"]
-        yield say("dropped before"), sum(facts[part]["dropped"].values())
-        for name, lengths in facts[part]["tokens"].items():
-            yield f"{say('tokens of')} {name}", lengths["sum"]
-    number = -(-facts["train"]["rows"] // training.batch_size)
-    yield say("datasets"), ", ".join(name for name, _ in settings["datasets"])
-    yield say("rows of a step"), training.batch_size
-    yield say("steps of an epoch"), number
-    yield say("epochs"), settings["epochs"]
-    yield say("steps planned"), number * settings["epochs"]
-    yield say("mean tokens of a row"), training.row_length
-    yield say("tokens of a pass, at most"), training.run["placement"]["micro_batch_tokens"]
-    yield say("processes"), training.processes
+def data_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
+    """Yield rows of the data and of how it is split into steps."""
+    settings, data = training.settings, training.data
+    for split, label in (("train", N_("training rows")), ("eval", N_("held-out rows"))):
+        rows = translate(label)
+        yield [rows, data[split]["rows"]]
+        yield [translate("{rows}: truncated", rows=rows), data[split]["cut"]]
+        yield [translate("{rows}: dropped", rows=rows), sum(data[split]["dropped"].values())]
+        for name, lengths in data[split]["tokens"].items():
+            yield [translate("{rows}: tokens ({column})", rows=rows, column=name), lengths["sum"]]
+    yield [translate("datasets"), ", ".join(name for name, _ in settings["datasets"])]
+    yield [translate("rows per step"), training.batch_size]
+    yield [translate("steps per epoch"), training.steps_per_epoch]
+    yield [translate("epochs"), settings["epochs"]]
+    yield [translate("planned steps"), training.steps_per_epoch * settings["epochs"]]
+    yield [translate("mean tokens per row"), training.tokens_per_row]
+    label = translate("tokens per micro-batch, at most")
+    yield [label, training.run["placement"]["micro_batch_tokens"]]
+    yield [translate("processes"), training.num_processes]
     if any("tokens" in line for line in training.steps):
-        yield say("tokens learnt"), sum(line.get("tokens", 0) for line in training.steps)
+        tokens = sum(line.get("tokens", 0) for line in training.steps)
+        yield [translate("tokens trained on"), tokens]
 
 
-def weights(models, say):
-    """The table of the sizes of what was trained."""
+def model_table(models: dict[str, dict[str, int]], translate: Translate) -> Table:
+    """Return the table of the sizes of the trained models."""
+    labels = {
+        "weights": N_("parameters"),
+        "trained": N_("trainable"),
+        "layers": N_("layers"),
+        "hidden_size": N_("hidden size"),
+    }
     rows = [
-        [say(name), size["weights"], size["trained"], size["layers"], size["hidden_size"]]
+        [translate(TRAINED_MODELS[name]), *(size[key] for key in labels)]
         for name, size in models.items()
     ]
-    return [["", *map(say, ("weights", "trained", "layers", "hidden size"))], *rows]
+    return ["", *map(translate, labels.values())], rows
 
 
-def steps_told(steps, curves, say):
-    """The table of about ten steps, the first and the last among them."""
-    told = [line for line in steps if all(key in line for key in curves)]
-    last = len(told) - 1
-    chosen = sorted({round(number * last / (ROWS - 1)) for number in range(ROWS)})
-    rows = [[told[place]["step"], *(told[place][key] for key in curves)] for place in chosen]
-    return [[say("step"), *curves.values()], *rows]
+def step_table(steps: list[dict[str, Any]], curves: dict[str, str], translate: Translate) -> Table:
+    """Return the table of about ten steps, including the first and the last one."""
+    complete = [line for line in steps if all(key in line for key in curves)]
+    last = len(complete) - 1
+    places = sorted({round(number * last / (MAX_STEPS - 1)) for number in range(MAX_STEPS)})
+    rows = [
+        [complete[place]["step"], *(complete[place][key] for key in curves)] for place in places
+    ]
+    return [translate("step"), *curves.values()], rows
 
 
-def settings_told(settings):
-    """The table of settings, by their names in the config."""
-    return [["", ""], *([f"`{key}`", json.dumps(settings[key])] for key in sorted(settings))]
+def setting_rows(settings: dict[str, Any]) -> list[Row]:
+    """Return rows of settings, by their keys in the config."""
+    return [[f"`{key}`", json.dumps(settings[key])] for key in sorted(settings)]
 
 
-def environment(run, say):
-    """Yield rows of where it ran and with what."""
-    yield say("host"), run["host"]
-    yield say("system"), run["platform"]
-    yield "CPU", run["cpu"]
-    yield say("cores"), run["cpus"]
+def environment_rows(run: dict[str, Any], translate: Translate) -> Iterator[Row]:
+    """Yield rows of the machine and the software."""
+    yield [translate("host"), run["host"]]
+    yield [translate("operating system"), run["platform"]]
+    yield ["CPU", run["cpu"]]
+    yield [translate("cores"), run["cpus"]]
     if "gpu" in run:
-        yield "GPU", run["gpu"]
-    yield say("threads"), run["threads"]
-    yield "Python", run["python"]
-    yield from sorted(run["versions"].items())
-
-
-def table(rows):
-    """Rows of cells as Markdown, the head first."""
-    lines = ["| " + " | ".join(map(as_cell, row)) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join(lines)
+        yield ["GPU", run["gpu"]]
+    yield [translate("threads"), run["threads"]]
+    yield ["Python", run["python"]]
+    yield from map(list, sorted(run["versions"].items()))
 
 
 if __name__ == "__main__":

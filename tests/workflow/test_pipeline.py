@@ -95,7 +95,7 @@ def test_report_is_made_offline_from_the_build(tiny):
     process = tiny.snakemake("--report", "report.html")
     assert process.returncode == 0, process.stdout
     report = (tiny.folder / "report.html").read_text()
-    for figure in ("sft.svg", "reward.svg", "rlhf.svg", "figures.csv"):
+    for figure in ("sft.svg", "reward.svg", "rlhf.svg", "metrics.csv"):
         assert figure in report
 
 

@@ -1,69 +1,79 @@
-"""What users write for models to be tried on: prompts/SET.yaml, and prompts/pairs/SET.yaml with a
-good and a bad response to each prompt.
+"""Prompt sets of the user: prompts/SET.yaml, and prompts/pairs/SET.yaml with a chosen and a rejected
+response to each prompt.
 """
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import check_external_file
+from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import check_file
 
-# Of an entry of prompts/pairs.
-PAIR = ("prompt", "chosen", "rejected")
-
-
-def read_prompts(job):
-    """(set, prompt) of each prompt that a job is to ask. Raises InputError as read_sets."""
-    found = read_sets(job, "prompts")
-    for place, _, prompt in found:
-        check_text(prompt, place)
-    return [(name, prompt.strip()) for _, name, prompt in found]
+# Keys of an entry of prompts/pairs.
+PAIR_KEYS = ("prompt", "chosen", "rejected")
 
 
-def read_pairs(job):
-    """(set, {prompt, chosen, rejected}) of each pair that a job is to score. Raises InputError as
-    read_sets.
+def read_prompts(job: Job) -> list[tuple[str, str]]:
+    """Return (set, prompt) of each prompt of the job's sets.
+
+    Raises:
+        InputError: A file changed after planning, or has an invalid entry.
     """
-    found = read_sets(job, "prompts/pairs")
-    for place, _, pair in found:
-        if not isinstance(pair, dict) or sorted(pair) != sorted(PAIR):
-            raise InputError(f"{place}: expected {', '.join(PAIR)}, found {told(pair)}")
-        for key in PAIR:
-            check_text(pair[key], f"{place}, {key}")
-    return [(name, {key: pair[key].strip() for key in PAIR}) for _, name, pair in found]
+    entries = _read_entries(job, "prompts")
+    for location, _, prompt in entries:
+        _check_text(prompt, location)
+    return [(name, prompt.strip()) for _, name, prompt in entries]
 
 
-def read_sets(job, folder):
-    """(place, set, entry) of each entry of the sets in a job's settings, in their order. place: as
-    an error names it.
+def read_pairs(job: Job) -> list[tuple[str, dict[str, str]]]:
+    """Return (set, {prompt, chosen, rejected}) of each pair of the job's sets.
 
-    Raises InputError where a file changed since the build was planned, or is no list.
+    Raises:
+        InputError: A file changed after planning, or has an invalid entry.
     """
-    found = []
-    for name in job.settings.prompts:
-        planned = f"{folder}/{name}.yaml"
-        path = Path(job.placement["source"], planned)
-        check_external_file(path, job.spec["files"][planned])
+    entries = _read_entries(job, "prompts/pairs")
+    for location, _, pair in entries:
+        if not isinstance(pair, dict) or sorted(pair) != sorted(PAIR_KEYS):
+            raise InputError(
+                f"{location}: expected the keys {', '.join(PAIR_KEYS)}, found {_describe(pair)}"
+            )
+        for key in PAIR_KEYS:
+            _check_text(pair[key], f"{location}, {key}")
+    return [(name, {key: pair[key].strip() for key in PAIR_KEYS}) for _, name, pair in entries]
+
+
+def _read_entries(job: Job, folder: str) -> list[tuple[str, str, Any]]:
+    """Return (location for errors, set, entry) of each entry of the sets in the job's settings."""
+    entries = []
+    for name in job.settings.prompt_sets:
+        file = f"{folder}/{name}.yaml"
+        path = Path(job.placement["source"], file)
+        check_file(path, job.spec["files"][file])
         try:
-            entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(entries, list) or not entries:
-            raise InputError(f"{path}: expected a list, each entry behind a dash")
-        numbered = enumerate(entries, start=1)
-        found += [(f"{path}, entry {number}", name, entry) for number, entry in numbered]
-    return found
+            raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(content, list) or not content:
+            raise InputError(
+                f"{path}: expected a list with one entry per prompt, each after a dash"
+            )
+        numbered = enumerate(content, start=1)
+        entries += [(f"{path}, entry {number}", name, entry) for number, entry in numbered]
+    return entries
 
 
-def check_text(value, place):
-    """Raises InputError for what is no text, or an empty one."""
+def _check_text(value: Any, location: str) -> None:
+    """Raise InputError if a value is not a string or is empty."""
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{place}: expected a text, found {told(value)}: put it in quotes")
+        raise InputError(
+            f"{location}: expected a text, found {_describe(value)}: put the text in quotes"
+        )
 
 
-def told(value):
-    """What YAML made of an entry, short enough for a line."""
+def _describe(value: Any) -> str:
+    """Describe a YAML value in a few words."""
     if isinstance(value, dict):
         return f"keys {', '.join(map(str, value))}"
     text = repr(value)

@@ -1,121 +1,131 @@
-"""The README.md of a checkpoint folder: what it is, what it was made from, how to load it."""
+"""The README.md of a model folder: what the model is, what it was made from and how to load it."""
 
 import json
+import shlex
+from pathlib import Path
+from typing import Any
 
+from snakechat.reporting.pages import write_page
 from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank
-from snakechat.workflow.lineage import in_columns
+from snakechat.workflow.job import Job
+from snakechat.workflow.lineage import lineage_columns
 
+# The class that loads the model of each rule, and what the model is.
 KINDS = {
     "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
-    "train_reward": ("AutoModelForSequenceClassification", "a reward model"),
-    "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs by DPO"),
-    "train_rlhf": ("AutoModelForCausalLM", "a chat model, trained on scores of its own responses"),
+    "train_reward": (
+        "AutoModelForSequenceClassification",
+        "a reward model, trained on pairs of responses",
+    ),
+    "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs of responses with DPO"),
+    "train_rlhf": (
+        "AutoModelForCausalLM",
+        "a chat model, trained with RLHF on scores of its own responses",
+    ),
 }
-# Whose versions a reader asks for; the spec has the digest of all pins.
-SOFTWARE = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
+# Libraries whose versions the card names; the spec has the digest of all pins.
+LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
 
 
-def write_card(job):
-    """Write job.result/README.md. The same build gives the same card: pins, no clock, no host.
+def write_card(job: Job[Any]) -> None:
+    """Write job.result/README.md. Of several processes, the first one writes.
 
-    Of several processes the first one writes.
+    The card contains no times and no host names, so that two builds write the same bytes.
     """
     if rank() > 0:
         return
     spec = job.spec
-    auto_class, what = KINDS[spec["rule"]]
-    rows = [
-        f"| {path} | {origin_of(job.lineage[path])} | `{job.lineage[path]['spec'][:16]}` |"
-        for column in in_columns(job.lineage)
-        for path in column
-    ]
+    path = spec["path"]
+    auto_class, description = KINDS[spec["rule"]]
     versions = pinned_versions(REQUIREMENTS)
-    talk = f"`python scripts/chat.py {spec['path']}` talks to it.\n\n"
-    figures = spec["path"].replace("output", "output/eval", 1)
-    card = f"""---
-{hub_metadata(job)}---
-# {spec["name"]}
-
-{spec["path"]} is {what}.
-
-```python
-from transformers import {auto_class}, AutoTokenizer
-
-model = {auto_class}.from_pretrained("{spec["path"]}")
-tokenizer = AutoTokenizer.from_pretrained("{spec["path"]}")
-```
-
-{talk if "Causal" in auto_class else ""}## Made from
-
-Spec `{digest(spec)}`, seed {spec["settings"]["seed"]}.
-
-| job | source | spec |
-|---|---|---|
-{chr(10).join(rows)}
-
-`manifest.json` has the settings and findings of these jobs, the digests of code, inputs and all
-files here. To build it again: `snakemake --cores 1 {spec["path"]}`; to do so in a second folder and
-compare file by file: `make reproduce TARGET={spec["path"]}`.
-
-Software: {", ".join(f"{name} {versions[name]}" for name in SOFTWARE)}.
-
-## The last step of training
-
-{last_step(job.result)}
-
-`metrics.jsonl` has all steps; `{figures}` of the build has figures of held-out rows.
-
-## Settings
-
-```json
-{json.dumps(spec["settings"], indent=1, sort_keys=True)}
-```
-"""
-    (job.result / "README.md").write_text(card)
+    write_page(
+        job.result / "README.md",
+        "model_card.md",
+        name=spec["name"],
+        path=path,
+        description=description,
+        auto_class=auto_class,
+        is_chat_model="Causal" in auto_class,
+        stage=path.split("/")[1],
+        hub_ids=hub_ids(job.lineage),
+        license=common_license(job.lineage),
+        spec_digest=digest(spec),
+        seed=spec["settings"]["seed"],
+        sources=[
+            [
+                upstream,
+                origin_of(job.lineage[upstream]),
+                f"`{job.lineage[upstream]['spec'][:16]}`",
+            ]
+            for column in lineage_columns(job.lineage)
+            for upstream in column
+        ],
+        commands=rebuild_commands(path, job.placement.get("options", ())),
+        evaluation=path.replace("output", "output/eval", 1),
+        versions=", ".join(f"{library} {versions[library]}" for library in LIBRARIES),
+        last_step=last_step(job.result),
+        settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
+    )
 
 
-def last_step(folder):
-    """A table of the figures of the last step in metrics.jsonl."""
-    *_, last = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [f"| {name} | {value:.6g} |" for name, value in json.loads(last).items()]
-    return "\n".join(["| figure | value |", "|---|---|", *rows])
+def rebuild_commands(path: str, options: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """Return the shell commands that build a target again and that compare a second build with it.
 
-
-def hub_metadata(job):
-    """The YAML that a model hub reads: tags, the base models and datasets that it has, and the
-    licence, where base models have one and the same.
+    Args:
+        path: Path of the result, as Snakemake's target.
+        options: --configfile and --config of the build, as words of a command line.
     """
-    lines = ["library_name: transformers", f"tags: [snakechat, {job.spec['path'].split('/')[1]}]"]
-    kinds = {"base_model": "fetch_model", "datasets": "import_dataset"}
-    for key, rule in kinds.items():
-        found = {
-            entry["settings"]["hub"]
-            for entry in job.lineage.values()
-            if entry["rule"] == rule and "hub" in entry["settings"]
-        }
-        if found:
-            lines.append(f"{key}: {json.dumps(sorted(found))}")
-    licences = {
+    words = shlex.join(options)
+    compare = f"make reproduce TARGET={path}"
+    if options:
+        # Make expands $ before the shell sees it.
+        compare += f" OPTIONS={shlex.quote(words)}".replace("$", "$$")
+    return {"build": f"snakemake --cores 1 {path} {words}".rstrip(), "compare": compare}
+
+
+def last_step(folder: Path) -> list[list[str]]:
+    """Return rows of the metrics of the last step in metrics.jsonl."""
+    *_, last = (folder / "metrics.jsonl").read_text().splitlines()
+    return [[name, f"{value:.6g}"] for name, value in json.loads(last).items()]
+
+
+def hub_ids(lineage: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the base models and datasets that came from the Hugging Face Hub, by metadata key."""
+    rules = {"base_model": "fetch_model", "datasets": "import_dataset"}
+    found = {
+        key: sorted(
+            {
+                entry["settings"]["hub"]
+                for entry in lineage.values()
+                if entry["rule"] == rule and "hub" in entry["settings"]
+            }
+        )
+        for key, rule in rules.items()
+    }
+    return {key: names for key, names in found.items() if names}
+
+
+def common_license(lineage: dict[str, Any]) -> str | None:
+    """Return the license that all base models have, or None."""
+    licenses = {
         entry["facts"].get("licence")
-        for entry in job.lineage.values()
+        for entry in lineage.values()
         if entry["rule"] == "fetch_model"
     }
-    if len(licences) == 1 and licences != {None}:
-        lines.append(f"license: {json.dumps(*licences)}")
-    return "\n".join(lines) + "\n"
+    return licenses.pop() if len(licenses) == 1 else None
 
 
-def origin_of(entry):
-    """Where a job of the lineage took what it did not get from other jobs."""
-    settings, licence = entry["settings"], entry["facts"].get("licence")
-    under = f", licence {licence}" if licence else ""
+def origin_of(entry: dict[str, Any]) -> str:
+    """Describe the external source of a job in the lineage; "" if all its inputs are jobs."""
+    settings, license = entry["settings"], entry["facts"].get("licence")
+    suffix = f", licence {license}" if license else ""
     if "hub" in settings:
-        # The commit that was found, whatever the revision is called.
-        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}{under}"
+        # The commit, because a revision may be a branch.
+        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}{suffix}"
     if entry["files"]["number"]:
-        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`{under}"
+        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`{suffix}"
     if "generate" in settings:
         return f"generated ({settings['generate']}, seed {settings['seed']})"
     if "init" in settings:

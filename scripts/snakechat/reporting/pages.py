@@ -1,48 +1,64 @@
-"""Pages for people, each complete in one file: nothing is loaded, whatever models have written."""
+"""Pages from Jinja templates: HTML and Markdown, each complete in one file.
 
-from jinja2 import Environment
+All values are escaped: text from models and datasets appears as it is and is never read as markup.
+Name a template by a string literal, so that code digests find the templates that a program renders.
+"""
 
-# Control characters, but for line breaks and tabs, as pictures of themselves.
-PICTURES = {code: 0x2400 + code for code in range(32) if code not in b"\t\n"} | {127: 0x2421}
+from pathlib import Path
+from typing import Any
 
-PAGE = """<!doctype html>
-<html lang="{{ language }}">
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>
-body { font: 16px/1.5 sans-serif; max-width: 90em; margin: 2em auto; padding: 0 1em; }
-table { border-collapse: collapse; width: 100%; table-layout: fixed; margin-bottom: 2em; }
-th, td { border: 1px solid #ccc; padding: .4em .6em; text-align: left; vertical-align: top; }
-th { background: #f3f3f3; overflow-wrap: anywhere; }
-caption { text-align: left; font-weight: bold; padding: .4em 0; }
-caption, td { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
-.name { width: 8em; }
-.number { width: 6em; text-align: right; }
-.cut { color: #777; }
-@media print {
-  body { font-size: 10pt; max-width: none; margin: 0; padding: 0; }
-  tr { break-inside: avoid; }
-  thead { display: table-header-group; }
-  caption { break-after: avoid; }
-}
-</style>
-<h1>{{ title }}</h1>
-{% for sentence in sentences %}<p>{{ sentence }}</p>
-{% endfor %}"""
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from snakechat.reporting.formatting import format_cell, format_number, format_percent
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+# Control characters except tabs and line breaks, as the Unicode symbols for them.
+CONTROL_SYMBOLS = {code: 0x2400 + code for code in range(32) if code not in b"\t\n"} | {127: 0x2421}
 
 
-def write_page(path, body, language, title, sentences, **values):
-    """Write a page: title, sentences, and a body (a Jinja template) of values.
-
-    All values are escaped: what looks like HTML in them is shown as it stands.
-    """
-    environment = Environment(autoescape=True, trim_blocks=True, finalize=drawn)
-    page = environment.from_string(PAGE + body + "</html>\n")
-    text = page.render(language=language, title=title, sentences=sentences, **values)
-    path.write_text(text, encoding="utf-8")
+def render(template: str, /, **values: Any) -> str:
+    """Render a template (NAME.html or NAME.md) with values."""
+    environment = MARKDOWN if template.endswith(".md") else HTML
+    return environment.get_template(template).render(**values)
 
 
-def drawn(value):
-    """What a page shows of a value."""
-    return value.translate(PICTURES) if isinstance(value, str) else value
+def write_page(path: Path, template: str, /, **values: Any) -> None:
+    """Render a template to a file. Templates that extend page.html need `language` and `title`."""
+    path.write_text(render(template, **values), encoding="utf-8")
+
+
+def show_control_characters(value: Any) -> Any:
+    """Replace the control characters of a text by visible symbols."""
+    return value.translate(CONTROL_SYMBOLS) if isinstance(value, str) else value
+
+
+def escape_markdown(value: Any) -> Any:
+    """Escape a text for Markdown: on one line, without HTML, links or separators of table cells."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    line = show_control_characters(" ".join(value.split()))
+    # Quotation marks are harmless outside of attributes, and entities are not decoded in code.
+    escaped = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")
+    return Markup(escaped.replace("|", "&#124;").replace("](", "]&#40;"))
+
+
+def take_svg(path: Path) -> Markup:
+    """Return the <svg> element of a plot as markup for a page, and delete the file."""
+    _, tag, svg = path.read_text(encoding="utf-8").partition("<svg")
+    path.unlink()
+    return Markup(tag + svg)
+
+
+HTML = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=show_control_characters,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+HTML.filters |= {"cell": format_cell, "number": format_number, "percent": format_percent}
+MARKDOWN = HTML.overlay(finalize=escape_markdown)

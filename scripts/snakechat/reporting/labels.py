@@ -1,0 +1,67 @@
+"""What metrics, models and stages are called on pages.
+
+Keys are those of metrics.jsonl (steps of a training) and of metrics.json (evaluations).
+"""
+
+
+def N_(message: str) -> str:
+    """Mark a message for the translation catalogue without translating it."""
+    return message
+
+
+MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
+# The trained models in NAME.run.json.
+TRAINED_MODELS = {"model": N_("model"), "actor": N_("actor"), "critic": N_("critic")}
+
+# Steps of a training, by stage.
+_PAIR_CURVES = {"loss": N_("loss (nats per pair)"), "accuracy": N_("accuracy")}
+CURVES = {
+    "sft": {"loss": N_("loss (nats per token)"), "learning_rate": N_("learning rate")},
+    "reward": _PAIR_CURVES,
+    "dpo": _PAIR_CURVES,
+    "rlhf": {
+        "objective/scores": N_("score"),
+        "objective/kl": N_("KL to the SFT model (nats per response)"),
+        "objective/entropy": N_("entropy (nats per token)"),
+        "response/length": N_("response length (tokens)"),
+    },
+}
+
+# Evaluations of held-out rows.
+PERPLEXITIES = {
+    "perplexity": N_("perplexity"),
+    "response_perplexity": N_("perplexity of responses"),
+}
+PAIRS = {
+    "accuracy": N_("accuracy"),
+    "longer_wins_accuracy": N_("accuracy of choosing the longer response"),
+    "ties": N_("ties (fraction)"),
+    "loss": N_("loss (nats per pair)"),
+    "chosen_score": N_("mean score of chosen responses"),
+    "rejected_score": N_("mean score of rejected responses"),
+    "calibration_error": N_("expected calibration error"),
+}
+RESPONSES = {
+    "score": N_("score"),
+    "judge_score": N_("score by the judge"),
+    "success": N_("correct (fraction)"),
+    "greedy_success": N_("correct with greedy decoding (fraction)"),
+    "kl_to_sft": N_("KL to the SFT model (nats per response)"),
+    "length": N_("response length (tokens)"),
+    "ended_by_eos": N_("ended by EOS (fraction)"),
+    "distinct_1": N_("distinct unigrams (fraction)"),
+    "distinct_2": N_("distinct bigrams (fraction)"),
+    "repetition": N_("repeated 4-grams (fraction)"),
+}
+# By what a response wins over another response to the same prompt.
+WIN_CRITERIA = {"score": "score", "judge_score": "judge", "endpoint": "endpoint"}
+WIN_RATES = {
+    "score": N_("win rate against SFT by score"),
+    "judge_score": N_("win rate against SFT by the judge"),
+    "endpoint": N_("win rate against SFT by the endpoint"),
+}
+# Metrics of RESPONSES and PAIRS that lie between 0 and 1.
+FRACTIONS = {
+    *("accuracy", "longer_wins_accuracy", "ties", "calibration_error", "success"),
+    *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition"),
+}
