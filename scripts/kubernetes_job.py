@@ -1,13 +1,13 @@
-"""Write the trainings of a build that take several GPUs or nodes as jobs of Kubeflow.
+"""Write the trainings of a build that take several GPUs or nodes as Kubeflow jobs.
 
     python scripts/kubernetes_job.py output/sft/66b | kubectl create --filename -
-    python scripts/kubernetes_job.py output/sft/mine --kind TrainJob -- --configfile mine.yaml
+    python scripts/kubernetes_job.py output/sft/mine --kind TrainJob --configfile mine.yaml
 
-A pod of Snakemake's own is on one node of the cluster, and has little shared memory. Each node of
-these runs the same program with the same spec file, so that Snakemake then finds the result fresh.
-Image and volume are those of the profile (profiles/kubernetes). Trainings whose inputs are not
-there yet are left for later; if that is all, it says what to build first. Nothing is built, and
-only spec files are written.
+Snakemake's own pods run on one node and have little shared memory. Each node of a Kubeflow job runs
+the same program with the same spec file, so that Snakemake finds the result up to date afterwards.
+The image and the volume are those of the profile (profiles/kubernetes). Trainings with missing
+inputs are skipped; if there are no others, an error names the command that builds the inputs.
+Builds nothing and writes spec files only.
 """
 
 import argparse
@@ -16,69 +16,79 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from snakechat.planning.changes import job_name
-from snakechat.planning.dry_run import parse_arguments, upstream_paths, dry_run, planned_jobs
+from snakechat.planning.dry_run import (
+    PlannedJob,
+    dry_run,
+    parse_arguments,
+    planned_jobs,
+    upstream_paths,
+)
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.specs import spec_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
-# Seconds that pods have to save when they are asked to stop.
-TO_SAVE = 3600
+# Seconds that pods have to save a checkpoint after SIGTERM.
+SHUTDOWN_TIMEOUT = 3600
 # Attempts after the first.
 RETRIES = 2
-# Of the Trainer's kinds and labels.
-GROUP = "trainer.kubeflow.org"
+# API group and label prefix of the Kubeflow Trainer.
+TRAINER = "trainer.kubeflow.org"
+
+Document = dict[str, Any]
 
 
-def main():
-    """Plan, choose, write."""
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--kind KIND] target [target ...] [-- options of snakemake]",
+        usage="%(prog)s [-h] [--kind KIND] target [target ...] [options of snakemake]",
     )
     parser.add_argument("targets", nargs="+", help="as for snakemake")
     parser.add_argument(
         "--kind",
         choices=KINDS,
         default="PyTorchJob",
-        help="of Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
+        help="for Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
     )
     arguments, options = parse_arguments(parser, sys.argv[1:])
     folder, plan = dry_run([*arguments.targets, *options])
     os.chdir(folder)
     jobs = planned_jobs(plan)
     trainings = [job for job in jobs.values() if job.spec["rule"].startswith("train_")]
-    several = [job for job in trainings if processes(job) > 1]
-    if not several:
+    parallel = [job for job in trainings if num_processes(job) > 1]
+    if not parallel:
         targets = ", ".join(arguments.targets)
         sys.exit(f"error: {targets}: no training to run takes several GPUs or nodes")
-    ready = [job for job in several if not upstream_paths(job.spec, jobs)]
+    ready = [job for job in parallel if not upstream_paths(job.spec, jobs)]
     if not ready:
-        inputs = [str(manifest_path(path)) for path in upstream_paths(several[0].spec, jobs)]
+        spec = parallel[0].spec
+        inputs = [str(manifest_path(path)) for path in upstream_paths(spec, jobs)]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
-        sys.exit(f"error: {job_name(several[0].spec)} has inputs to build first: {build}")
+        sys.exit(f"error: the inputs of {job_name(spec)} are missing: first run {build}")
     profile = yaml.safe_load(PROFILE.read_text())
-    documents = [
-        document for job in ready for document in KINDS[arguments.kind](job, folder, profile)
-    ]
+    kind = KINDS[arguments.kind]
+    documents = [document for job in ready for document in kind(job, folder, profile)]
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
 
-def processes(job):
-    """How many a training has: one for each GPU, or for each node without."""
+def num_processes(job: PlannedJob) -> int:
+    """Return the processes of a training: one per GPU, or one per node without GPUs."""
     return job.placement["nodes"] * max(job.placement["gpus_per_node"], 1)
 
 
-def pytorch_job(job, folder, profile):
-    """Of the Training Operator: a master, the first node, and workers."""
-    template = {"spec": pod(job, folder, profile, "pytorch")}
-    nodes = {"Master": 1, "Worker": job.placement["nodes"] - 1}
+def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
+    """Yield a PyTorchJob of the Training Operator: a master (the first node) and workers."""
+    template = {"spec": pod_spec(job, folder, profile, "pytorch")}
+    replicas = {"Master": 1, "Worker": job.placement["nodes"] - 1}
     yield {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
@@ -88,31 +98,31 @@ def pytorch_job(job, folder, profile):
             "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": {
                 kind: {"replicas": number, "restartPolicy": "OnFailure", "template": template}
-                for kind, number in nodes.items()
+                for kind, number in replicas.items()
                 if number
             },
         },
     }
 
 
-def train_job(job, folder, profile):
-    """Of the Trainer: a runtime, which says what a node does, and the job that names it."""
+def train_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
+    """Yield a TrainingRuntime, which describes a node, and the TrainJob that refers to it."""
     nodes = job.placement["nodes"]
-    # One that fails ends the others: after that, all start anew.
+    # A node that fails ends the others; then all of them restart.
     node = {
         "name": "node",
         "template": {
-            "metadata": {"labels": {f"{GROUP}/trainjob-ancestor-step": "trainer"}},
+            "metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}},
             "spec": {
                 "backoffLimit": 0,
                 "template": {
-                    "spec": {**pod(job, folder, profile, "node"), "restartPolicy": "Never"}
+                    "spec": {**pod_spec(job, folder, profile, "node"), "restartPolicy": "Never"}
                 },
             },
         },
     }
     yield {
-        "apiVersion": f"{GROUP}/v1alpha1",
+        "apiVersion": f"{TRAINER}/v1alpha1",
         "kind": "TrainingRuntime",
         "metadata": metadata(job, profile),
         "spec": {
@@ -122,45 +132,54 @@ def train_job(job, folder, profile):
             },
         },
     }
-    runtime = {"apiGroup": GROUP, "kind": "TrainingRuntime", "name": object_name(job)}
+    runtime = {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": object_name(job)}
     yield {
-        "apiVersion": f"{GROUP}/v1alpha1",
+        "apiVersion": f"{TRAINER}/v1alpha1",
         "kind": "TrainJob",
         "metadata": metadata(job, profile),
         "spec": {"runtimeRef": runtime, "trainer": {"numNodes": nodes}},
     }
 
 
-KINDS = {"PyTorchJob": pytorch_job, "TrainJob": train_job}
+KINDS: dict[str, Callable[[PlannedJob, str, Document], Iterator[Document]]] = {
+    "PyTorchJob": pytorch_job,
+    "TrainJob": train_job,
+}
 
 
-def metadata(job, profile):
-    """The name of a job's objects, and where they are."""
+def metadata(job: PlannedJob, profile: Document) -> Document:
+    """Return the name and the namespace of a job's objects."""
     return {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
 
 
-def object_name(job):
-    """A name that Kubernetes takes, the same for the same spec: no job runs twice beside itself."""
+def object_name(job: PlannedJob) -> str:
+    """Return a valid Kubernetes name, the same for the same spec, so that no job runs twice."""
     name = re.sub("[^a-z0-9]+", "-", f"{job.spec['rule']}-{job.spec['name']}".lower())
     return f"{name[:40].strip('-')}-{digest(job.spec)[:8]}"
 
 
-def pod(job, folder, profile, name):
-    """What runs on each node. name: what the operator calls the container that trains."""
-    where = job.placement
+def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: str) -> Document:
+    """Return the spec of the pod on each node.
+
+    container_name: the name by which the operator finds the container that trains.
+    """
+    placement = job.placement
     claim, path = profile["kubernetes-persistent-volumes"][0].split(":")
     if not Path(folder).is_relative_to(path):
-        sys.exit(f"error: {folder} is not on the volume, which pods have at {path} ({PROFILE})")
-    threads, gpus = where["threads"], where["gpus_per_node"]
-    limits = {"cpu": str(threads), "memory": f"{where['mem_mb']}M"}
+        sys.exit(
+            f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"
+            " in a folder on the volume"
+        )
+    threads, gpus = placement["threads"], placement["gpus_per_node"]
+    limits = {"cpu": str(threads), "memory": f"{placement['mem_mb']}M"}
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
     container = {
-        "name": name,
+        "name": container_name,
         "image": profile["container-image"],
         "workingDir": folder,
         "command": command(job),
-        # A node keeps some of its CPU for itself.
+        # A node reserves some of its CPU for the system.
         "resources": {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits},
         "volumeMounts": [
             {"name": "volume", "mountPath": path},
@@ -168,24 +187,25 @@ def pod(job, folder, profile, name):
         ],
     }
     return {
-        "terminationGracePeriodSeconds": TO_SAVE,
+        "terminationGracePeriodSeconds": SHUTDOWN_TIMEOUT,
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "containers": [container],
         "volumes": [
             {"name": "volume", "persistentVolumeClaim": {"claimName": claim}},
-            # NCCL's buffers: a container's own 64 MB are too few. It counts as memory of the pod.
+            # NCCL's buffers need more than the 64 MB that a container has by default. The volume
+            # counts towards the memory of the pod.
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
 
 
-def command(job):
-    """What Snakemake would run, as a list of words."""
+def command(job: PlannedJob) -> list[str]:
+    """Return the command that Snakemake would run."""
     spec = job.spec
-    planned = f"output/specs/{spec['rule']}/{spec['name']}-{digest(spec)[:16]}.json"
+    path = spec_path(spec["rule"], spec["name"], digest(spec))
     programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in ("launch", spec["rule"])]
     placement = json.dumps(job.placement, sort_keys=True)
-    return ["python", *programs, "--spec", planned, "--placement", placement]
+    return ["python", *programs, "--spec", str(path), "--placement", placement]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The start of every program that a placement has several processes or GPUs for, wherever it runs.
+"""Start a program in the processes that its placement names: one per GPU of each node.
 
     python scripts/launch.py scripts/train_sft.py --spec ... --placement '{"nodes": 2, ...}'
 
-Each GPU of each node has a process, a node without has one on its CPU. One process is plain Python,
-those of a node are torchrun's. Several nodes are a step of the Slurm job that this runs in (srun),
-in which this program starts again on each. Kubernetes (a PyTorchJob or TrainJob) starts it on each
-node by itself; there as here the environment tells a node its number (PET_NODE_RANK or RANK), and
-where the first one is (PET_MASTER_ADDR, PET_MASTER_PORT, or without PET_).
+A node without GPUs has one process on its CPU. One process is plain Python; several processes of a
+node are started by torchrun. For several nodes, this program starts itself on each node as a step
+of its Slurm job (srun). On Kubernetes, a PyTorchJob or TrainJob starts it on each node. In both
+cases the environment has the number of the node (PET_NODE_RANK or RANK) and the address of the
+first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 
-Options before the program are torchrun's, and hold instead of the placement.
+Options before the program are options of torchrun, which replace the placement.
 
-The processes say themselves what is wrong; torchrun would bury it under its own stack. Only of one
-that was killed nothing is heard: that is told here.
+Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
+killed cannot report anything: this program reports it.
 """
 
 import json
@@ -23,101 +23,104 @@ import sys
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
 
-# What tells a process that it is one of a group.
-GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Seconds that processes have to save when they are asked to stop.
-TO_SAVE = 3600
+# Variables that make a process part of a group.
+GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Seconds that processes have to save a checkpoint after SIGTERM.
+SHUTDOWN_TIMEOUT = 3600
 
 
-def main():
-    # A thread that waits for another spins for some tenths of a millisecond, by when the next
-    # operation is mostly there, and then sleeps: it would keep others from the cores they need.
+def main() -> None:
+    # Threads that wait spin for some tenths of a millisecond, in which the next operation mostly
+    # begins, and then sleep. Spinning for longer would take cores from other jobs.
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     command = sys.argv[1:]
     if command[0].startswith("-"):
-        torchrun(command)
+        run_torchrun(command)
         return
-    where = json.loads(command[command.index("--placement") + 1])
-    nodes, gpus = where["nodes"], where["gpus_per_node"]
-    # Snakemake gives a job fewer where there are fewer.
-    threads = int(os.environ.get("OMP_NUM_THREADS", where["threads"]))
-    node = node_of_group(nodes)
-    if nodes > 1 and node is None:
-        start_step(nodes, gpus, threads)
+    placement = json.loads(command[command.index("--placement") + 1])
+    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    # Snakemake lowers the threads of a job if the machine has fewer cores.
+    threads = int(os.environ.get("OMP_NUM_THREADS", placement["threads"]))
+    node_options = options_of_this_node(nodes)
+    if nodes > 1 and node_options is None:
+        become_slurm_step(nodes, gpus, threads)
     if gpus:
         claim_gpus(gpus)
     if nodes == 1 and gpus < 2:
-        for name in GROUP:
+        for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
         os.execv(sys.executable, [sys.executable, *command])
     processes = max(gpus, 1)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(max(threads // processes, 1))
-    # By itself it finds a port that nobody has.
-    place = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *node]
-    options = [f"--nproc-per-node={processes}", f"--shutdown-timeout={TO_SAVE}"]
-    torchrun([*place, *options, *command])
+    # With --standalone, torchrun chooses a free port.
+    group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]
+    options = [f"--nproc-per-node={processes}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT}"]
+    run_torchrun([*group, *options, *command])
 
 
-def node_of_group(nodes):
-    """torchrun's options for this node where something started it as one of several, or None."""
-    told = os.environ.get("PET_NNODES", str(nodes))
-    if told != str(nodes):
-        sys.exit(f"error: placement asks for {nodes} nodes and PET_NNODES is {told}: make them one")
-    number = first_of("PET_NODE_RANK", "RANK", "SLURM_NODEID")
-    address = first_of("PET_MASTER_ADDR", "MASTER_ADDR")
-    port = first_of("PET_MASTER_PORT", "MASTER_PORT")
+def options_of_this_node(nodes: int) -> list[str] | None:
+    """Return torchrun's options for this node of several, or None if nothing started it as one."""
+    started = os.environ.get("PET_NNODES", str(nodes))
+    if started != str(nodes):
+        sys.exit(
+            f"error: the placement has {nodes} nodes and PET_NNODES is {started}: set both to the"
+            " same number"
+        )
+    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
+    address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
+    port = first_variable("PET_MASTER_PORT", "MASTER_PORT")
     if None in (number, address, port):
         return None
     return [f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
 
 
-def first_of(*names):
-    """The first variable of the environment that is set; None if none is."""
+def first_variable(*names: str) -> str | None:
+    """Return the value of the first environment variable that is set, or None."""
     return next((os.environ[name] for name in names if name in os.environ), None)
 
 
-def start_step(nodes, gpus, threads):
-    """Become a step of this Slurm job, which starts this program again on each of its nodes."""
+def become_slurm_step(nodes: int, gpus: int, threads: int) -> None:
+    """Replace this process by a step of its Slurm job that starts this program on each node."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         sys.exit(
-            f"error: placement asks for {nodes} nodes and this is one: run it with --profile slurm,"
-            " or on Kubernetes by scripts/kubernetes_job.py"
+            f"error: the placement has {nodes} nodes and this is one: run it with --profile slurm,"
+            " or on Kubernetes with scripts/kubernetes_job.py"
         )
-    # The shell of a job runs on the first of its nodes.
+    # The batch script of a Slurm job runs on its first node.
     port = str(free_port(20000 + int(job) % 10000))
     os.environ.update(PET_MASTER_ADDR=socket.gethostname(), PET_MASTER_PORT=port)
     step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={threads}"]
-    # One that fails ends the others, which would wait for it.
+    # A node that fails ends the others, which would wait for it.
     step += ["--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     step += [f"--gres=gpu:{gpus}"] if gpus else []
     os.execvp("srun", [*step, sys.executable, *sys.argv])
 
 
-def free_port(first):
-    """The first port from this one on that nobody has. Jobs beside each other begin apart."""
+def free_port(first: int) -> int:
+    """Return the first free port from this one on; concurrent jobs begin at different ports."""
     for port in range(first, first + 1000):
-        with socket.socket() as free:
+        with socket.socket() as candidate:
             try:
-                free.bind(("", port))
+                candidate.bind(("", port))
             except OSError:
                 continue
         return port
     sys.exit(f"error: no port between {first} and {first + 1000} is free")
 
 
-def torchrun(words):
-    """Run a program in several processes of this node; exits as they do."""
-    # Only here: it takes seconds.
+def run_torchrun(arguments: list[str]) -> None:
+    """Run a program in several processes of this node; exit with the code of the first failure."""
+    # Importing torch takes seconds.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     logging.disable(logging.ERROR)
     try:
-        run(parse_args(words))
+        run(parse_args(arguments))
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
     except ChildFailedError as error:
@@ -131,5 +134,5 @@ def torchrun(words):
 if __name__ == "__main__":
     try:
         main()
-    except GpusBusy as busy:
-        sys.exit(f"error: {busy}")
+    except GpusBusy as error:
+        sys.exit(f"error: {error}")

@@ -1,33 +1,42 @@
-"""Check an output tree: each result against its manifest, each manifest against those before it.
+"""Check an output tree: each result against its manifest, each manifest against its inputs.
 
     python scripts/verify.py output
     python scripts/verify.py reproduced/output --same-as output
 
-With --same-as, also each result, file by file, against that of the same name in another tree.
+With --same-as, also compare each result, file by file, with that of the same name in another tree.
 
-Prints a line for each trouble, then one that sums up. Exits with 0 if all is as recorded, with 1 if
-it is not, with 2 if there are no results to check. Changes nothing.
+Prints one line per problem and a summary. Exits with 0 if there is no problem, with 1 if there are
+problems, with 2 if there are no results. Changes nothing.
 """
 
 import argparse
 import fnmatch
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from snakechat.workflow.digests import digest, file_digest
-from snakechat.workflow.manifest import UNLISTED_FILES, manifest_path, read_manifest
+from snakechat.workflow.manifest import (
+    UNLISTED_FILES,
+    Manifest,
+    manifest_path,
+    read_manifest,
+)
 
-BESIDE = ".manifest.json"
-# Files that tell times and memory, by rule: no two builds have the same ones.
-TELL_TIMES = {"write_record": "*", "draw_zero": "*", "draw_report": "costs.*"}
+SUFFIX = ".manifest.json"
+# Files that contain times or memory, by rule: they differ between any two builds.
+VARYING_FILES = {"write_record": "*", "draw_zero": "*", "draw_report": "costs.*"}
+
+# Size and sha256 of files, by their names in the manifest.
+Properties = Mapping[str, Mapping[str, Any]]
 
 
-def main():
-    """Find the results, digest their files side by side, tell what is wrong."""
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,54 +44,45 @@ def main():
     parser.add_argument("--same-as", type=Path, metavar="TREE", help="another build to compare")
     arguments = parser.parse_args()
     tree, twin_tree = arguments.tree, arguments.same_as
-    results = {folder: files_of(folder) for folder in results_in(tree)}
+    results = {folder: listed_files(folder) for folder in find_results(tree)}
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
     twins = {folder: twin_tree / folder.relative_to(tree) for folder in results if twin_tree}
-    files = results | {twin: files_of(twin) for twin in twins.values()}
-    facts = digested(files)
-    troubles = 0
+    properties = read_properties(results | {twin: listed_files(twin) for twin in twins.values()})
+    num_problems = 0
     for folder in results:
-        found = troubles_of(folder, facts[folder])
+        problems = list(find_problems(folder, properties[folder]))
         if twin_tree:
-            found = [*found, *differences(folder, twins[folder], facts)]
-        for trouble in found:
-            print(trouble)
-            troubles += 1
-    number = sum(len(names) for names in results.values())
-    size = sum(file["size"] for folder in results for file in facts[folder].values())
-    fine = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
-    outcome = f"{troubles:,} troubles" if troubles else fine
-    print(f"{len(results):,} results, {number:,} files, {size:,} bytes: {outcome}")
-    sys.exit(1 if troubles else 0)
+            problems += find_differences(folder, twins[folder], properties)
+        for problem in problems:
+            print(problem)
+        num_problems += len(problems)
+    num_files = sum(len(names) for names in results.values())
+    size = sum(file["size"] for folder in results for file in properties[folder].values())
+    if num_problems:
+        outcome = f"{num_problems:,} problems"
+    else:
+        outcome = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
+    print(f"{len(results):,} results, {num_files:,} files, {size:,} bytes: {outcome}")
+    sys.exit(1 if num_problems else 0)
 
 
-def digested(folders):
-    """Facts of all files of folders (paths by name), by folder and name. Several at a time."""
-    paths = [path for files in folders.values() for path in files.values()]
-    # hashlib lets other threads run. disable=None: no bar where nobody would see it.
-    with ThreadPoolExecutor() as pool:
-        bar = tqdm(pool.map(facts_of, paths), total=len(paths), unit="file", disable=None)
-        facts = dict(zip(paths, bar, strict=True))
-    return {
-        folder: {name: facts[path] for name, path in files.items()}
-        for folder, files in folders.items()
-    }
+def find_results(tree: Path) -> Iterator[Path]:
+    """Yield the result folders of a tree, including missing ones.
 
-
-def results_in(tree):
-    """Result folders, there or not: with a manifest beside or inside, or among such folders."""
+    A folder is a result if it has a manifest next to it or inside, or is next to a result.
+    """
     for parent, folders, files in os.walk(tree, followlinks=True):
-        # Hidden ones belong to jobs that run or were killed.
+        # Hidden folders belong to jobs that run or were killed.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        results = {name.removesuffix(BESIDE) for name in files if name.endswith(BESIDE)}
+        results = {name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)}
         results |= {f for f in folders if results or Path(parent, f, "manifest.json").exists()}
         folders[:] = [name for name in folders if name not in results]
         yield from (Path(parent, name) for name in sorted(results))
 
 
-def files_of(folder):
-    """Paths of the files of a result, by their names in its manifest."""
+def listed_files(folder: Path) -> dict[str, Path]:
+    """Return the paths of the files of a result, by their names in its manifest."""
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
@@ -90,26 +90,42 @@ def files_of(folder):
     }
 
 
-def facts_of(path):
-    """Size and sha256 of a file, as a manifest has them; or size 0, and why it cannot be read."""
+def read_properties(folders: Mapping[Path, Mapping[str, Path]]) -> dict[Path, Properties]:
+    """Return the properties of all files of folders, by folder and name, with a progress bar."""
+    paths = [path for files in folders.values() for path in files.values()]
+    # hashlib releases the GIL. disable=None hides the bar if standard error is not a terminal.
+    with ThreadPoolExecutor() as pool:
+        bar = tqdm(pool.map(file_properties, paths), total=len(paths), unit="file", disable=None)
+        properties = dict(zip(paths, bar, strict=True))
+    return {
+        folder: {name: properties[path] for name, path in files.items()}
+        for folder, files in folders.items()
+    }
+
+
+def file_properties(path: Path) -> dict[str, Any]:
+    """Return the size and sha256 of a file as manifests have them, or the error of reading it."""
     try:
         return {"size": path.stat().st_size, "sha256": file_digest(path)}
     except OSError as error:
         return {"size": 0, "error": error.strerror}
 
 
-def troubles_of(folder, found):
-    """Yield what is wrong with a result, a line each. found: the facts of its files, by name."""
+# --- one tree ---------------------------------------------------------------------------------
+
+
+def find_problems(folder: Path, files: Properties) -> Iterator[str]:
+    """Yield what is wrong with a result, one line each."""
     beside = manifest_path(folder)
     if not beside.exists():
-        yield f"{folder}: no manifest beside it"
+        yield f"{folder}: has no manifest"
         return
     manifest = read_manifest(beside)
     if manifest is None:
         yield f"{beside}: cannot be read"
         return
     if folder.is_dir():
-        yield from changed_files(folder, manifest["files"], found)
+        yield from changed_files(folder, manifest["files"], files)
         inside = folder / "manifest.json"
         if not inside.is_file():
             yield f"{inside}: missing"
@@ -120,62 +136,67 @@ def troubles_of(folder, found):
     yield from changed_inputs(folder, manifest)
 
 
-def changed_files(folder, recorded, found):
-    """Yield the files of a result that are not those of its manifest."""
-    for name in sorted(recorded.keys() | found):
-        if name not in found:
+def changed_files(folder: Path, recorded: Properties, files: Properties) -> Iterator[str]:
+    """Yield the files of a result that do not match its manifest."""
+    for name in sorted(recorded.keys() | files):
+        if name not in files:
             yield f"{folder}/{name}: missing"
         elif name not in recorded:
             yield f"{folder}/{name}: added"
-        elif "error" in found[name]:
-            yield f"{folder}/{name}: {found[name]['error']}"
-        elif found[name]["size"] != recorded[name]["size"]:
-            sizes = f"{recorded[name]['size']:,} -> {found[name]['size']:,}"
+        elif "error" in files[name]:
+            yield f"{folder}/{name}: {files[name]['error']}"
+        elif files[name]["size"] != recorded[name]["size"]:
+            sizes = f"{recorded[name]['size']:,} -> {files[name]['size']:,}"
             yield f"{folder}/{name}: changed ({sizes} bytes)"
-        elif found[name] != recorded[name]:
+        elif files[name] != recorded[name]:
             yield f"{folder}/{name}: changed"
 
 
-def differences(folder, twin, facts):
-    """Yield how a result differs from that of another build, a line each."""
-    manifests = [read_manifest(manifest_path(path)) for path in (folder, twin)]
-    if manifests[1] is None:
-        yield f"{twin}: no manifest beside it"
-    elif manifests[0] is not None and manifests[0]["spec"] != manifests[1]["spec"]:
-        yield f"{twin}: made from another spec"
-    else:
-        times = TELL_TIMES.get(manifests[1]["spec"]["rule"], "")
-        for name in sorted(facts[folder].keys() | facts[twin]):
-            same = facts[folder].get(name) == facts[twin].get(name)
-            if not same and not fnmatch.fnmatch(name, times):
-                yield f"{folder}/{name}: differs from {twin}/{name}"
-        if not times and manifests[0] != manifests[1]:
-            yield f"{manifest_path(folder)}: differs from {manifest_path(twin)}"
-
-
-def changed_inputs(folder, manifest):
-    """Yield the inputs of a result whose manifests are not those that it was made from."""
+def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield the inputs of a result whose manifests changed since the result was made."""
     spec, beside = manifest["spec"], manifest_path(folder)
-    # The tree may have been moved, or this be a part of it: what counts stands behind "output".
-    where, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
-    if absolute.parts[-len(where) :] != where:
-        yield f"{beside}: is that of {spec['path']}"
+    # The tree may have another name than "output", or be a subfolder of it.
+    expected, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
+    if absolute.parts[-len(expected) :] != expected:
+        yield f"{beside}: is the manifest of {spec['path']}"
         return
-    tree = absolute.parents[len(where) - 1]
+    tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
         path = manifest_path(tree.joinpath(*Path(entry["path"]).parts[1:]))
-        before = read_manifest(path)
+        upstream = read_manifest(path)
         if not path.exists():
-            trouble = "is missing"
-        elif before is None:
-            trouble = "cannot be read"
-        elif digest(before["spec"]) != entry["spec"]:
-            trouble = "was made from another spec"
+            problem = "is missing"
+        elif upstream is None:
+            problem = "cannot be read"
+        elif digest(upstream["spec"]) != entry["spec"]:
+            problem = "was made from another spec"
         elif file_digest(path) != manifest["inputs"].get(key):
-            trouble = "has changed since"
+            problem = "changed after this result was made"
         else:
             continue
-        yield f"{beside}: input {key}: {manifest_path(entry['path'])} {trouble}"
+        yield f"{beside}: input {key}: {manifest_path(entry['path'])} {problem}"
+
+
+# --- two trees --------------------------------------------------------------------------------
+
+
+def find_differences(
+    folder: Path, twin: Path, properties: Mapping[Path, Properties]
+) -> Iterator[str]:
+    """Yield the differences between a result and that of another build, one line each."""
+    manifest, twin_manifest = (read_manifest(manifest_path(path)) for path in (folder, twin))
+    if twin_manifest is None:
+        yield f"{twin}: has no manifest"
+    elif manifest is not None and manifest["spec"] != twin_manifest["spec"]:
+        yield f"{twin}: was made from another spec"
+    else:
+        varying = VARYING_FILES.get(twin_manifest["spec"]["rule"], "")
+        for name in sorted(properties[folder].keys() | properties[twin]):
+            same = properties[folder].get(name) == properties[twin].get(name)
+            if not same and not fnmatch.fnmatch(name, varying):
+                yield f"{folder}/{name}: differs from {twin}/{name}"
+        if not varying and manifest != twin_manifest:
+            yield f"{manifest_path(folder)}: differs from {manifest_path(twin)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where jobs run: placements, the resources that are asked for, and what starts the processes."""
+"""Placements of jobs, the resources that they request, and the launcher of their processes."""
 
 import json
 import os
@@ -25,27 +25,27 @@ PLACEMENTS = {
         {"deployment": "single_node", "offload": "optimizer"},
         {**DEPLOYMENTS["single_node"], "offload": "optimizer"},
     ),
-    # Of a new recipe: what its stage's default says.
+    # The placement of a new recipe is based on the default of its stage.
     "partial": ({"threads": 3}, {**DEPLOYMENTS["single_gpu"], "threads": 3}),
     "complete": (DEPLOYMENTS["multi_node"], DEPLOYMENTS["multi_node"]),
     "nothing": ({}, DEPLOYMENTS["single_gpu"]),
 }
 RECIPES = {
-    name: {"model": "tiny", "datasets": ["toy"], "placement": stated}
-    for name, (stated, _) in PLACEMENTS.items()
+    name: {"model": "tiny", "datasets": ["toy"], "placement": placement}
+    for name, (placement, _) in PLACEMENTS.items()
 }
 
 
 def planned(workflow, config, *targets):
-    """The jobs of a dry run by rule and recipe: their resources, and what programs are told."""
+    """Return the placement and the resources of the jobs of a dry run, by rule and recipe."""
     (workflow.folder / "mine.json").write_text(json.dumps(config))
-    # A rule with a message shows nothing else.
+    # For a rule with a message, Snakemake prints nothing else.
     for rules in workflow.folder.glob("rules/*.smk"):
         rules.write_text(re.sub(r"    message:\n.*\n", "", rules.read_text()))
     options = ("-n", "-p", "--cores", "64", "--configfile", "mine.json")
     process = workflow.snakemake(*targets, *options)
     assert process.returncode == 0, process.stdout[-3000:]
-    found = {}
+    jobs = {}
     for block in process.stdout.split("\n\n"):
         command = re.search(r"Shell command: (.*--placement.*)", block)
         if command:
@@ -53,20 +53,20 @@ def planned(workflow, config, *targets):
             rule = re.search(r"^rule (\w+):", block, re.MULTILINE)[1]
             job = f"{rule} {re.search('name=(.*)', block)[1]}"
             pairs = re.search("resources: (.*)", block)[1].split(", ")
-            asked = dict(pair.split("=") for pair in pairs)
-            asked["threads"] = re.search(r"threads: (\d+)|$", block)[1] or "1"
-            found[job] = json.loads(words[words.index("--placement") + 1]), asked
-    return found
+            resources = dict(pair.split("=") for pair in pairs)
+            resources["threads"] = re.search(r"threads: (\d+)|$", block)[1] or "1"
+            jobs[job] = json.loads(words[words.index("--placement") + 1]), resources
+    return jobs
 
 
-def test_a_placement_is_a_deployment_and_what_is_said_on_top(sources):
+def test_a_placement_is_a_deployment_with_overrides(sources):
     targets = [f"output/sft/{name}" for name in RECIPES]
     jobs = planned(sources, {"sft": {"recipes": RECIPES}}, *targets)
     for name, (_, expected) in PLACEMENTS.items():
         assert jobs[f"train_sft {name}"][0] == {**expected, "save_steps": 20}, name
 
 
-def test_one_deployment_can_take_the_place_of_all_placements(sources):
+def test_the_top_level_deployment_replaces_all_placements(sources):
     config = {"deployment": "mine", "sft": {"recipes": RECIPES}}
     config["deployments"] = {"mine": {**DEPLOYMENTS["cpu"], "threads": 5}}
     targets = [f"output/sft/{name}" for name in RECIPES]
@@ -75,7 +75,7 @@ def test_one_deployment_can_take_the_place_of_all_placements(sources):
         assert jobs[name][0] == {**DEPLOYMENTS["cpu"], "threads": 5, "save_steps": 20}, name
 
 
-def test_a_user_changes_one_key_of_a_recipe_of_ours(sources):
+def test_a_user_overrides_one_key_of_a_built_in_recipe(sources):
     changes = {"sft": {"recipes": {"6.7b": {"placement": {"micro_batch_tokens": 2048}}}}}
     changes["rlhf"] = {"recipes": {"6.7b": {"placement": {"critic_zero_stage": 2}}}}
     jobs = planned(sources, changes, "output/rlhf/6.7b")
@@ -105,14 +105,14 @@ def test_a_user_changes_one_key_of_a_recipe_of_ours(sources):
             {"sft": {"recipes": {"tiny": {"placement": {"thread": 1}}}}},
             "sft.recipes.tiny.placement: Additional properties are not allowed ('thread'",
         ),
-        # Each alone could be.
+        # Each setting is valid without the other.
         (
             {"sft": {"recipes": {"mine": {"placement": {"offload": "parameters"}}}}},
             "sft.recipes.mine.placement.zero_stage: 3 was expected",
         ),
     ],
 )
-def test_a_placement_that_cannot_be_is_told_in_one_line(config, line, sources):
+def test_an_invalid_placement_is_an_error_of_one_line(config, line, sources):
     (sources.folder / "mine.json").write_text(json.dumps(config))
     process = sources.snakemake("-n", "output/sft/tiny", "--configfile", "mine.json")
     assert process.returncode == 1
@@ -123,32 +123,32 @@ def test_a_placement_that_cannot_be_is_told_in_one_line(config, line, sources):
 # --- resources ------------------------------------------------------------------------------
 
 
-def test_a_job_asks_for_what_its_placement_says(sources):
+def test_a_job_requests_the_resources_of_its_placement(sources):
     jobs = planned(sources, {}, "output/rlhf/6.7b", "output/sft/66b", "output/sft/tiny")
-    asked = {name: resources for name, (_, resources) in jobs.items()}
-    node, nodes, cpu = (asked[f"train_sft {name}"] for name in ("6.7b", "66b", "tiny"))
+    requested = {name: resources for name, (_, resources) in jobs.items()}
+    node, nodes, cpu = (requested[f"train_sft {name}"] for name in ("6.7b", "66b", "tiny"))
     assert (node["nodes"], node["gpu"], node["threads"]) == ("1", "8", "64")
     assert (node["mem_mb"], node["runtime"]) == ("512000", "1440")
-    # So many on each node, where the plugin would tell Slurm a sum.
+    # Per node; from `gpu`, the plugin would request the total of all nodes.
     assert (nodes["nodes"], nodes["tasks"], nodes["gres"]) == ("8", "8", "gpu:8")
     assert (nodes["mpi"], nodes["tasks_per_gpu"]) == ("srun", "0")
     assert "gpu" not in nodes and not {"mpi", "gres", "tasks"} & node.keys()
     assert cpu["nodes"] == "1" and "gpu" not in cpu
 
 
-def test_what_has_one_process_asks_for_one_gpu(sources):
+def test_a_job_of_one_process_requests_one_gpu(sources):
     jobs = planned(sources, {}, "output/sft/66b", "output/sft/tiny")
-    placement, asked = jobs["evaluate_sft 66b"]
+    placement, requested = jobs["evaluate_sft 66b"]
     assert (placement["nodes"], placement["gpus_per_node"], placement["threads"]) == (1, 1, 8)
-    assert (asked["nodes"], asked["gpu"], asked["threads"]) == ("1", "1", "8")
+    assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "1", "8")
     assert jobs["evaluate_sft tiny"][0] == {**DEPLOYMENTS["cpu"], "save_steps": 20}
 
 
 def test_memory_and_time_grow_with_each_attempt(sources):
     for attempt, (memory, minutes) in {1: (4000, 60), 2: (6000, 90)}.items():
         sources.options = ("--attempt", str(attempt))
-        _, asked = planned(sources, {}, "output/sft/tiny")["train_sft tiny"]
-        assert (asked["mem_mb"], asked["runtime"]) == (str(memory), str(minutes))
+        _, requested = planned(sources, {}, "output/sft/tiny")["train_sft tiny"]
+        assert (requested["mem_mb"], requested["runtime"]) == (str(memory), str(minutes))
 
 
 # --- the launcher ---------------------------------------------------------------------------
@@ -159,26 +159,26 @@ import os
 import sys
 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-told = {name: os.environ[name] for name in names if name in os.environ}
-told["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
-# One write: several processes have the same output.
-os.write(1, json.dumps({**told, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
+values = {name: os.environ[name] for name in names if name in os.environ}
+values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
+# One write, because several processes print to the same output.
+os.write(1, json.dumps({**values, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
 sys.stdin.read()
 """
-OWN = ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-OWN += ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+CHANGED = ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+CHANGED += ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts a program by a placement; all are killed at the end."""
+    """A function that launches a program with a placement; all are killed at the end."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     started = []
 
     def begin(nodes=1, gpus=0, threads=8, **environment):
         placement = json.dumps({"nodes": nodes, "gpus_per_node": gpus, "threads": threads})
-        inherited = {name: value for name, value in os.environ.items() if name not in OWN}
+        inherited = {name: value for name, value in os.environ.items() if name not in CHANGED}
         process = subprocess.Popen(
             [sys.executable, ROOT / "scripts/launch.py", program, "--placement", placement],
             env={**inherited, "TMPDIR": str(tmp_path), **environment},
@@ -196,96 +196,99 @@ def start(tmp_path):
         process.communicate()
 
 
-def said_by(process, number=1):
-    """What so many processes of a job tell of themselves, in their order."""
+def variables_of(process, number=1):
+    """Return the environment variables that the processes of a job print, by rank."""
     lines = [json.loads(process.stdout.readline()) for _ in range(number)]
     return sorted(lines, key=lambda line: line.get("RANK", ""))
 
 
 def error_of(process):
-    """The line that a job fails with."""
-    _, said = process.communicate(timeout=60)
+    """Return the error line of a job that fails."""
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    [line] = said.splitlines()
+    [line] = stderr.splitlines()
     return line
 
 
 def test_one_process_is_plain_python(start):
-    # An operator tells one node, too, that it is the first of one.
+    # An operator sets the variables of a group for a single node too.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     process = start(OMP_NUM_THREADS="3", **group)
-    [told] = said_by(process)
-    assert told.pop("pid") == process.pid
-    assert told.pop("arguments")[0] == "--placement"
-    assert told == {"OMP_NUM_THREADS": "3", "waits": ["PASSIVE", "10000"]}
+    [variables] = variables_of(process)
+    assert variables.pop("pid") == process.pid
+    assert variables.pop("arguments")[0] == "--placement"
+    assert variables == {"OMP_NUM_THREADS": "3", "waits": ["PASSIVE", "10000"]}
 
 
-def test_how_long_threads_spin_can_be_told(start):
-    assert [told["waits"] for told in said_by(start(GOMP_SPINCOUNT="0"))] == [["PASSIVE", "0"]]
+def test_users_can_set_how_long_threads_spin(start):
+    [variables] = variables_of(start(GOMP_SPINCOUNT="0"))
+    assert variables["waits"] == ["PASSIVE", "0"]
 
 
-def test_a_node_has_a_process_for_each_gpu_and_they_share_its_threads(start):
+def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):
     process = start(gpus=2, threads=6, CUDA_VISIBLE_DEVICES="3,5,7")
-    for rank, told in enumerate(said_by(process, 2)):
-        assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == (str(rank), str(rank), "2")
-        assert (told["CUDA_VISIBLE_DEVICES"], told["OMP_NUM_THREADS"]) == ("3,5", "3")
+    for rank, variables in enumerate(variables_of(process, 2)):
+        assert variables["RANK"] == variables["LOCAL_RANK"] == str(rank)
+        assert variables["WORLD_SIZE"] == "2"
+        assert variables["CUDA_VISIBLE_DEVICES"] == "3,5"
+        assert variables["OMP_NUM_THREADS"] == "3"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
 
 
-def test_jobs_beside_each_other_have_different_gpus(start):
+def test_concurrent_jobs_have_different_gpus(start):
     both = {"CUDA_VISIBLE_DEVICES": "0,1"}
     first, second = start(gpus=1, **both), start(gpus=1, **both)
-    [[one], [other]] = [said_by(process) for process in (first, second)]
+    [[one], [other]] = [variables_of(process) for process in (first, second)]
     assert {one["CUDA_VISIBLE_DEVICES"], other["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
     assert error_of(start(gpus=1, **both)) == (
-        "error: 0 of 2 GPUs are free and this job needs 1: tell Snakemake how many there are, by"
-        " --resources gpu=2"
+        "error: 0 of 2 GPUs are free and this job needs 1: start Snakemake with --resources gpu=2,"
+        " so that it counts them"
     )
-    # However a job ends.
+    # A killed job releases its GPU.
     first.kill()
     first.wait()
     assert error_of(start(gpus=2, **both)).startswith("error: 1 of 2 GPUs are free and this job")
-    [again] = said_by(start(gpus=1, **both))
+    [again] = variables_of(start(gpus=1, **both))
     assert again["CUDA_VISIBLE_DEVICES"] == one["CUDA_VISIBLE_DEVICES"]
 
 
-def test_a_slurm_job_has_the_gpus_that_it_was_given(start):
-    said_by(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
-    # Slurm calls the first of each job 0.
-    [told] = said_by(start(gpus=1, CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="7"))
-    assert told["CUDA_VISIBLE_DEVICES"] == "0"
-    # An interactive one with several, in which Snakemake runs.
+def test_a_slurm_job_uses_the_gpus_that_slurm_assigned(start):
+    variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
+    # In each Slurm job the first GPU is number 0.
+    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="7"))
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0"
+    # Two of our jobs in one interactive Slurm job.
     several = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_ID": "8"}
-    taken = [said_by(start(gpus=1, **several))[0]["CUDA_VISIBLE_DEVICES"] for _ in range(2)]
-    assert taken == ["0", "1"]
+    claimed = [variables_of(start(gpus=1, **several))[0]["CUDA_VISIBLE_DEVICES"] for _ in range(2)]
+    assert claimed == ["0", "1"]
 
 
-def test_where_there_are_too_few_gpus_the_program_says_so(start):
-    [told] = said_by(start(gpus=1, CUDA_VISIBLE_DEVICES=""))
-    assert told["CUDA_VISIBLE_DEVICES"] == ""
+def test_a_machine_without_enough_gpus_is_left_to_the_program_to_report(start):
+    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES=""))
+    assert variables["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_several_nodes_need_a_cluster(start):
     assert error_of(start(nodes=2)) == (
-        "error: placement asks for 2 nodes and this is one: run it with --profile slurm, or on"
-        " Kubernetes by scripts/kubernetes_job.py"
+        "error: the placement has 2 nodes and this is one: run it with --profile slurm, or on"
+        " Kubernetes with scripts/kubernetes_job.py"
     )
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_on_slurm_several_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
+def test_on_slurm_the_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\necho "$@"; echo $PET_MASTER_ADDR $PET_MASTER_PORT\n')
     srun.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    with socket.socket() as taken:
-        # The port that the job's number stands for: another has it.
-        taken.bind(("", 21234))
+    with socket.socket() as other:
+        # Another program uses the first port that the launcher tries for this job.
+        other.bind(("", 21234))
         process = start(nodes=2, gpus=gpus, threads=6, PATH=path, SLURM_JOB_ID="51234")
-        said, _ = process.communicate(timeout=60)
-    step, head = said.splitlines()
-    assert head == f"{socket.gethostname()} 21235"
+        stdout, _ = process.communicate(timeout=60)
+    step, address = stdout.splitlines()
+    assert address == f"{socket.gethostname()} 21235"
     words = step.split()
     options = {word for word in words if word.startswith("--") and word != "--placement"}
     expected = {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"}
@@ -297,13 +300,13 @@ def test_on_slurm_several_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        # Of torchrun, as TrainJob and PyTorchJob set them; of PyTorchJob alone; of a step of Slurm.
+        # torchrun's variables, which TrainJob and PyTorchJob set; PyTorchJob's; Slurm's.
         ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         ("RANK", "MASTER_ADDR", "MASTER_PORT"),
         ("SLURM_NODEID", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     ],
 )
-def test_nodes_that_something_else_starts_find_together(names, start):
+def test_nodes_that_a_cluster_starts_form_a_group(names, start):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -311,12 +314,13 @@ def test_nodes_that_something_else_starts_find_together(names, start):
     for number in ("0", "1"):
         group = dict(zip(names, (number, "127.0.0.1", port), strict=True))
         nodes.append(start(nodes=2, PET_NPROC_PER_NODE="auto", **group))
-    told = [said_by(node)[0] for node in nodes]
-    assert [(one["RANK"], one["WORLD_SIZE"]) for one in told] == [("0", "2"), ("1", "2")]
-    assert {one["OMP_NUM_THREADS"] for one in told} == {"8"}
+    variables = [variables_of(node)[0] for node in nodes]
+    assert [values["RANK"] for values in variables] == ["0", "1"]
+    assert {values["WORLD_SIZE"] for values in variables} == {"2"}
+    assert {values["OMP_NUM_THREADS"] for values in variables} == {"8"}
 
 
-def test_a_job_of_another_number_of_nodes_is_refused(start):
+def test_a_group_of_another_number_of_nodes_is_an_error(start):
     assert error_of(start(nodes=1, PET_NNODES="2")) == (
-        "error: placement asks for 1 nodes and PET_NNODES is 2: make them one"
+        "error: the placement has 1 nodes and PET_NNODES is 2: set both to the same number"
     )

@@ -1,4 +1,4 @@
-"""What verify says of an output tree: every damage by its own lines, and nothing else."""
+"""verify.py prints one line for each kind of damage in an output tree, and nothing else."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from verify import facts_of
+from verify import file_properties
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def tree(quick, tmp_path):
 
 
 def verify(folder, *arguments):
-    """Exit code and lines of verify.py, called in a folder."""
+    """Run verify.py in a folder; return its exit code and its lines."""
     command = [sys.executable, ROOT / "scripts/verify.py", *arguments]
     process = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -28,31 +28,31 @@ def verify(folder, *arguments):
     return process.returncode, process.stdout.splitlines()
 
 
-def everything(tree):
-    """Bytes and times of all files of a tree."""
+def contents(tree):
+    """Return the bytes and times of all files of a tree."""
     paths = sorted(path for path in tree.rglob("*") if path.is_file())
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def results(tree):
-    """Number of results of a tree, of their files, and of the bytes in these."""
+def summary_of(tree):
+    """Return the beginning of the summary line: results, files and bytes of a tree."""
     manifests = [json.loads(path.read_text()) for path in tree.rglob("*.manifest.json")]
     sizes = [file["size"] for manifest in manifests for file in manifest["files"].values()]
     return f"{len(manifests)} results, {len(sizes)} files, {sum(sizes):,} bytes"
 
 
-def test_a_whole_build_is_as_recorded(tree):
-    # What users and Snakemake leave in a tree, and jobs that were killed, are no results.
+def test_a_build_has_no_problems(tree):
+    # Files of users, of Snakemake and of killed jobs are not results.
     (tree / "notes.txt").write_text("mine")
     (tree / "sft/notes.txt").write_text("mine")
     (tree / "sft/tiny/.snakemake_timestamp").touch()
     shutil.copytree(tree / "sft/tiny", tree / "sft/.tiny.tmp")
     (tree / "state/train_sft/tiny-0123/00000020").mkdir(parents=True)
     (tree / "state/train_sft/tiny-0123/00000020/files.json").write_text("{}")
-    assert verify(tree.parent) == (0, [f"{results(tree)}: all as recorded"])
+    assert verify(tree.parent) == (0, [f"{summary_of(tree)}: all as recorded"])
 
 
-def test_a_tree_may_be_moved_linked_and_checked_in_part(tree, tmp_path):
+def test_a_tree_may_be_renamed_linked_or_checked_by_subfolder(tree, tmp_path):
     moved = tree.rename(tmp_path / "moved")
     (moved / "rlhf").rename(tmp_path / "elsewhere")
     (moved / "rlhf").symlink_to("../elsewhere")
@@ -60,29 +60,29 @@ def test_a_tree_may_be_moved_linked_and_checked_in_part(tree, tmp_path):
     (tmp_path / "elsewhere/tiny").symlink_to(tmp_path / "weights")
     whole = verify(tmp_path, "moved")
     assert whole[0] == 0 and whole[1][0].startswith("17 results")
-    assert verify(moved, "eval") == (0, [f"{results(moved / 'eval')}: all as recorded"])
+    assert verify(moved, "eval") == (0, [f"{summary_of(moved / 'eval')}: all as recorded"])
     assert verify(moved / "eval/sft", ".") == (
         0,
-        [f"{results(moved / 'eval/sft')}: all as recorded"],
+        [f"{summary_of(moved / 'eval/sft')}: all as recorded"],
     )
 
 
 def flip(path):
-    """Change one bit of a file."""
+    """Flip one bit of a file."""
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
 
 
 def edit(path, change):
-    """Change a manifest as its dict."""
+    """Apply a change to the dict of a manifest."""
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def other_build(tree):
-    """Put the manifest of a build at another rate, with other weights, in the place of ours."""
+    """Replace a manifest by one of another learning rate and other weights."""
 
     def change(manifest):
         manifest["spec"]["settings"]["actor_learning_rate"] = 0.5
@@ -91,11 +91,11 @@ def other_build(tree):
     edit(tree / "rlhf/tiny.manifest.json", change)
 
 
-def after(trouble, path="output/rlhf/tiny", **readers):
-    """Lines of the results that read a manifest: by default, that of the chat model."""
+def downstream(problem, path="output/rlhf/tiny", **readers):
+    """Return the lines of results that read a manifest, by default that of the RLHF model."""
     readers = readers or {"eval/rlhf": "rlhf", "report": "train_rlhf"}
     return [
-        f"output/{stage}/tiny.manifest.json: input {key}: {path}.manifest.json {trouble}"
+        f"output/{stage}/tiny.manifest.json: input {key}: {path}.manifest.json {problem}"
         for stage, key in readers.items()
     ]
 
@@ -125,11 +125,11 @@ DAMAGES = {
         ),
         ["output/rlhf/tiny/deep/notes.txt: added"],
     ),
-    "a cut file": (
+    "a truncated file": (
         lambda tree: os.truncate(tree / "eval/rlhf/tiny/metrics.json", 7),
         ["output/eval/rlhf/tiny/metrics.json: changed ({metrics:,} -> 7 bytes)"],
     ),
-    "three damages": (
+    "damage of three files": (
         lambda tree: (
             flip(tree / "rlhf/tiny/model.safetensors"),
             (tree / "rlhf/tiny/config.json").unlink(),
@@ -146,13 +146,13 @@ DAMAGES = {
             tree / "rlhf/tiny.manifest.json",
             lambda manifest: manifest["spec"]["settings"].update(gamma=0.5),
         ),
-        [INSIDE, *after("was made from another spec")],
+        [INSIDE, *downstream("was made from another spec")],
     ),
     "edited facts": (
         lambda tree: edit(
             tree / "rlhf/tiny.manifest.json", lambda manifest: manifest["facts"].update(more=1)
         ),
-        [INSIDE, *after("has changed since")],
+        [INSIDE, *downstream("changed after this result was made")],
     ),
     "an edited copy of the manifest": (
         lambda tree: edit(
@@ -169,7 +169,7 @@ DAMAGES = {
         [
             "output/rlhf/tiny/model.safetensors: changed",
             INSIDE,
-            *after("was made from another spec"),
+            *downstream("was made from another spec"),
         ],
     ),
     "a result and its manifest under another name": (
@@ -177,15 +177,15 @@ DAMAGES = {
             shutil.copytree(tree / "rlhf/tiny", tree / "rlhf/other"),
             shutil.copy(tree / "rlhf/tiny.manifest.json", tree / "rlhf/other.manifest.json"),
         ),
-        ["output/rlhf/other.manifest.json: is that of output/rlhf/tiny"],
+        ["output/rlhf/other.manifest.json: is the manifest of output/rlhf/tiny"],
     ),
-    "a manifest that is cut": (
+    "a truncated manifest": (
         lambda tree: os.truncate(tree / "rlhf/tiny.manifest.json", 100),
-        ["output/rlhf/tiny.manifest.json: cannot be read", *after("cannot be read")],
+        ["output/rlhf/tiny.manifest.json: cannot be read", *downstream("cannot be read")],
     ),
-    "a manifest of nothing": (
+    "a manifest of another type": (
         lambda tree: (tree / "rlhf/tiny.manifest.json").write_text("[]"),
-        ["output/rlhf/tiny.manifest.json: cannot be read", *after("cannot be read")],
+        ["output/rlhf/tiny.manifest.json: cannot be read", *downstream("cannot be read")],
     ),
     "an input without its folder": (
         lambda tree: shutil.rmtree(tree / "tokens/rlhf/tiny"),
@@ -194,32 +194,32 @@ DAMAGES = {
     "an input without its manifest": (
         lambda tree: (tree / "tokens/rlhf/tiny.manifest.json").unlink(),
         [
-            "output/tokens/rlhf/tiny: no manifest beside it",
-            *after("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+            "output/tokens/rlhf/tiny: has no manifest",
+            *downstream("is missing", "output/tokens/rlhf/tiny", **TOKENS),
         ],
     ),
-    "an input that is gone": (
+    "a missing input": (
         lambda tree: shutil.rmtree(tree / "tokens/rlhf"),
-        after("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+        downstream("is missing", "output/tokens/rlhf/tiny", **TOKENS),
     ),
     "a folder among results": (
         lambda tree: (
             (tree / "rlhf/copy").mkdir(),
             (tree / "rlhf/copy/config.json").write_text("{}"),
         ),
-        ["output/rlhf/copy: no manifest beside it"],
+        ["output/rlhf/copy: has no manifest"],
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_told_by_exactly_these_lines(tree, damage):
-    harm, expected = DAMAGES[damage]
+def test_damage_is_reported_by_exactly_these_lines(tree, damage):
+    apply, expected = DAMAGES[damage]
     size = (tree / "eval/rlhf/tiny/metrics.json").stat().st_size
-    harm(tree)
+    apply(tree)
     code, (*lines, summary) = verify(tree.parent)
     assert sorted(lines) == sorted(line.format(metrics=size) for line in expected)
-    assert summary.endswith(f" bytes: {len(expected)} troubles")
+    assert summary.endswith(f" bytes: {len(expected)} problems")
     assert code == 1
 
 
@@ -229,49 +229,52 @@ def twin(tree):
     return shutil.copytree(tree, tree.parent / "twin")
 
 
-def test_the_same_build_in_another_folder_is_the_same(tree, twin):
-    # A certificate is about what was asked for; what else there is does not matter.
+def test_two_copies_of_a_build_are_the_same(tree, twin):
+    # Additional results in the other tree are ignored.
     shutil.copytree(twin / "data/toy", twin / "data/more")
     assert verify(tree.parent, "output", "--same-as", "twin") == (
         0,
-        [f"{results(tree)}: the same as in twin"],
+        [f"{summary_of(tree)}: the same as in twin"],
     )
 
 
-def test_what_differs_from_another_build_is_told_file_by_file(tree, twin):
+def test_differences_from_another_build_are_reported_by_file(tree, twin):
     flip(twin / "rlhf/tiny/model.safetensors")
     (twin / "sft/tiny/notes.txt").write_text("mine")
     (twin / "eval/sft/tiny.manifest.json").unlink()
     edit(twin / "split/toy.manifest.json", lambda manifest: manifest["facts"].update(more=1))
     edit(twin / "models/tiny.manifest.json", lambda m: m["spec"]["settings"].update(seed=5))
     code, (*lines, summary) = verify(tree.parent, "output", "--same-as", "twin")
-    assert code == 1 and summary.endswith("troubles")
+    assert code == 1 and summary.endswith("problems")
     assert set(lines) == {
         "output/rlhf/tiny/model.safetensors: differs from twin/rlhf/tiny/model.safetensors",
         "output/sft/tiny/notes.txt: differs from twin/sft/tiny/notes.txt",
-        "twin/eval/sft/tiny: no manifest beside it",
+        "twin/eval/sft/tiny: has no manifest",
         "output/split/toy.manifest.json: differs from twin/split/toy.manifest.json",
-        "twin/models/tiny: made from another spec",
+        "twin/models/tiny: was made from another spec",
     }
     assert len(lines) == 5
 
 
-def test_nothing_is_changed(tree):
+def test_verify_changes_no_file(tree):
     other_build(tree)
-    before = everything(tree)
+    before = contents(tree)
     assert verify(tree.parent)[0] == 1
-    assert everything(tree) == before
+    assert contents(tree) == before
 
 
 @pytest.mark.parametrize(
     ("folder", "message"),
     [("nowhere", "there is no folder nowhere"), ("output/specs", "no results in output/specs")],
 )
-def test_a_folder_without_results_is_a_mistake(tree, folder, message):
+def test_a_folder_without_results_is_a_usage_error(tree, folder, message):
     code, lines = verify(tree.parent, folder)
     assert code == 2
     assert lines[-1] == f"verify.py: error: {message}"
 
 
-def test_a_file_that_cannot_be_read_does_not_stop_the_others(tmp_path):
-    assert facts_of(Path(tmp_path, "gone")) == {"size": 0, "error": "No such file or directory"}
+def test_a_file_that_cannot_be_read_has_its_error_as_a_property(tmp_path):
+    assert file_properties(Path(tmp_path, "gone")) == {
+        "size": 0,
+        "error": "No such file or directory",
+    }
