@@ -1,13 +1,20 @@
-"""Train a chat model on pairs without a reward model, by DPO (Rafailov et al. 2023).
+"""Train a chat model on preference pairs without a reward model (DPO, Rafailov et al. 2023).
 
-A response's implicit reward is beta * (log-probability under the policy - that under the reference);
-the loss is that of a reward model on these. The reference's log-probabilities are an input.
+The implicit reward of a response is beta * (logprob under the policy - logprob under the reference
+model); the loss is that of a reward model on implicit rewards. compute_reference computes the
+log-probabilities of the reference model.
 """
 
 import numpy as np
 import torch
 
-from snakechat.algorithms.preference import PAIR_FIGURES, dpo_loss, implicit_rewards, pair_sums
+from snakechat.algorithms.preference import (
+    PAIR_METRICS,
+    dpo_loss,
+    implicit_rewards,
+    pair_metric_sums,
+)
+from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy
@@ -19,19 +26,23 @@ from snakechat.training.engine import make_engine
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 
 
-def main(job):
-    """Data, model, loop, save."""
-    settings, placement = job.settings, job.placement
-    max_tokens = placement["micro_batch_tokens"]
-    device = init_process_group(placement)
+def main(job: Job[DpoSettings]) -> None:
+    """Load data and model, train, save."""
+    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
+    device = init_process_group(job.placement)
     torch.manual_seed(settings.seed)
 
+    # Data.
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
     ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
+    num_tokens = pairs.num_tokens(with_prompts=True)
+    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
+    total_steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
 
+    # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
     check_sequence_length(model, settings.max_length)
@@ -39,48 +50,47 @@ def main(job):
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
     policy = Policy(model).to(device)
-    steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
-    engine = make_engine(policy, settings, settings.learning_rate, steps, placement)
+    engine = make_engine(policy, settings, settings.learning_rate, total_steps, job.placement)
 
-    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
-    tokens = pairs.num_tokens(with_prompts=True)
+    # Training.
     timer = StepTimer(device)
-    training = Checkpointer(job, policy=engine)
-    with MetricsLogger(job, steps) as logger:
-        for step, rows in training.steps(batches):
+    checkpointer = Checkpointer(job, policy=engine)
+    with MetricsLogger(job, total_steps) as logger:
+        for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
-            sums = torch.zeros(len(PAIR_FIGURES), device=device)
+            metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
             with timer("train"):
                 for micro_batch in pairs.micro_batches(
                     rows, max_tokens, policy.supports_packing, device
                 ):
+                    batch, counted = micro_batch.batch, micro_batch.counted
+                    token_logprobs = engine(batch)
                     logprobs = torch.segment_reduce(
-                        engine(micro_batch.batch), "sum", lengths=micro_batch.batch.target_lengths
+                        token_logprobs, "sum", lengths=batch.target_lengths
                     )
                     rewards = implicit_rewards(
                         logprobs.view(2, -1), ref_logprobs[:, micro_batch.rows], settings.beta
                     )
-                    losses = dpo_loss(*rewards, settings.label_smoothing)
-                    engine.backward(
-                        micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last
-                    )
-                    sums += micro_batch.counted * pair_sums(losses.detach(), *rewards.detach())
+                    losses = dpo_loss(rewards[0], rewards[1], settings.label_smoothing)
+                    engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
+                    metric_sums += counted * pair_metric_sums(losses.detach(), *rewards.detach())
                 engine.step()
-            means = (ranks.all_reduce_sum(sums) / len(rows)).tolist()
+            means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
             logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
-                **dict(zip(PAIR_FIGURES, means, strict=True)),
+                **dict(zip(PAIR_METRICS, means, strict=True)),
                 learning_rate=learning_rate,
                 **engine.metrics,
             )
-            logger.log_times(step, timer.seconds, int(tokens[rows].sum()), pairs=len(rows))
+            logger.log_times(step, timer.seconds, int(num_tokens[rows].sum()), pairs=len(rows))
 
+    # Result.
     with engine.gathered_weights():
         save_model(model, tokenizer, job.result)
     write_card(job)
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, DpoSettings)

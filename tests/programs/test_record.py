@@ -142,7 +142,7 @@ def test_each_of_several_datasets_has_its_accuracy():
     figures = dict.fromkeys(("accuracy", "ties", "longer_wins_accuracy", "loss"), 0.5)
     figures |= dict.fromkeys(("chosen_score", "rejected_score", "calibration_error"), 0.5)
     alone = write_record.of_pairs({"pairs": 4, **figures}, str)
-    both = write_record.of_pairs({"pairs": 4, **figures, "of": {"a": {"accuracy": 1}}}, str)
+    both = write_record.of_pairs({"pairs": 4, **figures, "by_dataset": {"a": {"accuracy": 1}}}, str)
     assert both == [*alone, ["accuracy (share): a", 1]]
 
 

@@ -19,8 +19,8 @@ from transformers import OPTConfig, OPTForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.algorithms.rollouts import Rollouts, ask  # noqa: E402
-from snakechat.algorithms.scoring import Scoring  # noqa: E402
+from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
+from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
@@ -218,7 +218,7 @@ def asked(prompts):
     """Who was asked for how many responses, and what all have then."""
     sampler = Sampler()
     settings = SimpleNamespace(num_generations=2, max_response_length=8, generation_backend="vllm")
-    responses, logprobs = ask(sampler, prompts, settings)
+    responses, logprobs = sample_on_all_ranks(sampler, prompts, settings)
     return {"asked": sampler.asked, "responses": responses, "logprobs": logprobs}
 
 
@@ -233,10 +233,10 @@ def scored():
     rollouts = SimpleNamespace(
         ended=torch.ones(3, dtype=torch.bool),
         device=torch.device("cpu"),
-        texts=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
+        decode=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
     )
-    scoring = Scoring(SimpleNamespace(reward_functions={"length": 1}), None, length)
-    return {"scores": scoring.scores(rollouts, 1, [0, 1, 2]).tolist(), "calls": len(calls)}
+    scorer = ResponseScorer(SimpleNamespace(reward_functions={"length": 1}), None, length)
+    return {"scores": scorer.score(rollouts, 1, [0, 1, 2]).tolist(), "calls": len(calls)}
 
 
 def looked_at(placement, lora=False):

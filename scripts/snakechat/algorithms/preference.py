@@ -1,64 +1,75 @@
-"""Preference pairs: their losses and figures, tensors in, tensors out.
+"""Losses and metrics of preference pairs, as pure functions of tensors.
 
-Shapes: B pairs, R tokens of the longest response.
+Shapes: B pairs, R tokens of the longest response; n held-out pairs.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-# As many as Guo et al. draw.
+# As in Guo et al. 2017.
 CALIBRATION_BINS = 15
 
 
-def pairwise_loss(chosen_scores, rejected_scores):
-    """-log sigmoid(chosen - rejected) of each pair [B] (Ouyang et al. 2022, eq. 1)."""
+def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+    """Return -log sigmoid(chosen - rejected) (Ouyang et al. 2022, eq. 1). Any shape."""
     return -functional.logsigmoid(chosen_scores - rejected_scores)
 
 
-def implicit_rewards(logprobs, ref_logprobs, beta):
-    """beta * log(policy / reference) of whole responses, any shape (Rafailov et al. 2023, sec. 4)."""
+def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
+    """Return beta * log(policy / reference) of whole responses (Rafailov et al. 2023, section 4).
+
+    Any shape.
+    """
     return beta * (logprobs - ref_logprobs)
 
 
-def dpo_loss(chosen_rewards, rejected_rewards, label_smoothing):
-    """Loss of each pair [B], of implicit rewards (Rafailov et al. 2023, eq. 7).
+def dpo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float) -> Tensor:
+    """Return the loss of each pair [B] from implicit rewards [B] (Rafailov et al. 2023, eq. 7).
 
-    label_smoothing: share of pairs that may be labelled the wrong way round; 0 is plain DPO
-    (Mitchell 2023, a note on DPO with noisy preferences, eq. 3).
+    label_smoothing: the probability that a pair is labeled the wrong way round; 0 is plain DPO
+    (Mitchell 2023, "A note on DPO with noisy preferences", eq. 3).
     """
-    right = pairwise_loss(chosen_rewards, rejected_rewards)
-    wrong = pairwise_loss(rejected_rewards, chosen_rewards)
-    return (1 - label_smoothing) * right + label_smoothing * wrong
+    as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
+    flipped = pairwise_loss(rejected_rewards, chosen_rewards)
+    return (1 - label_smoothing) * as_labeled + label_smoothing * flipped
 
 
-def per_token_loss(chosen_scores, rejected_scores, compared):
-    """Loss of each pair [B]: pairwise_loss at each place that is compared, and its mean.
+def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor) -> Tensor:
+    """Return the loss of each pair [B]: the mean of pairwise_loss over the masked positions.
 
-    Scores: [B, R], a response's last one repeated behind its end; compared: [B, R] (bool). As
-    DeepSpeed-Chat does, but that it reads scores of padding behind the end of the shorter response.
+    Args:
+        chosen_scores, rejected_scores: [B, R], padded with a response's last score. (This is the
+            loss of DeepSpeed-Chat, which reads the scores of padding tokens there.)
+        mask: bool [B, R].
     """
-    losses = pairwise_loss(chosen_scores, rejected_scores) * compared
-    return losses.sum(dim=1) / compared.sum(dim=1)
+    losses = pairwise_loss(chosen_scores, rejected_scores) * mask
+    return losses.sum(dim=1) / mask.sum(dim=1)
 
 
-def since_parting(tokens, lengths):
-    """Places [B, R] from the first in which two responses differ to the end of the longer one.
+def divergent_positions(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mask [B, R] from the first difference of a pair to the end of the longer response.
 
-    tokens: [2B, R], chosen ones first, a response's last one repeated behind its end; lengths: [2B].
+    Args:
+        tokens: [2B, R], chosen responses first, padded with a response's last token.
+        lengths: [2B].
     """
     chosen, rejected = tokens.chunk(2)
-    longest = torch.maximum(*lengths.chunk(2))
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    ended = places >= torch.minimum(*lengths.chunk(2))[:, None]
-    parted = ((chosen != rejected) | ended).cumsum(dim=1) > 0
-    return parted & (places < longest[:, None])
+    first, second = lengths.chunk(2)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    shorter_ended = columns >= torch.minimum(first, second)[:, None]
+    diverged = ((chosen != rejected) | shorter_ended).cumsum(dim=1) > 0
+    return diverged & (columns < torch.maximum(first, second)[:, None])
 
 
-PAIR_FIGURES = ("loss", "accuracy", "ties", "margin", "chosen_score", "rejected_score")
+PAIR_METRICS = ("loss", "accuracy", "ties", "margin", "chosen_score", "rejected_score")
 
 
-def pair_sums(losses, chosen_scores, rejected_scores):
-    """Sums over pairs [6] of PAIR_FIGURES. Arguments: [B]. A tie is no success."""
+def pair_metric_sums(losses: Tensor, chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+    """Return the sums [6] of PAIR_METRICS over pairs. Arguments: [B]. A tie counts as incorrect."""
     return torch.stack(
         [
             losses.sum(),
@@ -71,61 +82,70 @@ def pair_sums(losses, chosen_scores, rejected_scores):
     )
 
 
-def calibration(margins, bins):
-    """How often a model is right when it is so sure: a list of bins, and the expected error.
+def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], float]:
+    """Return the calibration of a reward model: its bins and the expected calibration error.
 
-    Sure is sigmoid(|margin|), from 1/2 to 1, the probability that a Bradley-Terry model gives to
-    its own choice. The error is the mean distance of accuracy and confidence (Guo et al. 2017,
-    eq. 3).
+    The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
+    with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
+    and confidence (Guo et al. 2017, eq. 3). Empty bins are omitted.
+
+    margins: [n], chosen - rejected score.
     """
     confidences = torch.sigmoid(margins.abs())
-    right = (margins > 0).to(confidences.dtype)
-    number = ((confidences - 0.5) * 2 * bins).long().clamp(max=bins - 1)
-    found = []
-    for index in range(bins):
-        inside = number == index
+    correct = (margins > 0).to(confidences.dtype)
+    bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
+    bins: list[dict[str, Any]] = []
+    for index in range(num_bins):
+        inside = bin_of == index
         if inside.any():
-            found.append(
+            bins.append(
                 {
                     "pairs": int(inside.sum()),
                     "confidence": confidences[inside].mean().item(),
-                    "accuracy": right[inside].mean().item(),
+                    "accuracy": correct[inside].mean().item(),
                 }
             )
-    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in found) / len(margins)
-    return found, error
+    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(margins)
+    return bins, error
 
 
-def held_out_figures(losses, scores, lengths):
-    """The figures of held-out pairs: PAIR_FIGURES, calibration, and what the longer response tells.
+def held_out_metrics(losses: Tensor, scores: Tensor, lengths: Tensor) -> dict[str, Any]:
+    """Return PAIR_METRICS, the calibration, and the accuracy of choosing the longer response.
 
-    losses: [n]; scores, lengths: [2, n], of chosen and rejected responses.
+    losses: [n]. scores, lengths: [2, n], of chosen and rejected responses.
     """
     count = len(losses)
-    figures = dict(zip(PAIR_FIGURES, (pair_sums(losses, *scores) / count).tolist(), strict=True))
+    metrics = dict(
+        zip(PAIR_METRICS, (pair_metric_sums(losses, *scores) / count).tolist(), strict=True)
+    )
     bins, error = calibration(scores[0] - scores[1], CALIBRATION_BINS)
-    longer = dict(zip(PAIR_FIGURES, (pair_sums(losses, *lengths) / count).tolist(), strict=True))
+    by_length = dict(
+        zip(PAIR_METRICS, (pair_metric_sums(losses, *lengths) / count).tolist(), strict=True)
+    )
     return {
         "pairs": count,
-        **figures,
+        **metrics,
         "calibration": bins,
         "calibration_error": error,
-        "longer_wins_accuracy": longer["accuracy"],
-        "equal_lengths": longer["ties"],
+        "longer_wins_accuracy": by_length["accuracy"],
+        "equal_lengths": by_length["ties"],
     }
 
 
-def figures_by_dataset(losses, scores, lengths, kept_of):
-    """held_out_figures of all pairs, and under "of" those of each dataset where there are several.
+def metrics_by_dataset(
+    losses: Tensor, scores: Tensor, lengths: Tensor, pairs_of: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return held_out_metrics of all pairs; of each dataset under by_dataset, if there are several.
 
-    kept_of: {dataset: pairs}, in the order in which they stand.
+    pairs_of: {dataset: number of pairs}, in the order of the pairs.
     """
-    figures = held_out_figures(losses, scores, lengths)
-    kept_of = {name: number for name, number in kept_of.items() if number}
-    if len(kept_of) > 1:
-        sizes = list(kept_of.values())
-        parts = (each.split(sizes, dim=-1) for each in (losses, scores, lengths))
-        figures["of"] = {
-            name: held_out_figures(*part) for name, *part in zip(kept_of, *parts, strict=True)
+    metrics = held_out_metrics(losses, scores, lengths)
+    pairs_of = {name: number for name, number in pairs_of.items() if number}
+    if len(pairs_of) > 1:
+        sizes = list(pairs_of.values())
+        splits = (tensor.split(sizes, dim=-1) for tensor in (losses, scores, lengths))
+        metrics["by_dataset"] = {
+            name: held_out_metrics(*tensors)
+            for name, *tensors in zip(pairs_of, *splits, strict=True)
         }
-    return figures
+    return metrics

@@ -132,8 +132,8 @@ class Rollouts:
 
     def decode(self) -> tuple[list[str], list[str]]:
         """Return prompts [B] and responses [B] as text, without special tokens."""
-        responses = [ids for sequences in self.examples.responses for ids in sequences]
-        prompts = [*self.examples.prompts] * len(self.examples.responses)
+        responses: Any = [ids for sequences in self.examples.responses for ids in sequences]
+        prompts: Any = [*self.examples.prompts] * len(self.examples.responses)
         return (
             self.tokenizer.batch_decode(prompts, skip_special_tokens=True),
             self.tokenizer.batch_decode(responses, skip_special_tokens=True),

@@ -1,114 +1,160 @@
-"""What RLHF looks at before it spends hours, and as it goes: whether its parts go together."""
+"""Checks that stop RLHF early: incompatible models before training, degenerate rollouts in it."""
 
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
+from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import response_scores
+from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import SPECIAL_IDS
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
 
-# Of the deviation of a reward model's recorded scores: what another device may change.
+# Allowed difference of a reward model's scores from the recorded ones, in standard deviations of
+# the recorded ones. Another device or number format changes them by less.
 PROBE_TOLERANCE = 0.1
-# By how much rounding alone may part the first update of a step from the pass before it: the mean
-# ratio from 1, and the mean KL from 0.
-ROUNDING = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
-# An actor that has ended none of so many responses in a row never will.
-NEVER_ENDS = 500
+# Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a
+# step. Rounding alone causes less.
+FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
+# Number of consecutive responses without eos after which the actor is considered unable to end.
+MAX_UNENDED = 500
 
 
-def check_tokenizers(actor, reward, folders):
-    """Raises InputError where a reward model would read a response otherwise than it was written.
+# Before training.
 
-    actor, reward: tokenizers; folders: where they are from.
+
+def check_tokenizers(
+    actor: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase, folders: Sequence[str | Path]
+) -> None:
+    """Check that a reward model reads a response as the actor wrote it.
+
+    Args:
+        actor, reward: Their tokenizers.
+        folders: The folders of the two models, for error messages.
+
+    Raises:
+        InputError: Vocabularies or special tokens differ.
     """
     if actor.get_vocab() != reward.get_vocab():
         raise InputError(
-            f"{folders[0]} and {folders[1]} have different tokenizers:"
-            " a reward model can only score tokens that it knows"
+            f"{folders[0]} and {folders[1]} have different vocabularies: a reward model can only"
+            " score tokens of its own vocabulary: train both from models of one family"
         )
     for name in SPECIAL_IDS:
         ids = [getattr(tokenizer, name) for tokenizer in (actor, reward)]
         if ids[0] != ids[1]:
             raise InputError(
-                f"{folders[0]} and {folders[1]} have different tokens for {name}: {ids[0]} and"
+                f"{folders[0]} and {folders[1]} have different values of {name}: {ids[0]} and"
                 f" {ids[1]}: train both from models of one family"
             )
 
 
-def check_probes(scorer, folder, tokens, max_tokens):
-    """Raises InputError if a reward model does not score as it did at the end of its training.
+def check_probes(scorer: Scorer, folder: Path, tokens: Path, micro_batch_tokens: int) -> None:
+    """Check that a reward model scores its probes as it did at the end of its training.
 
-    folder: of the reward model; tokens: those that it was trained on.
+    Args:
+        folder: Folder of the reward model.
+        tokens: Folder of the tokens that it was trained on.
+
+    Raises:
+        InputError: The scores differ by more than PROBE_TOLERANCE.
     """
-    recorded = np.array(read_manifest(manifest_path(folder))["facts"]["probe_scores"])
-    probes = Examples.read(tokens, "eval", "chosen", "rejected").first(recorded.shape[1])
-    difference = np.abs(response_scores(scorer, probes, max_tokens) - recorded).max()
+    manifest = read_manifest(manifest_path(folder))
+    assert manifest is not None
+    recorded = np.array(manifest["facts"]["probe_scores"])
+    probes = Examples.read(tokens, "eval", "chosen", "rejected").head(recorded.shape[1])
+    difference = np.abs(response_scores(scorer, probes, micro_batch_tokens) - recorded).max()
     if not difference < PROBE_TOLERANCE * recorded.std():
         raise InputError(
-            f"{folder} does not score its probes as recorded: they differ by {difference:.3g},"
-            f" beside a deviation of {recorded.std():.3g}: delete it and start the build again"
+            f"{folder} does not reproduce its recorded probe scores: they differ by"
+            f" {difference:.3g}, expected less than {PROBE_TOLERANCE} of their standard deviation"
+            f" {recorded.std():.3g}: delete the folder and build again"
         )
 
 
-def shared_prompts(prompts, inputs):
-    """How many prompts were seen in other phases too, {phase: number}; says so.
+def count_shared_prompts(prompts: Ragged, inputs: Mapping[str, Path]) -> dict[str, int]:
+    """Count the prompts that other phases train on too, by phase; print a note if there are any.
 
-    inputs: the folders of a job by name, the tokens of other phases as tokens.PHASE.
+    Args:
+        prompts: The training prompts.
+        inputs: Input folders of the job by name; tokens.PHASE has the tokens of another phase.
     """
-    found = {}
+    counts = {}
     for name, folder in inputs.items():
         _, _, phase = name.partition("tokens.")
         if not phase:
             continue
         others = Ragged(folder, "train.prompt")
-        seen = {bytes(others[row]) for row in range(len(others))}
-        found[phase] = sum(bytes(prompts[row]) in seen for row in range(len(prompts)))
-        if found[phase] and rank() == 0:
+        others_ids = {bytes(others[row]) for row in range(len(others))}
+        counts[phase] = sum(bytes(prompts[row]) in others_ids for row in range(len(prompts)))
+        if counts[phase] and rank() == 0:
             print(
-                f"note: {found[phase]:,} of {len(prompts):,} prompts are also among those of"
-                f" {phase}: split.by: prompt keeps phases apart",
+                f"note: {counts[phase]:,} of {len(prompts):,} prompts are also prompts of {phase}:"
+                " set split.by: prompt to keep the phases disjoint",
                 file=sys.stderr,
             )
-    return found
+    return counts
 
 
-# And what it looks at as it goes.
+# During training.
 
 
-def check_responses(rollouts, unended, step):
-    """Raises InputError where responses are all empty, or never end.
+class ResponseCheck:
+    """Checks the responses of each step; counts consecutive responses without eos."""
 
-    unended: responses in a row before these of which none ended; returns it for the next step.
+    def __init__(self) -> None:
+        self.num_unended = 0
+
+    def check(self, rollouts: Rollouts, step: int) -> None:
+        """Check the responses of the next step.
+
+        Raises:
+            InputError: All responses are empty, or the last MAX_UNENDED ones have no eos.
+        """
+        number = len(rollouts.ended)
+        if rollouts.ended.all() and rollouts.lengths.max() == 1:
+            raise InputError(
+                f"step {step}: all {number} responses are empty: the actor samples eos as its first"
+                " token; check the responses that sft was trained on"
+            )
+        if rollouts.ended.any():
+            self.num_unended = 0
+            return
+        self.num_unended += number
+        if self.num_unended >= MAX_UNENDED:
+            raise InputError(
+                f"step {step}: none of the last {self.num_unended} responses ended within"
+                " max_response_length tokens: increase it, or train sft on responses that are not"
+                " truncated"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_unended": self.num_unended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_unended = state["num_unended"]
+
+
+def check_first_update(metrics: Mapping[str, float], dtype: str, step: int) -> None:
+    """Check that the first update of a step starts from the policy that sampled the responses.
+
+    metrics: of that update, in which the ratio is 1 and the KL 0 except for rounding.
+
+    Raises:
+        InputError: One of them differs by more than FIRST_UPDATE_TOLERANCE.
     """
-    number = len(rollouts.ended)
-    if rollouts.ended.all() and rollouts.lengths.max() == 1:
+    ratio, kl = metrics["policy/ratio"], metrics["policy/approxkl"]
+    tolerance = FIRST_UPDATE_TOLERANCE[dtype]
+    if not (abs(ratio - 1) < tolerance and kl < tolerance):
         raise InputError(
-            f"step {step}: all {number} responses are empty: the actor ends at once; look at the"
-            " responses that sft was trained on"
-        )
-    if rollouts.ended.any():
-        return 0
-    if unended + number >= NEVER_ENDS:
-        raise InputError(
-            f"step {step}: none of the last {unended + number} responses ended within"
-            " max_response_length: make it larger, or train sft on responses that are not cut"
-        )
-    return unended + number
-
-
-def check_first(figures, dtype, step):
-    """Raises InputError if a step's first update saw another policy than the one that responded.
-
-    figures: of that update, where the ratio is 1 and the KL 0 but for rounding.
-    """
-    ratio, kl = figures["policy/ratio"], figures["policy/approxkl"]
-    if not (abs(ratio - 1) < ROUNDING[dtype] and kl < ROUNDING[dtype]):
-        raise InputError(
-            f"step {step}: before any update the actor's ratio to itself is {ratio:.4g} and its KL"
-            f" {kl:.4g}, instead of 1 and 0: its passes do not agree"
+            f"step {step}: before the first update the ratio of the policy to itself is"
+            f" {ratio:.4g} and its KL {kl:.4g}, expected 1 and 0 within {tolerance:g}: training and"
+            " evaluation mode of this model compute different log-probabilities"
         )

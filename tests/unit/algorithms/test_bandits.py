@@ -1,4 +1,4 @@
-"""Bandits, one prompt with responses of one token: what the losses of RLHF lead to, known exactly."""
+"""Bandits: one prompt, responses of one token, for which the optimum of each loss is known."""
 
 import math
 
@@ -15,21 +15,21 @@ def pairs_of(arms):
 
 
 def mean_loss_of_pairs(logits, rewards, advantages_of):
-    """The policy loss over all pairs of responses, each as often as the policy draws it."""
+    """The expected policy loss over all pairs of responses under the policy."""
     pairs, logprobs = pairs_of(len(rewards)), logits.log_softmax(0)
-    chance = logprobs.detach()[pairs].sum(dim=0).exp()
+    probability = logprobs.detach()[pairs].sum(dim=0).exp()
     advantages = advantages_of(rewards[pairs])
     losses = ppo.policy_loss(logprobs[pairs], logprobs.detach()[pairs], advantages, CLIP)
-    return (chance * losses.mean(dim=0)).sum()
+    return (probability * losses.mean(dim=0)).sum()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_with_rloo_advantages_is_unbiased(seed):
     logits, _ = vocabulary(seed)
     rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
-    found = gradient(mean_loss_of_pairs(logits, rewards, ppo.rloo_advantages), logits)
+    actual = gradient(mean_loss_of_pairs(logits, rewards, ppo.rloo_advantages), logits)
     mean_reward = (logits.softmax(0) * rewards).sum()
-    torch.testing.assert_close(found, gradient(-mean_reward, logits))
+    torch.testing.assert_close(actual, gradient(-mean_reward, logits))
 
 
 REWARDS = torch.tensor([1.0, 0.0, 0.5, -1.0])
@@ -37,19 +37,19 @@ REF_LOGPROBS = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
 KL_COEF = 0.5
 
 
-def best_policy():
-    """The most reward less KL_COEF * KL: ref * exp(reward / KL_COEF), normalized; and its worth."""
+def optimal_policy():
+    """The maximum of reward - KL_COEF * KL: ref * exp(reward / KL_COEF), normalized; its value."""
     weights = REF_LOGPROBS + REWARDS / KL_COEF
     return weights.softmax(0), KL_COEF * weights.logsumexp(0)
 
 
 def sampled(logits, count, random):
-    """Tokens [count] that the policy draws, and their log-probabilities."""
+    """Tokens [count] sampled from the policy, and their log-probabilities."""
     tokens = torch.multinomial(logits.detach().softmax(0), count, True, generator=random)
     return tokens, logits.log_softmax(0)[tokens]
 
 
-def test_ppo_finds_the_best_policy_and_its_worth():
+def test_ppo_converges_to_the_optimal_policy_and_its_value():
     random = torch.Generator().manual_seed(0)
     logits = REF_LOGPROBS.clone().requires_grad_()
     value = torch.zeros((), requires_grad=True)
@@ -71,13 +71,13 @@ def test_ppo_finds_the_best_policy_and_its_worth():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    policy, worth = best_policy()
+    policy, optimum = optimal_policy()
     torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
-    # Each token is then worth the same, its KL paid.
-    torch.testing.assert_close(value.detach(), worth, rtol=0, atol=1e-3)
+    # At the optimum, reward - KL_COEF * log ratio is the same for all tokens.
+    torch.testing.assert_close(value.detach(), optimum, rtol=0, atol=1e-3)
 
 
-def test_rloo_finds_the_best_policy():
+def test_rloo_finds_the_optimal_policy():
     random = torch.Generator().manual_seed(0)
     logits = REF_LOGPROBS.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
@@ -90,11 +90,11 @@ def test_rloo_finds_the_best_policy():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    policy, _ = best_policy()
+    policy, _ = optimal_policy()
     torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
 
 
-def test_grpo_without_a_kl_finds_the_best_arm():
+def test_grpo_without_kl_converges_to_the_best_arm():
     random = torch.Generator().manual_seed(0)
     logits = REF_LOGPROBS.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
@@ -105,13 +105,13 @@ def test_grpo_without_a_kl_finds_the_best_arm():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    # From .1, the least likely of all at first.
+    # From .1, initially the least likely arm.
     assert logits.detach().softmax(0)[0] > 0.98
 
 
-def test_grpo_with_its_kl_settles_elsewhere():
-    # Two arms, rewards 1 and 0, pairs of responses, reference 1/2: a mixed pair (2 p (1 - p) of all)
-    # pulls by 1 / sqrt 2 / 2, k3 pulls back by kl_coef * (p - 1/2):
+def test_grpo_with_k3_converges_to_another_policy():
+    # Two arms, rewards 1 and 0, pairs of responses, reference 1/2. A mixed pair (a share of
+    # 2 p (1 - p)) contributes 1 / sqrt 2 / 2 to the gradient, k3 the opposite of kl_coef * (p - 1/2):
     # p (1 - p) / sqrt 2 = kl_coef * (p - 1/2), so p = 3/4 at a kl_coef of 3/4 / sqrt 2.
     kl_coef = 0.75 / math.sqrt(2)
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)

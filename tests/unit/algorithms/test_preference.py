@@ -1,4 +1,4 @@
-"""Losses and figures of preference pairs, against numbers checked by hand."""
+"""Losses and metrics of preference pairs, against numbers computed by hand."""
 
 import math
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from snakechat.algorithms.preference import (
-    PAIR_FIGURES,
+    PAIR_METRICS,
     calibration,
+    divergent_positions,
     dpo_loss,
-    figures_by_dataset,
-    held_out_figures,
+    held_out_metrics,
     implicit_rewards,
-    pair_sums,
+    metrics_by_dataset,
+    pair_metric_sums,
     pairwise_loss,
     per_token_loss,
-    since_parting,
 )
 
 
@@ -36,7 +36,7 @@ def test_loss_is_finite_at_any_difference():
     assert loss.tolist() == [0.0, 1000.0]
 
 
-def test_gradient_pushes_the_scores_apart_less_the_further_they_are():
+def test_gradient_decreases_with_the_difference_of_the_scores():
     chosen = torch.tensor([0.0, 2.0], requires_grad=True)
     rejected = torch.tensor([0.0, 0.0], requires_grad=True)
     pairwise_loss(chosen, rejected).sum().backward()
@@ -51,100 +51,99 @@ def test_implicit_rewards_are_beta_times_the_log_ratio():
     assert rewards.tolist() == pytest.approx([0.2, -0.1])
 
 
-def test_dpo_starts_at_log_2_whatever_the_smoothing():
+def test_initial_dpo_loss_is_log_2_with_any_label_smoothing():
     start = torch.zeros(2)
     for label_smoothing in (0.0, 0.1):
         loss = dpo_loss(start, start, label_smoothing)
         assert loss.tolist() == pytest.approx([math.log(2)] * 2)
 
 
-def test_dpo_loss_is_that_of_a_reward_model_on_implicit_rewards():
+def test_dpo_loss_is_the_pairwise_loss_of_implicit_rewards():
     # Differences 2 and -2: log(1 + e^-2) and log(1 + e^2).
-    right, wrong = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
+    correct, incorrect = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
     chosen, rejected = torch.tensor([1.5, -1.0]), torch.tensor([-0.5, 1.0])
-    assert dpo_loss(chosen, rejected, 0.0).tolist() == pytest.approx([right, wrong])
-    smoothed = [0.9 * right + 0.1 * wrong, 0.9 * wrong + 0.1 * right]
+    assert dpo_loss(chosen, rejected, 0.0).tolist() == pytest.approx([correct, incorrect])
+    smoothed = [0.9 * correct + 0.1 * incorrect, 0.9 * incorrect + 0.1 * correct]
     assert dpo_loss(chosen, rejected, 0.1).tolist() == pytest.approx(smoothed)
 
 
-def test_smoothing_pulls_back_pairs_that_are_too_far_apart():
-    # The smoothed loss is least where sigmoid(difference) = 0.9: at log 9.
+def test_label_smoothing_limits_the_difference():
+    # The smoothed loss has its minimum where sigmoid(difference) = 0.9: at log 9.
     chosen = torch.tensor([1.0, math.log(9), 5.0], requires_grad=True)
     dpo_loss(chosen, torch.zeros(3), 0.1).sum().backward()
     assert chosen.grad[0] < 0 and chosen.grad[2] > 0
     assert chosen.grad[1].item() == pytest.approx(0, abs=1e-6)
 
 
-# A score at each token.
+# Per-token loss.
 
 
-def compared(chosen, rejected):
-    """Places that are compared, as a string: x for a place that is."""
+def divergence(chosen, rejected):
+    """The mask of a pair as a string: x where it is true."""
     longest = max(len(chosen), len(rejected))
-    # The last token repeated, as snakechat.modeling.forward.padded does.
+    # Padded with the last token, as pad_with_last does.
     rows = [ids + [ids[-1]] * (longest - len(ids)) for ids in (chosen, rejected)]
     lengths = torch.tensor([len(chosen), len(rejected)])
-    [found] = since_parting(torch.tensor(rows), lengths).tolist()
-    return "".join("x" if place else "." for place in found)
+    [mask] = divergent_positions(torch.tensor(rows), lengths).tolist()
+    return "".join("x" if value else "." for value in mask)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rejected", "places"),
+    ("chosen", "rejected", "expected"),
     [
         # From the start, from the middle, at the end.
         ([5, 6, 2], [7, 6, 2], "xxx"),
         ([5, 6, 7, 2], [5, 8, 7, 2], ".xxx"),
         ([5, 6, 7], [5, 6, 8], "..x"),
-        # One longer than the other, whichever it is.
+        # One longer than the other.
         ([5, 2], [5, 6, 7, 2], ".xxx"),
         ([5, 6, 7, 2], [5, 2], ".xxx"),
         ([5], [6, 6, 6], "xxx"),
-        # One the beginning of the other, with the same token going on.
+        # One is a prefix of the other.
         ([5, 6], [5, 6, 6, 6], "..xx"),
         ([5, 6, 7], [5, 6], "..x"),
-        # Nowhere.
+        # Equal.
         ([5, 6], [5, 6], ".."),
     ],
 )
-def test_responses_are_compared_from_where_they_part_to_the_end_of_the_longer_one(
-    chosen, rejected, places
+def test_positions_from_the_first_difference_to_the_end_of_the_longer_response(
+    chosen, rejected, expected
 ):
-    assert compared(chosen, rejected) == places
+    assert divergence(chosen, rejected) == expected
 
 
-def test_pairs_are_compared_each_to_its_own_end():
-    # Two pairs: chosen responses first. The first pair ends before the second one does.
+def test_each_pair_ends_at_its_own_longer_response():
+    # Two pairs, chosen responses first. The first pair ends before the second one.
     tokens = torch.tensor([[5, 6, 6, 6], [5, 8, 8, 2], [5, 7, 7, 7], [5, 8, 9, 9]])
-    found = since_parting(tokens, torch.tensor([2, 4, 2, 3]))
-    assert found.int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]
+    mask = divergent_positions(tokens, torch.tensor([2, 4, 2, 3]))
+    assert mask.int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]
 
 
-def test_per_token_loss_is_the_mean_of_the_places_that_are_compared():
-    # Differences at the places: 9, 2, -2; and 0, 9, 9.
+def test_per_token_loss_is_the_mean_over_masked_positions():
+    # Differences: 9, 2, -2; and 0, 9, 9.
     chosen = torch.tensor([[9.0, 3.0, 1.0], [4.0, 9.0, 9.0]], requires_grad=True)
     rejected = torch.tensor([[0.0, 1.0, 3.0], [4.0, 0.0, 0.0]])
-    places = torch.tensor([[False, True, True], [True, False, False]])
-    losses = per_token_loss(chosen, rejected, places)
-    right, wrong = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
-    assert losses.tolist() == pytest.approx([(right + wrong) / 2, math.log(2)])
+    mask = torch.tensor([[False, True, True], [True, False, False]])
+    losses = per_token_loss(chosen, rejected, mask)
+    correct, incorrect = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
+    assert losses.tolist() == pytest.approx([(correct + incorrect) / 2, math.log(2)])
     losses.sum().backward()
-    # -sigmoid(-difference), over the number of places.
+    # -sigmoid(-difference) / number of masked positions.
     slopes = [[0, -1 / (1 + math.exp(2)) / 2, -1 / (1 + math.exp(-2)) / 2], [-0.5, 0, 0]]
-    for found, expected in zip(chosen.grad.tolist(), slopes, strict=True):
-        assert found == pytest.approx(expected)
+    for gradients, expected in zip(chosen.grad.tolist(), slopes, strict=True):
+        assert gradients == pytest.approx(expected)
 
 
-# Figures.
+# Metrics.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_over_pairs(dtype):
-    # Right, tie, wrong, right.
+def test_metric_sums_over_pairs(dtype):
+    # Correct, tie, incorrect, correct.
     chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]], dtype=dtype)
-    sums = pair_sums(torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=dtype), chosen, rejected)
+    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=dtype), chosen, rejected)
     assert sums.dtype == dtype
-    found = dict(zip(PAIR_FIGURES, sums.tolist(), strict=True))
-    assert found == {
+    assert dict(zip(PAIR_METRICS, sums.tolist(), strict=True)) == {
         "loss": 2.0,
         "accuracy": 2,
         "ties": 1,
@@ -154,24 +153,24 @@ def test_sums_over_pairs(dtype):
     }
 
 
-def test_a_model_that_gives_one_score_to_all_is_never_right():
-    figures = held_out_figures(torch.ones(3), torch.zeros(2, 3), torch.ones(2, 3))
-    assert (figures["accuracy"], figures["ties"], figures["margin"]) == (0, 1, 0)
+def test_equal_scores_have_accuracy_0():
+    metrics = held_out_metrics(torch.ones(3), torch.zeros(2, 3), torch.ones(2, 3))
+    assert (metrics["accuracy"], metrics["ties"], metrics["margin"]) == (0, 1, 0)
 
 
 def test_calibration_by_hand():
-    # Sure to 0.6, 0.7, 0.9 and 0.95; the second is wrong. Two bins, which meet at 0.75.
+    # Confidences 0.6, 0.7, 0.9 and 0.95; the second pair is incorrect. Two bins, split at 0.75.
     odds = torch.tensor([6 / 4, 3 / 7, 9, 19], dtype=torch.float64)
     bins, error = calibration(odds.log(), 2)
-    assert [found["pairs"] for found in bins] == [2, 2]
-    assert [found["confidence"] for found in bins] == pytest.approx([0.65, 0.925])
-    assert [found["accuracy"] for found in bins] == [0.5, 1.0]
+    assert [each["pairs"] for each in bins] == [2, 2]
+    assert [each["confidence"] for each in bins] == pytest.approx([0.65, 0.925])
+    assert [each["accuracy"] for each in bins] == [0.5, 1.0]
     # Distances 0.15 and 0.075, of two pairs each.
     assert error == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
 
 
-def test_bins_without_pairs_are_left_out():
-    # Ties, which are no success, are in the first bin, and what is quite sure in the last.
+def test_empty_bins_are_omitted():
+    # Ties, which are incorrect, are in the first bin; a confidence of 1 is in the last.
     bins, error = calibration(torch.tensor([0.0, 0.0, 0.0, 1000.0]), 15)
     assert bins == [
         {"pairs": 3, "confidence": 0.5, "accuracy": 0.0},
@@ -180,20 +179,20 @@ def test_bins_without_pairs_are_left_out():
     assert error == pytest.approx(3 * 0.5 / 4)
 
 
-def test_a_model_that_is_as_often_right_as_it_is_sure_has_no_error():
-    # Three of four right at 0.75.
+def test_calibration_error_is_0_if_accuracy_equals_confidence():
+    # Three of four correct at 0.75.
     margins = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64) * math.log(3)
     assert calibration(margins, 15)[1] == pytest.approx(0)
 
 
-def test_figures_of_held_out_pairs():
+def test_held_out_metrics():
     losses = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
     scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0, 0.5]], dtype=torch.float64)
-    # The longer response is chosen once, and twice both are as long.
+    # The longer response is chosen once; two pairs have equal lengths.
     lengths = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
-    figures = held_out_figures(losses, scores, lengths)
+    metrics = held_out_metrics(losses, scores, lengths)
     bins, error = calibration(scores[0] - scores[1], 15)
-    assert figures == {
+    assert metrics == {
         "pairs": 4,
         "loss": 1.0,
         "accuracy": 0.5,
@@ -206,20 +205,20 @@ def test_figures_of_held_out_pairs():
         "longer_wins_accuracy": 0.25,
         "equal_lengths": 0.5,
     }
-    assert sum(found["pairs"] for found in bins) == 4
+    assert sum(each["pairs"] for each in bins) == 4
 
 
-def test_each_of_several_datasets_has_its_own_figures():
+def test_several_datasets_additionally_have_metrics_each():
     losses = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
     scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], dtype=torch.float64)
     lengths = torch.tensor([[7, 5, 5], [3, 9, 5]])
-    figures = figures_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
-    together = held_out_figures(losses, scores, lengths)
-    assert figures == together | {
-        "of": {
-            "b": held_out_figures(losses[:1], scores[:, :1], lengths[:, :1]),
-            "a": held_out_figures(losses[1:], scores[:, 1:], lengths[:, 1:]),
+    metrics = metrics_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
+    together = held_out_metrics(losses, scores, lengths)
+    assert metrics == together | {
+        "by_dataset": {
+            "b": held_out_metrics(losses[:1], scores[:, :1], lengths[:, :1]),
+            "a": held_out_metrics(losses[1:], scores[:, 1:], lengths[:, 1:]),
         }
     }
-    assert figures["of"]["a"]["accuracy"] == 0.5
-    assert figures_by_dataset(losses, scores, lengths, {"b": 3}) == together
+    assert metrics["by_dataset"]["a"]["accuracy"] == 0.5
+    assert metrics_by_dataset(losses, scores, lengths, {"b": 3}) == together

@@ -1,4 +1,4 @@
-"""Reward functions: what they give, what is wrong with them, and that nothing else is run."""
+"""Reward functions: scores, weights, and errors of the user's programs."""
 
 import sys
 
@@ -20,7 +20,7 @@ RESPONSES = [
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """A function that writes rewards/mine.py, of lines or of what score returns."""
+    """A function that writes rewards/mine.py from source code or a returned expression."""
     monkeypatch.setattr(rewards, "FOLDER", tmp_path)
 
     def write(text, name="mine"):
@@ -35,17 +35,17 @@ def mine(prompts=PROMPTS, responses=RESPONSES):
     return RewardFunctions({"mine": 1})(prompts, responses)
 
 
-def test_the_shop_pays_for_exactly_right_responses():
+def test_shop_scores_correct_responses_1_and_others_0():
     scores = RewardFunctions({"shop": 1})(PROMPTS, RESPONSES)
     assert scores.tolist() == [1, 0, 0]
     assert scores.dtype == np.float64
 
 
-def test_no_functions_give_nothing():
+def test_scores_are_0_without_functions():
     assert RewardFunctions({})(PROMPTS, RESPONSES).tolist() == [0, 0, 0]
 
 
-def test_functions_are_added_by_their_weights(write):
+def test_functions_are_summed_with_their_weights(write):
     write("[len(response) for response in responses]", "length")
     write("[prompt.count('pie') + 0.5 for prompt in prompts]", "pies")
     scores = RewardFunctions({"length": -2, "pies": 10})(PROMPTS, ["a", "", "abc"])
@@ -62,12 +62,12 @@ def test_functions_are_added_by_their_weights(write):
         "__import__('torch').tensor([1.0, 0.0, 2.0])",
     ],
 )
-def test_numbers_of_any_kind_are_taken(write, values):
+def test_sequences_arrays_and_tensors_of_numbers_are_accepted(write, values):
     write(values)
     assert mine().tolist() == [1, 0, 2]
 
 
-def test_a_function_of_the_name_of_a_module_is_neither_that_module_nor_hides_it(write):
+def test_a_function_may_have_the_name_of_a_module(write):
     before = dict(sys.modules)
     write("[3.0] * len(responses)", "json")
     assert RewardFunctions({"json": 1})([""], [""]).tolist() == [3]
@@ -77,8 +77,8 @@ def test_a_function_of_the_name_of_a_module_is_neither_that_module_nor_hides_it(
     assert sys.modules == before
 
 
-def test_a_function_that_is_written_anew_is_read_anew(write, tmp_path):
-    # As long, in the same moment: by its bytecode it would be the old one.
+def test_an_edited_function_is_read_again(write, tmp_path):
+    # Same size and same second: cached bytecode would be stale.
     for number in (1.0, 2.0):
         write(f"[{number}] * len(responses)")
         assert mine().tolist() == [number] * 3
@@ -87,29 +87,30 @@ def test_a_function_that_is_written_anew_is_read_anew(write, tmp_path):
 
 MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
-    "nothing": ("None", "score gave None, expected a number for each of 3 responses"),
-    "one number for all": ("1.0", "score gave 1.0, expected a number for each of 3 responses"),
+    "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
+    "one number for all": ("1.0", "score returned 1.0, expected a number for each of 3 responses"),
     "one tensor for all": (
         "__import__('torch').tensor(1.5)",
-        "score gave 1.5, expected a number for each of 3 responses",
+        "score returned 1.5, expected a number for each of 3 responses",
     ),
-    "too few": ("[1.0, 2.0]", "score gave 2 numbers for 3 responses"),
+    "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
     "no number": (
         "[1.0, 'good', 2.0]",
-        "score gave 'good' for the response 'Hello Pia', expected a finite number",
+        "score returned 'good' for the response 'Hello Pia', expected a finite number",
     ),
-    "none": ("[None] * 3", "score gave None for the response '', expected a finite number"),
+    "none": ("[None] * 3", "score returned None for the response '', expected a finite number"),
     "NaN": (
         "[1.0, 2.0, float('nan')]",
-        f"score gave nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite number",
+        f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
+        " number",
     ),
     "infinite": (
         "[float('-inf'), 2.0, 1.0]",
-        "score gave -inf for the response '', expected a finite number",
+        "score returned -inf for the response '', expected a finite number",
     ),
     "lists": (
         "[[1.0]] * 3",
-        "score gave [1.0] for the response '', expected a finite number",
+        "score returned [1.0] for the response '', expected a finite number",
     ),
     "raises": (
         "LIMITS = {}\n\n\ndef limit(text):\n    return LIMITS[text]\n\n\n"
@@ -144,19 +145,19 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line_that_names_the_file(write, mistake):
+def test_an_error_is_one_line_that_names_the_file(write, mistake):
     text, expected = MISTAKES[mistake]
     write(text)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         mine(PROMPTS, ["", " Hello\nPia", "Long " * 100])
-    assert str(told.value) == f"rewards/mine.py: {expected}"
+    assert str(error.value) == f"rewards/mine.py: {expected}"
 
 
-def test_a_function_that_is_not_there():
+def test_a_missing_function_is_an_error():
     with pytest.raises(InputError, match=r"^rewards/none\.py: FileNotFoundError: "):
         RewardFunctions({"none": 1})
 
 
-def test_functions_lie_beside_the_snakefile():
+def test_the_folder_of_functions_is_next_to_the_snakefile():
     assert (ROOT / "rewards/shop.py").parent == rewards.FOLDER
     assert (rewards.FOLDER.parent / "Snakefile").exists()

@@ -1,4 +1,4 @@
-"""Rollouts of a step: what models say of each token, against plain passes; who responses what."""
+"""Rollouts: values of models at each token against plain forward passes; distributed sampling."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from snakechat.algorithms import rollouts as module
-from snakechat.algorithms.rollouts import Rollouts, ask
+from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
 from support.families import FAMILIES, spread
@@ -34,14 +34,16 @@ PAIRS = [
 ]
 
 
-def make(max_tokens=40, prompts=PROMPTS, responses=RESPONSES, tokenizer=None):
+def make(
+    max_tokens=40, prompts=PROMPTS, responses=RESPONSES, tokenizer=None, sampler_logprobs=None
+):
     tokenizer = tokenizer or SimpleNamespace(eos_token_id=EOS)
-    return Rollouts(prompts, responses, tokenizer, TEMPERATURE, max_tokens, CPU)
+    return Rollouts(prompts, responses, tokenizer, TEMPERATURE, max_tokens, CPU, sampler_logprobs)
 
 
 @pytest.fixture(scope="module", params=["opt", "llama", "bloom"])
 def family(request, tokenizer, tmp_path_factory):
-    """A policy and a scorer of a family: lines of several rows, or one line for each response."""
+    """A policy and a scorer of a family, which supports packing or does not (BLOOM)."""
     folder = tmp_path_factory.mktemp(request.param)
     save_model(make_causal(FAMILIES[request.param], tokenizer, 1), tokenizer, folder)
     policy = Policy(spread(load_causal(folder, "fp32", tokenizer)))
@@ -50,8 +52,8 @@ def family(request, tokenizer, tmp_path_factory):
     return SimpleNamespace(policy=policy, scorer=scorer)
 
 
-def tokens_drawn(policy):
-    """For each response, what each of its tokens was drawn from, by a plain pass of its own."""
+def token_distributions(policy):
+    """Yield each response and the distributions of its tokens, from one forward pass each."""
     for prompt, response in PAIRS:
         ids = torch.tensor([[*prompt.tolist(), *response]])
         with torch.no_grad():
@@ -60,33 +62,33 @@ def tokens_drawn(policy):
 
 
 def assert_table(table, rows):
-    """A table has these rows [length of each response], and zeros behind their ends."""
+    """Assert that a table has the given rows, padded with zeros."""
     assert table.shape == (15, 6) and table.dtype == torch.float32
-    for found, row in zip(table, rows, strict=True):
-        torch.testing.assert_close(found[: len(row)], row, rtol=1e-4, atol=2e-5)
-        assert found[len(row) :].tolist() == [0.0] * (6 - len(row))
+    for actual, row in zip(table, rows, strict=True):
+        torch.testing.assert_close(actual[: len(row)], row, rtol=1e-4, atol=2e-5)
+        assert actual[len(row) :].tolist() == [0.0] * (6 - len(row))
 
 
-def num_passes(rollouts, packs):
-    return len(list(rollouts.micro_batches(np.arange(5), packs)))
+def num_micro_batches(rollouts, packing):
+    return len(list(rollouts.micro_batches(np.arange(5), packing)))
 
 
-# Several passes of several rows; one row a pass; all rows in one.
+# Several micro-batches of several rows; one row in each; all rows in one.
 @pytest.mark.parametrize("max_tokens", [40, 1, 10_000])
-def test_logprobs_and_entropies_are_those_of_a_plain_pass_for_each_response(max_tokens, family):
+def test_logprobs_and_entropies_equal_those_of_one_forward_pass_per_response(max_tokens, family):
     rollouts = make(max_tokens)
-    passes = num_passes(rollouts, family.policy.supports_packing)
-    assert passes == {1: 5, 10_000: 1}.get(max_tokens, passes) and (max_tokens != 40 or passes > 1)
+    number = num_micro_batches(rollouts, family.policy.supports_packing)
+    assert number == {1: 5, 10_000: 1}.get(max_tokens, number) and (max_tokens != 40 or number > 1)
     logprobs, entropies = rollouts.logprobs_and_entropies(family.policy)
-    drawn = list(tokens_drawn(family.policy))
+    drawn = list(token_distributions(family.policy))
     assert_table(logprobs, [source.log_prob(response) for source, response in drawn])
     assert_table(entropies, [source.entropy() for source, _ in drawn])
-    assert torch.equal(rollouts.logprobs(family.policy), logprobs)
+    torch.testing.assert_close(rollouts.logprobs(family.policy), logprobs)
     assert not logprobs.requires_grad
 
 
 @pytest.mark.parametrize("max_tokens", [40, 10_000])
-def test_values_are_those_before_each_token(max_tokens, family):
+def test_values_are_those_of_the_states_before_each_token(max_tokens, family):
     rows = []
     for prompt, response in PAIRS:
         ids = torch.tensor([[*prompt.tolist(), *response]])
@@ -96,19 +98,19 @@ def test_values_are_those_before_each_token(max_tokens, family):
     assert_table(make(max_tokens).values(family.scorer), rows)
 
 
-def test_scores_are_the_reward_models_at_the_last_tokens(scorer_folder, tokenizer):
-    # Not read by us: transformers' own model and its own place of the score.
+def test_scores_are_the_reward_models_outputs_at_the_last_tokens(scorer_folder, tokenizer):
+    # The independent implementation of transformers, which finds the last token by itself.
     plain = AutoModelForSequenceClassification.from_pretrained(scorer_folder).eval()
-    right = []
+    expected = []
     for prompt, response in PAIRS:
         with torch.no_grad():
-            right.append(
+            expected.append(
                 plain(input_ids=torch.tensor([[*prompt.tolist(), *response]])).logits[0, 0]
             )
     scorer = Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
     scores = make().scores(scorer)
-    torch.testing.assert_close(scores, torch.stack(right))
-    # Apart, so that another order could not pass.
+    torch.testing.assert_close(scores, torch.stack(expected))
+    # Distinct, so that a permutation would fail.
     assert scores.sort().values.diff().min() > 1e-4
 
 
@@ -122,7 +124,7 @@ def test_the_mask_is_true_on_the_tokens_of_each_response():
     assert rollouts.ended.tolist() == ENDED
 
 
-def test_a_response_has_ended_if_its_last_token_is_eos():
+def test_a_response_ended_if_its_last_token_is_eos():
     responses = [[[EOS], [EOS, 11], [11, EOS], [11]]]
     assert make(prompts=PROMPTS[:4], responses=responses).ended.tolist() == [
         True,
@@ -133,32 +135,34 @@ def test_a_response_has_ended_if_its_last_token_is_eos():
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [4]])
-def test_num_tokens_are_those_of_all_responses_to_some_prompts(rows):
+def test_num_tokens_counts_all_responses_to_the_given_prompts(rows):
     sums = [3 + 1 + 4, 1 + 5 + 4, 6 + 2 + 1, 2 + 3 + 1, 4 + 3 + 2]
     assert make().num_tokens(np.array(rows)) == sum(sums[row] for row in rows)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [4]])
-def test_passes_tell_the_places_of_their_tokens_in_tables(rows, packs, world_size, monkeypatch):
+def test_micro_batches_have_the_table_indices_of_their_tokens(
+    rows, packing, world_size, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    rollouts, seen = make(), torch.zeros(15, dtype=torch.int64)
+    rollouts, counts = make(), torch.zeros(15, dtype=torch.int64)
     ids = torch.zeros(15, 6, dtype=torch.int64)
     for table, (_, response) in zip(ids, PAIRS, strict=True):
         table[: len(response)] = torch.tensor(response)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
-        for micro_batch, group, mask in rollouts.micro_batches(np.array(rows), packs):
+        for micro_batch, indices, mask in rollouts.micro_batches(np.array(rows), packing):
             batch = micro_batch.batch
             tokens = batch.inputs.input_ids.flatten()[batch.target_index]
-            assert ids[group][mask].tolist() == tokens.tolist()
+            assert ids[indices][mask].tolist() == tokens.tolist()
             if micro_batch.counted:
-                seen[group] += 1
-    assert seen.tolist() == 3 * [int(row in rows) for row in range(5)]
+                counts[indices] += 1
+    assert counts.tolist() == 3 * [int(row in rows) for row in range(5)]
 
 
-def test_texts_are_without_special_tokens_prompts_beside_their_responses(tokenizer):
+def test_decode_skips_special_tokens_and_repeats_prompts_for_each_response(tokenizer):
     assert tokenizer.eos_token_id == EOS
     encode = tokenizer.backend_tokenizer.encode
     prompts = [
@@ -169,30 +173,31 @@ def test_texts_are_without_special_tokens_prompts_beside_their_responses(tokeniz
         for texts in (("c", "d"), ("e", "f"))
     ]
     rollouts = make(prompts=prompts, responses=responses, tokenizer=tokenizer)
-    assert rollouts.texts() == (["a", "b", "a", "b"], ["c", "d", "e", "f"])
+    assert rollouts.decode() == (["a", "b", "a", "b"], ["c", "d", "e", "f"])
 
 
-def test_figures_tell_the_mean_the_95th_percentile_and_how_many_ended():
+def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():
     # 21 responses of 1 to 21 tokens: 20 of 100 are longer than the 20th.
     responses = [[[11] * length] for length in range(1, 20)] + [[[11] * 19 + [EOS]], [[11] * 21]]
-    assert make(prompts=PROMPTS[:1], responses=responses).figures() == {
+    assert make(prompts=PROMPTS[:1], responses=responses).length_metrics() == {
         "response/length": 11.0,
         "response/length_p95": 20.0,
         "response/ended_by_eos": pytest.approx(1 / 21),
     }
 
 
-def test_a_samplers_values_become_a_table():
-    # As wide as responses may be, where the longest of the step has 6 tokens.
-    told = torch.arange(3 * 5 * 9.0).view(3, 5, 9)
-    table = make().table(told)
+def test_sampler_logprobs_become_a_table():
+    # Padded to max_response_length 9; the longest response of the step has 6 tokens.
+    logprobs = torch.arange(3 * 5 * 9.0).view(3, 5, 9)
+    table = make(sampler_logprobs=logprobs).sampler_logprobs
     assert table.shape == (15, 6)
-    # The second response to the fourth prompt is the 9th of all.
-    assert table[8].tolist() == told[1, 3, :6].tolist()
+    # The second response to the fourth prompt is row 8.
+    assert table[8].tolist() == logprobs[1, 3, :6].tolist()
+    assert make().sampler_logprobs is None
 
 
-def test_without_passes_of_its_own_a_process_adds_nothing_to_the_tables(monkeypatch):
-    # One prompt and two processes: the second one looks, and does not count.
+def test_a_rank_with_a_dummy_micro_batch_adds_nothing_to_the_tables(monkeypatch):
+    # One prompt and two ranks: the micro-batch of the second one does not count.
     policy = nn.Linear(1, 1)
     policy.supports_packing = True
     monkeypatch.setattr(module, "all_reduce_sum", lambda tables: tables)
@@ -200,73 +205,82 @@ def test_without_passes_of_its_own_a_process_adds_nothing_to_the_tables(monkeypa
     rollouts, sums = make(prompts=PROMPTS[:1], responses=[row[:1] for row in RESPONSES]), []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        [table] = rollouts.tables(policy, lambda batch: [torch.ones(len(batch.target_index))])
+        [table] = rollouts.evaluate(policy, lambda batch: [torch.ones(len(batch.target_index))])
         sums.append(table.sum().item())
     assert sums == [3 + 1 + 4, 0]
 
 
-# Who responses what.
+# Distributed sampling.
 
 
 class Sampler:
-    """Responses each prompt of one number by that number so often, and twice that number."""
+    """Responds to the prompt [k] with k tokens k, and with 2k tokens 2k."""
 
-    def __init__(self, tells=True):
-        self.tells, self.asked = tells, []
+    def __init__(self, with_logprobs=True):
+        self.with_logprobs, self.prompts = with_logprobs, []
 
     def sample(self, prompts):
-        self.asked.append(prompts)
-        responses = [[sample * prompt for prompt in prompts] for sample in (1, 2)]
-        responses = [[[ids[0]] * int(ids[0]) for ids in sample] for sample in responses]
-        logprobs = [[[-0.5 * len(ids)] * len(ids) for ids in sample] for sample in responses]
-        return responses, logprobs if self.tells else None
+        self.prompts.append(prompts)
+        numbers = [[factor * int(prompt[0]) for prompt in prompts] for factor in (1, 2)]
+        responses = [[[number] * number for number in row] for row in numbers]
+        logprobs = [[[-0.5 * number] * number for number in row] for row in numbers]
+        return responses, logprobs if self.with_logprobs else None
 
 
 def settings(**changes):
-    return SimpleNamespace(**{"num_generations": 2, "max_response_length": 6, "generation_backend": "hf", **changes})
+    return SimpleNamespace(
+        **{"num_generations": 2, "max_response_length": 6, "generation_backend": "hf", **changes}
+    )
 
 
-ASKED = [np.array([number]) for number in (3, 1, 2)]
-TOLD = [[[3] * 3, [1], [2] * 2], [[6] * 6, [2] * 2, [4] * 4]]
+NUMBER_PROMPTS = [np.array([number]) for number in (3, 1, 2)]
+NUMBER_RESPONSES = [[[3] * 3, [1], [2] * 2], [[6] * 6, [2] * 2, [4] * 4]]
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_one_process_asks_for_all_responses(tells):
-    sampler = Sampler(tells)
-    assert ask(sampler, ASKED, settings()) == (TOLD, None)
-    assert sampler.asked == [ASKED]
+@pytest.mark.parametrize("with_logprobs", [True, False])
+def test_one_rank_samples_all_responses(with_logprobs):
+    sampler = Sampler(with_logprobs)
+    assert sample_on_all_ranks(sampler, NUMBER_PROMPTS, settings()) == (NUMBER_RESPONSES, None)
+    assert sampler.prompts == [NUMBER_PROMPTS]
 
 
-def test_the_logprobs_of_a_sampler_that_tells_them_stand_before_zeros():
-    responses, logprobs = ask(Sampler(), ASKED, settings(generation_backend="vllm"))
-    assert responses == TOLD
+def test_logprobs_of_vllm_are_padded_with_zeros():
+    responses, logprobs = sample_on_all_ranks(
+        Sampler(), NUMBER_PROMPTS, settings(generation_backend="vllm")
+    )
+    assert responses == NUMBER_RESPONSES
     assert logprobs.tolist() == [
         [[-1.5] * 3 + [0] * 3, [-0.5] + [0] * 5, [-1] * 2 + [0] * 4],
         [[-3] * 6, [-1] * 2 + [0] * 4, [-2] * 4 + [0] * 2],
     ]
 
 
-def test_the_token_0_is_a_token():
+def test_token_id_0_is_not_padding():
     sampler = SimpleNamespace(sample=lambda prompts: ([[[0, 5, 0, 0]], [[0]]], None))
-    assert ask(sampler, ASKED[:1], settings())[0] == [[[0, 5, 0, 0]], [[0]]]
+    assert sample_on_all_ranks(sampler, NUMBER_PROMPTS[:1], settings())[0] == [
+        [[0, 5, 0, 0]],
+        [[0]],
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_processes_ask_for_shares_that_add_up(world_size, monkeypatch):
+def test_responses_of_all_ranks_add_up(world_size, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    shares, asked = [], []
-    monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: shares.append(tensor) or tensor)
+    reduced, sampled = [], []
+    monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: reduced.append(tensor) or tensor)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
         sampler = Sampler()
-        ask(sampler, ASKED, settings(generation_backend="vllm"))
-        asked += [int(prompt[0]) for prompts in sampler.asked for prompt in prompts]
-    assert sorted(asked) == [1, 2, 3]
-    # Ids and log-probabilities in turn.
-    assert [[(ids - 1)[ids > 0].tolist() for ids in row] for row in sum(shares[::2])] == TOLD
-    assert torch.equal(sum(shares[1::2]), ask_alone(monkeypatch))
+        sample_on_all_ranks(sampler, NUMBER_PROMPTS, settings(generation_backend="vllm"))
+        sampled += [int(prompt[0]) for prompts in sampler.prompts for prompt in prompts]
+    assert sorted(sampled) == [1, 2, 3]
+    # Token ids and log-probabilities alternate.
+    assert [
+        [(ids - 1)[ids > 0].tolist() for ids in row] for row in sum(reduced[::2])
+    ] == NUMBER_RESPONSES
+    assert torch.equal(sum(reduced[1::2]), logprobs_of_one_rank(monkeypatch))
 
 
-def ask_alone(monkeypatch):
+def logprobs_of_one_rank(monkeypatch):
     monkeypatch.undo()
-    return ask(Sampler(), ASKED, settings(generation_backend="vllm"))[1]
+    return sample_on_all_ranks(Sampler(), NUMBER_PROMPTS, settings(generation_backend="vllm"))[1]

@@ -1,4 +1,4 @@
-"""What RLHF refuses: parts that do not go together, and responses that lead nowhere."""
+"""Checks of RLHF: models that do not fit together, degenerate responses, inconsistent updates."""
 
 import copy
 import json
@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from snakechat.algorithms import sanity_checks as gates
+from snakechat.algorithms import sanity_checks
 from snakechat.algorithms.sanity_checks import (
-    check_first,
+    ResponseCheck,
+    check_first_update,
     check_probes,
-    check_responses,
     check_tokenizers,
-    shared_prompts,
+    count_shared_prompts,
 )
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
@@ -35,33 +35,33 @@ def write(folder, **arrays):
 # Tokenizers.
 
 
-def test_tokenizers_that_are_the_same_go_together(tokenizer):
+def test_equal_tokenizers_are_accepted(tokenizer):
     check_tokenizers(tokenizer, copy.deepcopy(tokenizer), FOLDERS)
 
 
-# One word more, or another one.
+# An additional token, or another one.
 @pytest.mark.parametrize("words", [(["snake"], ["snake", "bird"]), (["snake"], ["bird"])])
-def test_a_reward_model_with_another_vocabulary_is_refused(words, tokenizer):
+def test_a_reward_model_with_another_vocabulary_is_an_error(words, tokenizer):
     actor, reward = (copy.deepcopy(tokenizer) for _ in range(2))
     actor.add_tokens(words[0])
     reward.add_tokens(words[1])
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         check_tokenizers(actor, reward, FOLDERS)
-    assert str(refused.value) == (
-        "output/sft/a and output/reward/b have different tokenizers: a reward model can only score"
-        " tokens that it knows"
+    assert str(error.value) == (
+        "output/sft/a and output/reward/b have different vocabularies: a reward model can only"
+        " score tokens of its own vocabulary: train both from models of one family"
     )
 
 
 @pytest.mark.parametrize("name", ["bos", "eos", "pad"])
-def test_another_special_token_is_refused_by_its_name(name, tokenizer):
+def test_a_different_special_token_is_an_error_that_names_it(name, tokenizer):
     other = copy.deepcopy(tokenizer)
     number = getattr(tokenizer, f"{name}_token_id")
     setattr(other, f"{name}_token", tokenizer.convert_ids_to_tokens(20))
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         check_tokenizers(tokenizer, other, FOLDERS)
-    assert str(refused.value) == (
-        f"output/sft/a and output/reward/b have different tokens for {name}_token_id: {number} and"
+    assert str(error.value) == (
+        f"output/sft/a and output/reward/b have different values of {name}_token_id: {number} and"
         " 20: train both from models of one family"
     )
 
@@ -70,7 +70,7 @@ def test_another_special_token_is_refused_by_its_name(name, tokenizer):
 
 
 class LastToken(nn.Linear):
-    """A scorer whose score is the last token's number times its weight."""
+    """A scorer whose score is the id of the last token times its weight."""
 
     supports_packing = True
 
@@ -78,47 +78,47 @@ class LastToken(nn.Linear):
         super().__init__(1, 1, bias=False)
         nn.init.constant_(self.weight, weight)
 
-    def forward(self, batch, places):
-        return self.weight[0] * batch.inputs.input_ids.flatten()[places]
+    def forward(self, batch, positions):
+        return self.weight[0] * batch.inputs.input_ids.flatten()[positions]
 
 
 @pytest.fixture
 def probes(tmp_path):
-    """(folder of a reward model, tokens): it scored the first two of three held-out pairs."""
+    """Folders of a reward model with recorded scores of two pairs, and of tokens of three."""
     prompts = [[11, 12], [13], [14, 15]]
     chosen, rejected = [[21, 40], [60], [22, 23, 99]], [[80], [31, 20], [99]]
     tokens = write(tmp_path / "tokens", eval_prompt=prompts, eval_chosen=chosen)
     write(tokens, eval_rejected=rejected)
     folder = tmp_path / "reward"
     manifest = {"spec": {"path": str(folder), "inputs": {}}, "inputs": {}, "lineage": {}}
-    # Mean 50, deviation sqrt((100 + 100 + 900 + 900) / 4) = 22.4.
+    # Mean 50, standard deviation sqrt((100 + 100 + 900 + 900) / 4) = 22.4.
     manifest |= {"files": {}, "facts": {"probe_scores": [[40.0, 60.0], [80.0, 20.0]]}}
     manifest_path(folder).write_text(json.dumps(manifest))
     return folder, tokens
 
 
-def test_a_model_that_scores_as_recorded_is_taken(probes):
+def test_a_model_that_reproduces_its_scores_is_accepted(probes):
     check_probes(LastToken(), *probes, 100)
 
 
-@pytest.mark.parametrize(("share", "taken"), [(0.09, True), (0.11, False), (-0.11, False)])
-def test_what_another_device_may_change_is_a_tenth_of_the_deviation(share, taken, probes):
-    # 80 is the largest score: it is farthest off.
-    scorer = LastToken(1 + share * math.sqrt(500) / 80)
-    if taken:
+@pytest.mark.parametrize(("change", "accepted"), [(0.09, True), (0.11, False), (-0.11, False)])
+def test_scores_may_change_by_a_tenth_of_their_standard_deviation(change, accepted, probes):
+    # The largest score, 80, changes most.
+    scorer = LastToken(1 + change * math.sqrt(500) / 80)
+    if accepted:
         check_probes(scorer, *probes, 100)
         return
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         check_probes(scorer, *probes, 100)
-    assert str(refused.value) == (
-        f"{probes[0]} does not score its probes as recorded: they differ by 2.46, beside a"
-        " deviation of 22.4: delete it and start the build again"
+    assert str(error.value) == (
+        f"{probes[0]} does not reproduce its recorded probe scores: they differ by 2.46, expected"
+        " less than 0.1 of their standard deviation 22.4: delete the folder and build again"
     )
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 0.0])
-def test_a_model_that_is_broken_is_refused(weight, probes):
-    with pytest.raises(InputError, match="does not score its probes as recorded"):
+def test_a_broken_model_is_an_error(weight, probes):
+    with pytest.raises(InputError, match="does not reproduce its recorded probe scores"):
         check_probes(LastToken(weight), *probes, 100)
 
 
@@ -127,72 +127,85 @@ def test_a_model_that_is_broken_is_refused(weight, probes):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """Folders of a job by name: four prompts of its own, some of them in other phases too."""
+    """Input folders of a job by name: some of its four prompts are in other phases too."""
     own = write(tmp_path / "rlhf", train_prompt=[[11], [11, 12], [13], [14]])
     sft = write(tmp_path / "sft", train_prompt=[[11, 12], [12], [14], [14]])
     reward = write(tmp_path / "reward", train_prompt=[[12, 11], [1, 1], [13, 13]])
-    # Neither the job's own prompts nor models and text to learn are other phases.
+    # Only tokens.PHASE are other phases.
     return {"tokens": own, "actor": own, "ptx": own, "tokens.sft": sft, "tokens.reward": reward}
 
 
-def test_prompts_of_other_phases_are_counted_and_told(inputs, capsys):
-    found = shared_prompts(Ragged(inputs["tokens"], "train.prompt"), inputs)
-    assert found == {"sft": 2, "reward": 0}
+def test_prompts_of_other_phases_are_counted_and_printed(inputs, capsys):
+    counts = count_shared_prompts(Ragged(inputs["tokens"], "train.prompt"), inputs)
+    assert counts == {"sft": 2, "reward": 0}
     assert capsys.readouterr().err == (
-        "note: 2 of 4 prompts are also among those of sft: split.by: prompt keeps phases apart\n"
+        "note: 2 of 4 prompts are also prompts of sft: set split.by: prompt to keep the phases"
+        " disjoint\n"
     )
 
 
-def test_the_first_process_alone_tells_of_them(inputs, capsys, monkeypatch):
+def test_only_rank_0_prints_the_note(inputs, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    found = shared_prompts(Ragged(inputs["tokens"], "train.prompt"), inputs)
-    assert found == {"sft": 2, "reward": 0}
+    counts = count_shared_prompts(Ragged(inputs["tokens"], "train.prompt"), inputs)
+    assert counts == {"sft": 2, "reward": 0}
     assert capsys.readouterr().err == ""
 
 
 # Responses.
 
 
-def responded(*responses):
-    """Rollouts of responses that are (tokens, whether eos is the last one)."""
+def rollouts_of(*responses):
+    """Rollouts of responses, given as (number of tokens, whether the last one is eos)."""
     lengths, ended = zip(*responses, strict=True)
     return SimpleNamespace(lengths=torch.tensor(lengths), ended=torch.tensor(ended))
 
 
-def test_responses_that_are_all_empty_are_refused():
-    with pytest.raises(InputError) as refused:
-        check_responses(responded((1, True), (1, True), (1, True)), 0, 4)
-    assert str(refused.value) == (
-        "step 4: all 3 responses are empty: the actor ends at once; look at the responses that sft was"
-        " trained on"
+def test_only_empty_responses_are_an_error():
+    with pytest.raises(InputError) as error:
+        ResponseCheck().check(rollouts_of((1, True), (1, True), (1, True)), 4)
+    assert str(error.value) == (
+        "step 4: all 3 responses are empty: the actor samples eos as its first token; check the"
+        " responses that sft was trained on"
     )
 
 
 @pytest.mark.parametrize("other", [(2, True), (1, False), (5, False)])
-def test_one_response_that_is_not_empty_is_enough(other):
-    assert check_responses(responded((1, True), other), 0, 4) == 0
+def test_one_non_empty_response_is_accepted(other):
+    check = ResponseCheck()
+    check.check(rollouts_of((1, True), other), 4)
+    assert check.num_unended == 0
 
 
-def test_responses_that_do_not_end_are_counted_until_one_ends(monkeypatch):
-    monkeypatch.setattr(gates, "NEVER_ENDS", 6)
-    none, some = responded((4, False), (4, False)), responded((4, False), (2, True))
-    unended = 0
-    for step, expected in enumerate((2, 4), start=1):
-        unended = check_responses(none, unended, step)
-        assert unended == expected
-    assert check_responses(some, unended, 3) == 0
-    with pytest.raises(InputError) as refused:
-        check_responses(none, 4, 9)
-    assert str(refused.value) == (
-        "step 9: none of the last 6 responses ended within max_response_length: make it larger, or"
-        " train sft on responses that are not cut"
+def test_unended_responses_are_counted_until_one_ends(monkeypatch):
+    monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 6)
+    unended, one_ended = rollouts_of((4, False), (4, False)), rollouts_of((4, False), (2, True))
+    check = ResponseCheck()
+    for step, expected in enumerate((2, 4, 0, 2, 4), start=1):
+        check.check(one_ended if step == 3 else unended, step)
+        assert check.num_unended == expected
+    with pytest.raises(InputError) as error:
+        check.check(unended, 6)
+    assert str(error.value) == (
+        "step 6: none of the last 6 responses ended within max_response_length tokens: increase it,"
+        " or train sft on responses that are not truncated"
     )
 
 
-# Passes.
+def test_a_restored_check_continues_counting(monkeypatch):
+    monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 6)
+    unended = rollouts_of((4, False), (4, False))
+    check, restored = ResponseCheck(), ResponseCheck()
+    for step in (1, 2):
+        check.check(unended, step)
+    restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
+    with pytest.raises(InputError, match="step 3: none of the last 6 responses ended"):
+        restored.check(unended, 3)
 
 
-def figures(ratio=1.0, kl=0.0):
+# First updates.
+
+
+def metrics_of(ratio=1.0, kl=0.0):
     return {"policy/ratio": ratio, "policy/approxkl": kl}
 
 
@@ -200,8 +213,8 @@ def figures(ratio=1.0, kl=0.0):
     ("dtype", "ratio", "kl"),
     [("fp32", 1.0005, 5e-4), ("bf16", 0.96, 0.01), ("fp16", 1.04, 0.04)],
 )
-def test_rounding_may_part_an_actor_from_itself(dtype, ratio, kl):
-    check_first(figures(ratio, kl), dtype, 1)
+def test_rounding_errors_are_accepted(dtype, ratio, kl):
+    check_first_update(metrics_of(ratio, kl), dtype, 1)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +230,10 @@ def test_rounding_may_part_an_actor_from_itself(dtype, ratio, kl):
         ("fp32", math.inf, 0.0),
     ],
 )
-def test_an_actor_that_is_another_in_training_is_refused(dtype, ratio, kl):
-    with pytest.raises(InputError) as refused:
-        check_first(figures(ratio, kl), dtype, 7)
-    assert str(refused.value) == (
-        f"step 7: before any update the actor's ratio to itself is {ratio:.4g} and its KL {kl:.4g},"
-        " instead of 1 and 0: its passes do not agree"
+def test_a_first_update_of_another_policy_is_an_error(dtype, ratio, kl):
+    with pytest.raises(InputError) as error:
+        check_first_update(metrics_of(ratio, kl), dtype, 7)
+    assert str(error.value).startswith(
+        f"step 7: before the first update the ratio of the policy to itself is {ratio:.4g} and its"
+        f" KL {kl:.4g}, expected 1 and 0 within "
     )

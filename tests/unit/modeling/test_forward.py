@@ -10,11 +10,11 @@ from torch.nn.functional import softplus
 from transformers import AutoModelForSequenceClassification
 
 from snakechat.algorithms.preference import (
+    divergent_positions,
     dpo_loss,
     implicit_rewards,
     pairwise_loss,
     per_token_loss,
-    since_parting,
 )
 from snakechat.modeling import forward, logprobs
 from snakechat.modeling import packing as packing_module
@@ -107,7 +107,7 @@ def micro_batch_loss(module, loss, micro_batch):
         batch.inputs.input_ids.flatten()[batch.target_index], batch.target_lengths
     )
     scores = pad_with_last(module(batch, batch.target_index), batch.target_lengths)
-    compared = since_parting(tokens, batch.target_lengths)
+    compared = divergent_positions(tokens, batch.target_lengths)
     return per_token_loss(*scores.chunk(2), compared).sum() / len(PAIRS)
 
 

@@ -1,0 +1,196 @@
+"""Updates of actor and critic on the experience of a step.
+
+Losses are means over the response tokens of a minibatch (the responses of an optimizer step).
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snakechat.algorithms import ppo
+from snakechat.algorithms.experience import Experience
+from snakechat.algorithms.rollouts import Rollouts
+from snakechat.algorithms.sanity_checks import check_first_update
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.modeling.batching import Examples, global_batches
+from snakechat.training.ema import Ema
+from snakechat.training.engine import Engine, step_engines
+from snakechat.workflow.distributed import all_reduce_sum
+
+# Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
+Metrics = dict[str, float | None]
+
+POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac")
+
+
+class Updater:
+    """Runs the updates of a step.
+
+    Args:
+        critic: Engine of the critic, or None.
+        ema: Average of the actor's weights, or None.
+        ptx: Examples whose language modeling loss is added to the policy loss, or None.
+    """
+
+    def __init__(
+        self,
+        settings: RlhfSettings,
+        actor: Engine,
+        critic: Engine | None,
+        ema: Ema | None,
+        ptx: Examples | None,
+    ) -> None:
+        self.settings, self.actor, self.critic = settings, actor, critic
+        self.ema, self.ptx = ema, ptx
+
+    def update(
+        self, step: int, rollouts: Rollouts, experience: Experience, kl_coef: float
+    ) -> list[Metrics]:
+        """Update actor and critic on each minibatch, ppo_epochs times; return metrics per update.
+
+        Stops after an update whose approxkl exceeds max_approx_kl.
+        """
+        settings, updates = self.settings, []
+        minibatches = global_batches(
+            rollouts.num_prompts,
+            settings.global_batch_size // settings.num_generations,
+            settings.ppo_epochs,
+            settings.seed + step,
+        )
+        for number, rows in enumerate(minibatches):
+            metrics = self._update_minibatch(step, number, rows, rollouts, experience, kl_coef)
+            updates.append(metrics)
+            approx_kl = metrics.get("policy/approxkl") or 0.0
+            if approx_kl > (settings.max_approx_kl or math.inf):
+                break
+        return updates
+
+    def _update_minibatch(
+        self,
+        step: int,
+        number: int,
+        rows: np.ndarray,
+        rollouts: Rollouts,
+        experience: Experience,
+        kl_coef: float,
+    ) -> Metrics:
+        settings = self.settings
+        engines: dict[str, Engine] = {}
+        metrics: Metrics = {}
+        if step > settings.critic_warmup_steps:
+            engines["policy"] = self.actor
+            text = sample_text(self.ptx, settings, step, number) if self.ptx else None
+            policy_metrics = policy_gradients(
+                self.actor, rollouts, rows, experience, kl_coef, settings, text
+            )
+            if number == 0:
+                check_first_update(policy_metrics, settings.dtype, step)
+            metrics |= policy_metrics
+        if self.critic:
+            engines["value"] = self.critic
+            metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
+        step_engines(*engines.values(), align_overflow=settings.align_overflow)
+        if self.ema and "policy" in engines:
+            self.ema.update()
+        for name, engine in engines.items():
+            metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
+        return metrics
+
+
+def policy_gradients(
+    engine: Engine,
+    rollouts: Rollouts,
+    rows: np.ndarray,
+    experience: Experience,
+    kl_coef: float,
+    settings: RlhfSettings,
+    text: Examples | None = None,
+) -> dict[str, float]:
+    """Accumulate the actor's gradients on the responses to the given prompts; return metrics.
+
+    The loss is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7), for kl_in:
+    loss plus kl_coef times the k3 penalty (Shao et al. 2024, eq. 3 and 4).
+
+    text: Examples whose language modeling loss is added, multiplied by ptx_coef.
+    """
+    num_tokens = rollouts.num_tokens(rows)
+    sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
+    packing = bool(engine.module.supports_packing)
+    for micro_batch, indices, mask in rollouts.micro_batches(rows, packing):
+        old = experience.select(indices, mask)
+        logprobs = engine(micro_batch.batch, settings.temperature)
+        losses = old.importance_weights * ppo.policy_loss(
+            logprobs, old.logprobs, old.advantages, settings.clip_range
+        )
+        penalties = ppo.kl_penalty(logprobs, old.ref_logprobs)
+        if settings.kl_in == "loss":
+            losses = losses + kl_coef * penalties
+        loss = micro_batch.counted / num_tokens * losses.sum()
+        engine.backward(loss, micro_batch.is_last and text is None)
+        statistics = ppo.ratio_statistics(logprobs.detach(), old.logprobs, settings.clip_range)
+        means = [loss.detach(), penalties.detach().sum() / num_tokens]
+        means += [statistics[name] / num_tokens for name in POLICY_METRICS[2:]]
+        sums += micro_batch.counted * torch.stack(means)
+    totals = all_reduce_sum(sums).tolist()
+    metrics = {f"policy/{name}": value for name, value in zip(POLICY_METRICS, totals, strict=True)}
+    if text:
+        metrics["ptx/loss"] = text_gradients(
+            engine, text, rollouts.micro_batch_tokens, settings.ptx_coef
+        )
+    return metrics
+
+
+def text_gradients(
+    engine: Engine, text: Examples, micro_batch_tokens: int, coefficient: float
+) -> float:
+    """Accumulate the gradients of coefficient * language modeling loss; return the loss.
+
+    The pretraining mix of InstructGPT (Ouyang et al. 2022, eq. 2). These are the last gradients of
+    an optimizer step.
+    """
+    num_tokens = int(text.num_tokens(with_prompts=True).sum())
+    device = next(engine.module.parameters()).device
+    loss_sum = torch.zeros((), device=device)
+    packing = bool(engine.module.supports_packing)
+    rows = np.arange(len(text))
+    for micro_batch in text.micro_batches(
+        rows, micro_batch_tokens, packing, device, with_prompts=True
+    ):
+        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        engine.backward(coefficient * loss, micro_batch.is_last)
+        loss_sum += loss.detach()
+    return all_reduce_sum(loss_sum).item()
+
+
+def value_gradients(
+    engine: Engine,
+    rollouts: Rollouts,
+    rows: np.ndarray,
+    experience: Experience,
+    settings: RlhfSettings,
+) -> dict[str, float]:
+    """Accumulate the critic's gradients on the responses to the given prompts; return metrics."""
+    num_tokens = rollouts.num_tokens(rows)
+    sums = torch.zeros(2, device=rollouts.device)
+    packing = bool(engine.module.supports_packing)
+    for micro_batch, indices, mask in rollouts.micro_batches(rows, packing):
+        old = experience.select(indices, mask)
+        assert old.values is not None and old.returns is not None
+        values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
+        losses = ppo.value_loss(values, old.values, old.returns, settings.value_clip_range)
+        loss = micro_batch.counted / num_tokens * losses.sum()
+        engine.backward(loss, micro_batch.is_last)
+        statistics = ppo.value_statistics(values.detach(), old.values, settings.value_clip_range)
+        clipfrac = statistics["clipfrac"] / num_tokens
+        sums += micro_batch.counted * torch.stack([loss.detach(), clipfrac])
+    loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()
+    return {"value/loss": loss_sum, "value/clipfrac": clipfrac_sum}
+
+
+def sample_text(ptx: Examples, settings: RlhfSettings, step: int, number: int) -> Examples:
+    """Draw rows of text for an update of a step, as many as it has responses."""
+    generator = np.random.default_rng([settings.seed, step, number])
+    rows = generator.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
+    return ptx.select(rows)

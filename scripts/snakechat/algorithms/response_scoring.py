@@ -1,0 +1,117 @@
+"""Scores of responses from the reward model and reward functions, normalized for training.
+
+Shapes: B responses, as in snakechat/algorithms/rollouts.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snakechat.algorithms import ppo
+from snakechat.algorithms.rollouts import Rollouts
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.modeling.forward import Scorer
+from snakechat.training.engine import FrozenModel
+from snakechat.workflow.distributed import all_reduce_sum, rank
+from snakechat.workflow.errors import InputError
+
+TextScorer = Callable[[list[str], list[str]], np.ndarray | list[float]]
+
+
+class ScoreNormalizer:
+    """Normalizes scores by mean and standard deviation of the scores added so far.
+
+    The identity before any scores were added.
+    """
+
+    def __init__(self) -> None:
+        self.moments: ppo.Moments | None = None
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        if self.moments is None:
+            return scores
+        count, mean, squares = self.moments
+        return (scores - mean) / math.sqrt(squares / count)
+
+    def add(self, scores: Tensor) -> None:
+        """Add scores to the sample. The first ones must not all be equal."""
+        moments = ppo.moments(scores)
+        self.moments = ppo.merged_moments(self.moments, moments) if self.moments else moments
+
+
+class ResponseScorer:
+    """Scores responses by a reward model and reward functions.
+
+    Args:
+        reward: The reward model, or None.
+        functions: Scores texts (prompts, responses); called only if the recipe has reward
+            functions.
+
+    Attributes:
+        normalizer: Normalizes the scores of each step.
+        critic_normalizer: The normalizer as it was after the first step. A critic initialized from
+            the reward model applies it to its outputs; the identity if there is no reward model.
+    """
+
+    def __init__(
+        self, settings: RlhfSettings, reward: FrozenModel | None, functions: TextScorer
+    ) -> None:
+        self.settings, self.reward, self.functions = settings, reward, functions
+        self.normalizer, self.critic_normalizer = ScoreNormalizer(), ScoreNormalizer()
+
+    def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Tensor:
+        """Return the score of each response [B]: the reward model's plus the weighted functions.
+
+        rows: row numbers of the prompts, for error messages.
+
+        Raises:
+            InputError: A score is not finite, or all scores of the first step are equal.
+        """
+        scores = torch.zeros(len(rollouts.ended), device=rollouts.device)
+        if self.reward:
+            with self.reward.on_device() as reward_model:
+                scores += rollouts.scores(cast(Scorer, reward_model))
+        if self.settings.reward_functions:
+            # Only on rank 0: a function may return different scores when it is called again.
+            values = self.functions(*rollouts.decode()) if rank() == 0 else [0.0] * len(scores)
+            scores += all_reduce_sum(torch.as_tensor(values, dtype=torch.float32)).to(scores.device)
+        if not scores.isfinite().all():
+            index = int(scores.isfinite().logical_not().nonzero()[0])
+            raise InputError(
+                f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
+                f" {scores[index].item()}, expected a finite number: check the reward model"
+            )
+        if step == 1 and scores.min() == scores.max():
+            raise InputError(
+                f"step {step}: all responses have the score {scores[0].item():g}: without"
+                " differences there is no training signal; check the reward model and functions"
+            )
+        return scores
+
+    def normalize(self, scores: Tensor, ended: Tensor) -> Tensor:
+        """Return scores [B] normalized and clipped, minus the penalty of responses without eos.
+
+        ended: bool [B], whether a response ends with eos. Updates the normalizer.
+        """
+        mode = self.settings.standardize_scores
+        if mode == "running" or (mode == "first" and self.normalizer.moments is None):
+            self.normalizer.add(scores)
+            if self.reward and self.critic_normalizer.moments is None:
+                self.critic_normalizer.moments = self.normalizer.moments
+        clip = self.settings.score_clip
+        normalized = self.normalizer(scores).clamp(-clip, clip)
+        return normalized - self.settings.missing_eos_penalty * ~ended
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "normalizer": self.normalizer.moments,
+            "critic_normalizer": self.critic_normalizer.moments,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.normalizer.moments = state["normalizer"]
+        self.critic_normalizer.moments = state["critic_normalizer"]

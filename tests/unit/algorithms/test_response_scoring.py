@@ -1,0 +1,263 @@
+"""Scores of responses: sources, normalization, clipping, penalties, errors; the KL controller."""
+
+import contextlib
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from snakechat.algorithms.kl_controller import KLController
+from snakechat.algorithms.response_scoring import ResponseScorer, ScoreNormalizer
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.workflow.errors import InputError
+
+CPU = torch.device("cpu")
+# Rows of the prompts; two responses to each.
+ROWS = [70, 50]
+
+
+class Rollouts:
+    """Two responses to two prompts, with the reward model's scores. The last one has no eos."""
+
+    device = CPU
+    ended = torch.tensor([True, True, True, False])
+
+    def __init__(self, *scores):
+        self.reward_scores = torch.tensor(scores)
+
+    def scores(self, scorer):
+        assert scorer == "reward model on its device"
+        return self.reward_scores
+
+    def decode(self):
+        return ["p", "q", "p", "q"], ["a", "bb", "ccc", "dddd"]
+
+
+class Reward:
+    """A frozen model."""
+
+    @contextlib.contextmanager
+    def on_device(self):
+        yield "reward model on its device"
+
+
+def length(prompts, responses):
+    """A reward function: the number of characters, plus 10 for responses to q."""
+    return [len(a) + 10 * (p == "q") for p, a in zip(prompts, responses, strict=True)]
+
+
+def make(reward=True, functions=None, **changes):
+    settings = {"standardize_scores": "none", "score_clip": 1e9, "missing_eos_penalty": 0.0}
+    settings |= {"reward_functions": {"length": 1.0} if functions else {}, **changes}
+    return ResponseScorer(SimpleNamespace(**settings), Reward() if reward else None, functions)
+
+
+def run_step(scorer, *scores, step=1):
+    """Scores and normalized scores."""
+    rollouts = Rollouts(*scores)
+    raw = scorer.score(rollouts, step, ROWS)
+    return raw.tolist(), scorer.normalize(raw, rollouts.ended).tolist()
+
+
+# Sources.
+
+
+def test_the_reward_models_scores_are_the_scores():
+    assert run_step(make(), 1.0, 2.0, 3.0, 4.0)[0] == [1, 2, 3, 4]
+
+
+def test_scores_of_functions_are_added():
+    assert run_step(make(functions=length), 100.0, 200.0, 300.0, 400.0)[0] == [101, 212, 303, 414]
+    assert run_step(make(reward=False, functions=length))[0] == [1, 12, 3, 14]
+
+
+def test_without_functions_nothing_is_decoded():
+    rollouts = Rollouts(1.0, 2.0, 3.0, 4.0)
+    rollouts.decode = lambda: pytest.fail("responses were decoded")
+    make().score(rollouts, 1, ROWS)
+
+
+def test_functions_of_the_user_are_weighted(tmp_path, monkeypatch):
+    monkeypatch.setattr("snakechat.algorithms.reward_functions.FOLDER", tmp_path)
+    (tmp_path / "long.py").write_text(
+        "def score(prompts, responses):\n    return [len(response) for response in responses]\n"
+    )
+    (tmp_path / "question.py").write_text(
+        "def score(prompts, responses):\n    return [prompt == 'q' for prompt in prompts]\n"
+    )
+    weights = {"long": 0.5, "question": -2}
+    scorer = make(functions=RewardFunctions(weights), reward_functions=weights)
+    assert run_step(scorer, 100.0, 200.0, 300.0, 400.0)[0] == [100.5, 199, 301.5, 400]
+
+
+@pytest.mark.parametrize(("rank", "num_calls"), [(0, 1), (1, 0)])
+def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    sums = torch.tensor([5.0, 6.0, 7.0, 8.0])
+    calls, reduced = [], []
+    monkeypatch.setattr(
+        "snakechat.algorithms.response_scoring.all_reduce_sum",
+        lambda scores: reduced.append(scores.tolist()) or sums,
+    )
+
+    def function(prompts, responses):
+        calls.append(responses)
+        return [1.0, 2.0, 3.0, 4.0]
+
+    assert run_step(make(reward=False, functions=function))[0] == sums.tolist()
+    assert len(calls) == num_calls
+    assert reduced == [[1.0, 2.0, 3.0, 4.0] if num_calls else [0.0] * 4]
+
+
+# Invalid scores.
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("index", "row"), [(0, 70), (1, 50), (2, 70), (3, 50)])
+def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value):
+    scores = [1.0, 2.0, 3.0, 4.0]
+    scores[index] = value
+    with pytest.raises(InputError) as error:
+        run_step(make(), *scores, step=12)
+    assert str(error.value) == (
+        f"step 12: the score of a response to row {row} is {value}, expected a finite number: check"
+        " the reward model"
+    )
+
+
+@pytest.mark.parametrize("standardize", ["none", "first", "running"])
+@pytest.mark.parametrize("value", [2.5, 0.0, 0.1])
+def test_equal_scores_in_the_first_step_are_an_error(value, standardize):
+    with pytest.raises(InputError) as error:
+        run_step(make(standardize_scores=standardize), *[value] * 4)
+    assert str(error.value) == (
+        f"step 1: all responses have the score {value:g}: without differences there is no training"
+        " signal; check the reward model and functions"
+    )
+
+
+@pytest.mark.parametrize("standardize", ["none", "first", "running"])
+def test_equal_scores_in_later_steps_are_accepted(standardize):
+    # For example, if all responses have become correct.
+    scorer = make(standardize_scores=standardize)
+    run_step(scorer, 0.0, 0.0, 1.0, 1.0)
+    assert run_step(scorer, 1.0, 1.0, 1.0, 1.0, step=2)[0] == [1.0] * 4
+    resumed = make(standardize_scores=standardize)
+    resumed.load_state_dict(json.loads(json.dumps(scorer.state_dict())))
+    assert run_step(resumed, 1.0, 1.0, 1.0, 1.0, step=3)[0] == [1.0] * 4
+
+
+# Normalization.
+
+
+def test_mode_none_keeps_the_scores():
+    scorer = make()
+    for step in (1, 2):
+        assert run_step(scorer, 1.0, 5.0, -7.0, 9.0, step=step)[1] == [1, 5, -7, 9]
+    assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
+
+
+def test_mode_first_keeps_the_moments_of_the_first_step():
+    scorer = make(standardize_scores="first")
+    # Mean 3, deviation 2.
+    assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[1] == [-1, 1, -1, 1]
+    assert run_step(scorer, 3.0, 7.0, 11.0, -1.0, step=2)[1] == [0, 2, 4, -2]
+    assert scorer.critic_normalizer(torch.tensor([3.0, 6.0])).tolist() == [0, 1.5]
+
+
+def test_mode_running_uses_the_moments_of_all_scores_so_far():
+    scorer = make(standardize_scores="running")
+    # Mean 2, deviation 1.
+    assert run_step(scorer, 1.0, 3.0, 1.0, 3.0)[1] == [-1, 1, -1, 1]
+    # With 5, 7, 5 and 7: mean 4, deviation sqrt(5).
+    found = run_step(scorer, 5.0, 7.0, 5.0, 7.0, step=2)[1]
+    assert found == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)] * 2)
+    # The critic was trained on those of the first step.
+    assert scorer.critic_normalizer(torch.tensor([2.0, 5.0])).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("standardize", ["none", "first", "running"])
+def test_without_a_reward_model_the_critic_normalizer_is_the_identity(standardize):
+    scorer = make(reward=False, functions=length, standardize_scores=standardize)
+    run_step(scorer)
+    assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
+
+
+def test_a_normalizer_without_scores_is_the_identity():
+    scores = torch.tensor([-2.5, 0.0, 7.0])
+    assert torch.equal(ScoreNormalizer()(scores), scores)
+
+
+def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
+    scorer = make(standardize_scores="first", score_clip=0.75, missing_eos_penalty=2.0)
+    # Normalized: -1, 1, -1 and 1. The last response has no eos.
+    assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[1] == [-0.75, 0.75, -0.75, 0.75 - 2.0]
+
+
+def test_the_penalty_does_not_count_in_the_moments():
+    scorer = make(standardize_scores="running", missing_eos_penalty=50.0)
+    assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[1] == [-1, 1, -1, -49]
+    assert scorer.normalizer.moments == (4, 3.0, 16.0)
+
+
+def test_returned_scores_are_not_normalized():
+    scorer = make(standardize_scores="first", score_clip=0.1, missing_eos_penalty=1.0)
+    assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[0] == [1, 5, 1, 5]
+
+
+@pytest.mark.parametrize("standardize", ["none", "first", "running"])
+def test_a_restored_scorer_continues_exactly(standardize):
+    random = torch.Generator().manual_seed(1)
+    steps = [(3 * torch.randn(4, generator=random) + 0.1).tolist() for _ in range(4)]
+    whole, stopped, resumed = (make(standardize_scores=standardize) for _ in range(3))
+    expected = [run_step(whole, *scores, step=step) for step, scores in enumerate(steps, start=1)]
+    for step in (1, 2):
+        run_step(stopped, *steps[step - 1], step=step)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert [run_step(resumed, *steps[step - 1], step=step) for step in (3, 4)] == expected[2:]
+    values = torch.randn(8, generator=random)
+    assert torch.equal(resumed.critic_normalizer(values), whole.critic_normalizer(values))
+
+
+# KL controller.
+
+
+def controller(target):
+    return KLController(SimpleNamespace(kl_coef=0.1, kl_target=target, kl_horizon=1000))
+
+
+def test_without_a_target_kl_coef_is_constant():
+    fixed = controller(None)
+    for kl in (0.0, 5.0, 1e6):
+        fixed.update(kl, 100)
+    assert fixed.coef == 0.1
+
+
+@pytest.mark.parametrize(
+    ("kl", "coef"),
+    [
+        (6.0, 0.1),
+        # 10 % above the target over 100 responses: .1 * 100 / 1000.
+        (6.6, 0.1 * 1.01),
+        (5.4, 0.1 * 0.99),
+        # The error is clipped at 20 %.
+        (60.0, 0.1 * 1.02),
+        (0.0, 0.1 * 0.98),
+    ],
+)
+def test_kl_coef_is_adapted_towards_the_target(kl, coef):
+    adaptive = controller(6.0)
+    adaptive.update(kl, 100)
+    assert adaptive.coef == pytest.approx(coef, rel=1e-12)
+
+
+def test_a_restored_kl_controller_continues_exactly():
+    adaptive, resumed = controller(6.0), controller(6.0)
+    adaptive.update(7.3, 96)
+    resumed.load_state_dict(json.loads(json.dumps(adaptive.state_dict())))
+    for one in (adaptive, resumed):
+        one.update(5.1, 96)
+    assert resumed.coef == adaptive.coef != 0.1
