@@ -1,34 +1,42 @@
-"""Perplexity on held-out rows, before and after fine-tuning."""
+"""Compute the perplexity of the base model and of the fine-tuned model on the evaluation split."""
 
 import math
+from typing import Any
 
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.models import choose_device, load_causal
 from snakechat.training.metrics import write_json
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 
 
-def main(job):
-    """Perplexities of the base model and of the fine-tuned one, weighted by tokens."""
+def main(job: Job[Any]) -> None:
+    """Evaluate both models one after the other."""
     device, max_tokens = choose_device(job.placement), job.placement["micro_batch_tokens"]
-    held_out = Examples.read(job.inputs["tokens"], "eval", "chosen")
+    examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     tokenizer = load_tokenizer(job.inputs["model"])
-    figures = {"rows": len(held_out)}
+    metrics: dict[str, Any] = {"rows": len(examples)}
     for name, folder in (("before", job.inputs["base"]), ("after", job.inputs["model"])):
         policy = Policy(load_causal(folder, job.settings.dtype, tokenizer)).to(device)
-        figures[name] = {}
-        for what, with_prompts in (("", True), ("response_", False)):
-            logprobs = response_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
-            tokens = int(held_out.num_tokens(with_prompts).sum())
-            figures[name][f"{what}perplexity"] = math.exp(-logprobs.sum() / tokens)
-            figures[name][f"{what}tokens"] = tokens
-        # A GPU may hold one of them, and not two.
+        metrics[name] = perplexities(policy, examples, max_tokens)
+        # A GPU may have memory for one model only.
         del policy
-    write_json(job.result / "metrics.json", figures)
-    before, after = (figures[name]["perplexity"] for name in ("before", "after"))
-    print(f"perplexity {before:.3f} -> {after:.3f}")
+    write_json(job.result / "metrics.json", metrics)
+    print(
+        f"perplexity {metrics['before']['perplexity']:.3f} -> {metrics['after']['perplexity']:.3f}"
+    )
+
+
+def perplexities(policy: Policy, examples: Examples, max_tokens: int) -> dict[str, float]:
+    """Return perplexity and number of tokens: of sequences and, as response_*, of responses."""
+    metrics: dict[str, float] = {}
+    for prefix, with_prompts in (("", True), ("response_", False)):
+        logprobs = response_logprobs(policy, examples, max_tokens, with_prompts=with_prompts)
+        num_tokens = int(examples.num_tokens(with_prompts).sum())
+        metrics[f"{prefix}perplexity"] = math.exp(-logprobs.sum() / num_tokens)
+        metrics[f"{prefix}tokens"] = num_tokens
+    return metrics
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""Fine-tune a language model on the chosen responses.
+"""Fine-tune a language model on the chosen responses (supervised fine-tuning).
 
-The loss is the mean of -log p(token) over the tokens of a step (all of them, or those of the
-response), whatever passes and processes they stand in.
+The loss is the mean of -log p(token) over the target tokens of a step: those of the responses or,
+with train_on_prompt, of the prompts too. It does not depend on how micro-batches and processes
+divide the rows.
 """
 
+from pathlib import Path
+
+import numpy as np
 import torch
 
+from snakechat.config.sft import SftSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches
 from snakechat.modeling.forward import Policy, response_logprobs
@@ -19,29 +24,26 @@ from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 
 
-def main(job):
-    """Data, model, loop, save."""
-    settings, placement = job.settings, job.placement
-    max_tokens, with_prompts = placement["micro_batch_tokens"], settings.train_on_prompt
-    device = init_process_group(placement)
+def main(job: Job[SftSettings]) -> None:
+    """Load data and model, train, save."""
+    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
+    with_prompts = settings.train_on_prompt
+    device = init_process_group(job.placement)
     torch.manual_seed(settings.seed)
 
-    examples = Examples.read(job.inputs["tokens"], "train", "chosen")
-    held_out = Examples.read(job.inputs["tokens"], "eval", "chosen")
-    learnt = examples.num_tokens(with_prompts)
+    # Data.
+    train_split = Examples.read(job.inputs["tokens"], "train", "chosen")
+    eval_split = Examples.read(job.inputs["tokens"], "eval", "chosen")
+    num_targets = train_split.num_tokens(with_prompts)
     batches = list(
-        global_batches(len(examples), settings.global_batch_size, settings.epochs, settings.seed)
+        global_batches(len(train_split), settings.global_batch_size, settings.epochs, settings.seed)
     )
-    for step, rows in enumerate(batches, start=1):
-        if not learnt[rows].any():
-            raise InputError(
-                f"step {step} has no token to learn, in rows {sorted(map(int, rows))}:"
-                " set train_on_prompt, or truncation_side: left"
-            )
+    check_targets(batches, num_targets)
 
+    # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
     model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
     check_sequence_length(model, settings.max_length)
@@ -49,35 +51,29 @@ def main(job):
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
     policy = Policy(model).to(device)
-    engine = make_engine(policy, settings, settings.learning_rate, len(batches), placement)
+    engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
 
-    def evaluate():
-        """Mean loss of the tokens of held-out rows."""
-        logprobs = response_logprobs(policy, held_out, max_tokens, with_prompts=with_prompts)
-        return -logprobs.sum() / held_out.num_tokens(with_prompts).sum()
-
-    def save(folder):
+    def save(folder: Path) -> None:
         with engine.gathered_weights():
             save_model(model, tokenizer, folder)
 
-    best = BestModel(job, save if settings.keep == "best" else None)
+    # Training.
+    best = BestModel(job, save if settings.save_strategy == "best" else None)
     timer = StepTimer(device)
-    training = Checkpointer(job, policy=engine, best=best)
+    checkpointer = Checkpointer(job, policy=engine, best=best)
     with MetricsLogger(job, len(batches)) as logger:
-        if training.last_step == 0:
-            logger.log(0, ["eval_loss"], eval_loss=evaluate())
-        for step, rows in training.steps(batches):
-            learning_rate, num_tokens = engine.learning_rate, int(learnt[rows].sum())
+        if checkpointer.last_step == 0:
+            first_loss = evaluate(policy, eval_split, max_tokens, with_prompts)
+            logger.log(0, ["eval_loss"], eval_loss=first_loss)
+        for step, rows in checkpointer.steps(batches):
+            learning_rate, num_tokens = engine.learning_rate, int(num_targets[rows].sum())
             loss_sum = torch.zeros((), device=device)
             with timer("train"):
-                for micro_batch in examples.micro_batches(
+                for micro_batch in train_split.micro_batches(
                     rows, max_tokens, policy.supports_packing, device, with_prompts
                 ):
-                    loss = (
-                        -micro_batch.counted
-                        / num_tokens
-                        * engine(micro_batch.batch, return_sum=True)
-                    )
+                    logprob_sum = engine(micro_batch.batch, return_sum=True)
+                    loss = -micro_batch.counted / num_tokens * logprob_sum
                     engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()
                 engine.step()
@@ -85,7 +81,7 @@ def main(job):
             eval_loss = None
             is_due = settings.eval_steps and step % settings.eval_steps == 0
             if is_due or step == len(batches):
-                eval_loss = evaluate()
+                eval_loss = evaluate(policy, eval_split, max_tokens, with_prompts)
                 best.update(step, eval_loss)
             logger.log(
                 step,
@@ -98,15 +94,36 @@ def main(job):
                 **engine.metrics,
             )
             logger.log_times(step, timer.seconds, num_tokens, rows=len(rows))
-            if settings.patience and best.evaluations_since >= settings.patience:
+            patience = settings.early_stopping_patience
+            if patience and best.evaluations_since >= patience:
                 break
 
-    if settings.keep == "best":
+    # Result.
+    if settings.save_strategy == "best":
         best.copy_to(job.result)
     else:
         save(job.result)
     write_card(job)
 
 
+def check_targets(batches: list[np.ndarray], num_targets: np.ndarray) -> None:
+    """Raise InputError if a step has no target tokens.
+
+    batches: rows of each step; num_targets: target tokens [n] of each row.
+    """
+    for step, rows in enumerate(batches, start=1):
+        if not num_targets[rows].any():
+            raise InputError(
+                f"step {step}, rows {sorted(map(int, rows))}: no target tokens after truncation:"
+                " set train_on_prompt: true or truncation_side: left"
+            )
+
+
+def evaluate(policy: Policy, examples: Examples, max_tokens: int, with_prompts: bool) -> float:
+    """Return the mean loss over all target tokens."""
+    logprobs = response_logprobs(policy, examples, max_tokens, with_prompts=with_prompts)
+    return -logprobs.sum() / examples.num_tokens(with_prompts).sum()
+
+
 if __name__ == "__main__":
-    run(main)
+    run(main, SftSettings)

@@ -1,9 +1,22 @@
-"""Trainers as programs, on the tokens and models of the quick build."""
+"""Training programs, in this process on a small model, and on the quick build."""
 
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+
+import train_reward
+from conftest import INIT
+from snakechat.config.reward import RewardSettings
+from snakechat.data.tokens import RaggedWriter
+from snakechat.modeling.models import make_causal, save_model
+from snakechat.workflow.errors import InputError
+
+# DeepSpeed calls functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 PLACEMENT = {
     "nodes": 1,
@@ -14,6 +27,29 @@ PLACEMENT = {
     "micro_batch_tokens": 300,
     "save_steps": 20,
     "threads": 1,
+}
+REWARD_SETTINGS = {
+    "seed": 1,
+    "datasets": [["toy", 1.0]],
+    "epochs": 1,
+    "global_batch_size": 4,
+    "dtype": "fp32",
+    "model": "tiny",
+    "max_length": 16,
+    "truncation_side": "left",
+    "template": "dialogue",
+    "loss": "last_token",
+    "learning_rate": 0.01,
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "weight_decay": 0.0,
+    "adam_betas": [0.9, 0.95],
+    "max_grad_norm": 1.0,
+    "lora_rank": 0,
+    "lora_alpha": 8,
+    "lora_learning_rate": None,
+    "train_base": "none",
 }
 
 
@@ -40,8 +76,8 @@ def lines_of(workflow, result):
 
 def test_the_best_model_is_kept_and_training_stops_without_a_better_one(copy):
     # So fast that it soon becomes worse; in fp32, as merging adapters rounds in 16 bits.
-    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "patience": 2}
-    change(copy, "sft", **settings, keep="best", dtype="fp32")
+    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "early_stopping_patience": 2}
+    change(copy, "sft", **settings, save_strategy="best", dtype="fp32")
     copy.build("output/sft/tiny")
     first, *steps = lines_of(copy, "output/sft/tiny")
     assert first["step"] == 0 and "loss" not in first
@@ -98,3 +134,74 @@ def test_two_processes_train_as_one_does(stage, copy):
     # Another placement: the spec is the same, the bytes are not.
     again = (copy.folder / f"output/{stage}/tiny.manifest.json").read_text()
     assert json.loads(again)["spec"] == json.loads(manifest)["spec"]
+
+
+@pytest.fixture
+def reward_job(tokenizer, tmp_path, monkeypatch, group):
+    """A function that returns a job of train_reward on a small model and random pairs."""
+    # The model card needs the lineage of a build.
+    monkeypatch.setattr(train_reward, "write_card", lambda job: None)
+    inputs = {name: tmp_path / name for name in ("model", "tokens")}
+    save_model(make_causal(INIT, tokenizer, seed=1), tokenizer, inputs["model"])
+    inputs["tokens"].mkdir()
+    random = np.random.default_rng(1)
+    for split, number in (("train", 16), ("eval", 8)):
+        for field, length in (("prompt", 6), ("chosen", 5), ("rejected", 7)):
+            with RaggedWriter(inputs["tokens"], f"{split}.{field}", len(tokenizer)) as writer:
+                writer.write(random.integers(5, len(tokenizer), (number, length)).tolist())
+
+    def make(**settings):
+        result = tmp_path / "result"
+        result.mkdir()
+        return SimpleNamespace(
+            spec={"rule": "train_reward"},
+            settings=RewardSettings(**REWARD_SETTINGS | settings),
+            placement=PLACEMENT,
+            inputs=inputs,
+            result=result,
+            states=tmp_path / "states",
+            log_folder=tmp_path / "logs",
+            facts={},
+            record={},
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_reward_model_with_adapters_finishes_and_records_its_probe_scores(dtype, reward_job):
+    # The merged weights are rounded, so its scores differ from those of base and adapters.
+    job = reward_job(lora_rank=4, dtype=dtype)
+    train_reward.main(job)
+    assert np.shape(job.facts["probe_scores"]) == (2, 8)
+    assert (job.result / "adapter/adapter_model.safetensors").exists()
+
+
+def test_a_saved_reward_model_may_differ_by_rounding(reward_job, monkeypatch):
+    saved = train_reward.load_scorer
+
+    def load_rounded(folder, *arguments, **options):
+        model = saved(folder, *arguments, **options)
+        with torch.no_grad():
+            model.score.weight *= 1 + 1e-6
+        return model
+
+    monkeypatch.setattr(train_reward, "load_scorer", load_rounded)
+    train_reward.main(reward_job())
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bf16"}, {"dtype": "bf16", "lora_rank": 4}])
+def test_a_reward_model_that_is_saved_with_other_weights_is_an_error(
+    changes, reward_job, monkeypatch
+):
+    save = train_reward.save_model
+
+    def save_damaged(model, *arguments):
+        with torch.no_grad():
+            model.score.weight *= 0.5
+        save(model, *arguments)
+
+    monkeypatch.setattr(train_reward, "save_model", save_damaged)
+    job = reward_job(**changes)
+    with pytest.raises(InputError, match="does not reproduce the scores"):
+        train_reward.main(job)

@@ -8,7 +8,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -103,7 +103,7 @@ class DeepSpeedEngine(Engine):
             self._detect_overflow = self.engine.optimizer.has_overflow
             self.engine.optimizer.has_overflow = lambda *_, **__: self.overflows()
         if stage == 3 and hasattr(module, "external_parameters"):
-            for weight in module.external_parameters():
+            for weight in cast(Any, module).external_parameters():
                 deepspeed.zero.register_external_parameter(module, weight)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
