@@ -507,5 +507,5 @@ def test_training_on_a_gpu_that_is_not_there(quick, tmp_path):
     )
     assert process.returncode == 1
     assert process.stdout.strip().splitlines()[-1] == (
-        "error: placement asks for a GPU and torch finds none: set gpus_per_node: 0"
+        "error: placement requires a GPU, but torch finds none: set gpus_per_node: 0"
     )

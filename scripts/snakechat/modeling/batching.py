@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from snakechat.data.tokens import Ragged
-from snakechat.modeling.packing import TokenBatch, collate, pack_rows
+from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
 
 
@@ -46,9 +46,7 @@ class Examples:
         prompts, responses: token ids by row (a Ragged, or lists).
     """
 
-    def __init__(
-        self, prompts: Sequence[Sequence[int]], *responses: Sequence[Sequence[int]]
-    ) -> None:
+    def __init__(self, prompts: Sequence[Ids] | Ragged, *responses: Sequence[Ids] | Ragged) -> None:
         self.prompts, self.responses = prompts, responses
         self.prompt_lengths = sequence_lengths(prompts)
         self.response_lengths = np.stack([sequence_lengths(ids) for ids in responses])
@@ -110,10 +108,11 @@ class Examples:
             yield MicroBatch(micro_batch_rows, batch, counted, number == len(distributed))
 
 
-def sequence_lengths(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+def sequence_lengths(sequences: Sequence[Ids] | Ragged) -> np.ndarray:
     """Return the length [n] of each sequence."""
-    lengths = getattr(sequences, "lengths", None)
-    return np.array([len(ids) for ids in sequences]) if lengths is None else lengths
+    if isinstance(sequences, Ragged):
+        return sequences.lengths
+    return np.array([len(ids) for ids in sequences])
 
 
 def distribute_rows(

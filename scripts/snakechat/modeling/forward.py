@@ -7,6 +7,7 @@ Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,14 +81,16 @@ class Scorer(nn.Module):
         state_index.
         """
         hidden = hidden_states(self.model, batch)[positions]
-        outputs = self.model.score(hidden).squeeze(-1).float()
+        score_head: Any = self.model.score
+        outputs = score_head(hidden).squeeze(-1).float()
         return self.normalizer(outputs) if self.normalizer else outputs
 
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     """Return the last hidden state [B * T, D] of each position."""
     inputs = batch.inputs
-    hidden = model.base_model(
+    base_model: Any = model.base_model
+    hidden = base_model(
         input_ids=inputs.input_ids,
         position_ids=inputs.position_ids,
         attention_mask=inputs.attention_mask,

@@ -1,206 +1,310 @@
-"""Sampled responses, by a loop of our own over a model's forward passes.
+"""Generation: sampled responses from a model's forward passes with a key-value cache.
 
-A prompt goes through the model once, however many responses to it are sampled; rows that have ended
-leave the pass; keys and values stand in tensors that have room for all that come.
+A prompt is processed once, however many responses are sampled for it. Rows that have ended leave
+the batch. Keys and values are written into tensors that are allocated once.
 
-Shapes: n prompts, S samples of each, R tokens of the longest response; b rows are in a pass.
+Shapes: n prompts, G responses of each (num_generations), R tokens of the longest response; b rows
+of a batch, V entries of the vocabulary.
 """
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 
-# A pass goes on without the rows that have ended once it has no more than that share of its rows.
-STILL_OPEN = 7 / 8
-# Likelihoods that are summed at a time to draw a token.
-BLOCK = 64
+# A batch continues without its ended rows once at most this share of its rows is unfinished.
+COMPACTION_THRESHOLD = 7 / 8
+# Probabilities that are summed at a time to sample a token.
+CDF_BLOCK = 64
+
+# Token ids [g][row] of each response, and the log-probability of each token or None.
+Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
 
 
-def make_sampler(settings, tokenizer, max_tokens, folder):
-    """What samples responses: settings.generation_backend. folder: of the model that is there at first."""
+class GenerationSettings(Protocol):
+    """Settings of a recipe that samplers read."""
+
+    @property
+    def generation_backend(self) -> str: ...
+    @property
+    def num_generations(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def max_prompt_length(self) -> int: ...
+    @property
+    def max_response_length(self) -> int: ...
+
+
+class TokenIds(Protocol):
+    """Special tokens of a tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int: ...
+    @property
+    def pad_token_id(self) -> int: ...
+
+
+class Sampler(Protocol):
+    """Samples responses from the current weights of a model in training."""
+
+    def update(self, model: PreTrainedModel) -> None:
+        """Use the model's current weights from now on."""
+
+    def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
+        """Sample responses to prompts of token ids.
+
+        Returns:
+            The ids of each response, with the eos token if it was sampled: responses[g][row]; and
+            the log-probability of each token under the distribution that it was sampled from, or
+            None if a training forward pass gives the same.
+        """
+
+    def close(self) -> None:
+        """Free what the sampler holds."""
+
+
+def make_sampler(
+    settings: GenerationSettings, tokenizer: TokenIds, micro_batch_tokens: int, folder: Path
+) -> Sampler:
+    """Create the sampler of settings.generation_backend.
+
+    Args:
+        folder: a model of the same architecture, from which vLLM starts.
+    """
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
         return VllmSampler(settings, tokenizer, folder)
-    return HfSampler(settings, tokenizer, max_tokens)
+    return HfSampler(settings, tokenizer, micro_batch_tokens)
 
 
 class HfSampler:
-    """Samples from the model that is trained."""
+    """Samples from the trained model itself."""
 
-    def __init__(self, settings, tokenizer, max_tokens):
-        self.settings, self.tokenizer, self.max_tokens = settings, tokenizer, max_tokens
+    def __init__(
+        self, settings: GenerationSettings, tokenizer: TokenIds, micro_batch_tokens: int
+    ) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
+        self.micro_batch_tokens = micro_batch_tokens
 
-    def update(self, model):
-        """Take on the weights of a model as they are now."""
+    def update(self, model: PreTrainedModel) -> None:
+        """Use the model's current weights from now on."""
         self.model = model
 
-    def sample(self, prompts):
-        """Responses (ids) to prompts (ids), found[s][row]; and None in place of log-probabilities:
-        those of a pass as in training are the same.
-        """
+    def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
+        """Sample responses; see Sampler.sample."""
         settings = self.settings
-        found = sample_responses(
+        responses = sample_responses(
             self.model,
             prompts,
             self.tokenizer,
             settings.max_response_length,
             settings.temperature,
-            self.max_tokens,
+            self.micro_batch_tokens,
             settings.num_generations,
         )
-        return found, None
+        return responses, None
 
-    def close(self):
-        """Nothing is held."""
+    def close(self) -> None:
+        """Do nothing: the sampler holds no resources."""
 
 
 @torch.no_grad()
 def sample_responses(
-    model, prompts, tokenizer, max_response_length, temperature, max_tokens, samples=1
-):
-    """Responses (ids, eos included where it came) to prompts (ids): found[s][row].
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    tokenizer: TokenIds,
+    max_response_length: int,
+    temperature: float,
+    micro_batch_tokens: int,
+    num_generations: int = 1,
+) -> list[list[list[int]]]:
+    """Sample responses to prompts from the model's full distribution, without top-k or top-p.
 
-    Pure sampling: no top-k, no top-p; at temperature 0 the likeliest token. Prompts of like length
-    go together, at most max_tokens tokens in one pass, padding and all samples included. What is
-    drawn for a row does not depend on the rows that it shares a pass with.
+    Prompts of similar length share a batch. What is sampled for a row does not depend on the other
+    rows of its batch, except where rounding moves a token's probability.
+
+    Args:
+        temperature: 0 selects the most likely token.
+        micro_batch_tokens: limit of tokens in a batch: padding and all responses included.
+
+    Returns:
+        Token ids of each response, with the eos token if it was sampled: responses[g][row].
     """
-    eos_id, shape = tokenizer.eos_token_id, (len(prompts), samples, max_response_length)
-    # From the CPU's generator, whatever the device.
-    chances = torch.rand(shape, dtype=torch.float64).to(model.device)
-    found = [[None] * len(prompts) for _ in range(samples)]
-    sizes = [samples * (len(prompt) + max_response_length) for prompt in prompts]
-    for rows in bucket_by_size(sort_by_size(range(len(prompts)), sizes), max_tokens):
+    eos_id, shape = tokenizer.eos_token_id, (len(prompts), num_generations, max_response_length)
+    # From the CPU's random number generator, whatever the device.
+    uniforms = torch.rand(shape, dtype=torch.float64).to(model.device)
+    responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
+    sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
+    sized_rows = sort_by_size(range(len(prompts)), sizes)
+    for rows in bucket_by_size(sized_rows, micro_batch_tokens):
         padded = pad_left([prompts[row] for row in rows], tokenizer.pad_token_id, model.device)
-        tokens = respond(model, *padded, chances[rows], eos_id, temperature).tolist()
-        for place, ids in enumerate(tokens):
-            ended = ids.index(eos_id) + 1 if eos_id in ids else len(ids)
-            found[place % samples][rows[place // samples]] = ids[:ended]
-    return found
+        tokens = generate_tokens(model, *padded, uniforms[rows], eos_id, temperature).tolist()
+        for index, ids in enumerate(tokens):
+            length = ids.index(eos_id) + 1 if eos_id in ids else len(ids)
+            responses[index % num_generations][rows[index // num_generations]] = ids[:length]
+    return responses
 
 
-def respond(model, input_ids, mask, chances, eos_id, temperature):
-    """Responses [b * S, R] to prompts [b, T], those to one prompt together; eos fills them up.
+def generate_tokens(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    uniforms: torch.Tensor,
+    eos_id: int,
+    temperature: float,
+) -> torch.Tensor:
+    """Generate responses [b * G, R] to left-padded prompts [b, T], those of a prompt adjacent.
 
-    chances: [b, S, R], uniform in [0, 1): all that is random.
+    Args:
+        input_ids, attention_mask: [b, T].
+        uniforms: [b, G, R] in [0, 1), the only source of randomness.
+
+    Returns:
+        Token ids, filled with eos after the end of a response.
     """
-    chances = chances.flatten(end_dim=1)
-    mask = torch.cat([mask, mask.new_ones(len(mask), chances.shape[1])], dim=1)
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    # BLOOM's follow from the mask.
+    uniforms = uniforms.flatten(end_dim=1)
+    new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
+    attention_mask = torch.cat([attention_mask, new_mask], dim=1)
+    positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    # BLOOM derives positions from the mask.
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    cache = make_cache(model.config, mask.shape[1])
-    tokens = torch.full_like(chances, eos_id, dtype=torch.int64)
-    # Of the tokens, those in the pass; and whether each has ended.
+    cache = make_cache(model.config, attention_mask.shape[1])
+    tokens = torch.full_like(uniforms, eos_id, dtype=torch.int64)
+    # The rows of `tokens` in the current batch, and whether each has ended.
     rows = torch.arange(len(tokens), device=tokens.device)
     ended = torch.zeros_like(rows, dtype=torch.bool)
     start, end = 0, input_ids.shape[1]
-    for place in range(tokens.shape[1]):
+    for step in range(tokens.shape[1]):
         logits = model(
             input_ids=input_ids,
-            attention_mask=mask[:, :end],
+            attention_mask=attention_mask[:, :end],
             **({"position_ids": positions[:, start:end]} if takes_positions else {}),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        # Samples of each row of the pass: S as long as the prompts are all that it has.
+        # Responses per row of the batch: G in the first step, which has one row per prompt.
         copies = len(rows) // len(logits)
-        drawn = draw(logits, chances[rows, place].view(-1, copies), temperature).flatten()
-        drawn = drawn.masked_fill(ended, eos_id)
-        tokens[rows, place] = drawn
-        ended = drawn == eos_id
-        num_open = len(rows) - int(ended.sum())
-        if num_open == 0:
+        step_uniforms = uniforms[rows, step].view(-1, copies)
+        sampled = sample_tokens(logits, step_uniforms, temperature).flatten()
+        sampled = sampled.masked_fill(ended, eos_id)
+        tokens[rows, step] = sampled
+        ended = sampled == eos_id
+        num_unfinished = len(rows) - int(ended.sum())
+        if num_unfinished == 0:
             break
-        if copies > 1 or num_open <= STILL_OPEN * len(rows):
+        if copies > 1 or num_unfinished <= COMPACTION_THRESHOLD * len(rows):
             kept = (~ended).nonzero().squeeze(1)
             sources = kept // copies
-            cache.reorder_cache(sources)
-            mask, positions = mask[sources], positions[sources]
-            rows, drawn, ended = rows[kept], drawn[kept], ended[kept]
-        input_ids, start, end = drawn[:, None], end, end + 1
+            cache.reorder_cache(cast(torch.LongTensor, sources))
+            attention_mask, positions = attention_mask[sources], positions[sources]
+            rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
+        input_ids, start, end = sampled[:, None], end, end + 1
     return tokens
 
 
-def draw(logits, chances, temperature):
-    """Tokens [b, c] from logits [b, V]: where the cumulative distribution passes chances [b, c].
+def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Sample tokens [b, c] by inverting the cumulative distribution of logits [b, V].
 
-    One number for a token, and not one for each of the vocabulary, as torch.multinomial takes. The
-    distribution is summed in blocks, then in the block of the token: over all of a vocabulary the
-    cumulative sum takes four times as long as all else.
+    Needs one random number in `uniforms` [b, c] per token, where torch.multinomial draws one per
+    entry of the vocabulary. Probabilities are summed per block first, then within the token's
+    block: a cumulative sum over the whole vocabulary takes four times as long as everything else.
     """
     if temperature == 0:
-        return logits.argmax(dim=1, keepdim=True).expand_as(chances)
-    likelihoods = torch.softmax(logits.float() / temperature, dim=1)
-    likelihoods = functional.pad(likelihoods, (0, -likelihoods.shape[1] % BLOCK))
-    blocks = likelihoods.view(len(logits), -1, BLOCK)
-    block, chances = passed(blocks.sum(dim=2), chances)
+        return logits.argmax(dim=1, keepdim=True).expand_as(uniforms)
+    probabilities = torch.softmax(logits.float() / temperature, dim=1)
+    probabilities = functional.pad(probabilities, (0, -probabilities.shape[1] % CDF_BLOCK))
+    blocks = probabilities.view(len(logits), -1, CDF_BLOCK)
+    block, uniforms = invert_cdf(blocks.sum(dim=2), uniforms)
     rows = torch.arange(len(logits), device=logits.device)[:, None]
-    place, _ = passed(blocks[rows, block], chances[..., None])
-    return block * BLOCK + place.squeeze(-1)
+    column, _ = invert_cdf(blocks[rows, block], uniforms[..., None])
+    return block * CDF_BLOCK + column.squeeze(-1)
 
 
-def passed(parts, chances):
-    """Where the cumulative sum of parts [..., n] passes chances [..., c] of the whole; and how much
-    of that part is before each.
+def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the entries at which the normalized cumulative sum exceeds each uniform number.
+
+    Args:
+        weights: [..., n], not normalized.
+        uniforms: [..., c] in [0, 1).
+
+    Returns:
+        Indices [..., c] of the entries, and the fraction [..., c] of each entry's weight that lies
+        below its uniform number.
     """
     # fp32 would lose rare tokens in the sum.
-    sums = parts.cumsum(dim=-1, dtype=torch.float64)
-    # Rounding must not lead to a place behind the last part.
-    targets = chances.clamp(0, 1 - 2**-52) * sums[..., -1:]
-    place = torch.searchsorted(sums, targets, right=True)
-    part = parts.gather(-1, place).double()
-    return place, (targets - sums.gather(-1, place) + part) / part
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    # Rounding must not select an index after the last entry.
+    targets = uniforms.clamp(0, 1 - 2**-52) * cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, targets, right=True)
+    weight = weights.gather(-1, index).double()
+    return index, (targets - cumulative.gather(-1, index) + weight) / weight
 
 
-def make_cache(config, size):
-    """An empty cache for a model, with room for so many tokens in each row."""
+def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
+    """Create an empty key-value cache with space for `max_length` tokens in each row."""
     cache = DynamicCache(config=config)
-    # Not those of a window that slides: they throw tokens away.
-    cache.layers = [Room(size) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    # Layers with a sliding window keep their class: they drop tokens.
+    cache.layers = [
+        PreallocatedLayer(max_length) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
+    ]
     return cache
 
 
-class Room(DynamicLayer):
-    """Keys and values [b, H, T, D] of a layer. Those of new tokens go into a tensor that is there;
-    transformers' own copies all the others each time.
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values [b, H, T, D] of a layer in tensors that are allocated once.
+
+    transformers' DynamicLayer copies all earlier keys and values for each new token.
     """
 
-    def __init__(self, size):
+    def __init__(self, max_length: int) -> None:
         super().__init__()
-        self.size, self.length, self.rooms = size, 0, None
+        self.max_length, self.length = max_length, 0
+        self.buffers: list[torch.Tensor] | None = None
 
-    def update(self, key_states, value_states, *args, **kwargs):
-        """Put new ones behind those that are there; returns all."""
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values, and return all of them."""
         states = key_states, value_states
-        if self.rooms is None:
-            shapes = [(*new.shape[:2], self.size, new.shape[3]) for new in states]
-            self.rooms = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
+        if self.buffers is None:
+            shapes = [(*new.shape[:2], self.max_length, new.shape[3]) for new in states]
+            self.buffers = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
         start, self.length = self.length, self.length + key_states.shape[2]
-        for room, new in zip(self.rooms, states, strict=True):
-            room[:, :, start : self.length] = new
-        return tuple(room[:, :, : self.length] for room in self.rooms)
+        for buffer, new in zip(self.buffers, states, strict=True):
+            buffer[:, :, start : self.length] = new
+        keys, values = (buffer[:, :, : self.length] for buffer in self.buffers)
+        return keys, values
 
-    def get_seq_length(self):
-        """Tokens that are there."""
+    def get_seq_length(self) -> int:
+        """Return the number of cached tokens."""
         return self.length
 
-    def reorder_cache(self, beam_idx):
-        """Take rows of the pass, each any number of times."""
-        self.rooms = [room[beam_idx] for room in self.rooms]
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Select rows of the batch, each any number of times."""
+        assert self.buffers is not None
+        self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
 
-def pad_left(sequences, pad_id, device):
-    """Stack sequences so that all end together. Returns input_ids and attention_mask, [B, T].
+def pad_left(
+    sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad sequences on the left. Returns input_ids and attention_mask, [B, T] each.
 
-    The mask comes from the lengths, so that pad_id may be any id.
+    The mask follows from the lengths, so pad_id may be any id.
     """
     longest = max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)

@@ -1,152 +1,207 @@
 """Log-probabilities of tokens from hidden states, without the logits of a whole batch.
 
-The output layer is the widest thing in a language model: at a vocabulary of 50,000 the logits of
-8,000 tokens are 1.6 GB, several times over in a plain loss. Here they exist for a chunk of the
-tokens at a time, and gradients come straight from the chunk: with p = softmax(logits / temperature)
-of a token's state, d log p[token] / d logits = (onehot(token) - p) / temperature.
+The output layer is the widest part of a language model: with a vocabulary of 50,000 the logits of
+8,000 tokens take 1.6 GB, several times over in a plain loss. Here they exist for a chunk of the
+tokens at a time, and gradients are computed directly from the chunk: with
+p = softmax(logits / temperature) of a token's state,
+d log p[token] / d logits = (onehot(token) - p) / temperature.
 
-Shapes: N tokens, V entries of the vocabulary, D units of a state.
+Shapes: N tokens, V entries of the vocabulary, D dimensions of a state; n tokens of a chunk of
+logits, m of a chunk in fp32.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-# Logits that exist at once: 64 MB in 16 bits.
+# Logits that exist at a time: 64 MB in 16 bits.
 CHUNK_LOGITS = 1 << 25
-# Those of them that are in fp32 at once: 8 MB, which stay in a CPU's caches. A GPU takes them all.
-TABLE_LOGITS = 1 << 21
+# Logits that exist in fp32 at a time: 8 MB, which fit a CPU's caches. On a GPU the whole chunk.
+FP32_CHUNK_LOGITS = 1 << 21
 
 
-def token_logprobs(hidden, weight, bias, tokens, temperature=1.0, entropies=False):
-    """Log-probability [N] of each token (fp32), and with entropies that of what it was drawn from.
+def token_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tokens: torch.Tensor,
+    temperature: float = 1.0,
+    return_entropies: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probability [N] of each token in fp32.
 
-    hidden: [N, D]; weight: [V, D]; bias: [V] or None; tokens: [N]. Backward makes the logits a
-    second time; entropies [N] have no gradient.
+    The backward pass computes the logits a second time.
+
+    Args:
+        hidden: [N, D]. weight: [V, D]. bias: [V] or None. tokens: [N].
+        return_entropies: also return the entropy [N] of each distribution, without gradient.
     """
-    logprobs, spread = _TokenLogprobs.apply(hidden, weight, bias, tokens, temperature, entropies)
-    return (logprobs, spread) if entropies else logprobs
+    logprobs, entropies = _TokenLogprobs.apply(
+        hidden, weight, bias, tokens, temperature, return_entropies
+    )
+    return (logprobs, entropies) if return_entropies else logprobs
 
 
-def sum_of_logprobs(hidden, weight, bias, tokens):
-    """The sum of token_logprobs, whose gradients are made along with it: logits are made once."""
+def sum_of_logprobs(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum of token_logprobs.
+
+    Computes the gradients in the forward pass, and therefore the logits only once.
+    """
     if not torch.is_grad_enabled():
-        return token_logprobs(hidden, weight, bias, tokens).sum()
+        logprobs = token_logprobs(hidden, weight, bias, tokens)
+        assert isinstance(logprobs, torch.Tensor)
+        return logprobs.sum()
     return _SumOfLogprobs.apply(hidden, weight, bias, tokens)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, tokens, temperature, with_entropies):
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tokens: torch.Tensor,
+        temperature: float,
+        return_entropies: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.save_for_backward(hidden, weight, bias, tokens)
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
-        entropies = torch.empty_like(logprobs) if with_entropies else None
-        for part, logits in _chunks(hidden, weight, bias):
-            for rows, _, table in _tables(part, logits, temperature):
-                logprobs[rows] = _picked(table, tokens[rows])
-                if with_entropies:
+        entropies = torch.empty_like(logprobs) if return_entropies else None
+        for chunk, logits in _logit_chunks(hidden, weight, bias):
+            for rows, _, table in _fp32_logprobs(chunk, logits, temperature):
+                logprobs[rows] = _select_tokens(table, tokens[rows])
+                if entropies is not None:
                     entropies[rows] = -torch.linalg.vecdot(table.exp(), table)
-        if with_entropies:
+        if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx, slopes, _):
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs = grad_outputs[0]
         hidden, weight, bias, tokens = ctx.saved_tensors
         gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        for part, logits in _chunks(hidden, weight, bias):
-            for rows, some, table in _tables(part, logits, ctx.temperature):
-                _into_slopes(table, tokens[rows])
-                some.copy_(table.mul_(slopes[rows, None] / ctx.temperature))
-            gradients.add(part, logits)
-        return *gradients.times(1.0), None, None, None
+        for chunk, logits in _logit_chunks(hidden, weight, bias):
+            for rows, chunk_logits, table in _fp32_logprobs(chunk, logits, ctx.temperature):
+                _negative_gradients_(table, tokens[rows])
+                chunk_logits.copy_(table.mul_(grad_logprobs[rows, None] / ctx.temperature))
+            gradients.add(chunk, logits)
+        return *gradients.scaled(1.0), None, None, None
 
 
 class _SumOfLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, tokens):
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
         ctx.gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
-        for part, logits in _chunks(hidden, weight, bias):
-            for rows, some, table in _tables(part, logits):
-                total += _picked(table, tokens[rows]).sum()
-                _into_slopes(table, tokens[rows])
-                some.copy_(table)
-            ctx.gradients.add(part, logits)
+        for chunk, logits in _logit_chunks(hidden, weight, bias):
+            for rows, chunk_logits, table in _fp32_logprobs(chunk, logits):
+                total += _select_tokens(table, tokens[rows]).sum()
+                _negative_gradients_(table, tokens[rows])
+                chunk_logits.copy_(table)
+            ctx.gradients.add(chunk, logits)
         return total
 
     @staticmethod
-    def backward(ctx, slope):
-        found = ctx.gradients.times(slope)
-        # A loss that its caller still holds would hold them too.
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        gradients = ctx.gradients.scaled(grad_outputs[0])
+        # The caller may keep the loss, which would keep the gradients in memory.
         del ctx.gradients
-        return *found, None
+        return *gradients, None
 
 
-def _chunks(hidden, weight, bias):
-    """Parts of the tokens, and their logits [n, V]."""
+def _logit_chunks(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield chunks of the tokens and their logits [n, V]."""
     size = max(1, CHUNK_LOGITS // len(weight))
     for start in range(0, len(hidden), size):
-        part = slice(start, min(start + size, len(hidden)))
-        yield part, functional.linear(hidden[part], weight, bias)
+        chunk = slice(start, min(start + size, len(hidden)))
+        yield chunk, functional.linear(hidden[chunk], weight, bias)
 
 
-def _tables(part, logits, temperature=1.0):
-    """Parts of a part, their logits [m, V], and log-probabilities [m, V] in fp32, which may be
-    written over and last until the next.
+def _fp32_logprobs(
+    chunk: slice, logits: torch.Tensor, temperature: float = 1.0
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yield smaller chunks, views of their logits [m, V], and log-probabilities [m, V] in fp32.
+
+    The log-probabilities may be overwritten and are valid until the next chunk.
     """
-    size = len(logits) if logits.is_cuda else max(1, TABLE_LOGITS // logits.shape[1])
-    tables = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
-    start = part.start
-    for some in logits.split(size):
-        table = tables[: len(some)].copy_(some)
+    size = len(logits) if logits.is_cuda else max(1, FP32_CHUNK_LOGITS // logits.shape[1])
+    buffer = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
+    start = chunk.start
+    for chunk_logits in logits.split(size):
+        table = buffer[: len(chunk_logits)].copy_(chunk_logits)
         if temperature != 1:
             table /= temperature
         torch.log_softmax(table, dim=1, out=table)
-        yield slice(start, start + len(some)), some, table
-        start += len(some)
+        yield slice(start, start + len(chunk_logits)), chunk_logits, table
+        start += len(chunk_logits)
 
 
-def _picked(table, tokens):
-    """The entry [n] of each token in its row of a table [n, V]."""
+def _select_tokens(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the entry [n] of each token in its row of a table [n, V]."""
     return table.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _into_slopes(table, tokens):
-    """Make of log-probabilities [n, V] what a token's own shrinks by with each logit."""
+def _negative_gradients_(table: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Replace log-probabilities [n, V] by -d log p[token] / d logits, at temperature 1."""
     table.exp_()
     table[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
 
 
 class _Gradients:
-    """What a sum of scaled log-probabilities passes back to states, weight and bias.
+    """Gradients of a sum of scaled log-probabilities for hidden states, weight and bias.
 
-    needed: which of the three have a gradient at all (the weight has none beside LoRA adapters).
+    needs_grad: which of the three require one. The weight does not if only adapters are trained.
     """
 
-    def __init__(self, hidden, weight, bias, needed):
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        needs_grad: tuple[bool, ...],
+    ) -> None:
         self.hidden, self.weight, self.bias = hidden, weight, bias
-        self.of_hidden = torch.empty_like(hidden) if needed[0] else None
-        # fp32: in bf16 what later chunks add would be lost.
-        self.of_weight, self.of_bias = (
-            torch.zeros_like(value, dtype=torch.float32) if need else None
-            for value, need in ((weight, needed[1]), (bias, needed[2]))
+        self.of_hidden = torch.empty_like(hidden) if needs_grad[0] else None
+        # fp32: a sum in bf16 would lose what later chunks add.
+        self.of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad[1] else None
+        self.of_bias = (
+            torch.zeros_like(bias, dtype=torch.float32)
+            if needs_grad[2] and bias is not None
+            else None
         )
 
-    def add(self, part, slopes):
-        """Add a chunk. slopes: [n, V], how the sum shrinks with each logit."""
+    def add(self, chunk: slice, negative_gradients: torch.Tensor) -> None:
+        """Add a chunk, given its negative gradients [n, V] for the logits."""
         if self.of_bias is not None:
-            self.of_bias -= slopes.sum(dim=0, dtype=torch.float32)
+            self.of_bias -= negative_gradients.sum(dim=0, dtype=torch.float32)
         if self.of_hidden is not None:
-            self.of_hidden[part] = -(slopes @ self.weight)
+            self.of_hidden[chunk] = -(negative_gradients @ self.weight)
         if self.of_weight is not None:
-            self.of_weight -= slopes.T @ self.hidden[part]
+            self.of_weight -= negative_gradients.T @ self.hidden[chunk]
 
-    def times(self, slope):
-        """They, times the slope of the sum itself, in the numbers of what they belong to."""
+    def scaled(self, factor: torch.Tensor | float) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients times a factor, in the dtype of their tensors."""
         pairs = (
             (self.of_hidden, self.hidden),
             (self.of_weight, self.weight),
             (self.of_bias, self.bias),
         )
-        return tuple(None if found is None else (found * slope).to(of.dtype) for found, of in pairs)
+        return tuple(
+            None if gradient is None or tensor is None else (gradient * factor).to(tensor.dtype)
+            for gradient, tensor in pairs
+        )

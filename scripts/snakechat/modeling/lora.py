@@ -1,29 +1,40 @@
-"""LoRA (Hu et al. 2021), by peft: adapters put into a model, merged into its weights, and as files.
+"""LoRA (Hu et al. 2021) by peft: add adapters to a model, merge them and save them.
 
-The model stays a transformers model: adapters take the places of its linear layers.
+The model stays a transformers model whose linear layers are replaced by adapters.
 """
 
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
+import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 
-def add_lora(model, rank, alpha, train_base="none"):
-    """Put adapters on all linear layers of the transformer's blocks; returns the model.
+def add_lora(
+    model: PreTrainedModel, rank: int, alpha: float, train_base: str = "none"
+) -> PreTrainedModel:
+    """Add adapters to all linear layers of the transformer blocks, and return the model.
 
-    They alone are trained, and the score head where there is one. train_base
-    "embeddings_and_norms": so is all that has no adapter, and the biases of what has one.
+    Only the adapters and a score head (if any) are trained.
+
+    Args:
+        train_base: "embeddings_and_norms" also trains all weights without an adapter, and the
+            biases of layers with one; "none" trains nothing else.
     """
     layers = linear_layers(model)
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        # peft scales adapters by any number, and declares an int.
+        lora_alpha=cast(int, alpha),
         target_modules=[name.rpartition(".")[2] for name in layers],
-        # GPT-2's Conv1D is a linear layer whose weights stand the other way round.
+        # GPT-2's Conv1D is a linear layer whose weight is transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
     inject_adapter_in_model(config, model)
@@ -36,8 +47,8 @@ def add_lora(model, rank, alpha, train_base="none"):
 
 
 @contextlib.contextmanager
-def disable_adapters(model):
-    """While it lasts, the model is the one that the adapters were put into."""
+def disable_adapters(model: nn.Module) -> Iterator[None]:
+    """Context in which the model computes what it did before adapters were added."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -46,10 +57,10 @@ def disable_adapters(model):
         layer.enable_adapters(True)
 
 
-def linear_layers(model):
-    """The linear layers of the transformer's blocks, by their names inside a list of blocks.
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers of the transformer blocks by their names within the block list.
 
-    Neither the output layer nor a score head is among them, nor what stands around the blocks.
+    Layers outside the blocks, such as the output layer and a score head, are not included.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return {
@@ -60,10 +71,10 @@ def linear_layers(model):
     }
 
 
-def merged_weights(model):
-    """The weights of the model without adapters that does the same, by name. The model stays.
+def merged_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights of an equivalent model without adapters, by name.
 
-    The sums are fp32: 16 bits would round a small update away.
+    Does not change the model. Sums are fp32: 16 bits would round small updates away.
     """
     weights = {
         name.replace(".base_layer.", "."): weight
@@ -72,29 +83,33 @@ def merged_weights(model):
     }
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            first, second = (
-                part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B)
-            )
-            update = layer.scaling["default"] * (second @ first)
-            weight = layer.base_layer.weight.detach().float()
-            weights[f"{name}.weight"] = (
-                weight + (update.T if layer.fan_in_fan_out else update)
-            ).cpu()
+            lora_a: Any = layer.lora_A["default"]
+            lora_b: Any = layer.lora_B["default"]
+            product = lora_b.weight.detach().float() @ lora_a.weight.detach().float()
+            update = layer.scaling["default"] * product
+            base: Any = layer.base_layer
+            if isinstance(base, Conv1D):
+                update = update.T
+            weights[f"{name}.weight"] = (base.weight.detach().float() + update).cpu()
     return weights
 
 
-def save_adapter(model, folder):
-    """Write what was trained as peft's files, where adapters and a score head are all of it."""
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Save the trained weights in peft's format.
+
+    Writes nothing if weights other than adapters and a score head are trained, which the format
+    does not represent.
+    """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     has_head = hasattr(model, "score")
     if not all(".lora_" in name or (has_head and name == "score.weight") for name in trained):
         return
-    config = model.peft_config["default"]
+    config: Any = model.peft_config["default"]
     config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
     config.modules_to_save = ["score"] if has_head else None
     config.base_model_name_or_path = model.config.name_or_path
     config.inference_mode = True
-    # peft writes sets in any order.
+    # peft would write the set in an arbitrary order.
     config.target_modules = sorted(config.target_modules)
     config.save_pretrained(folder)
     weights = {

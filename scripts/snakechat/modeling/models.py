@@ -1,9 +1,12 @@
-"""Models: making, loading and saving them, and the device that they are on."""
+"""Models: create, load, check and save them, and choose their device."""
 
 import math
 import os
 import pickle
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -13,18 +16,21 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from snakechat.modeling.lora import merged_weights, save_adapter
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 
-# Progress bars of single files and reports on heads that are meant to be new say nothing here.
+# Progress bars for single files, and reports on score heads that are new on purpose.
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
-# Between peft and transformers: nothing that a user could change.
+# Between peft and transformers: users cannot act on it.
 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-# transformers imports DeepSpeed when it is installed, which warns where it finds no accelerator.
+# transformers imports DeepSpeed if it is installed, which warns if it finds no accelerator.
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -32,7 +38,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-# Where these are set, logits are not hidden states times weights, as our passes make them.
+# Settings that transform logits after the output layer. Our forward passes compute logits as hidden
+# states times weights.
 LOGIT_SETTINGS = (
     "final_logit_softcapping",
     "lm_head_multiplier",
@@ -44,9 +51,9 @@ LOGIT_SETTINGS = (
     "output_multiplier",
 )
 
-# Families of which a row can hold several sequences, told apart by a mask [1, 1, T, T] of booleans
-# and position_ids. BLOOM cannot: its positions follow from the columns.
-MASKED_FAMILIES = {
+# Families that accept a boolean attention mask [B, 1, T, T] and position_ids. BLOOM does not: it
+# derives positions from the columns.
+PACKING_FAMILIES = {
     "gemma",
     "gpt2",
     "gpt_neox",
@@ -58,19 +65,29 @@ MASKED_FAMILIES = {
 }
 
 
-def choose_device(placement):
-    """The device of a placement. Raises InputError where it asks for a GPU and there is none."""
+def choose_device(placement: Mapping[str, Any]) -> torch.device:
+    """Return the device of a placement.
+
+    Raises:
+        InputError: it requires a GPU, and torch finds none.
+    """
     if placement["gpus_per_node"] == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError("placement asks for a GPU and torch finds none: set gpus_per_node: 0")
+        raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
     return torch.device("cuda")
 
 
-def make_causal(init, tokenizer, seed):
-    """A causal language model with random weights, for a tokenizer.
+def make_causal(
+    init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """Create a causal language model with random weights.
 
-    init: keys of the model's transformers config. Raises InputError where they make no model.
+    Args:
+        init: keys of the model's transformers config.
+
+    Raises:
+        InputError: transformers rejects `init`.
     """
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     torch.manual_seed(seed)
@@ -81,75 +98,107 @@ def make_causal(init, tokenizer, seed):
         raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
 
 
-def copy_causal(source, folder):
-    """Copy a causal language model as safetensors, in the numbers it has.
+def copy_causal(source: str | Path, folder: Path) -> None:
+    """Copy a causal language model as safetensors, in its own dtype.
 
-    Raises InputError where weights are missing, which transformers would make up at random, or
-    where their file holds more than tensors: pickled objects are never made.
+    Raises:
+        InputError: weights are missing, which transformers would initialize at random, or the file
+            has pickled objects other than tensors, which are never loaded.
     """
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype="auto", local_files_only=True, output_loading_info=True
         )
     except pickle.UnpicklingError:
-        # torch's own message advises to load them all the same.
-        raise InputError("weights that are more than tensors, or damaged: not loaded") from None
+        # torch's message recommends to load them anyway.
+        raise InputError(
+            "the weights file is damaged or has pickled objects other than tensors: use a"
+            " repository with safetensors"
+        ) from None
+    model, loading = loaded
     if loading["missing_keys"]:
         raise InputError(f"weights are missing: {', '.join(sorted(loading['missing_keys']))}")
     model.save_pretrained(folder)
 
 
-def load_causal(folder, dtype, tokenizer):
-    """The causal language model of a folder. Raises InputError where it cannot work."""
-    return _load(AutoModelForCausalLM, folder, dtype, _config(folder, tokenizer))
+def load_causal(
+    folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Load a causal language model.
 
-
-def load_scorer(folder, dtype, tokenizer, new_head=False):
-    """A model with one score for each position: a reward model, or a critic.
-
-    new_head: the folder has a language model; the head starts with deviation 1 / sqrt(d + 1)
-    (Stiennon et al. 2020, appendix). Otherwise the folder must have the head: transformers would
-    make up a random one. Raises InputError where it cannot work.
+    Raises:
+        InputError: the model is not supported, or its weights do not match its config.
     """
-    config = _config(folder, tokenizer, num_labels=1)
+    return _load(AutoModelForCausalLM, folder, dtype, _load_config(folder, tokenizer))
+
+
+def load_scorer(
+    folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase, new_head: bool = False
+) -> PreTrainedModel:
+    """Load a model with one score per position: a reward model or a critic.
+
+    Args:
+        new_head: the folder has a language model, which gets a new head with standard deviation
+            1 / sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
+            transformers would initialize a random one.
+
+    Raises:
+        InputError: the model is not supported, or its weights do not match its config.
+    """
+    config = _load_config(folder, tokenizer, num_labels=1)
     model = _load(AutoModelForSequenceClassification, folder, dtype, config, new_head)
     if new_head:
-        nn.init.normal_(model.score.weight, std=1 / math.sqrt(model.score.in_features + 1))
+        head: Any = model.score
+        nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
     return model
 
 
-def _config(folder, tokenizer, **changes):
-    """The config of a folder: with the tokenizer's ids, without dropout.
+def _load_config(
+    folder: str | Path, tokenizer: PreTrainedTokenizerBase, **changes: Any
+) -> PreTrainedConfig:
+    """Return the config of a folder with the tokenizer's ids and without dropout.
 
-    Raises InputError where the model cannot work, before its weights are read.
+    Raises:
+        InputError: the model is not supported. This is checked before its weights are read.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.is_encoder_decoder:
-        raise InputError(f"{folder}: {config.model_type} has an encoder: take a decoder-only model")
+        raise InputError(f"{folder}: {config.model_type} has an encoder: use a decoder-only model")
     for name in LOGIT_SETTINGS:
         value = getattr(config, name, None)
         if value not in (None, 1):
             raise InputError(
-                f"{folder}: config.json: {name} is {value}: logits that are changed after the"
-                " output layer are not supported: take another model"
+                f"{folder}: config.json: {name} is {value}: models that transform logits after the"
+                " output layer are not supported: use another model"
             )
     if len(tokenizer) > config.vocab_size:
         raise InputError(
-            f"{folder}: {len(tokenizer)} tokens, but {config.vocab_size} embeddings:"
-            " take the tokenizer that belongs to the model"
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model has only"
+            f" {config.vocab_size} embeddings: use the model's own tokenizer"
         )
-    # Dropout is off in every phase: PPO's first ratio is then exactly 1, and a run can be repeated.
+    # Without dropout PPO's first ratio is exactly 1, and runs are reproducible.
     dropouts = {name: 0.0 for name, value in config.to_dict().items() if "drop" in name and value}
     changes |= dropouts | {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     for name, value in changes.items():
         setattr(config, name, value)
-    # sdpa where the family has it: eager takes a mask of booleans for numbers.
+    # transformers then selects sdpa if the family has it. Eager attention would add a boolean mask
+    # to the attention scores as numbers.
     config._attn_implementation = None
     return config
 
 
-def _load(auto_class, folder, dtype, config, new_head=False):
-    """A model whose weights are exactly those that its config asks for, but for a new head."""
+def _load(
+    auto_class: Any,
+    folder: str | Path,
+    dtype: str,
+    config: PreTrainedConfig,
+    new_head: bool = False,
+) -> PreTrainedModel:
+    """Load a model, and check that its weights are exactly those of its config.
+
+    Args:
+        new_head: the weight of the score head may be missing.
+    """
     try:
         model, loading = auto_class.from_pretrained(
             folder,
@@ -157,7 +206,7 @@ def _load(auto_class, folder, dtype, config, new_head=False):
             dtype=DTYPES[dtype],
             local_files_only=True,
             output_loading_info=True,
-            # They are refused below, by name, which transformers' own error does not tell.
+            # They are rejected below by name, which transformers' error does not have.
             ignore_mismatched_sizes=True,
         )
     except ValueError as error:
@@ -165,37 +214,41 @@ def _load(auto_class, folder, dtype, config, new_head=False):
     missing, unexpected = loading["missing_keys"], loading["unexpected_keys"]
     if new_head:
         missing -= {"score.weight"}
-        # The output layer stays behind.
+        # The output layer is not used.
         unexpected = {name for name in unexpected if name.startswith(f"{model.base_model_prefix}.")}
-    misfits = {
+    mismatches = {
         "are missing": missing,
         "are not in the model": unexpected,
-        "have not the shape of the model": {name for name, *_ in loading["mismatched_keys"]},
+        "do not have the model's shape": {name for name, *_ in loading["mismatched_keys"]},
     }
-    for what, names in misfits.items():
+    for problem, names in mismatches.items():
         if names:
             raise InputError(
-                f"{folder}: weights {what}: {', '.join(sorted(names))}:"
-                " weights and config.json must belong together"
+                f"{folder}: weights {problem}: {', '.join(sorted(names))}:"
+                " weights and config.json must belong to the same model"
             )
     return model
 
 
-def check_sequence_length(model, longest):
-    """Raises InputError where a sequence of a recipe can be longer than the model has positions."""
+def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
+    """Check that the model has positions for the longest sequence of a recipe.
+
+    Raises:
+        InputError: it has fewer.
+    """
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions and longest > positions:
         raise InputError(
-            f"{model.config.name_or_path}: sequences of up to {longest} tokens, but positions for"
-            f" {positions}: make the recipe's max_length (rlhf: max_prompt_length,"
-            " max_response_length) smaller"
+            f"{model.config.name_or_path}: sequences of up to {longest} tokens exceed the model's"
+            f" {positions} positions: reduce the recipe's max_length (rlhf: max_prompt_length,"
+            " max_response_length)"
         )
 
 
-def model_size(model):
-    """Weights in all and to train, and what attention costs besides, for NAME.run.json.
+def model_size(model: PreTrainedModel) -> dict[str, int]:
+    """Return the numbers of weights and trained weights, and what attention FLOPs depend on.
 
-    Before ZeRO 3 cuts them up.
+    Must run before ZeRO 3 partitions the weights. The keys are those of NAME.run.json.
     """
     weights = list(model.parameters())
     return {
@@ -206,25 +259,25 @@ def model_size(model):
     }
 
 
-def supports_packing(model):
-    """Whether a row of a pass can hold several sequences, told apart by a mask of booleans.
+def supports_packing(model: PreTrainedModel) -> bool:
+    """Return whether a sequence may pack several rows, separated by a boolean mask.
 
-    The pass then has use_cache=False, a mask [1, 1, T, T], true where a column is seen, and
-    position_ids.
+    The model is then called with use_cache=False, position_ids and a mask [B, 1, T, T], True where
+    a token attends to another.
     """
     return (
-        model.config.model_type in MASKED_FAMILIES
+        model.config.model_type in PACKING_FAMILIES
         and model.config._attn_implementation == "sdpa"
-        # A given mask stands for the window too, and does not know of it.
+        # A given mask replaces that of a sliding window.
         and getattr(model.config, "sliding_window", None) is None
     )
 
 
-def save_model(model, tokenizer, folder):
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
-    Adapters are merged; in the subfolder adapter they are by themselves, if they are all that was
-    trained. Under ZeRO 3 the caller gathers the weights. Of several processes the first one writes.
+    Adapters are merged. The subfolder adapter also has them separately, if nothing else but a score
+    head was trained. Under ZeRO 3 the caller gathers the weights. Only the first process writes.
     """
     if rank() > 0:
         return

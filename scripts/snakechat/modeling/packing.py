@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# A row's prompt ids, and the ids of each of its responses.
-Row = tuple[Sequence[int], Sequence[Sequence[int]]]
+Ids = Sequence[int] | np.ndarray
+# A row's prompt, and its responses.
+Row = tuple[Ids, list[Ids]]
 
 # Rows considered for one micro-batch: enough to fill it, few enough to search.
 MAX_CANDIDATES = 1024
@@ -150,15 +151,15 @@ def collate(
                 segment_ids[number, columns] = segment
     prompt_lengths = [len(prompt) for _ in indices for s in sequences for prompt, _ in s]
     targets = _target_indices(indices, prompt_lengths, with_prompts)
-    ids, positions, row_ids, segment_ids, *targets = (
-        torch.from_numpy(array).to(device)
-        for array in (ids, positions, row_ids, segment_ids, *targets)
-    )
+
+    def to_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    inputs = ModelInputs(to_device(ids))
     if packing:
-        inputs = ModelInputs(ids, positions, packed_attention_mask(row_ids, segment_ids))
-    else:
-        inputs = ModelInputs(ids)
-    return TokenBatch(inputs, *targets)
+        mask = packed_attention_mask(to_device(row_ids), to_device(segment_ids))
+        inputs = ModelInputs(inputs.input_ids, to_device(positions), mask)
+    return TokenBatch(inputs, *map(to_device, targets))
 
 
 def _one_response_each(sequences: list[list[Row]], num_responses: int) -> list[list[Row]]:

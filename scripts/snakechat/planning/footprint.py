@@ -193,8 +193,8 @@ def fakes(model, layers, layout):
     """A Model of some layers and a grid, of fake tensors, and a Live that follows what is made."""
     module = build(model, layers)
     # A GPU turns a whole chunk of logits into fp32 at once: see snakechat/modeling/logprobs.py.
-    table = logprobs.TABLE_LOGITS
-    logprobs.TABLE_LOGITS = logprobs.CHUNK_LOGITS if layout.gpu else table
+    table = logprobs.FP32_CHUNK_LOGITS
+    logprobs.FP32_CHUNK_LOGITS = logprobs.CHUNK_LOGITS if layout.gpu else table
     try:
         with FakeTensorMode():
             fill(module)
@@ -206,7 +206,7 @@ def fakes(model, layers, layout):
             with Live(module) as live:
                 yield module, grid, live
     finally:
-        logprobs.TABLE_LOGITS = table
+        logprobs.FP32_CHUNK_LOGITS = table
 
 
 def fill(module):

@@ -1,4 +1,4 @@
-"""Every family of models, in every use that training makes of one."""
+"""Each model family in every use of training."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def folder(family, tokenizer, tmp_path_factory):
-    """A model of the family, made as a build makes it; its config on disk asks for dropout."""
+    """A saved model of the family, whose config on disk has dropout."""
     folder = tmp_path_factory.mktemp(family)
     save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -43,10 +43,10 @@ def logits_of(model):
 
 
 def train_step(model):
-    """Two steps in training mode; what they moved, by name."""
+    """Train for two steps; return the names of the weights that changed."""
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], lr=0.01)
-    # An adapter's first matrix has no gradient as long as its second one is zero.
+    # lora_A has no gradient while lora_B is zero, in the first step.
     for _ in range(2):
         optimizer.zero_grad()
         model.train()(torch.tensor(SEQUENCES[:1])).logits.square().mean().backward()
@@ -66,43 +66,43 @@ def reload(kind, folder, tokenizer):
 
 @pytest.mark.parametrize("kind", ["causal", "scorer"])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_it_is_trained_saved_and_loaded_again(kind, rank, folder, tokenizer, tmp_path):
+def test_a_trained_model_is_saved_and_loaded(kind, rank, folder, tokenizer, tmp_path):
     model = load(kind, folder, tokenizer)
     if rank:
         model = add_lora(model, rank, 4)
-    moved = train_step(model)
-    assert moved
+    changed = train_step(model)
+    assert changed
     if rank:
-        assert moved == {name for name, w in model.named_parameters() if w.requires_grad}
+        assert changed == {name for name, w in model.named_parameters() if w.requires_grad}
     save_model(model, tokenizer, tmp_path / "saved")
     again = reload(kind, tmp_path / "saved", tokenizer)
     trained, loaded = logits_of(model), logits_of(again)
-    if rank:
-        torch.testing.assert_close(loaded, trained, rtol=1e-4, atol=1e-5)
-    else:
-        assert torch.equal(loaded, trained)
+    # fp32 rounding: loaded weights may be aligned differently in memory, which changes the order of
+    # sums in a matrix product; merged adapters are multiplied in another order.
+    torch.testing.assert_close(loaded, trained, rtol=1e-4 if rank else 1e-5, atol=1e-5)
     assert not torch.allclose(loaded, logits_of(load(kind, folder, tokenizer)), atol=1e-4)
-    # What was saved once comes to the same bytes when it is loaded and saved again.
+    # Saving a loaded model gives the same bytes.
     save_model(again, tokenizer, tmp_path / "again")
     weights = [tmp_path / name / "model.safetensors" for name in ("saved", "again")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["causal", "scorer"])
-def test_it_has_no_dropout_anywhere(kind, folder, tokenizer):
+def test_loaded_models_have_no_dropout(kind, folder, tokenizer):
     model = load(kind, folder, tokenizer).train()
-    passes = [model(torch.tensor(SEQUENCES[:1])).logits for _ in range(4)]
-    assert all(torch.equal(logits, passes[0]) for logits in passes)
+    outputs = [model(torch.tensor(SEQUENCES[:1])).logits for _ in range(4)]
+    for logits in outputs:
+        torch.testing.assert_close(logits, outputs[0], rtol=1e-5, atol=1e-6)
     assert not {name for name, value in model.config.to_dict().items() if "drop" in name and value}
-    # The plain model does drop: the test would see it.
+    # The same weights with the config on disk: dropout changes the logits.
     config = json.loads((folder / "config.json").read_text())
     if any("drop" in name and name != "classifier_dropout" for name in config):
         plain = AutoModelForCausalLM.from_pretrained(folder).train()
-        passes = [plain(torch.tensor(SEQUENCES[:1])).logits for _ in range(8)]
-        assert not all(torch.equal(logits, passes[0]) for logits in passes)
+        outputs = [plain(torch.tensor(SEQUENCES[:1])).logits for _ in range(8)]
+        assert not all(torch.allclose(logits, outputs[0], atol=1e-3) for logits in outputs)
 
 
-def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):
+def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):
     heads = []
     for seed in range(20):
         torch.manual_seed(seed)
@@ -112,7 +112,7 @@ def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(family, folder, tokeni
     assert torch.cat(heads).std().item() == pytest.approx(1 / math.sqrt(width + 1), rel=0.1)
 
 
-def test_logits_are_hidden_states_times_the_output_layer(folder, tokenizer):
+def test_logits_equal_the_output_layer_of_the_hidden_states(folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer).eval()
     with torch.no_grad():
         hidden = model.base_model(torch.tensor(SEQUENCES[:1]), use_cache=False).last_hidden_state
@@ -121,28 +121,28 @@ def test_logits_are_hidden_states_times_the_output_layer(folder, tokenizer):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_it_responses_prompts(rank, folder, tokenizer):
+def test_generate_continues_a_prompt(rank, folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer)
     if rank:
         model = add_lora(model, rank, 4)
     prompt = torch.tensor(SEQUENCES[:1])
-    responded = model.eval().generate(input_ids=prompt, max_new_tokens=5, min_new_tokens=5)
-    assert torch.equal(responded[:, : prompt.shape[1]], prompt)
-    assert responded.shape[1] == prompt.shape[1] + 5
+    output = model.eval().generate(input_ids=prompt, max_new_tokens=5, min_new_tokens=5)
+    assert torch.equal(output[:, : prompt.shape[1]], prompt)
+    assert output.shape[1] == prompt.shape[1] + 5
 
 
-# Several sequences in a row.
+# Packing.
 
 
-def test_two_sequences_in_a_row_see_nothing_of_each_other(family, folder, tokenizer):
+def test_packed_sequences_do_not_attend_to_each_other(family, folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer).eval()
     assert supports_packing(model) == (family != "bloom")
     if family == "bloom":
         return
     ids = SEQUENCES[0] + SEQUENCES[1]
-    owners = torch.tensor([0] * len(SEQUENCES[0]) + [1] * len(SEQUENCES[1]))
+    sequence_ids = torch.tensor([0] * len(SEQUENCES[0]) + [1] * len(SEQUENCES[1]))
     positions = [*range(len(SEQUENCES[0])), *range(len(SEQUENCES[1]))]
-    mask = (owners[:, None] == owners[None, :]).tril()
+    mask = (sequence_ids[:, None] == sequence_ids[None, :]).tril()
     with torch.no_grad():
         together = model.base_model(
             input_ids=torch.tensor([ids]),
@@ -159,7 +159,7 @@ def test_two_sequences_in_a_row_see_nothing_of_each_other(family, folder, tokeni
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
 
 
-def test_attention_is_sdpa_whatever_the_config_on_disk_says(family, folder, tokenizer, tmp_path):
+def test_attention_is_sdpa_whatever_the_config_on_disk(family, folder, tokenizer, tmp_path):
     model = load_causal(folder, "fp32", tokenizer)
     save_model(model, tokenizer, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -172,7 +172,7 @@ def test_attention_is_sdpa_whatever_the_config_on_disk_says(family, folder, toke
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"], scope="module")
-def test_a_window_that_slides_takes_no_masks(family, tokenizer):
+def test_a_sliding_window_does_not_support_packing(family, tokenizer):
     window = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
     assert not supports_packing(make_causal({**FAMILIES[family], **window}, tokenizer, 1))
     assert supports_packing(make_causal(FAMILIES[family], tokenizer, 1))
@@ -181,11 +181,13 @@ def test_a_window_that_slides_takes_no_masks(family, tokenizer):
 # Positions.
 
 
-def test_sequences_longer_than_the_positions_are_refused(family, folder, tokenizer):
+def test_sequences_longer_than_the_positions_raise(family, folder, tokenizer):
     model = load_causal(folder, "fp32", tokenizer)
     check_sequence_length(model, 64)
     if family == "bloom":
         check_sequence_length(model, 65)
         return
-    with pytest.raises(InputError, match=r"up to 65 tokens, but positions for 64: .*max_length"):
+    with pytest.raises(
+        InputError, match=r"up to 65 tokens exceed the model's 64 positions: .*max_length"
+    ):
         check_sequence_length(model, 65)

@@ -1,4 +1,4 @@
-"""Making, loading and saving models, and refusing those that cannot work."""
+"""Creating, loading and saving models, and errors about unsupported ones."""
 
 import json
 import math
@@ -45,20 +45,20 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# Placement and making.
+# Device and initialization.
 
 
-def test_no_gpus_asked_means_the_cpu():
+def test_a_placement_without_gpus_runs_on_the_cpu():
     assert choose_device({"gpus_per_node": 0}) == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_where_there_is_none_is_refused():
+def test_a_missing_gpu_raises():
     with pytest.raises(InputError, match="gpus_per_node: 0"):
         choose_device({"gpus_per_node": 1})
 
 
-def test_a_made_model_has_the_ids_of_its_tokenizer(model, tokenizer):
+def test_a_new_model_has_the_ids_of_its_tokenizer(model, tokenizer):
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert model.config.pad_token_id == tokenizer.pad_token_id
@@ -66,7 +66,7 @@ def test_a_made_model_has_the_ids_of_its_tokenizer(model, tokenizer):
     assert model.config.hidden_size == 32
 
 
-def test_same_seed_same_weights(model, tokenizer):
+def test_the_seed_determines_the_weights(model, tokenizer):
     assert weights_equal(model, make_causal(INIT, tokenizer, 1))
     assert not weights_equal(model, make_causal(INIT, tokenizer, 2))
 
@@ -75,19 +75,19 @@ def test_same_seed_same_weights(model, tokenizer):
     "changes",
     [
         {"model_type": "no-such-model"},
-        # 32 is no multiple of 5.
+        # 32 is not a multiple of 5.
         {"num_attention_heads": 5},
-        # An encoder of images, no language model.
+        # An image encoder.
         {"model_type": "vit"},
     ],
 )
-def test_an_init_that_makes_no_model_is_refused_in_one_line(tokenizer, changes):
+def test_an_invalid_init_raises_an_error_of_one_line(tokenizer, changes):
     with pytest.raises(InputError) as error:
         make_causal({**INIT, **changes}, tokenizer, 1)
     assert "\n" not in str(error.value)
 
 
-def test_an_init_without_a_model_type_is_refused(tokenizer):
+def test_an_init_without_a_model_type_raises(tokenizer):
     init = {key: value for key, value in INIT.items() if key != "model_type"}
     with pytest.raises(InputError):
         make_causal(init, tokenizer, 1)
@@ -105,8 +105,8 @@ def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tok
     assert weights_equal(model, load_causal(folder, "fp32", tokenizer))
 
 
-def test_a_saved_model_samples_and_ends_by_the_tokenizers_eos(model, tokenizer, tmp_path):
-    # What a base model's own generation config says of sampling is not ours.
+def test_a_saved_generation_config_samples_until_the_tokenizers_eos(model, tokenizer, tmp_path):
+    # Sampling settings of the base model are not saved.
     model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
     save_model(model, tokenizer, tmp_path)
     config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
@@ -116,17 +116,17 @@ def test_a_saved_model_samples_and_ends_by_the_tokenizers_eos(model, tokenizer, 
     assert config.repetition_penalty in (None, 1.0)
 
 
-def test_a_vocabulary_larger_than_the_embeddings_is_refused(folder, tokenizer):
+def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
     rows, _ = toy.make_rows(100, 10, random.Random(1))
     larger = train_tokenizer((text for row in rows for text in row.values()), 310)
     assert len(larger) > len(tokenizer)
-    with pytest.raises(InputError, match="310 tokens, but 300 embeddings"):
+    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
         load_causal(folder, "fp32", larger)
-    with pytest.raises(InputError, match="310 tokens, but 300 embeddings"):
+    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
         load_scorer(folder, "fp32", larger, new_head=True)
 
 
-def test_copying_keeps_weights_and_their_numbers(model, tokenizer, tmp_path):
+def test_copying_keeps_weights_and_their_dtype(model, tokenizer, tmp_path):
     source = tmp_path / "source"
     save_model(model.to(torch.bfloat16), tokenizer, source)
     copy_causal(source, tmp_path / "copy")
@@ -135,7 +135,7 @@ def test_copying_keeps_weights_and_their_numbers(model, tokenizer, tmp_path):
     assert weights_equal(model, copied)
 
 
-def test_copying_makes_safetensors_of_torchs_format(model, folder, tmp_path):
+def test_copying_converts_torch_files_to_safetensors(model, folder, tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     copy_causal(folder, tmp_path / "copy")
@@ -148,12 +148,12 @@ def test_copying_makes_safetensors_of_torchs_format(model, folder, tmp_path):
 # Models with a score head.
 
 
-def test_a_folder_without_a_head_is_refused_as_a_scorer(folder, tokenizer):
+def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
     with pytest.raises(InputError, match=r"weights are missing: score\.weight"):
         load_scorer(folder, "fp32", tokenizer)
 
 
-def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
+def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
     weights = []
     for seed in range(20):
         torch.manual_seed(seed)
@@ -166,12 +166,12 @@ def test_a_new_head_has_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
     assert weights.mean().item() == pytest.approx(0.0, abs=0.03)
 
 
-def test_a_new_head_leaves_the_language_model_as_it_is(model, folder, tokenizer):
+def test_a_new_head_does_not_change_the_base_model(model, folder, tokenizer):
     scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
     assert weights_equal(model.base_model, scorer.base_model)
 
 
-def test_a_reloaded_scorer_is_the_one_that_was_saved(scorer_folder, tokenizer):
+def test_a_saved_scorer_is_loaded_with_the_same_weights(scorer_folder, tokenizer):
     assert "model.safetensors" in files(scorer_folder)
     assert not [name for name in files(scorer_folder) if name.endswith((".bin", ".pt"))]
     loaded = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
@@ -179,7 +179,7 @@ def test_a_reloaded_scorer_is_the_one_that_was_saved(scorer_folder, tokenizer):
     assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
 
 
-# Models that cannot work.
+# Unsupported models and mismatched weights.
 
 
 def change_config(folder, **changes):
@@ -188,7 +188,7 @@ def change_config(folder, **changes):
 
 
 def change_weights(folder, changes):
-    """Give weights other values; None takes one away."""
+    """Replace weights of a folder; None removes one."""
     weights = load_file(folder / "model.safetensors") | changes
     weights = {name: weight for name, weight in weights.items() if weight is not None}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -198,39 +198,37 @@ LAYER = "model.decoder.layers.1.fc1.bias"
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "message"),
     [
         ({LAYER: None}, f"weights are missing: {LAYER}"),
         ({"model.stray": torch.ones(2)}, "weights are not in the model: model.stray"),
-        ({LAYER: torch.ones(3)}, f"weights have not the shape of the model: {LAYER}"),
-        ({"score.weight": torch.ones(2, 32)}, "have not the shape of the model: score.weight"),
+        ({LAYER: torch.ones(3)}, f"weights do not have the model's shape: {LAYER}"),
+        ({"score.weight": torch.ones(2, 32)}, "do not have the model's shape: score.weight"),
         ({"score.weight": None}, "weights are missing: score.weight"),
     ],
 )
-def test_a_scorer_whose_weights_are_not_those_of_its_config_is_refused(
-    scorer_folder, tokenizer, changes, found
-):
+def test_weights_that_do_not_match_the_config_raise(scorer_folder, tokenizer, changes, message):
     change_weights(scorer_folder, changes)
-    with pytest.raises(InputError, match=re.escape(found)) as error:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
         load_scorer(scorer_folder, "fp32", tokenizer)
     assert str(error.value).startswith(f"{scorer_folder}: ")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("changes", [{LAYER: None}, {LAYER: torch.ones(3)}])
-def test_a_new_head_is_all_that_may_be_missing(folder, tokenizer, changes):
+def test_only_a_new_head_may_be_missing(folder, tokenizer, changes):
     change_weights(folder, changes)
     for load in (load_causal, partial(load_scorer, new_head=True)):
         with pytest.raises(InputError, match=re.escape(LAYER)):
             load(folder, "fp32", tokenizer)
 
 
-def test_a_reward_model_is_no_language_model(scorer_folder, tokenizer):
+def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokenizer):
     with pytest.raises(InputError, match=r"weights are not in the model: score\.weight"):
         load_causal(scorer_folder, "fp32", tokenizer)
 
 
-def test_an_output_layer_of_its_own_stays_behind_under_a_new_head(tokenizer, tmp_path):
+def test_an_untied_output_layer_is_ignored_under_a_new_head(tokenizer, tmp_path):
     save_model(make_causal(FAMILIES["llama"], tokenizer, 1), tokenizer, tmp_path)
     assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
     load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
@@ -245,30 +243,28 @@ def test_an_output_layer_of_its_own_stays_behind_under_a_new_head(tokenizer, tmp
         ("falcon_h1", "lm_head_multiplier", 0.5),
     ],
 )
-def test_logits_that_are_more_than_hidden_states_times_weights_are_refused(
-    folder, tokenizer, family, name, value
-):
-    # The config is enough: no weights are read.
+def test_models_that_transform_logits_raise(folder, tokenizer, family, name, value):
+    # The folder has only a config: the check reads no weights.
     AutoConfig.for_model(family, **{name: value}).save_pretrained(folder)
     for load in (load_causal, load_scorer):
         with pytest.raises(InputError, match=rf"config\.json: {name} is {value}:"):
             load(folder, "fp32", tokenizer)
 
 
-def test_settings_of_logits_that_change_nothing_are_taken(folder, tokenizer):
+def test_neutral_logit_settings_are_accepted(folder, tokenizer):
     change_config(folder, logit_scale=1.0, final_logit_softcapping=None)
     load_causal(folder, "fp32", tokenizer)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
-def test_models_with_an_encoder_are_refused(folder, tokenizer, family):
+def test_models_with_an_encoder_raise(folder, tokenizer, family):
     AutoConfig.for_model(family).save_pretrained(folder)
     for load in (load_causal, load_scorer):
         with pytest.raises(InputError, match=f"{family} has an encoder"):
             load(folder, "fp32", tokenizer)
 
 
-def test_a_family_without_score_heads_is_refused_in_one_line(tokenizer, tmp_path):
+def test_a_family_without_score_heads_raises_an_error_of_one_line(tokenizer, tmp_path):
     init = {**FAMILIES["llama"], "model_type": "ernie4_5"}
     save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
     load_causal(tmp_path, "fp32", tokenizer)
@@ -278,8 +274,8 @@ def test_a_family_without_score_heads_is_refused_in_one_line(tokenizer, tmp_path
 
 
 @pytest.mark.parametrize("load", [load_causal, partial(load_scorer, new_head=True)])
-def test_a_model_speaks_of_the_ids_of_its_tokenizer(folder, tokenizer, load):
-    # As in folders whose pad is eos.
+def test_a_loaded_config_has_the_ids_of_the_tokenizer(folder, tokenizer, load):
+    # As in folders that use eos for padding.
     change_config(folder, pad_token_id=2, eos_token_id=[2, 5], bos_token_id=None)
     config = load(folder, "fp32", tokenizer).config
     assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
@@ -287,7 +283,7 @@ def test_a_model_speaks_of_the_ids_of_its_tokenizer(folder, tokenizer, load):
     assert config.bos_token_id == tokenizer.bos_token_id
 
 
-# The same bytes.
+# Reproducible files.
 
 
 def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):

@@ -1,8 +1,7 @@
-"""What vLLM is asked for, and what becomes of its responses.
+"""Generation by vLLM: its arguments and its outputs.
 
-vLLM itself needs a GPU and is not here: a small module in its place responses by plain passes of
-transformers. It knows only the names that its documentation has, and checks what it is called with;
-whether vLLM does what it says is not tested.
+vLLM needs a GPU and is not installed. A stub generates with transformers in its place. It accepts
+exactly the documented arguments that we use; the behaviour of vLLM itself is not tested.
 """
 
 import os
@@ -18,7 +17,7 @@ from snakechat.modeling.lora import add_lora
 from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
-# As vLLM's documentation names them.
+# Documented arguments of vllm.LLM and vllm.SamplingParams.
 ENGINE = {"model", "dtype", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size"}
 ENGINE |= {"distributed_executor_backend", "skip_tokenizer_init", "generation_config"}
 ENGINE |= {"logprobs_mode"}
@@ -27,14 +26,14 @@ SAMPLING |= {"detokenize", "seed"}
 
 
 class Llm:
-    """Responses as vllm.LLM does, from its own copy of the model in a folder."""
+    """Stub of vllm.LLM with its own copy of the model in a folder."""
 
     def __init__(self, **options):
         assert set(options) == ENGINE
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         self.options, self.events = options, []
         self.model = AutoModelForCausalLM.from_pretrained(options["model"]).eval()
-        # So does the engine in the process that makes it.
+        # vLLM also seeds torch's generator in its process.
         torch.manual_seed(0)
 
     def apply_model(self, function):
@@ -43,7 +42,7 @@ class Llm:
         assert function(copy) is None
 
     def load_weights(self, weights):
-        """Copy weights, told by their names in the folder; returns the names."""
+        """Copy weights, which have the names of the folder's weights. Returns the names."""
         self.events.append("weights")
         own = self.model.state_dict()
         names = set()
@@ -54,30 +53,32 @@ class Llm:
         return names
 
     def reset_prefix_cache(self):
-        """Forget prompts."""
+        """Clear the prefix cache."""
         self.events.append("reset")
 
     def generate(self, prompts, params, use_tqdm):
-        """A response of drawn tokens for each prompt and sample."""
+        """Sample the responses to each prompt."""
         assert not use_tqdm
-        self.asked = params
+        self.params = params
         return [
             SimpleNamespace(
                 outputs=[
-                    self.response(prompt["prompt_token_ids"], way, sample)
-                    for sample in range(way.n)
+                    self.response(prompt["prompt_token_ids"], param, number)
+                    for number in range(param.n)
                 ]
             )
-            for prompt, way in zip(prompts, params, strict=True)
+            for prompt, param in zip(prompts, params, strict=True)
         ]
 
-    def response(self, prompt, way, sample):
-        """One response, with log-probabilities after temperature of the tokens in it."""
-        random = torch.Generator().manual_seed(way.seed + sample)
+    def response(self, prompt, params, number):
+        """One response, with the log-probabilities of its tokens after temperature."""
+        random = torch.Generator().manual_seed(params.seed + number)
         ids, logprobs = list(prompt), []
-        while len(logprobs) < way.max_tokens and (not logprobs or ids[-1] != way.stop_token_ids[0]):
+        while len(logprobs) < params.max_tokens and (
+            not logprobs or ids[-1] != params.stop_token_ids[0]
+        ):
             with torch.no_grad():
-                logits = self.model(torch.tensor([ids])).logits[0, -1] / way.temperature
+                logits = self.model(torch.tensor([ids])).logits[0, -1] / params.temperature
             token = int(torch.multinomial(logits.softmax(0), 1, generator=random))
             logprobs.append({token: SimpleNamespace(logprob=logits.log_softmax(0)[token].item())})
             ids.append(token)
@@ -113,7 +114,7 @@ def sampler(folder, tokenizer):
     return make_sampler(SETTINGS, tokenizer, 8192, folder)
 
 
-def test_an_engine_is_asked_for_as_training_needs_it(sampler, model, folder):
+def test_the_engine_gets_the_settings_of_training(sampler, model, folder):
     sampler.update(model)
     options = sampler.llm.options
     assert options["model"] == str(folder)
@@ -127,19 +128,19 @@ def test_an_engine_is_asked_for_as_training_needs_it(sampler, model, folder):
     assert options["logprobs_mode"] == "processed_logprobs"
 
 
-def test_nothing_is_cut_off_and_eos_stops(sampler, model, tokenizer):
+def test_sampling_is_unrestricted_and_stops_at_eos(sampler, model, tokenizer):
     sampler.update(model)
     sampler.sample(PROMPTS)
-    for way in sampler.llm.asked:
-        assert (way.n, way.temperature, way.max_tokens) == (2, 0.7, 6)
-        assert (way.top_p, way.top_k) == (1.0, -1)
-        assert way.stop_token_ids == [tokenizer.eos_token_id]
-        assert way.logprobs == 0
-        assert way.detokenize is False
+    for params in sampler.llm.params:
+        assert (params.n, params.temperature, params.max_tokens) == (2, 0.7, 6)
+        assert (params.top_p, params.top_k) == (1.0, -1)
+        assert params.stop_token_ids == [tokenizer.eos_token_id]
+        assert params.logprobs == 0
+        assert params.detokenize is False
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_weights_are_those_of_now_with_adapters_merged(sampler, model, rank):
+def test_update_copies_the_current_weights_with_merged_adapters(sampler, model, rank):
     if rank:
         model = add_lora(model, rank, 4)
     sampler.update(model)
@@ -154,21 +155,21 @@ def test_weights_are_those_of_now_with_adapters_merged(sampler, model, rank):
     now, expected = (m(torch.tensor(PROMPTS[:1])).logits for m in (engine.model, model.eval()))
     torch.testing.assert_close(now, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(now, stale, atol=1e-3)
-    # What the cache has of prompts belongs to the weights before.
+    # The prefix cache is cleared after each update.
     assert engine.events == ["weights", "reset"] * 2
 
 
-def test_responses_and_logprobs_stand_by_sample_and_prompt(sampler, model, tokenizer):
+def test_responses_and_logprobs_are_ordered_by_generation_and_prompt(sampler, model, tokenizer):
     with torch.no_grad():
         head = model.get_output_embeddings().weight[tokenizer.eos_token_id]
         model.model.decoder.final_layer_norm.bias += 4.0 * head / head.square().sum()
     sampler.update(model)
     torch.manual_seed(0)
     responses, logprobs = sampler.sample(PROMPTS * 4)
-    assert [len(found) for found in (*responses, *logprobs)] == [12] * 4
+    assert [len(rows) for rows in (*responses, *logprobs)] == [12] * 4
     ends = set()
-    for sample, told in zip(responses, logprobs, strict=True):
-        for prompt, ids, values in zip(PROMPTS * 4, sample, told, strict=True):
+    for generation, token_logprobs in zip(responses, logprobs, strict=True):
+        for prompt, ids, values in zip(PROMPTS * 4, generation, token_logprobs, strict=True):
             assert len(ids) == len(values)
             ends.add(ids[-1] == tokenizer.eos_token_id)
             assert ids.count(tokenizer.eos_token_id) == (ids[-1] == tokenizer.eos_token_id)
@@ -177,20 +178,20 @@ def test_responses_and_logprobs_stand_by_sample_and_prompt(sampler, model, token
             table = (logits[len(prompt) - 1 : -1] / 0.7).log_softmax(dim=-1)
             expected = table[range(len(ids)), ids]
             torch.testing.assert_close(torch.tensor(values), expected, rtol=1e-4, atol=1e-4)
-    # Some responses end and others are cut.
+    # Some responses end, others are truncated.
     assert ends == {True, False}
 
 
-def test_chances_are_others_for_each_prompt_and_step_and_the_same_for_a_seed(sampler, model):
+def test_seeds_differ_by_prompt_and_step_and_are_reproducible(sampler, model):
     def steps():
-        found = []
+        seeds = []
         for _ in range(2):
             sampler.update(model)
             sampler.sample(PROMPTS)
-            found.append([way.seed for way in sampler.llm.asked])
-        return found
+            seeds.append([params.seed for params in sampler.llm.params])
+        return seeds
 
-    # The first time the engine is made, which seeds torch's generator for itself.
+    # The first call starts the engine, which seeds torch's generator.
     torch.manual_seed(5)
     first = steps()
     torch.manual_seed(5)
@@ -198,7 +199,7 @@ def test_chances_are_others_for_each_prompt_and_step_and_the_same_for_a_seed(sam
     torch.manual_seed(6)
     other = steps()
     assert len({seed for step in first + other for seed in step}) == 12
-    # A run that goes on after its first step has the generator's state of then.
+    # A run that resumes after its first step restores the generator's state.
     torch.manual_seed(5)
     sampler.sample(PROMPTS)
     state = torch.get_rng_state()
@@ -208,22 +209,25 @@ def test_chances_are_others_for_each_prompt_and_step_and_the_same_for_a_seed(sam
     assert steps()[0] == first[1]
 
 
-def test_without_vllm_one_line_says_what_to_do(folder, tokenizer, monkeypatch):
+def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"generation_backend: vllm.*pip install vllm, or set generation_backend: hf"):
+    with pytest.raises(
+        InputError,
+        match="pip install vllm, or set generation_backend: hf",
+    ):
         make_sampler(SETTINGS, tokenizer, 8192, folder)
-    # The other way does not ask for it.
+    # The other backend does not import it.
     settings = SimpleNamespace(generation_backend="hf")
     assert isinstance(make_sampler(settings, tokenizer, 8192, folder), HfSampler)
 
 
-def test_a_model_that_vllm_refuses_is_an_error_of_one_line(sampler, model, vllm, folder):
-    def refuse(**_):
+def test_a_model_that_vllm_rejects_raises_an_error_of_one_line(sampler, model, vllm, folder):
+    def reject(**_):
         raise ValueError("Model architectures are not supported\nfor now")
 
-    vllm.LLM = refuse
-    with pytest.raises(InputError) as refused:
+    vllm.LLM = reject
+    with pytest.raises(InputError) as error:
         sampler.update(model)
-    assert str(refused.value) == (
+    assert str(error.value) == (
         f"{folder}: vllm: Model architectures are not supported: set generation_backend: hf"
     )
