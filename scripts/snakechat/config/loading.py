@@ -53,9 +53,14 @@ def parse_command_line_values(value: Any) -> Any:
 
 
 def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Update nested values in place; keys that changes does not name stay."""
+    """Update nested values in place; keys that changes does not name stay.
+
+    Mappings are copied, so that two keys that share one (an alias in YAML) do not change together.
+    """
     for key, change in changes.items():
-        if isinstance(change, Mapping) and isinstance(values.get(key), dict):
+        if isinstance(change, Mapping):
+            if not isinstance(values.get(key), dict):
+                values[key] = {}
             update(values[key], change)
         else:
             values[key] = change

@@ -1,0 +1,19 @@
+"""The config of the project with changes, as a user puts them on top."""
+
+import yaml
+
+from conftest import ROOT
+from snakechat.config.loading import load_config, update
+
+
+def config_values(changes=()):
+    """Return the values of config.yaml with nested changes."""
+    values = {}
+    for layer in (yaml.safe_load((ROOT / "config.yaml").read_text()), dict(changes)):
+        update(values, layer)
+    return values
+
+
+def load(changes=(), root=ROOT, command_line=()):
+    """Return the checked config with nested changes."""
+    return load_config(config_values(changes), root, dict(command_line))

@@ -1,0 +1,322 @@
+"""Mistakes in the config: one line that names the key, before anything is planned."""
+
+import shutil
+
+import pytest
+import yaml
+
+from conftest import INIT, ROOT
+from snakechat.config.errors import ConfigError
+from support.configs import load
+
+
+def with_dataset(stage="sft", **settings):
+    """Return a dataset and a recipe that uses it."""
+    recipe = {"model": "tiny", "datasets": ["mine"]}
+    dataset = {"path": "mine", "format": "plain", **settings}
+    return {"datasets": {"mine": dataset}, stage: {"recipes": {"mine": recipe}}}
+
+
+def tiny(stage, **settings):
+    """Return settings of a stage's tiny recipe."""
+    return {stage: {"recipes": {"tiny": settings}}}
+
+
+# A reward model with another template.
+CHAT_TEMPLATE = {
+    "models": {
+        "chatty": {
+            "tokenizer": {"train_on": "toy", "vocab_size": 300},
+            "init": INIT,
+            "template": "chat",
+        }
+    },
+    "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
+}
+
+REWARD_FUNCTIONS = {
+    "broken": b"def score(prompts, responses):\n    return (\n",
+    "bytes": b"NAME = '\xc3('\n",
+    "lost": b"from snakechat.shop import is_right\n",
+}
+
+# Changes to config.yaml, and the start of the error.
+MISTAKES = {
+    "unknown key": (
+        tiny("sft", learning_rat=0.1),
+        "config: sft.recipes.tiny: Additional properties are not allowed ('learning_rat'",
+    ),
+    "number as text": (
+        yaml.safe_load("sft: {recipes: {tiny: {learning_rate: 1e-5}}}"),
+        "config: sft.recipes.tiny.learning_rate: '1e-5' is not of type 'number'"
+        " (YAML reads 1e-5 as text: write 1.0e-5)",
+    ),
+    "nullable number as text": (
+        yaml.safe_load("sft: {recipes: {tiny: {lora_learning_rate: 1e-5}}}"),
+        "config: sft.recipes.tiny.lora_learning_rate: '1e-5' is not of type 'number', 'null'"
+        " (YAML reads 1e-5 as text: write 1.0e-5)",
+    ),
+    "fraction for an integer": (
+        {"rlhf": {"defaults": {"epochs": 1.5}}},
+        "config: rlhf.defaults.epochs: 1.5 is not of type 'integer'",
+    ),
+    "float for an integer": (
+        {"rlhf": {"defaults": {"epochs": 2.0}}},
+        "config: rlhf.defaults.epochs: 2.0 is not of type 'integer'",
+    ),
+    "boolean for a number": (
+        tiny("sft", weight_decay=True),
+        "config: sft.recipes.tiny.weight_decay: True is not of type 'number'",
+    ),
+    "null for an optional placement key": (
+        tiny("rlhf", placement={"critic_zero_stage": None}),
+        "config: rlhf.recipes.tiny.placement.critic_zero_stage: None is not one of [0, 1, 2, 3]",
+    ),
+    "template in a recipe": (
+        tiny("sft", template="chat"),
+        "config: sft.recipes.tiny: Additional properties are not allowed ('template'",
+    ),
+    "unknown model": (
+        tiny("sft", model="tinny"),
+        "config: sft.recipes.tiny.model names 'tinny', which is not under models (available: ",
+    ),
+    "unknown dataset": (
+        tiny("reward", datasets=["toy", "toys"]),
+        "config: reward.recipes.tiny.datasets names 'toys', which is not under datasets",
+    ),
+    "unknown recipe": (
+        tiny("rlhf", actor="tinny"),
+        "config: sft.recipes has no 'tinny' (available: tiny, 125m,",
+    ),
+    "unknown deployment": (
+        tiny("sft", placement="laptop"),
+        "config: sft.recipes.tiny.placement names 'laptop', which is not under deployments",
+    ),
+    "dataset of a tokenizer": (
+        {"models": {"tiny": {"tokenizer": {"train_on": "toys"}}}},
+        "config: models.tiny.tokenizer names 'toys', which is not under datasets",
+    ),
+    "name outside of output": (
+        {"rlhf": {"recipes": {"../x": {"actor": "tiny"}}}},
+        "config: rlhf.recipes: '../x' does not match",
+    ),
+    "name of a manifest": (
+        {"rlhf": {"recipes": {"x.json": {"actor": "tiny"}}}},
+        "config: rlhf.recipes: 'x.json' does not match",
+    ),
+    "glob outside of the dataset": (
+        with_dataset(train="../*.parquet"),
+        "config: datasets.mine",
+    ),
+    "unknown format": (with_dataset(format="plane"), "config: datasets.mine"),
+    "no source": ({"datasets": {"mine": {"format": "plain"}}}, "config: datasets.mine"),
+    "hub without revision": (
+        {"datasets": {"mine": {"format": "plain", "hub": "me/mine"}}},
+        "config: datasets.mine",
+    ),
+    "eval without train": (with_dataset(eval="*.csv"), "config: datasets.mine"),
+    "invalid regular expression": (with_dataset(remove="[0-9"), "config: datasets.mine"),
+    "unknown on_bad_row": (with_dataset(on_bad_row="ignore"), "config: datasets.mine"),
+    "field that the format does not have": (
+        with_dataset(columns={"promt": "q", "prompt": "q", "chosen": "a"}),
+        "config: datasets.mine: format plain ",
+    ),
+    "field that the format needs": (
+        with_dataset(format="scored", columns={"prompt": "q", "first": "a", "second": "b"}),
+        "config: datasets.mine: format scored ",
+    ),
+    "reward model on responses without pairs": (
+        with_dataset("reward", format="messages"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format"
+        " messages): use it for sft or rlhf",
+    ),
+    "reward model on unpaired preferences": (
+        with_dataset("reward", format="kto"),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",
+    ),
+    "reward model on columns without rejected": (
+        with_dataset("reward", columns={"prompt": "q", "chosen": "a"}),
+        "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",
+    ),
+    "phase without rows": (
+        with_dataset("reward", split={"sft": 1, "reward": 0, "rlhf": 0}),
+        "config: reward.recipes.mine.datasets names mine, whose split gives no rows to reward",
+    ),
+    "dpo without rows of the reward phase": (
+        with_dataset("dpo", split={"sft": 1, "reward": 0, "rlhf": 0}),
+        "config: dpo.recipes.mine.datasets names mine, whose split gives no rows to reward",
+    ),
+    "split without any weight": (
+        {"split": {"weights": {"sft": 0, "reward": 0, "rlhf": 0}}},
+        "config: split.weights",
+    ),
+    "weight of zero": (
+        tiny("sft", datasets=[{"toy": 0}]),
+        "config: sft.recipes.tiny.datasets.0",
+    ),
+    "dataset twice": (
+        tiny("sft", datasets=["toy", {"toy": 2}]),
+        "config: sft.recipes.tiny.datasets names a dataset twice",
+    ),
+    "templates of actor and reward model": (
+        {**CHAT_TEMPLATE, **tiny("rlhf", reward="chatty")},
+        "config: rlhf.recipes.tiny: actor and reward have the templates dialogue and chat",
+    ),
+    "templates of actor and judge": (
+        {**CHAT_TEMPLATE, **tiny("rlhf", judge="chatty")},
+        "config: rlhf.recipes.tiny: actor and judge have the templates dialogue and chat",
+    ),
+    "unknown judge": (
+        tiny("rlhf", judge="tinny"),
+        "config: reward.recipes has no 'tinny' (available: tiny, judge,",
+    ),
+    "unknown model to compare with": (
+        tiny("rlhf", compare_with=["dpo/tinny"]),
+        "config: rlhf.recipes.tiny.compare_with: dpo has no 'tinny' (available: tiny,",
+    ),
+    "stage of a model to compare with": (
+        tiny("rlhf", compare_with=["reward/tiny"]),
+        "config: rlhf.recipes.tiny.compare_with.0: 'reward/tiny' does not match",
+    ),
+    "tokenizer of a model to compare with": (
+        tiny("rlhf", compare_with=["dpo/1.3b"]),
+        "config: rlhf.recipes.tiny.compare_with: dpo/1.3b and tiny have different tokenizers",
+    ),
+    "unknown ptx": (
+        tiny("rlhf", ptx="tinny"),
+        "config: sft.recipes has no 'tinny' (available: tiny, 125m,",
+    ),
+    "tokenizer of ptx": (
+        tiny("rlhf", ptx="125m"),
+        "config: rlhf.recipes.tiny.ptx names 125m, which has the tokenizer of opt-125m; the actor"
+        " has that of tiny",
+    ),
+    "unknown preset": (
+        tiny("rlhf", preset="deepspeed"),
+        "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
+        " (available: deepspeed_chat)",
+    ),
+    "preset of a preset": (
+        {"rlhf": {"presets": {"mine": {"preset": "deepspeed_chat"}}}},
+        "config: rlhf.presets.mine: Additional properties are not allowed ('preset'",
+    ),
+    "one response to compare": (
+        tiny("rlhf", algorithm="rloo"),
+        "config: rlhf.recipes.tiny.num_generations: rloo compares responses to the same prompt and"
+        " needs at least 2, not 1",
+    ),
+    "batch that separates the responses to a prompt": (
+        tiny("rlhf", algorithm="grpo", num_generations=3),
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of num_generations (3)",
+    ),
+    "preset that does not fit a recipe": (
+        {
+            "rlhf": {
+                "presets": {"mine": {"num_generations": 5}},
+                "recipes": {"tiny": {"preset": "mine"}},
+            }
+        },
+        "config: rlhf.recipes.tiny.global_batch_size: 128 is not a multiple of num_generations (5)",
+    ),
+    "nothing that scores": (
+        tiny("rlhf", reward=None),
+        "config: rlhf.recipes.tiny: reward is null and reward_functions is empty: nothing scores",
+    ),
+    "unknown reward function": (
+        tiny("rlhf", reward_functions={"shopping": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/shopping.py does not exist (available:"
+        " broken, bytes, lost, shop)",
+    ),
+    "reward function outside of its folder": (
+        tiny("rlhf", reward_functions={"../shop": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: '../shop' does not match",
+    ),
+    "reward function with a syntax error": (
+        tiny("rlhf", reward_functions={"shop": 1, "broken": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/broken.py is not valid Python (line 2:"
+        " '(' was never closed)",
+    ),
+    "reward function that is not UTF-8": (
+        tiny("rlhf", reward_functions={"bytes": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/bytes.py is not valid Python (",
+    ),
+    "reward function with an import that fails": (
+        tiny("rlhf", reward_functions={"lost": 1}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/lost.py imports a module that does not"
+        " exist (",
+    ),
+    "offloaded optimizer without ZeRO": (
+        tiny("sft", placement={"offload": "optimizer"}),
+        "config: sft.recipes.tiny.placement.zero_stage: 0 is less than the minimum of 1",
+    ),
+    "offloaded parameters in stage 2": (
+        tiny("sft", placement={"offload": "parameters", "zero_stage": 2}),
+        "config: sft.recipes.tiny.placement.zero_stage: 3 was expected",
+    ),
+    "offloaded optimizer of a critic without ZeRO": (
+        tiny("rlhf", placement={"offload": "optimizer", "zero_stage": 1, "critic_zero_stage": 0}),
+        "config: rlhf.recipes.tiny.placement.critic_zero_stage: 0 is less than the minimum of 1",
+    ),
+    "unknown offload": (
+        tiny("sft", placement={"offload": "disk"}),
+        "config: sft.recipes.tiny.placement.offload: 'disk' is not one of",
+    ),
+    "key of the critic outside of rlhf": (
+        tiny("sft", placement={"critic_zero_stage": 1}),
+        "config: sft.recipes.tiny.placement: Additional properties are not allowed",
+    ),
+    "incomplete deployment": (
+        {"deployments": {"mine": {"nodes": 1}}},
+        "config: deployments.mine: 'gpus_per_node' is a required property",
+    ),
+    "unknown template": ({"template": "alpaca"}, "config: template: 'alpaca' is not one of"),
+    "unknown section": (
+        {"sftt": {}},
+        "config: top level: Additional properties are not allowed ('sftt' was unexpected)",
+    ),
+    "password in an address": (
+        {
+            "evaluation": {
+                "endpoint": {
+                    "url": "https://me:secret@host/v1",
+                    "model": "judge",
+                    "key_env": None,
+                    "prompts": 1,
+                }
+            }
+        },
+        "config: evaluation.endpoint.url: 'https://me:secret@host/v1' does not match",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A project with the invalid reward functions."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    shutil.copytree(ROOT / "rewards", folder / "rewards")
+    for name, content in REWARD_FUNCTIONS.items():
+        (folder / f"rewards/{name}.py").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_reported_in_one_line(root, mistake):
+    changes, expected = MISTAKES[mistake]
+    with pytest.raises(ConfigError) as error:
+        load(changes, root)
+    message = str(error.value)
+    assert message.startswith(expected)
+    assert "\n" not in message
+
+
+def test_model_to_compare_with_may_share_the_base_model(root):
+    load(tiny("rlhf", compare_with=["dpo/tiny"]), root)
+
+
+def test_dataset_without_pairs_serves_sft_and_rlhf(root):
+    load(with_dataset("sft", format="messages"), root)
+    changes = with_dataset("rlhf", format="messages")
+    changes["rlhf"]["recipes"]["mine"] = {"actor": "tiny", "reward": "tiny", "datasets": ["mine"]}
+    load(changes, root)

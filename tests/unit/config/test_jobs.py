@@ -1,0 +1,219 @@
+"""Settings, inputs, files and default targets of jobs, from the shipped config."""
+
+import copy
+import re
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from snakechat.config.job_files import (
+    base_model_files,
+    dataset_files,
+    dataset_folder,
+    prompt_set_files,
+    task_files,
+    tokenizer_files,
+)
+from snakechat.config.job_settings import (
+    import_settings,
+    model_settings,
+    models_of,
+    report_inputs,
+    rlhf_evaluation_inputs,
+    rlhf_evaluation_settings,
+    rlhf_inputs,
+    tokenization_inputs,
+)
+from snakechat.config.loading import load_config
+from snakechat.config.targets import FIRST_TARGET, default_targets
+from snakechat.workflow.errors import InputError
+
+VALUES = yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """A function that returns the shipped config with changes; an empty folder is its root."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "scripts").mkdir()
+    for path in (ROOT / "rewards").glob("*.py"):
+        (tmp_path / "rewards" / path.name).write_text(path.read_text())
+    (tmp_path / "scripts/train_rlhf.py").write_text("")
+    (tmp_path / "scripts/snakechat").symlink_to(ROOT / "scripts/snakechat")
+    return lambda changes=None: load_config(copy.deepcopy(VALUES), tmp_path, changes or {})
+
+
+# --- settings and inputs -------------------------------------------------------------------------
+
+
+def test_only_a_remote_dataset_has_hub_and_revision(load):
+    remote = import_settings(load(), "rm-static")
+    assert (remote["hub"], remote["revision"]) == ("Dahoas/rm-static", "main")
+    local = import_settings(load({"datasets": {"rm-static": {"path": "mine"}}}), "rm-static")
+    assert not {"hub", "revision", "path"} & local.keys()
+    assert (
+        local["columns"]
+        == remote["columns"]
+        == {
+            "prompt": "prompt",
+            "chosen": "chosen",
+            "rejected": "rejected",
+        }
+    )
+
+
+def test_a_dataset_setting_overrides_the_common_one(load):
+    assert import_settings(load(), "rm-static")["on_bad_row"] == "fail"
+    config = load({"datasets": {"rm-static": {"on_bad_row": "skip"}}})
+    assert import_settings(config, "rm-static")["on_bad_row"] == "skip"
+    assert import_settings(load(), "toy")["seed"] == VALUES["seed"]
+    assert import_settings(load(), "toy-judge")["seed"] == 4321
+
+
+def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
+    with pytest.raises(InputError, match="names 'nothing'.* toy"):
+        import_settings(load(), "nothing")
+
+
+def test_a_model_has_the_settings_of_its_origin(load):
+    assert model_settings(load(), "opt-125m") == {"hub": "facebook/opt-125m", "revision": "main"}
+    assert model_settings(load(), "tiny").keys() == {"seed", "init", "tokenizer"}
+    local = load({"models": {"opt-125m": {"path": "here"}}})
+    assert model_settings(local, "opt-125m") == {}
+
+
+def test_tokenization_reads_records_and_rows_of_each_dataset(load):
+    assert tokenization_inputs(load(), "dpo", "tiny") == {
+        "tokenizer": ("init_model", "tiny"),
+        "records.toy": ("import_dataset", "toy"),
+        "rows.toy": ("split_dataset", "toy"),
+    }
+
+
+def test_rlhf_reads_the_reward_model_and_ptx_rows_only_if_the_recipe_names_them(load):
+    assert rlhf_inputs(load(), "tiny")["reward"] == ("train_reward", "tiny")
+    assert not {"reward", "tokens.reward", "ptx"} & rlhf_inputs(load(), "tiny-shop").keys()
+    config = load({"rlhf": {"recipes": {"tiny": {"ptx": "tiny"}}}})
+    assert rlhf_inputs(config, "tiny")["ptx"] == ("tokenize_sft", "tiny")
+
+
+def test_a_model_is_compared_with_those_that_it_is_made_from(load):
+    base, sft = ("init_model", "tiny"), ("train_sft", "tiny")
+    assert models_of(load(), "sft", "tiny") == {"base": base, "sft": sft}
+    assert models_of(load(), "dpo", "tiny") == {
+        "base": base,
+        "sft": sft,
+        "dpo": ("train_dpo", "tiny"),
+    }
+    config = load({"rlhf": {"recipes": {"tiny": {"compare_with": ["dpo/tiny"]}}}})
+    assert models_of(config, "rlhf", "tiny") == {
+        "base": base,
+        "sft": sft,
+        "compare_with.dpo/tiny": ("train_dpo", "tiny"),
+        "rlhf": ("train_rlhf", "tiny"),
+    }
+
+
+def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
+    inputs = rlhf_evaluation_inputs(load(), "tiny")
+    assert inputs["judge"] == ("train_reward", "judge")
+    assert rlhf_evaluation_settings(load(), "tiny")["exact_check"] == "shop"
+    assert "judge" not in rlhf_evaluation_inputs(load(), "1.3b")
+    assert rlhf_evaluation_settings(load(), "1.3b")["exact_check"] is None
+
+
+def test_a_report_without_a_reward_model_has_no_such_chapter(load):
+    assert "train_reward" in report_inputs(load(), "tiny")
+    assert not [key for key in report_inputs(load(), "tiny-shop") if "reward" in key]
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
+    for name in ("train-1.jsonl", "train-2.jsonl", "test.jsonl", "README.md"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / name).write_text("{}")
+    config = load({"datasets": {"local": {"path": "mine"}}})
+    files = dataset_files(config, "local")
+    assert files.keys() == {"train/train-1.jsonl", "train/train-2.jsonl", "eval/test.jsonl"}
+    assert all(path.is_file() for path in files.values())
+    assert dataset_folder(config, "local").resolve() == tmp_path / "mine"
+    single = load({"datasets": {"local": {"path": "mine/test.jsonl"}}})
+    assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
+    assert dataset_folder(single, "local").resolve() == tmp_path / "mine"
+    assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
+
+
+def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
+    config = load({"datasets": {"local": {"path": "mine"}}})
+    with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):
+        dataset_files(config, "local")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
+    with pytest.raises(InputError, match=re.escape("mine/rows.jsonl is a broken link")):
+        dataset_files(config, "local")
+
+
+def test_a_local_model_needs_weights(load, tmp_path):
+    config = load({"models": {"opt-125m": {"path": "model"}}})
+    with pytest.raises(InputError, match=r"models\.opt-125m\.path: there is no folder model"):
+        base_model_files(config, "opt-125m")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no \*\.safetensors"):
+        base_model_files(config, "opt-125m")
+    (tmp_path / "model/model.safetensors").write_text("")
+    assert base_model_files(config, "opt-125m").keys() == {"config.json", "model.safetensors"}
+
+
+def test_a_tokenizer_folder_needs_files(load, tmp_path):
+    tokenizer = {"train_on": None, "vocab_size": None, "path": "tokenizer"}
+    values = copy.deepcopy(VALUES)
+    values["models"]["tiny"]["tokenizer"] = {"path": tokenizer["path"]}
+    config = load_config(values, tmp_path, {})
+    with pytest.raises(InputError, match="tokenizer has no tokenizer files"):
+        tokenizer_files(config, "tiny")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
+    assert tokenizer_files(config, "tiny").keys() == {"tokenizer.json"}
+    assert tokenizer_files(load(), "tiny") == {}
+
+
+def test_missing_prompt_sets_and_tasks_are_errors(load, tmp_path):
+    with pytest.raises(InputError, match=r"prompts has no toy\.yaml \(it has: none\)"):
+        prompt_set_files(load(), "prompts", "sft", "tiny")
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts/toy.yaml").write_text("")
+    assert prompt_set_files(load(), "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
+    config = load({"lm_eval": {"tasks": ["hellaswag", "mine.yaml"]}})
+    with pytest.raises(InputError, match="lm_eval.tasks names mine.yaml"):
+        task_files(config)
+    (tmp_path / "mine.yaml").write_text("")
+    assert task_files(config).keys() == {"mine.yaml"}
+
+
+# --- default targets -----------------------------------------------------------------------------
+
+
+def test_a_fresh_tree_builds_the_tiny_recipe(load):
+    assert default_targets(load()) == [FIRST_TARGET]
+
+
+def test_results_that_exist_are_the_default_targets(load, tmp_path):
+    results = ("sft/tiny", "sft/350m", "reward/tiny", "dpo/tiny", "rlhf/tiny", "sft/removed")
+    pages = ("record/sft/tiny.md", "compare/rlhf/tiny-kl.html", "compare/rlhf/gone-vs-tiny.html")
+    for path in (*(f"{result}.manifest.json" for result in results), *pages):
+        file = tmp_path / "output" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert default_targets(load()) == [
+        # Built with output/rlhf/tiny: sft/tiny and reward/tiny.
+        "output/sft/350m",
+        "output/dpo/tiny",
+        "output/rlhf/tiny",
+        "output/record/sft/tiny.md",
+        "output/compare/rlhf/tiny-kl.html",
+    ]

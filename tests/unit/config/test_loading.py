@@ -1,0 +1,128 @@
+"""Values of the command line, nested updates and sweeps."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from snakechat.config.errors import ConfigError
+from snakechat.config.loading import parse_command_line_values, update
+from support.configs import load
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", 2),
+        ("2.0e-5", 2e-5),
+        ("1e-5", "1e-5"),
+        ("true", True),
+        ("null", None),
+        ("tiny", "tiny"),
+        ("1.3b", "1.3b"),
+        (3, 3),
+        ({"sft": {"defaults": {"epochs": "2"}}}, {"sft": {"defaults": {"epochs": 2}}}),
+        (["1", "a"], [1, "a"]),
+    ],
+)
+def test_values_of_the_command_line_are_read_as_yaml(text, value):
+    parsed = parse_command_line_values(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_update_keeps_keys_that_the_changes_do_not_name():
+    values = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    update(values, {"a": {"c": {"f": 4}}, "e": {"g": 5}})
+    assert values == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": {"g": 5}}
+
+
+def test_update_separates_aliases():
+    shared = {"deployment": "cpu"}
+    values = {}
+    update(values, {"a": shared, "b": shared})
+    update(values, {"a": {"threads": 8}})
+    assert values == {"a": {"deployment": "cpu", "threads": 8}, "b": {"deployment": "cpu"}}
+
+
+def test_command_line_overrides_config_files():
+    changes = {"sft": {"defaults": {"epochs": 2, "seed": 5}}}
+    config = load(changes, command_line={"sft": {"defaults": {"epochs": "3"}}, "seed": "7"})
+    recipe = config.recipe("sft", "1.3b")
+    assert (recipe["epochs"], recipe["seed"], config.values["seed"]) == (3, 5, 7)
+
+
+def sweep(name="mine", **settings):
+    """Return a sweep over the tiny recipe of rlhf."""
+    over = {"kl_coef": [0.1, 0.2], "seed": [1, 2]}
+    return {"sweeps": {name: {"stage": "rlhf", "recipe": "tiny", "over": over, **settings}}}
+
+
+def test_sweep_adds_a_recipe_for_each_combination():
+    config = load(sweep())
+    names = [f"mine-kl_coef-{kl}-seed-{seed}" for kl in (0.1, 0.2) for seed in (1, 2)]
+    assert list(config.sweep_recipes("mine")) == names
+    for name in names:
+        recipe = config.recipe("rlhf", name)
+        changed = {key for key in recipe if recipe[key] != config.recipe("rlhf", "tiny")[key]}
+        assert changed <= {"kl_coef", "seed"}
+    assert config.recipe("rlhf", names[2])["kl_coef"] == 0.2
+    assert config.compared_recipes("rlhf", "mine") == names
+    assert config.compared_recipes("rlhf", "tiny-vs-mine") == ["tiny", *names]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (sweep("tiny"), "config: sweeps.tiny has the name of a recipe of rlhf"),
+        (sweep(recipe="tinny"), "config: sweeps.mine.recipe names 'tinny', which is not under"),
+        (sweep(over={"actor": ["a b"]}), "config: sweeps.mine.over: 'mine-actor-a b' is not a"),
+        (
+            sweep(over={"kl_coeff": [1]}),
+            "config: rlhf.recipes.mine-kl_coeff-1: Additional properties",
+        ),
+        (sweep(over={"kl_coef": [-1]}), "config: rlhf.recipes.mine-kl_coef--1.kl_coef: -1 is less"),
+        (sweep(over={"seed": [1, 1]}), "config: sweeps.mine.over.seed: [1, 1] has non-unique"),
+        (sweep(over={}), "config: sweeps.mine.over: {} "),
+        (
+            {
+                **sweep(over={"seed": [1]}),
+                "rlhf": {"recipes": {"mine-seed-1": {"actor": "tiny", "reward": "tiny"}}},
+            },
+            "config: sweeps.mine makes recipe mine-seed-1, which exists",
+        ),
+    ],
+)
+def test_invalid_sweep(changes, message):
+    with pytest.raises(ConfigError) as error:
+        load(changes)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("names", ["tiny", "tiny-vs-tiny"])
+def test_comparison_needs_two_recipes(names):
+    with pytest.raises(ConfigError, match=f"output/compare/rlhf/{names}: name two recipes"):
+        load().compared_recipes("rlhf", names)
+
+
+def test_comparison_of_an_unknown_recipe():
+    with pytest.raises(ConfigError, match=r"rlhf.recipes has no 'tinny' \(available: tiny,"):
+        load().compared_recipes("rlhf", "tiny-vs-tinny")
+
+
+def test_planning_imports_no_torch_and_no_pyarrow():
+    """A dry run takes two seconds, and a cluster's head node may have none of them."""
+    program = (
+        "import sys; import snakechat.config.loading, snakechat.config.job_settings;"
+        "import snakechat.config.sft, snakechat.config.rlhf, snakechat.config.resources;"
+        "print({'torch', 'transformers', 'deepspeed', 'pyarrow', 'numpy'} & set(sys.modules))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT / "scripts",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == "set()\n"

@@ -1,0 +1,139 @@
+"""Recipes with all their settings, and what their names refer to."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from snakechat.config.placement import Placement, RlhfPlacement
+from snakechat.config.schema import SETTINGS
+from support.configs import load
+
+SMALL = {
+    "nodes": 1,
+    "gpus_per_node": 2,
+    "zero_stage": 2,
+    "offload": "none",
+    "activation_checkpointing": True,
+    "micro_batch_tokens": 512,
+    "threads": 4,
+    "mem_mb": 2000,
+    "runtime": 10,
+}
+
+
+@pytest.mark.parametrize("stage", SETTINGS)
+def test_training_settings_are_the_fields_of_the_dataclass(stage):
+    settings = load().training_settings(stage, "tiny")
+    assert dataclasses.asdict(SETTINGS[stage](**settings)) == settings
+
+
+def test_settings_are_frozen():
+    settings = SETTINGS["dpo"](**load().training_settings("dpo", "tiny"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.beta = 1.0
+
+
+@pytest.mark.parametrize("stage", SETTINGS)
+def test_placement_of_a_recipe_is_complete(stage):
+    placement = load().recipe(stage, "tiny")["placement"]
+    placement_class = RlhfPlacement if stage == "rlhf" else Placement
+    assert placement_class(**placement).micro_batch_tokens == 8192
+
+
+def test_layers_of_settings():
+    """A recipe overrides its preset, which overrides the defaults of the stage."""
+    config = load(
+        {
+            "rlhf": {
+                "defaults": {"gamma": 0.9, "kl_coef": 0.3, "clip_range": 0.3},
+                "presets": {"mine": {"kl_coef": 0.4, "clip_range": 0.4}},
+                "recipes": {"mine": {"actor": "tiny", "reward": "tiny", "preset": "mine"}},
+            }
+        }
+    )
+    config.values["rlhf"]["recipes"]["mine"]["clip_range"] = 0.5
+    recipe = config.recipe("rlhf", "mine")
+    assert (recipe["gamma"], recipe["kl_coef"], recipe["clip_range"]) == (0.9, 0.4, 0.5)
+    assert recipe["seed"] == config.values["seed"]
+    assert "preset" not in recipe
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "expected"),
+    [
+        ("small", {}, SMALL),
+        ({"deployment": "small", "threads": 8}, {}, {**SMALL, "threads": 8}),
+        ("small", {"threads": 8}, {**SMALL, "threads": 8}),
+        ({"deployment": "cpu", "threads": 8}, "small", SMALL),
+        (
+            {"deployment": "cpu", "threads": 8},
+            {"deployment": "small", "nodes": 2},
+            {**SMALL, "nodes": 2},
+        ),
+    ],
+)
+def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, expected):
+    config = load(
+        {
+            "deployments": {"small": SMALL},
+            "sft": {
+                "defaults": {"placement": default},
+                "recipes": {"mine": {"model": "tiny", "datasets": ["toy"], "placement": own}},
+            },
+        }
+    )
+    assert config.recipe("sft", "mine")["placement"] == expected
+
+
+def test_deployment_replaces_all_placements():
+    config = load({"deployments": {"small": SMALL}, "deployment": "small"})
+    assert config.recipe("sft", "tiny")["placement"] == SMALL
+    assert config.recipe("rlhf", "66b")["placement"] == SMALL
+
+
+def test_blend_has_the_weight_of_each_dataset():
+    config = load({"sft": {"recipes": {"tiny": {"datasets": ["toy", {"local": 0.5}]}}}})
+    assert config.blend("sft", "tiny") == [["toy", 1], ["local", 0.5]]
+
+
+def test_models_behind_a_recipe():
+    config = load({"dpo": {"recipes": {"base": {"model": "opt-125m"}}}})
+    assert config.base_model("sft", "tiny") == ("init_model", "tiny")
+    assert config.base_model("sft", "125m") == ("fetch_model", "opt-125m")
+    assert config.base_model("dpo", "tiny") == ("train_sft", "tiny")
+    assert config.base_model("dpo", "base") == ("fetch_model", "opt-125m")
+    for stage in SETTINGS:
+        assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
+    assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
+
+
+def test_model_overrides_template_and_prompt_sets():
+    config = load({"models": {"opt-125m": {"template": "chat"}}})
+    assert config.template("sft", "125m") == "chat"
+    assert config.template("sft", "350m") == "dialogue"
+    assert config.prompt_sets("rlhf", "tiny") == ["toy"]
+    assert config.prompt_sets("sft", "350m") == ["en"]
+
+
+def test_models_by_origin():
+    config = load({"models": {"mine": {"path": "models/mine"}}})
+    assert config.models_with("init") == ["tiny"]
+    assert config.models_with("path") == ["mine"]
+    fetched = config.models_with("hub", "path")
+    assert "mine" in fetched and "opt-125m" in fetched and "tiny" not in fetched
+
+
+def test_dataset_overrides_the_split():
+    config = load()
+    assert config.split_weights("toy") == {"sft": 2, "reward": 4, "rlhf": 4}
+    assert config.split_weights("toy-judge") == {"sft": 0, "reward": 1, "rlhf": 0}
+
+
+def test_paths_are_relative_to_the_snakefile(tmp_path, monkeypatch):
+    config = load()
+    config.root = tmp_path / "project"
+    monkeypatch.chdir(tmp_path)
+    assert config.source_of("local") == Path("project/data")
+    assert config.source_of("toy") is None
+    assert config.local_path("/data/mine").resolve() == Path("/data/mine")

@@ -1,0 +1,65 @@
+"""Placements and resources of jobs."""
+
+import pytest
+
+from snakechat.config.resources import RESOURCES, job_placement, job_resources
+
+PLACEMENT = {"nodes": 1, "gpus_per_node": 8, "threads": 64, "mem_mb": 1000, "runtime": 60}
+
+
+class OneRecipe:
+    """A config whose recipes all have one placement."""
+
+    def __init__(self, **placement):
+        self.placement = {**PLACEMENT, **placement}
+
+    def recipe(self, stage, name):
+        return {"placement": self.placement}
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ({}, {"nodes": 1, "gpus_per_node": 1, "threads": 8}),
+        ({"nodes": 4}, {"nodes": 1, "gpus_per_node": 1, "threads": 8}),
+        ({"gpus_per_node": 0, "threads": 2}, {"nodes": 1, "gpus_per_node": 0, "threads": 2}),
+        ({"threads": 3}, {"nodes": 1, "gpus_per_node": 1, "threads": 1}),
+    ],
+)
+def test_a_single_process_gets_one_gpu_and_its_threads(placement, expected):
+    config = OneRecipe(**placement)
+    assert job_placement(config, "sft", "a", single_process=False) == config.placement
+    assert job_placement(config, "sft", "a", single_process=True) == config.placement | expected
+
+
+def test_resources_of_one_node():
+    resources = job_resources(PLACEMENT, attempt=1)
+    assert tuple(resources) == RESOURCES
+    assert resources == {
+        "nodes": 1,
+        "gpu": 8,
+        "gres": None,
+        "mpi": None,
+        "tasks": None,
+        "tasks_per_gpu": None,
+        "mem_mb": 1000,
+        "runtime": 60,
+    }
+
+
+def test_resources_of_several_nodes_are_those_of_each_node():
+    resources = job_resources(PLACEMENT | {"nodes": 4}, attempt=1)
+    assert resources["gpu"] is None and resources["gres"] == "gpu:8"
+    assert (resources["mpi"], resources["tasks"], resources["tasks_per_gpu"]) == ("srun", 4, 0)
+
+
+def test_a_job_without_gpus_asks_for_none():
+    resources = job_resources(PLACEMENT | {"gpus_per_node": 0}, attempt=1)
+    assert resources["gpu"] is None and resources["gres"] is None
+    assert job_resources(PLACEMENT | {"gpus_per_node": 0, "nodes": 2}, 1)["gres"] is None
+
+
+@pytest.mark.parametrize(("attempt", "factor"), [(1, 1), (2, 1.5), (3, 2)])
+def test_memory_and_time_grow_by_half_with_each_attempt(attempt, factor):
+    resources = job_resources(PLACEMENT, attempt)
+    assert (resources["mem_mb"], resources["runtime"]) == (1000 * factor, 60 * factor)
