@@ -1,7 +1,7 @@
-"""Kubernetes: what pods are asked for, what they run, and jobs of several nodes.
+"""Kubernetes: the pods that Snakemake requests, and Kubeflow jobs of several nodes.
 
-No cluster is there. Manifests are held against the schemas of the API, Snakemake's plugin talks to
-a stand-in whose pods are processes of this machine, and so are the nodes of a Kubeflow job.
+Without a cluster: manifests are validated against the schemas of the API, Snakemake's plugin talks
+to a stub whose pods are processes of this machine, and so are the nodes of a Kubeflow job.
 """
 
 import json
@@ -30,7 +30,7 @@ from support.pods import LOG, serving
 
 PROFILE = ROOT / "profiles/kubernetes"
 DOCKERFILE = (ROOT / "envs/Dockerfile").read_text()
-# Of the oldest and the newest API that are maintained.
+# The oldest and the newest maintained API.
 VERSIONS = ("1.34", "1.37")
 SMALL = {
     "datasets": {"toy": {"rows": 120, "eval_rows": 20}},
@@ -40,14 +40,14 @@ TRAINED = "output/sft/tiny.manifest.json"
 
 
 def valid(document):
-    """A manifest that the API takes, with nothing in it that it does not know."""
+    """Validate a manifest against the API, without unknown fields, and return it."""
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
     return document
 
 
 def manifests(path):
-    """All documents of a file."""
+    """Return all documents of a file."""
     return list(yaml.safe_load_all(path.read_text()))
 
 
@@ -59,7 +59,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def workflow(cluster, tmp_path_factory):
-    """A workflow on a volume, small, with a profile that knows where that is."""
+    """A small workflow on a volume, with a profile that has the path of the volume."""
     volume = tmp_path_factory.mktemp("volume")
     folder = volume / "snakechat"
     copy_sources(folder)
@@ -68,12 +68,12 @@ def workflow(cluster, tmp_path_factory):
     profile.write_text(profile.read_text().replace("/volume", str(volume)))
     workflow = Workflow(folder, "--configfile", "small.yaml")
     workflow.environment = {"KUBECONFIG": cluster.config(volume / "kubeconfig")}
-    workflow.environment["PYTHONPATH"] = str(mended_plugin(volume / "plugins"))
+    workflow.environment["PYTHONPATH"] = str(patched_plugin(volume / "plugins"))
     return workflow
 
 
-def mended_plugin(folder):
-    """A folder with the plugin as the image has it."""
+def patched_plugin(folder):
+    """Return a folder with the plugin as patched in the image."""
     source = Path(plugin.__file__)
     shutil.copytree(source.parent, folder / source.parent.name)
     line = re.search("sed --in-place '(.*)'", DOCKERFILE)[1]
@@ -82,14 +82,14 @@ def mended_plugin(folder):
 
 
 def on_kubernetes(workflow, *arguments):
-    """Snakemake with the profile, in a hurry."""
-    hurry = ("--seconds-between-status-checks", "1", "--latency-wait", "5")
-    return workflow.snakemake("--profile", "profiles/kubernetes", *hurry, *arguments)
+    """Run Snakemake with the profile and short intervals."""
+    intervals = ("--seconds-between-status-checks", "1", "--latency-wait", "5")
+    return workflow.snakemake("--profile", "profiles/kubernetes", *intervals, *arguments)
 
 
 @pytest.fixture(scope="module")
 def imported(cluster, workflow):
-    """The job of a rule without GPUs, which has run in a pod."""
+    """The job of a rule without GPUs, after it ran in a pod."""
     process = on_kubernetes(workflow, "output/data/toy.manifest.json")
     logs = [log.read_text() for log, _ in cluster.pods.values()]
     assert process.returncode == 0, (process.stdout, logs)
@@ -99,13 +99,13 @@ def imported(cluster, workflow):
 
 @pytest.fixture(scope="module")
 def prepared(imported, workflow):
-    """The workflow with all that training needs."""
+    """The workflow with the inputs of the SFT training."""
     workflow.build("output/tokens/sft/tiny.manifest.json", "output/models/tiny.manifest.json")
     return workflow
 
 
 def container_of(job):
-    """The only container of a job's pod."""
+    """Return the only container of the pod of a job."""
     [container] = job["spec"]["template"]["spec"]["containers"]
     return container
 
@@ -121,18 +121,20 @@ def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow, tmp_path
     claim = {"name": "snakechat", "persistentVolumeClaim": {"claimName": "snakechat"}}
     assert claim in job["spec"]["template"]["spec"]["volumes"]
     assert not cluster.secrets
-    # Nothing was copied, nothing installed.
+    # The plugin copied and installed nothing.
     files = [path for path in (workflow.folder / ".snakemake").rglob("*") if path.is_file()]
     assert files and not {"storage", "pip-deployments"} & {part for f in files for part in f.parts}
-    # The same as on this machine.
+    # The result is the same as on this machine.
     copy_sources(tmp_path)
     shutil.copy(workflow.folder / "small.yaml", tmp_path)
     Workflow(tmp_path, *workflow.options).build("output/data/toy.manifest.json")
-    made = [folder / "output/data/toy.manifest.json" for folder in (workflow.folder, tmp_path)]
-    assert made[0].read_bytes() == made[1].read_bytes()
+    manifests_made = [
+        folder / "output/data/toy.manifest.json" for folder in (workflow.folder, tmp_path)
+    ]
+    assert manifests_made[0].read_bytes() == manifests_made[1].read_bytes()
 
 
-def test_a_job_without_gpus_asks_for_none(imported):
+def test_a_job_without_gpus_requests_none(imported):
     resources = container_of(imported)["resources"]
     assert resources["limits"] == {
         "cpu": "1000m",
@@ -143,7 +145,7 @@ def test_a_job_without_gpus_asks_for_none(imported):
     assert "tolerations" not in imported["spec"]["template"]["spec"]
 
 
-def test_a_job_with_gpus_has_them_as_a_limit_and_is_tried_again_with_more_memory(prepared, cluster):
+def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, cluster):
     before = set(cluster.jobs)
     cluster.run = False
     try:
@@ -153,11 +155,11 @@ def test_a_job_with_gpus_has_them_as_a_limit_and_is_tried_again_with_more_memory
     finally:
         cluster.run = True
     assert process.returncode == 1
-    told = re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout)
-    assert len(told) == 2 and all(LOG in Path(path).read_text() for path in told)
+    logs = re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout)
+    assert len(logs) == 2 and all(LOG in Path(path).read_text() for path in logs)
     jobs = [job for name, job in cluster.jobs.items() if name not in before]
     resources = [container_of(job)["resources"] for job in jobs]
-    assert [asked["limits"] for asked in resources] == [
+    assert [request["limits"] for request in resources] == [
         {
             "cpu": "8000m",
             "memory": f"{memory}M",
@@ -166,14 +168,14 @@ def test_a_job_with_gpus_has_them_as_a_limit_and_is_tried_again_with_more_memory
         }
         for memory in (64000, 96000)
     ]
-    for job, asked in zip(jobs, resources, strict=True):
+    for job, request in zip(jobs, resources, strict=True):
         valid({"apiVersion": "batch/v1", "kind": "Job", **job})
-        assert asked["requests"] == {**asked["limits"], "cpu": "7600m"}
+        assert request["requests"] == {**request["limits"], "cpu": "7600m"}
         [toleration] = job["spec"]["template"]["spec"]["tolerations"]
         assert toleration["key"] == "nvidia.com/gpu"
 
 
-def test_results_of_pods_may_be_in_another_folder_of_the_volume(workflow, cluster):
+def test_pods_build_in_another_folder_of_the_volume(workflow, cluster):
     before = set(cluster.jobs)
     cluster.run = False
     try:
@@ -188,10 +190,10 @@ def test_results_of_pods_may_be_in_another_folder_of_the_volume(workflow, cluste
     assert words[words.index("--snakefile") + 1] == str(workflow.folder / "Snakefile")
 
 
-# --- what a user applies ----------------------------------------------------------------------
+# --- manifests for kubectl apply --------------------------------------------------------------
 
 
-def test_manifests_are_what_the_api_takes():
+def test_manifests_are_valid():
     for path in (PROFILE / "volume.yaml", PROFILE / "driver.yaml"):
         for document in manifests(path):
             valid(document)
@@ -210,9 +212,9 @@ def test_profile_volume_and_driver_name_the_same_claim_path_and_image():
         assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": path}]
 
 
-def test_the_driver_may_do_what_the_plugin_does():
+def test_the_role_of_the_driver_permits_every_call_of_the_plugin():
     role = next(document for document in manifests(PROFILE / "driver.yaml") if "rules" in document)
-    may = {
+    permitted = {
         (verb, resource)
         for rule in role["rules"]
         for resource in rule["resources"]
@@ -224,13 +226,13 @@ def test_the_driver_may_do_what_the_plugin_does():
     )
     names = {"job_status": "jobs/status", "pod_log": "pods/log"}
     needed = {(verb.replace("read", "get"), names.get(kind, f"{kind}s")) for verb, kind in called}
-    assert len(needed) == 8 and needed <= may
+    assert len(needed) == 8 and needed <= permitted
 
 
 # --- the image --------------------------------------------------------------------------------
 
 
-def test_the_image_has_files_that_are_there_and_no_others_are_sent():
+def test_the_build_context_of_the_image_has_exactly_the_copied_files():
     copied = re.search(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)[1].split()
     assert all((ROOT / name).is_file() for name in copied)
     ignored = (ROOT / "envs/Dockerfile.dockerignore").read_text().splitlines()
@@ -240,20 +242,20 @@ def test_the_image_has_files_that_are_there_and_no_others_are_sent():
     )
 
 
-def test_the_image_has_a_user_of_its_own_who_owns_the_volume():
+def test_the_user_of_the_image_owns_the_volume():
     number = re.search(r"useradd --uid (\d+)", DOCKERFILE)[1]
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
     driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
     assert driver["initContainers"][0]["command"][:2] == ["chown", f"{number}:{number}"]
 
 
-def test_the_plugin_still_needs_to_be_mended():
+def test_the_plugin_still_needs_the_patch_of_the_image():
     assert Path(plugin.__file__).read_text().count("previous=True") == 1
 
 
 # --- several nodes ----------------------------------------------------------------------------
 
-# Two nodes, without GPUs and with.
+# A placement of two nodes without GPUs.
 NODES = {"nodes": 2, "gpus_per_node": 0, "zero_stage": 0, "offload": "none"}
 NODES |= {"activation_checkpointing": False, "micro_batch_tokens": 8192}
 NODES |= {"threads": 2, "mem_mb": 4000, "runtime": 60}
@@ -261,7 +263,7 @@ NODES |= {"threads": 2, "mem_mb": 4000, "runtime": 60}
 
 @pytest.fixture(scope="module")
 def two_nodes(prepared):
-    """Options that place training on two nodes; with GPUs, it has eight on each."""
+    """Options that place trainings on two nodes without GPUs; gpus.yaml has eight GPUs on each."""
     for name, gpus in {"two": 0, "gpus": 8}.items():
         deployments = {"two": {**NODES, "gpus_per_node": gpus}}
         config = {**SMALL, "deployments": deployments, "deployment": "two"}
@@ -269,17 +271,17 @@ def two_nodes(prepared):
     return ("--configfile", "two.yaml")
 
 
-def job_of(workflow, *arguments):
-    """The documents that the generator writes."""
+def documents_of(workflow, *arguments):
+    """Return the documents that kubernetes_job.py writes."""
     process = workflow.run("python", "scripts/kubernetes_job.py", *arguments)
     assert process.returncode == 0, process.stdout
     return list(yaml.safe_load_all(process.stdout))
 
 
 def as_read(document):
-    """A document as the client of its API reads it: what that does not know is not in it."""
+    """Return a document as the client of its API reads it, without unknown fields."""
     if document["apiVersion"] == "kubeflow.org/v1":
-        # Where the client of Kubernetes looks for the parts of an object.
+        # The Kubernetes client looks up the types of nested objects here.
         vars(kubernetes.client.models).update(vars(operator))
         client = kubernetes.client.ApiClient()
         response = SimpleNamespace(data=json.dumps(document))
@@ -289,7 +291,7 @@ def as_read(document):
 
 
 def as_job(template):
-    """A pod of an operator, in a job that the API knows."""
+    """Return the pod template of an operator in a Job, which the API can validate."""
     spec = {**template["spec"], "restartPolicy": "Never"}
     return {
         "apiVersion": "batch/v1",
@@ -300,7 +302,7 @@ def as_job(template):
 
 
 def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
-    [job] = job_of(prepared, "output/sft/tiny", "--", "--configfile", "gpus.yaml")
+    [job] = documents_of(prepared, "output/sft/tiny", "--", "--configfile", "gpus.yaml")
     assert as_read(job) == job
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {
@@ -326,10 +328,10 @@ def test_a_pytorch_job_of_one_node_has_no_workers():
     assert set(document["spec"]["pytorchReplicaSpecs"]) == {"Master"}
 
 
-def test_a_train_job_has_as_many_nodes_and_the_same_pods(two_nodes, prepared):
+def test_a_train_job_has_the_nodes_and_pods_of_a_pytorch_job(two_nodes, prepared):
     options = ("output/sft/tiny", "--", "--configfile", "gpus.yaml")
-    [pytorch] = job_of(prepared, *options)
-    runtime, job = job_of(prepared, "--kind", "TrainJob", *options)
+    [pytorch] = documents_of(prepared, *options)
+    runtime, job = documents_of(prepared, "--kind", "TrainJob", *options)
     assert as_read(runtime) == runtime
     assert as_read(job) == job
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
@@ -341,8 +343,10 @@ def test_a_train_job_has_as_many_nodes_and_the_same_pods(two_nodes, prepared):
     assert pod == same
 
 
-def test_nodes_of_a_kubeflow_job_build_what_two_processes_here_build(two_nodes, prepared, tmp_path):
-    [job] = job_of(prepared, "output/sft/tiny", "--", *two_nodes)
+def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
+    two_nodes, prepared, tmp_path
+):
+    [job] = documents_of(prepared, "output/sft/tiny", "--", *two_nodes)
     command = container_of(as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]))[
         "command"
     ]
@@ -350,7 +354,7 @@ def test_nodes_of_a_kubeflow_job_build_what_two_processes_here_build(two_nodes, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    # What the operator tells a pod.
+    # The variables that the operator sets in a pod.
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     group |= {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_PORT": port}
     group |= {"PET_MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -365,29 +369,31 @@ def test_nodes_of_a_kubeflow_job_build_what_two_processes_here_build(two_nodes, 
         )
         for rank in ("0", "1")
     ]
-    # Two processes that no operator started.
+    # Two processes without an operator.
     torchrun = [command[1], "--standalone", "--nproc-per-node=2", *command[2:]]
     here.environment = {"OMP_NUM_THREADS": "1"}
     process = here.run("python", *torchrun)
     assert process.returncode == 0, process.stdout
-    said = [pod.communicate(timeout=120)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], said
-    made = [workflow.folder / TRAINED for workflow in (kubeflow, here)]
-    assert made[0].read_bytes() == made[1].read_bytes()
-    # Snakemake takes it for what it would have made.
+    outputs = [pod.communicate(timeout=120)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    trained = [workflow.folder / TRAINED for workflow in (kubeflow, here)]
+    assert trained[0].read_bytes() == trained[1].read_bytes()
+    # For Snakemake the result is up to date.
     assert "train_sft" in prepared.planned("output/sft/tiny")
     assert "train_sft" not in kubeflow.planned("output/sft/tiny")
 
 
-def test_what_is_missing_is_told_with_what_builds_it(two_nodes, prepared, tmp_path):
+def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
+    two_nodes, prepared, tmp_path
+):
     copy_sources(tmp_path / "fresh")
     fresh = Workflow(tmp_path / "fresh")
     shutil.copy(prepared.folder / "two.yaml", fresh.folder)
-    generator = ("python", "scripts/kubernetes_job.py", "output/sft/tiny", "--")
+    generator = ("python", "scripts/kubernetes_job.py", "output/sft/tiny")
     process = fresh.run(*generator, *two_nodes)
     assert process.returncode == 1
     assert process.stdout == (
-        "error: train_sft tiny has inputs to build first: snakemake --profile kubernetes"
+        "error: the inputs of train_sft tiny are missing: first run snakemake --profile kubernetes"
         " output/models/tiny.manifest.json output/tokens/sft/tiny.manifest.json"
         " --configfile two.yaml\n"
     )
@@ -397,11 +403,11 @@ def test_what_is_missing_is_told_with_what_builds_it(two_nodes, prepared, tmp_pa
     )
 
 
-def test_a_folder_that_pods_do_not_see_is_refused(two_nodes, prepared, tmp_path):
+def test_a_folder_outside_the_volume_is_an_error(two_nodes, prepared, tmp_path):
     copy = prepared.copy(tmp_path / "copy")
     process = copy.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", "--", *two_nodes)
     assert process.returncode == 1
     assert process.stdout == (
-        f"error: {copy.folder} is not on the volume, which pods have at {prepared.folder.parent}"
-        f" ({copy.folder}/profiles/kubernetes/config.yaml)\n"
+        f"error: {copy.folder} is not on the volume, which pods mount at {prepared.folder.parent}"
+        f" ({copy.folder}/profiles/kubernetes/config.yaml): build in a folder on the volume\n"
     )

@@ -42,8 +42,8 @@ def planned(workflow, config, *targets):
     # For a rule with a message, Snakemake prints nothing else.
     for rules in workflow.folder.glob("rules/*.smk"):
         rules.write_text(re.sub(r"    message:\n.*\n", "", rules.read_text()))
-    options = ("-n", "-p", "--cores", "64", "--configfile", "mine.json")
-    process = workflow.snakemake(*targets, *options)
+    options = ["--configfile", "mine.json"]
+    process = workflow.snakemake(*targets, "-n", "-p", "--cores", "64", *options)
     assert process.returncode == 0, process.stdout[-3000:]
     jobs = {}
     for block in process.stdout.split("\n\n"):
@@ -55,7 +55,10 @@ def planned(workflow, config, *targets):
             pairs = re.search("resources: (.*)", block)[1].split(", ")
             resources = dict(pair.split("=") for pair in pairs)
             resources["threads"] = re.search(r"threads: (\d+)|$", block)[1] or "1"
-            jobs[job] = json.loads(words[words.index("--placement") + 1]), resources
+            placement = json.loads(words[words.index("--placement") + 1])
+            # Jobs that write a model card have them.
+            assert placement.pop("options", options) == options
+            jobs[job] = placement, resources
     return jobs
 
 
@@ -89,8 +92,8 @@ def test_a_user_overrides_one_key_of_a_built_in_recipe(sources):
     [
         (
             {"sft": {"recipes": {"tiny": {"placement": "laptop"}}}},
-            "sft.recipes.tiny.placement names 'laptop', which is not under deployments (there: cpu,"
-            " multi_node, single_gpu, single_node)",
+            "sft.recipes.tiny.placement names 'laptop', which is not under deployments (available:"
+            " cpu, multi_node, single_gpu, single_node)",
         ),
         (
             {"reward": {"defaults": {"placement": {"deployment": "laptop"}}}},

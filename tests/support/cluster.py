@@ -1,7 +1,7 @@
-"""A Slurm of two nodes on this machine, each with two GPUs that are none, for tests as root.
+"""A Slurm cluster of two nodes on this machine, for tests that run as root.
 
-Debian's packages slurm-wlm and munge, started by hand in a folder of their own. The nodes are two
-slurmd of one host: they share its network, its files and its cores.
+Starts the daemons of Debian's packages slurm-wlm and munge in a temporary folder. The nodes are two
+slurmd on one host: they share its network, its files and its cores. Each has two fake GPUs.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 NODES = {"n1": 17901, "n2": 17902}
-# Where Slurm's commands look that were told nothing: jobs lose the variable SLURM_CONF.
+# The default path of Slurm's commands, because jobs do not inherit the variable SLURM_CONF.
 CONF = Path("/etc/slurm/slurm.conf")
 
 SLURM_CONF = """
@@ -23,7 +23,7 @@ SlurmctldPort=17900
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# How long a job waits that is queued again.
+# Limits how long a requeued job waits.
 AuthInfo=socket={folder}/munge/socket,cred_expire=10
 CredType=cred/munge
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
@@ -71,22 +71,22 @@ CgroupAutomount=no
 
 
 class Cluster:
-    """The daemons, and what Slurm's commands tell of jobs."""
+    """The daemons, and the state of the jobs."""
 
     def __init__(self, folder):
         self.folder, self.daemons = folder, {}
 
     def start(self):
-        """Start all; returns when both nodes are idle."""
-        for part in ("munge", "state", *(f"spool/{name}" for name in NODES)):
-            (self.folder / part).mkdir(parents=True)
+        """Start all daemons; return when both nodes are idle."""
+        for name in ("munge", "state", *(f"spool/{name}" for name in NODES)):
+            (self.folder / name).mkdir(parents=True)
         nodes = "".join(NODE.format(name=name, port=port) for name, port in NODES.items())
         conf = SLURM_CONF.format(folder=self.folder, nodes=nodes)
         (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "gres.conf").write_text(GRES_CONF)
         (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         CONF.parent.mkdir(exist_ok=True)
-        # Of a run that was killed.
+        # A run that was killed leaves its link.
         CONF.unlink(missing_ok=True)
         CONF.symlink_to(self.folder / "slurm.conf")
         self._start_munge()
@@ -96,14 +96,14 @@ class Cluster:
         wait_until(lambda: self.states() == dict.fromkeys(NODES, "idle"), 30)
 
     def _start_munge(self):
-        """A munged with a key, a socket and files of its own."""
+        """Start a munged with its key, socket and other files in the folder."""
         folder = self.folder / "munge"
         key = folder / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={folder / name}" for option, name in files.items()]
-        # Other users of this machine may not own the folders above it.
+        # munged checks that no other user owns the parent folders.
         self._daemon("munged", "munged", "-F", "-f", f"--key-file={key}", *options)
         wait_until((folder / "socket").exists, 10)
 
@@ -114,7 +114,7 @@ class Cluster:
         with (self.folder / f"{name}.out").open("a") as output:
             self.daemons[name] = subprocess.Popen(
                 command,
-                # Beside it they look for gres.conf and cgroup.conf.
+                # They read gres.conf and cgroup.conf from the same folder.
                 env={**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")},
                 stdout=output,
                 stderr=output,
@@ -122,7 +122,7 @@ class Cluster:
             )
 
     def kill_node(self, name, job):
-        """A node is gone at once: its daemon, and all of the one job that it has."""
+        """Kill a node at once: its daemon and every process of its job."""
         self.daemons[name].kill()
         self.daemons.pop(name).wait()
         for process in Path("/proc").glob("[0-9]*"):
@@ -133,7 +133,7 @@ class Cluster:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def stop(self):
-        """End all that was started, and what their jobs have left."""
+        """Cancel all jobs and stop all daemons."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.run("scancel", "--user=root")
             wait_until(lambda: not self.run("squeue", "--noheader").strip(), 20)
@@ -148,24 +148,24 @@ class Cluster:
             CONF.unlink()
 
     def run(self, *command):
-        """What a command of Slurm's prints."""
+        """Return the output of a Slurm command."""
         return subprocess.run(
             command, check=True, timeout=90, stdout=subprocess.PIPE, text=True
         ).stdout
 
     def states(self):
-        """The state of each node."""
+        """Return the state of each node."""
         lines = self.run("sinfo", "--Node", "--noheader", "--partition=gpu", "--format=%N %t")
         return dict(line.split() for line in lines.splitlines())
 
     def jobs(self):
-        """All jobs so far, oldest first: what scontrol tells of each, by its names."""
+        """Return all jobs so far, oldest first, as the fields that scontrol shows."""
         lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
         return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in lines if "JobId" in line]
 
 
 def wait_until(condition, seconds):
-    """Wait for a condition to hold. Raises TimeoutError if it does not within so many seconds."""
+    """Wait until a condition holds. Raises TimeoutError after this number of seconds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,6 +1,6 @@
-"""As much of a Kubernetes API as Snakemake's plugin asks of one, on this machine.
+"""A stub of the Kubernetes API with the calls of Snakemake's plugin.
 
-A pod is a process in an empty folder, which sees the files that are here.
+A pod is a process of this machine in an empty folder.
 """
 
 import json
@@ -14,13 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-# What a pod without any process writes.
-LOG = "all that this pod has to say"
+# The log of a pod that fails at once.
+LOG = "the log of a pod that failed"
 
 
 class Cluster(ThreadingHTTPServer):
-    """jobs: the bodies of all jobs so far, as they came in, by name. secrets: names of those that
-    are there. run: whether pods run what they are told; others fail at once.
+    """The server.
+
+    jobs: the bodies of all jobs so far, by name. secrets: the names of existing secrets. run:
+    whether pods run their commands; otherwise they fail at once.
     """
 
     daemon_threads = True
@@ -32,7 +34,7 @@ class Cluster(ThreadingHTTPServer):
         self.run = True
 
     def config(self, path):
-        """Write what a client of this cluster has to know; the path of that."""
+        """Write a kubeconfig for this cluster and return its path."""
         config = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
@@ -68,7 +70,7 @@ class Cluster(ThreadingHTTPServer):
             )
 
     def pod(self, name):
-        """The pod of a job, as a client sees it."""
+        """Return the pod of a job as the API describes it."""
         code = self.pods[name][1].poll()
         state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
         container = {"name": "snakemake", "image": "", "imageID": "", "ready": code is None}
@@ -76,14 +78,14 @@ class Cluster(ThreadingHTTPServer):
         return {"metadata": {"name": name}, "status": {"containerStatuses": [container]}}
 
     def status(self, name):
-        """The status of a job."""
+        """Return the status of a job."""
         code = self.pods[name][1].poll()
         return {} if code is None else {"failed" if code else "succeeded": 1}
 
 
 @contextmanager
 def serving():
-    """A Cluster that responses."""
+    """Yield a Cluster that responds to requests."""
     with tempfile.TemporaryDirectory() as folder, Cluster(folder) as cluster:
         threading.Thread(target=cluster.serve_forever, args=(0.02,), daemon=True).start()
         try:
@@ -96,7 +98,7 @@ def serving():
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Responses for a Cluster."""
+    """Responds to the requests of a Cluster."""
 
     def log_message(self, *_):
         pass
@@ -107,34 +109,34 @@ class Handler(BaseHTTPRequestHandler):
             self.server.start(body)
         else:
             self.server.secrets.add(body["metadata"]["name"])
-        self.response(body)
+        self.respond(body)
 
     def do_GET(self):
         url = urlsplit(self.path)
-        asked, words = parse_qs(url.query), url.path.split("/")
+        query, words = parse_qs(url.query), url.path.split("/")
         if words[-1] == "log":
-            # As there: of a container that was never started again there is no log before.
-            before = asked.get("previous") == ["True"]
+            # As in Kubernetes: a container that never restarted has no previous log.
+            previous = query.get("previous") == ["True"]
             log, _ = self.server.pods[words[-2]]
-            self.response({}, 400) if before else self.response(log.read_text())
+            self.respond({}, 400) if previous else self.respond(log.read_text())
         elif words[-1] == "pods":
-            name = asked["labelSelector"][0].removeprefix("job-name=")
-            self.response({"items": [self.server.pod(name)]})
+            name = query["labelSelector"][0].removeprefix("job-name=")
+            self.respond({"items": [self.server.pod(name)]})
         else:
-            self.response({**self.server.jobs[words[-2]], "status": self.server.status(words[-2])})
+            self.respond({**self.server.jobs[words[-2]], "status": self.server.status(words[-2])})
 
     def do_DELETE(self):
         self.body()
         self.server.secrets.discard(self.path.split("/")[-1])
-        self.response({})
+        self.respond({})
 
     def body(self):
-        """What a request brings."""
+        """Return the JSON body of the request, or None."""
         text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         return json.loads(text or "null")
 
-    def response(self, body, code=200):
-        """Response a request with a text, or with JSON."""
+    def respond(self, body, code=200):
+        """Send a text, or any other value as JSON."""
         text = (body if isinstance(body, str) else json.dumps(body)).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")

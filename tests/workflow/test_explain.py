@@ -353,7 +353,7 @@ def test_changed_files_of_a_dataset_are_listed_with_their_rows(mine):
             "output/sft/nope",
             (),
             1,
-            "error: config: sft.recipes has no 'nope' (there: {})\n",
+            "error: config: sft.recipes has no 'nope' (available: {})\n",
         ),
         (TARGET, ("--nope",), 2, "snakemake: error: unrecognized arguments: --nope\n"),
         (TARGET, ("--lint",), 1, "error: Snakemake prints no plan with these options\n"),
