@@ -1,7 +1,7 @@
-"""What is stale, and nothing else: edits to a finished build, and the rules that must run then.
+"""Staleness is exact: edits to a finished build, and the rules that must run after each.
 
 A row of the tables is an edit and the rules that Snakemake has to plan after it, no more and no
-less. Every setting, module and program has a row: a test fails where one is missing.
+less. Every setting and every program has a row, and so has a module of every room.
 """
 
 import json
@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from conftest import ROOT, Workflow, copy_sources
+from snakechat.config.schema import config_schema
 from snakechat.workflow.code_digests import code_digests
 from support.hub import serving
 
-# Whose inputs the result of a rule is among, in the tiny recipes: their reward model and their DPO
+# The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched.
 TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
 READERS = {
@@ -79,20 +80,19 @@ READERS = {
 
 
 def stale(*rules):
-    """Rules, and all that lies downstream of them."""
+    """Return rules and all rules downstream of them."""
     return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
 
 
-# What a change of the spec of SFT's training makes stale. Its settings and code are those of the
-# comparison of ZeRO stages too, which does not read its result.
+# The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
+# of the comparison of ZeRO stages, which does not read its result.
 SFT_TRAINED = stale("train_sft", "compare_zero")
 
 
 ZERO = "output/zero/sft/tiny.html"
 COMPARED = "output/compare/dpo/tiny-vs-other.html"
-# The tiny recipes, with record and comparison of their SFT, and two DPO recipes side by side; a
-# model from the hub, fine-tuned on a dataset of our own; a dataset from the hub; a model whose
-# tokenizer is a copy.
+# The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
+# from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
@@ -111,8 +111,10 @@ TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
 
 
 class Row(NamedTuple):
-    """An edit (a function of the folder that a build is in), the rules that must then run, and the
-    targets that are asked for."""
+    """An edit, the rules that must run after it, and the targets.
+
+    edit: a function of the folder of a build.
+    """
 
     edit: Callable
     rules: set
@@ -127,19 +129,19 @@ def rows(table):
 # --- the build ------------------------------------------------------------------------------
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-SCHEMA = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())
+SCHEMA = config_schema()
 QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
 
 
 def merged(config, *changes):
-    """A config with changes on top, as by --configfile; what becomes None is taken out."""
+    """Return a config updated as by --configfile; keys that become None are removed."""
     result = dict(config)
     for change in changes:
         for key, value in change.items():
             mapping = isinstance(value, dict)
             result[key] = merged(result.get(key) or {}, value) if mapping else value
-    taken_out = {key for change in changes for key in change if result[key] is None}
-    return {key: value for key, value in result.items() if key not in taken_out}
+    removed = {key for change in changes for key in change if result[key] is None}
+    return {key: value for key, value in result.items() if key not in removed}
 
 
 def nested(path, value):
@@ -149,14 +151,14 @@ def nested(path, value):
     return value
 
 
-# What the tiny recipes state themselves, as the quick build builds them.
+# The keys that the tiny recipes set themselves in the quick build.
 RECIPES = {
     stage: merged(CONFIG[stage]["recipes"]["tiny"], QUICK[stage]["recipes"]["tiny"])
     for stage in ("sft", "reward", "dpo", "rlhf")
 }
 MODEL = CONFIG["models"]["tiny"]
 
-# On top of the config: what TARGETS need beside the tiny recipes, and one `other` of each kind.
+# Added to the config: what TARGETS need besides the tiny recipes, and one `other` of each kind.
 OURS = {
     "datasets": {
         "mine": {"path": "mine", "format": "plain"},
@@ -181,7 +183,7 @@ OURS = {
 
 
 def write_config(folder, *changes):
-    """mine.yaml: OURS with changes."""
+    """Write mine.yaml: OURS with changes."""
     (folder / "mine.yaml").write_text(yaml.safe_dump(merged(OURS, *changes)))
 
 
@@ -204,7 +206,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def built(quick, tmp_path_factory):
-    """The quick build, and all of TARGETS beside it. No test changes it."""
+    """The quick build with all of TARGETS. No test changes it."""
     workflow = quick.copy(tmp_path_factory.mktemp("built") / "work")
     workflow.options = (*quick.options, "mine.yaml")
     folder = workflow.folder
@@ -242,10 +244,10 @@ def copy(built, tmp_path):
 
 @pytest.fixture(scope="module")
 def plans(request, built, tmp_path_factory):
-    """A function: the rules that Snakemake plans after a row's edit.
+    """A function that returns the rules that Snakemake plans after a row's edit.
 
-    A dry run takes two seconds. So those of all rows that are to be tested start at once, two at a
-    time, each in a copy of the build.
+    A dry run takes two seconds. All rows of the session therefore start at once, two at a time,
+    each in a copy of the build.
     """
     folder = tmp_path_factory.mktemp("rows")
 
@@ -297,12 +299,12 @@ def replaced(path, *replacements):
 
 # --- settings -------------------------------------------------------------------------------
 
-# What is made for the first time: another dataset, another SFT model, another reward model.
+# The rules that build another dataset, SFT model or reward model for the first time.
 DATASET = {"import_dataset", "split_dataset"}
 SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
 REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
 
-# Another value of each setting of the stages, and the rules that must then run.
+# Another value of each setting of the stages, and the rules that must run after the change.
 DATASETS = {"datasets": ["toy", "other"]}
 CUT = {"max_length": 95, "truncation_side": "right"}
 TRAINING = {
@@ -363,7 +365,11 @@ STAGES = {
         ("sft", DATASETS, DATASET | stale("tokenize_sft")),
         ("sft", CUT, stale("tokenize_sft")),
         ("sft", {"train_on_prompt": False}, SFT_TRAINED),
-        ("sft", {"eval_steps": 3, "keep": "best", "patience": 2}, SFT_TRAINED),
+        (
+            "sft",
+            {"eval_steps": 3, "save_strategy": "best", "early_stopping_patience": 2},
+            SFT_TRAINED,
+        ),
         ("sft", TRAINING | RATE | DTYPE | ADAPTERS, SFT_TRAINED),
         ("reward", {"model": "tiny"}, stale("train_reward")),
         ("reward", DATASETS, DATASET | stale("tokenize_reward")),
@@ -387,17 +393,17 @@ STAGES = {
 
 
 def is_stated(name):
-    """Whether the tiny recipe states a setting itself, rather than take it from the defaults."""
+    """Return whether the tiny recipe sets a key itself."""
     stage, key = name.split(".")
     return key in RECIPES[stage]
 
 
 def place_of(name):
-    """Where the setting stands that the tiny recipe goes by."""
+    """Return the path of the key that determines a setting of the tiny recipe."""
     return name.replace(".", ".recipes.tiny." if is_stated(name) else ".defaults.")
 
 
-# Of each key of a model's own config.
+# Another value of each key of the config of the tiny model.
 INIT = {
     "model_type": "gpt2",
     "num_hidden_layers": 1,
@@ -420,7 +426,7 @@ GENERATED = {"path": None, "format": None, "generate": "shop", "rows": 50, "eval
 
 
 def mine(rules, **settings):
-    """A row with settings of the dataset of our own."""
+    """A row with settings of the local dataset."""
     return Row(setting("datasets.mine", settings), rules, (MINE,))
 
 
@@ -440,7 +446,7 @@ def other_tokenizer(folder):
     write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
 
 
-LOOKS = {"prompt_eval", "rw_eval"}
+PROMPT_PAGES = {"prompt_eval", "rw_eval"}
 ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
@@ -489,22 +495,28 @@ SETTINGS = {
         f"{stage}.seed": Row(setting(f"{stage}.recipes.tiny.seed", 5), stale(f"tokenize_{stage}"))
         for stage in RECIPES
     },
-    # With as many responses as it needs. That it counts by itself is seen below.
+    # With as many responses as it needs; test_rl_settings_count changes the algorithm alone.
     "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
-    "rlhf.compare_with": Row(tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")),
+    "rlhf.compare_with": Row(
+        tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
+    ),
     "rlhf.judge": Row(
         tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
     ),
     "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
     "evaluation.num_prompts": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
-    "evaluation.num_generations": Row(setting("evaluation.num_generations", 3), stale("evaluate_rlhf")),
-    "evaluation.temperature": Row(setting("evaluation.temperature", 0.9), stale("evaluate_rlhf")),
-    "evaluation.bootstrap_resamples": Row(setting("evaluation.bootstrap_resamples", 101), stale("evaluate_rlhf")),
-    "language": Row(
-        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *LOOKS}
+    "evaluation.num_generations": Row(
+        setting("evaluation.num_generations", 3), stale("evaluate_rlhf")
     ),
-    # Other recipes than those that were built.
+    "evaluation.temperature": Row(setting("evaluation.temperature", 0.9), stale("evaluate_rlhf")),
+    "evaluation.bootstrap_resamples": Row(
+        setting("evaluation.bootstrap_resamples", 101), stale("evaluate_rlhf")
+    ),
+    "language": Row(
+        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *PROMPT_PAGES}
+    ),
+    # Sweeps make other recipes than those that were built.
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
@@ -514,9 +526,9 @@ SETTINGS = {
         )
         for key in ENDPOINT
     },
-    # The tiny model has sets of its own.
-    "prompts": Row(replaced("config.yaml", ("    prompts: [toy]\n", "")), LOOKS),
-    "models.prompts": Row(setting("models.tiny.prompts", ["toy", "en"]), LOOKS),
+    # Without its own key, the tiny model uses the common one.
+    "prompt_sets": Row(replaced("config.yaml", ("    prompt_sets: [toy]\n", "")), PROMPT_PAGES),
+    "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
     "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
     "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
     **{
@@ -526,7 +538,7 @@ SETTINGS = {
     "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
 }
 
-# Another value of each setting that says where and how a job runs: nothing is stale.
+# Another value of each setting that determines only where and how a job runs.
 PLACE = {
     "nodes": 2,
     "gpus_per_node": 8,
@@ -553,13 +565,12 @@ PLACEMENT = {
 
 
 def settings_of(schema, config):
-    """Names of the settings that a schema knows, and of those that it leaves open and a config has.
+    """Return the settings that a schema names, and those that it allows and a config has.
 
-    Without the names of recipes, presets, datasets and models: sft.epochs, models.init.dropout.
+    The names of recipes, presets, datasets and models are omitted: sft.epochs, models.init.dropout.
     """
 
     def walk(node, values, path):
-        node = {**schema["$defs"].get(node.get("$ref", "").rpartition("/")[2], {}), **node}
         if "oneOf" in node:
             return set().union(*(walk(option, values, path) for option in node["oneOf"]))
         found = set()
@@ -585,26 +596,23 @@ def test_every_setting_has_a_row_and_every_row_a_setting():
     [
         ("properties", "new"),
         ("properties.evaluation.properties", "evaluation.new"),
-        ("$defs.read_dataset.properties", "datasets.new"),
-        ("$defs.made_dataset.properties", "datasets.new"),
-        ("$defs.sft_recipe.properties", "sft.new"),
-        ("$defs.dpo_recipe.properties", "dpo.new"),
-        ("$defs.rlhf_recipe.properties", "rlhf.new"),
+        ("properties.sft.properties.defaults.properties", "sft.new"),
+        ("properties.rlhf.properties.defaults.properties", "rlhf.new"),
     ],
 )
-def test_a_new_setting_has_no_row(place, name):
+def test_a_new_setting_is_missed(place, name):
     schema = merged(SCHEMA, nested(f"{place}.new", {"type": "number"}))
     assert settings_of(schema, CONFIG) - settings_of(SCHEMA, CONFIG) == {name}
     assert name not in SETTINGS
 
 
-def test_a_new_setting_of_a_model_has_no_row():
+def test_a_new_setting_of_a_model_is_missed():
     config = merged(CONFIG, nested("models.tiny.init.new", 1))
     assert settings_of(SCHEMA, config) - settings_of(SCHEMA, CONFIG) == {"models.init.new"}
     assert "models.init.new" not in SETTINGS
 
 
-def test_rows_of_stages_say_what_the_tiny_recipe_does_not():
+def test_rows_of_stages_change_the_tiny_recipe():
     config = merged(CONFIG, QUICK)
     for name, (value, _) in STAGES.items():
         stage, key = name.split(".")
@@ -633,7 +641,7 @@ VALUES = {
     "prompts of a dataset taken twice": Row(
         setting("rlhf.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_rlhf")
     ),
-    "a recipe's own value in the place of a default": Row(
+    "a value of the recipe instead of the default": Row(
         setting("rlhf.recipes.tiny.gae_lambda", 0.9), stale("train_rlhf")
     ),
     "a split of a generated dataset": Row(
@@ -650,7 +658,7 @@ VALUES = {
     "a key that a model's config did not have": Row(
         setting("models.tiny.init.activation_function", "gelu"), stale("init_model")
     ),
-    # Where sets of values are compared, these are no changes.
+    # A comparison of sets of values would not notice these.
     "two keys of a recipe swapped": Row(
         config(
             nested("rlhf.recipes.tiny.rollout_batch_size", 64),
@@ -685,132 +693,72 @@ VALUES = {
 
 
 @rows(VALUES)
-def test_so_does_whatever_else_a_setting_can_say(plans, row):
+def test_other_forms_of_a_setting_do_so_too(plans, row):
     assert plans(row) == row.rules
 
 
 # --- code -----------------------------------------------------------------------------------
 
 RULES = set(READERS)
-TRAINERS = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
-EVALUATORS = {"evaluate_sft", "evaluate_reward", "evaluate_dpo", "evaluate_rlhf"}
-MODEL_USERS = TRAINERS | EVALUATORS | {"compute_reference"}
+SCRIPTS = ROOT / "scripts"
 
-PAGES = {"draw_report", "write_record", "draw_zero", "compare_runs"}
 
-# The rules whose programs import a module, whether themselves or by way of another module.
-MODULES = {
-    "__init__": RULES,
-    "batches": MODEL_USERS | LOOKS,
-    "best": {"train_sft"},
-    "card": TRAINERS | {"draw_report"},
-    "changes": set(),
-    "chapters": {"draw_report"},
-    "code": RULES,
-    "comparison": {"evaluate_rlhf", "prompt_eval"},
-    "control": {"train_rlhf"},
-    "conversation": set(),
-    "costs": {"write_record", "draw_zero"},
-    "devices": set(),
-    "dialogues": RULES - PAGES - {"evaluate_tasks"},
-    "digests": RULES,
-    "ema": {"train_rlhf"},
-    "endpoint": {"evaluate_rlhf"},
-    "engine": TRAINERS,
-    "estimate": set(),
-    "footprint": set(),
-    "formats": {"import_dataset"},
-    "gates": {"train_rlhf", "evaluate_rlhf"},
-    "generate": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
-    "hub": {"import_dataset", "fetch_model"},
-    "job": RULES,
-    "known": set(),
-    "lineage": RULES,
-    "lock": RULES,
-    "logprobs": MODEL_USERS | {"rw_eval"},
-    "look": {"import_dataset", "split_dataset", *TOKENIZERS},
-    "lora": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
-    "metrics": TRAINERS | EVALUATORS | {"rw_eval"},
-    "model_files": {"import_dataset", "fetch_model"},
-    "models": {"fetch_model", "init_model", *MODEL_USERS, *LOOKS},
-    "pages": LOOKS | {"compare_runs", "draw_report", "draw_zero"},
-    "parts": {"import_dataset"},
-    "passes": MODEL_USERS | {"rw_eval"},
-    "phases": {"split_dataset", *TOKENIZERS},
-    "pictures": PAGES,
-    "plan": set(),
-    "ppo": {"train_rlhf"},
-    "preference": {"train_reward", "evaluate_reward", "train_dpo", "evaluate_dpo"},
-    "prompt_sets": LOOKS,
-    "ranks": RULES,
-    "records": {"import_dataset", "split_dataset", "init_model", *TOKENIZERS},
-    "resume": TRAINERS,
-    "rewards": {"train_rlhf", "evaluate_rlhf"},
-    "rollouts": {"train_rlhf"},
-    "scoring": {"train_rlhf"},
-    "sources": {"import_dataset"},
-    "tokenizing": TOKENIZERS,
-    "tokens": {
-        "fetch_model",
-        "init_model",
-        *TOKENIZERS,
-        *MODEL_USERS,
-        *LOOKS,
-        "compare_zero",
-    },
-    "toy": {"import_dataset", "evaluate_rlhf"},
-    "vllm_sampler": {"train_rlhf", "evaluate_rlhf", "prompt_eval"},
-    "words": PAGES | LOOKS,
-    "workload": set(),
-    "zero": TRAINERS | {"draw_zero"},
-}
-# Programs that make no result.
-TOOLS = ("chat", "kubernetes_job", "launch", "plan", "verify", "why")
+def program_of(rule):
+    """Return the path of the program that a rule runs."""
+    return SCRIPTS / f"{'tokenize_phase' if rule in TOKENIZERS else rule}.py"
+
+
+# tests/unit/workflow/test_code_digests.py proves that these are the modules that programs import.
+CODE_OF = {rule: code_digests(program_of(rule)) for rule in RULES}
+PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
+# A module of each room, one that every program imports, and one that no rule imports.
+MODULES = [
+    "snakechat/workflow/job.py",
+    "snakechat/data/tokens.py",
+    "snakechat/config/rlhf.py",
+    "snakechat/modeling/models.py",
+    "snakechat/training/engine.py",
+    "snakechat/algorithms/ppo.py",
+    "snakechat/evaluation/comparisons.py",
+    "snakechat/reporting/plots.py",
+    "snakechat/planning/dry_run.py",
+]
 # Targets for which every rule has a job.
 EVERY_RULE = (*TINY, "output/models/far.manifest.json")
 
 
-def code(name, *rules):
-    """A row with another meaning of a file of scripts/ that these rules run."""
+def code(name):
+    """A row with another meaning of a file in scripts/."""
 
     def edit(folder):
         with (folder / "scripts" / name).open("a") as file:
             file.write("\nEDITED = True\n")
 
-    return Row(edit, stale(*rules) | (SFT_TRAINED if "train_sft" in rules else set()), EVERY_RULE)
+    users = {rule for rule in RULES if name in CODE_OF[rule]}
+    return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
 
 
-CODE = {
-    **{f"rlhf/{name}.py": code(f"rlhf/{name}.py", *MODULES[name]) for name in MODULES},
-    **{f"{rule}.py": code(f"{rule}.py", rule) for rule in READERS},
-    **{f"{tool}.py": code(f"{tool}.py") for tool in TOOLS},
-}
+CODE = {name: code(name) for name in (*PROGRAMS, *MODULES)}
 
 
-def test_every_module_and_program_has_a_row_and_every_row_a_file():
-    scripts = ROOT / "scripts"
-    assert {str(path.relative_to(scripts)) for path in scripts.rglob("*.py")} == CODE.keys()
+def test_the_modules_cover_the_rooms():
+    rooms = {path.parent.name for path in SCRIPTS.glob("snakechat/*/__init__.py")}
+    assert {name.split("/")[1] for name in MODULES} == rooms
+    assert not CODE["snakechat/planning/dry_run.py"].rules
+    assert CODE["snakechat/workflow/job.py"].rules == RULES
 
 
-def test_a_program_is_told_by_the_modules_that_it_imports():
-    # Where two rules follow each other, the rows of the modules do not tell them apart.
-    digests = {rule: code_digests(ROOT / f"scripts/{rule}.py") for rule in RULES}
-    for name, users in MODULES.items():
-        assert {rule for rule in RULES if f"rlhf/{name}.py" in digests[rule]} == users, name
-
-
-def test_every_rule_with_a_program_has_a_row():
+def test_every_rule_with_a_spec_has_a_row():
     text = "".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
-    assert set(re.findall(r'program=program\("(\w+)"\)', text)) == RULES
-    assert text.count(" --spec ") == len(RULES)
+    assert set(re.findall(r'SPECS\.describe\(\n    "(\w+)"', text)) == RULES
 
 
 @rows(CODE)
-def test_code_makes_exactly_the_rules_that_run_it_and_what_follows_stale(plans, row):
+def test_code_makes_exactly_the_rules_that_run_it_and_those_downstream_stale(plans, row):
     assert plans(row) == row.rules
 
 
-# --- files from outside ---------------------------------------------------------------------
+# --- external files -------------------------------------------------------------------------
 
 
 def edit_a_row(folder):
@@ -828,7 +776,7 @@ def append_a_row(folder):
         file.write(lines(99))
 
 
-def edit_the_part_to_evaluate_on(folder):
+def edit_the_eval_split(folder):
     (folder / "mine/test.jsonl").write_text(lines(*range(60, 80)))
 
 
@@ -865,7 +813,7 @@ CHANGES = (
     edit_a_row,
     replace_a_file_by_an_older_one,
     append_a_row,
-    edit_the_part_to_evaluate_on,
+    edit_the_eval_split,
     add_a_file,
     remove_a_file,
     exchange_two_files,
@@ -884,12 +832,12 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
 
 
 @rows(CONTENTS)
-def test_files_of_other_content_are_read_again(plans, row):
+def test_files_with_other_content_are_read_again(plans, row):
     assert plans(row) == row.rules
 
 
 def test_an_edit_that_sets_size_and_time_back_is_seen(copy):
-    # Whatever is remembered of the file is remembered now.
+    # The digest of the file is cached now.
     assert copy.planned(MINE) == set()
     path = copy.folder / "mine/train-1.jsonl"
     before = path.stat()
@@ -900,7 +848,7 @@ def test_an_edit_that_sets_size_and_time_back_is_seen(copy):
 
 
 def pins(old, new):
-    """A row of a change of the pins."""
+    """A row with a change of the pins."""
     return Row(replaced("requirements.txt", (old, new)), RULES, EVERY_RULE)
 
 
@@ -916,11 +864,11 @@ def test_a_pin_makes_everything_stale(plans, row):
     assert plans(row) == row.rules
 
 
-# --- what changes no result -----------------------------------------------------------------
+# --- edits without effect -------------------------------------------------------------------
 
 
 def fresh(edit):
-    """A row of an edit after which nothing must run."""
+    """A row with an edit after which nothing must run."""
     return Row(edit, set(), TARGETS)
 
 
@@ -947,13 +895,13 @@ def write_reward_functions(folder):
 
 
 def backwards(value):
-    """The same mappings, from the last key to the first."""
+    """Return mappings with their keys in reverse order."""
     if not isinstance(value, dict):
         return value
     return {key: backwards(inner) for key, inner in reversed(value.items())}
 
 
-def write_the_config_anew(folder):
+def reformat_the_config(folder):
     text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
     (folder / "config.yaml").write_text(text)
 
@@ -971,7 +919,7 @@ def touch_everything(folder):
 
 
 def move_the_dataset(folder):
-    # Under another name, without times, with a file where a link was, and more beside it.
+    # Under another name, without times, with a file instead of a link, and next to another file.
     shutil.copytree(folder / "mine", folder / "moved", copy_function=shutil.copyfile)
     shutil.rmtree(folder / "mine")
     (folder / "moved/README.md").write_text("# Mine\n")
@@ -980,7 +928,7 @@ def move_the_dataset(folder):
 
 def move_the_model(folder):
     (folder / "model").rename(folder / "elsewhere")
-    # What is beside it is not read.
+    # Files next to the weights that are not read.
     (folder / "elsewhere/training_args.bin").write_text("old")
     (folder / "elsewhere/onnx").mkdir()
     (folder / "elsewhere/onnx/model.safetensors").write_text("old")
@@ -1019,15 +967,17 @@ USUAL_COLUMNS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 
 FRESH = {
     "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
-    "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Anew: ', 1))),
+    "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
     "layout": fresh(all_code(lambda text: text.replace("\n\n\n", "\n\n\n\n") + "\n")),
     "code that nothing uses": fresh(add_a_module),
-    "comments in the Snakefile": fresh(replaced("Snakefile", ("# The road", "# The way"))),
+    "comments in the Snakefile": fresh(
+        replaced("Snakefile", ("# From preference", "# From all preference"))
+    ),
     "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
     "comments in the pins": fresh(replaced("requirements.txt", ("# The one set", "# One set"))),
     "order of the pins": fresh(reverse_the_pins),
     "comments in the config": fresh(replaced("config.yaml", ("# Every number", "# Each number"))),
-    "order and style of the config": fresh(write_the_config_anew),
+    "order and style of the config": fresh(reformat_the_config),
     "spelling of values": fresh(
         replaced(
             "config.yaml",
@@ -1043,7 +993,7 @@ FRESH = {
     ),
     "save_steps": fresh(placement("save_steps")),
     "deployment": fresh(placement("deployment")),
-    "what a deployment is": fresh(config(nested("deployments.cpu", PLACE))),
+    "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
     "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
     "the name of a deployment as placement": fresh(
         config(*(nested(f"{stage}.recipes.tiny.placement", "multi_node") for stage in RECIPES))
@@ -1052,60 +1002,66 @@ FRESH = {
     "placement of reward": fresh(placement(*PLACES["reward"])),
     "placement of dpo": fresh(placement(*PLACES["dpo"])),
     "placement of rlhf": fresh(placement(*PLACES["rlhf"])),
-    "defaults of what the recipes state": fresh(config(*OVERRIDDEN)),
+    "defaults that the recipes override": fresh(config(*OVERRIDDEN)),
     "defaults stated in the recipes": fresh(config(*STATED)),
     "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
     "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
     "another model": fresh(setting("models.opt-125m.revision", "v2")),
     "a new recipe": fresh(setting("rlhf.recipes.new", RECIPES["rlhf"])),
-    "another preset": fresh(setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)),
-    "a preset of the recipe's own values": fresh(
+    "a preset that the recipe does not use": fresh(
+        setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)
+    ),
+    "a preset with the values of the recipe": fresh(
         config(
             nested("rlhf.presets.mine", {"kl_coef": 0.15, "gae_lambda": 0.95}),
             nested("rlhf.recipes.tiny.preset", "mine"),
         )
     ),
-    "a preset whose values the recipe states otherwise": fresh(
+    "a preset whose values the recipe overrides": fresh(
         config(
             nested("rlhf.presets.mine", {"kl_coef": 0.3, "ppo_epochs": 1}),
             nested("rlhf.recipes.tiny.preset", "mine"),
         )
     ),
-    "the seed of all as a recipe's own": fresh(
+    "the common seed as seed of the recipe": fresh(
         config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
     ),
-    "the seed of all as a dataset's own": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
+    "the common seed as seed of the dataset": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
     "reward functions that the recipe does not name": fresh(write_reward_functions),
     "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
-    "the split of all as a dataset's own": fresh(setting("datasets.toy.split", SHARES)),
-    "the template of all as a model's own": fresh(setting("models.tiny.template", "dialogue")),
-    "the template of all as a fetched model's own": fresh(
+    "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
+    "the common template as template of the model": fresh(
+        setting("models.tiny.template", "dialogue")
+    ),
+    "the common template as template of a fetched model": fresh(
         setting("models.far.template", "dialogue")
     ),
-    "on_bad_row of all as a dataset's own": fresh(setting("datasets.mine.on_bad_row", "fail")),
-    "on_bad_row where no rows are read": Row(setting("on_bad_row", "skip"), set()),
+    "the common on_bad_row as that of the dataset": fresh(
+        setting("datasets.mine.on_bad_row", "fail")
+    ),
+    "on_bad_row for generated datasets": Row(setting("on_bad_row", "skip"), set()),
     "the usual columns": fresh(setting("datasets.mine.columns", USUAL_COLUMNS)),
     "globs of the same files": fresh(
         setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
     ),
-    "where a dataset was copied from": fresh(
+    "the origin of a local dataset": fresh(
         setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
     ),
     "a dataset moved": fresh(move_the_dataset),
     "a tokenizer moved": fresh(move_the_tokenizer),
     "a model moved": fresh(move_the_model),
-    "where a model was copied from": fresh(
+    "the origin of a local model": fresh(
         setting("models.near", {"hub": "lab/near", "revision": "main"})
     ),
     "everything touched": fresh(touch_everything),
-    "a clock that ran ahead": fresh(put_the_clock_ahead),
+    "a clock ahead of time": fresh(put_the_clock_ahead),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
 }
 
 
 def test_every_placement_is_changed():
-    there = CONFIG["deployments"]["cpu"]
-    assert all(PLACE[key] != value for key, value in there.items())
+    cpu = CONFIG["deployments"]["cpu"]
+    assert all(PLACE[key] != value for key, value in cpu.items())
     for stage, names in PLACES.items():
         assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
         assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
@@ -1204,9 +1160,9 @@ DAMAGES = (
 DAMAGED = {f"{rule}: empty": damaged(rule, empty) for rule in RESULTS}
 DAMAGED |= {f"train_sft: {damage.__name__}": damaged("train_sft", damage) for damage in DAMAGES}
 
-# What was made from a result without a manifest is what it was: it stays, unless that result itself
-# is asked for. (The rules sft, dpo, rlhf and report have no command: they are those folders.)
-ASKED_FOR = {
+# A result whose input lost its manifest stays valid, unless the input itself is a target. (The
+# rules sft, dpo, rlhf and report have no command: they are the folders that users name.)
+REQUESTED = {
     "train_dpo": {"dpo", *stale("train_dpo")},
     "evaluate_dpo": {"dpo", *stale("evaluate_dpo")},
     "train_rlhf": {"rlhf", *stale("train_rlhf")},
@@ -1219,19 +1175,19 @@ ASKED_FOR = {
     "draw_zero": {"draw_zero"},
     "compare_runs": {"compare_runs"},
 }
-SFT_ASKED_FOR = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
+SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
 DAMAGED |= {
     **{
         f"{rule}: delete_the_manifest": damaged(
-            rule, delete_the_manifest, ASKED_FOR.get(rule, set())
+            rule, delete_the_manifest, REQUESTED.get(rule, set())
         )
         for rule in RESULTS
     },
-    "train_sft: delete_the_manifest, ask for it": damaged(
-        "train_sft", delete_the_manifest, *SFT_ASKED_FOR
+    "train_sft: delete_the_manifest, request it": damaged(
+        "train_sft", delete_the_manifest, *SFT_REQUESTED
     ),
-    "train_sft: empty_and_delete_the_manifest, ask for it": damaged(
-        "train_sft", empty_and_delete_the_manifest, *SFT_ASKED_FOR
+    "train_sft: empty_and_delete_the_manifest, request it": damaged(
+        "train_sft", empty_and_delete_the_manifest, *SFT_REQUESTED
     ),
 }
 
@@ -1241,7 +1197,7 @@ def test_every_result_of_the_tiny_recipes_is_damaged():
 
 
 @rows(DAMAGED)
-def test_a_result_that_is_lost_in_part_is_stale(plans, row):
+def test_a_result_that_lost_files_is_stale(plans, row):
     assert plans(row) == row.rules
 
 
@@ -1269,12 +1225,12 @@ def test_edits_that_are_undone_leave_nothing_behind(copy):
 
 
 def sources_of(folder):
-    """Files of a tree that are no results."""
+    """Return the files of a tree that are not results."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [p for p in files if p.relative_to(folder).parts[0] not in ("output", ".snakemake")]
 
 
-def test_an_edit_is_seen_although_the_clock_ran_ahead(copy):
+def test_an_edit_is_noticed_although_the_clock_was_ahead(copy):
     put_the_clock_ahead(copy.folder)
     SETTINGS["rlhf.gae_lambda"].edit(copy.folder)
     assert copy.planned(*TINY) == stale("train_rlhf")
@@ -1282,14 +1238,14 @@ def test_an_edit_is_seen_although_the_clock_ran_ahead(copy):
     assert copy.planned(*TARGETS) == set()
 
 
-# Programs that make nothing but the manifest of their result, and pages: builds in seconds.
-STUB = '''"""A result without content."""
+# Programs that write only the manifest of their result, and pages: they build in seconds.
+STUB = '''"""Write a result without content."""
 
 from snakechat.workflow.job import run
 
 
 def main(job):
-    """Nothing but the files that rules copy."""
+    """Write only the files that rules copy."""
     for page in (
         "record.md",
         "zero.html",
@@ -1309,9 +1265,7 @@ STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
 
 
 def stub_config(*changes):
-    """One config of all: tiny and other of sft and of reward, rlhf of the one and the other, with
-    responses that can be compared and a reward function.
-    """
+    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
     settings = {"reward": "other", "num_generations": 2, "reward_functions": {"shop": 1}}
     return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
@@ -1326,7 +1280,7 @@ def built_stubs(tmp_path_factory):
     workflow = Workflow(tmp_path_factory.mktemp("stubs") / "work")
     copy_sources(workflow.folder)
     for rule in RULES:
-        (workflow.folder / f"scripts/{rule}.py").write_text(STUB)
+        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
     write_stub_config(workflow.folder, stub_config())
     workflow.build(*STUBS)
     return workflow
@@ -1339,7 +1293,7 @@ def stubs(built_stubs, tmp_path):
 
 
 def run_records(workflow):
-    """What is told of each run that made a result."""
+    """Return the record of each run that made a result."""
     return {path: path.read_text() for path in (workflow.folder / "output").rglob("*.run.json")}
 
 
@@ -1374,22 +1328,22 @@ def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs)
         {"reward_functions": {"shop": 2}},
     ],
 )
-def test_how_responses_are_learnt_from_counts(stubs, settings):
+def test_rl_settings_count(stubs, settings):
     config = stub_config()
     config["rlhf"]["recipes"]["tiny"] |= settings
     write_stub_config(stubs.folder, config)
     assert stubs.planned(*TINY) == stale("train_rlhf")
 
 
-def test_a_reward_function_is_code_of_those_who_run_it(stubs):
+def test_a_reward_function_is_code_of_the_rules_that_run_it(stubs):
     path = stubs.folder / "rewards/shop.py"
     before = path.read_text()
     path.write_text(f"# A comment.\n{before}")
     assert stubs.planned(*TINY) == set()
     path.write_text(f"{before}\nEDITED = True\n")
     assert stubs.planned(*TINY) == stale("train_rlhf")
-    told = stubs.run("python", "scripts/explain.py", "output/rlhf/tiny").stdout
-    assert "train_rlhf tiny: reward function rewards/shop.py changed\n" in told
+    output = stubs.run("python", "scripts/explain.py", "output/rlhf/tiny").stdout
+    assert "train_rlhf tiny: reward function rewards/shop.py changed\n" in output
     # A module that nothing else uses.
     (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 1\n")
     path.write_text(f"from snakechat.mine import ONE\n{before}")
@@ -1399,8 +1353,8 @@ def test_a_reward_function_is_code_of_those_who_run_it(stubs):
     assert stubs.planned(*TINY) == stale("train_rlhf")
 
 
-def test_a_failed_job_leaves_what_follows_stale_and_costs_nothing(stubs):
-    # The comparison has the code of SFT's training too, and can be built.
+def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
+    # The comparison of ZeRO stages has the same code, and succeeds.
     targets = [target for target in TINY if target != ZERO]
     program = stubs.folder / "scripts/train_sft.py"
     before = run_records(stubs)
@@ -1409,16 +1363,16 @@ def test_a_failed_job_leaves_what_follows_stale_and_costs_nothing(stubs):
     assert process.returncode != 0
     assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
     assert stubs.planned(*targets) == stale("train_sft")
-    # The edit is gone, the old result is still there: it is taken up again, not made again.
+    # The edit is undone and the old result exists: it is reused, not rebuilt.
     program.write_text(STUB)
     stubs.build(*targets)
     assert run_records(stubs) == before
     assert stubs.planned(*targets) == set()
 
 
-def test_what_follows_a_missing_result_is_no_older_than_what_the_missing_one_is_made_of(stubs):
-    # Snakemake looks through what is missing. What it does of results that are older than what is
-    # behind it depends on the order of a set.
+def test_results_behind_a_missing_one_are_as_new_as_its_inputs(stubs):
+    # Snakemake looks through a missing result. What it does with results that are older than the
+    # inputs behind it depends on the order of a set.
     (stubs.folder / "output/sft/tiny.manifest.json").unlink()
     tokens = stubs.folder / "output/tokens/sft/tiny.manifest.json"
     tokens.touch()

@@ -12,9 +12,8 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that imports a dataset."""
     dataset = config.entry("datasets", name, "the target")
     if "generate" in dataset:
-        keys = ("generate", "rows", "eval_rows")
         seed = dataset.get("seed", config.values["seed"])
-        return {"seed": seed, **{key: dataset[key] for key in keys}}
+        return {"seed": seed, **{key: dataset[key] for key in ("generate", "rows", "eval_rows")}}
     keys = ["format", "remove", "on_bad_row"]
     if "path" not in dataset:
         keys += ["hub", "revision", "train", "eval"]

@@ -73,7 +73,7 @@ def test_a_dataset_setting_overrides_the_common_one(load):
 
 
 def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
-    with pytest.raises(InputError, match="names 'nothing'.* toy"):
+    with pytest.raises(InputError, match=r"names 'nothing'.* toy"):
         import_settings(load(), "nothing")
 
 
@@ -189,7 +189,7 @@ def test_missing_prompt_sets_and_tasks_are_errors(load, tmp_path):
     (tmp_path / "prompts/toy.yaml").write_text("")
     assert prompt_set_files(load(), "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
     config = load({"lm_eval": {"tasks": ["hellaswag", "mine.yaml"]}})
-    with pytest.raises(InputError, match="lm_eval.tasks names mine.yaml"):
+    with pytest.raises(InputError, match=r"lm_eval\.tasks names mine\.yaml"):
         task_files(config)
     (tmp_path / "mine.yaml").write_text("")
     assert task_files(config).keys() == {"mine.yaml"}

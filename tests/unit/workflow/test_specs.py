@@ -1,0 +1,78 @@
+"""Specs: what determines a result is in them, and nothing else."""
+
+import json
+
+import pytest
+
+from snakechat.workflow.digests import digest
+from snakechat.workflow.specs import Specs, spec_path
+
+
+@pytest.fixture
+def specs(tmp_path, monkeypatch):
+    """Specs of a workflow with two rules: `read` reads a file, `train` reads the result of `read`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    for name in ("read", "train", "tool"):
+        (tmp_path / f"scripts/{name}.py").write_text(f"NAME = '{name}'\n")
+    (tmp_path / "requirements.txt").write_text("numpy==1\n")
+    (tmp_path / "rows.txt").write_text("one\n")
+    return make_specs(tmp_path)
+
+
+def make_specs(root, rate=0.1):
+    specs = Specs(root)
+    specs.describe(
+        "read",
+        folder="data",
+        settings=lambda name: {"source": name},
+        files=lambda name: {"rows": root / "rows.txt"},
+    )
+    specs.describe(
+        "train",
+        folder="models/train",
+        program="tool",
+        settings=lambda stage, name: {"rate": rate, "stage": stage},
+        inputs=lambda stage, name: {"rows": ("read", name)},
+    )
+    return specs
+
+
+def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
+    upstream, upstream_digest = specs.spec("read", "a")
+    spec, spec_digest = specs.spec("train", "sft/a")
+    assert spec["rule"] == "train" and spec["name"] == "sft/a"
+    assert spec["path"] == "output/models/train/sft/a"
+    assert spec["settings"] == {"rate": 0.1, "stage": "sft"}
+    assert spec["inputs"] == {
+        "rows": {"rule": "read", "name": "a", "path": "output/data/a", "spec": upstream_digest}
+    }
+    assert spec["code"].keys() == {"tool.py"}
+    assert upstream["files"].keys() == {"rows"}
+    assert upstream["code"].keys() == {"read.py"}
+    assert spec_digest == digest(spec)
+    assert specs.manifest("train", "sft/a") == "output/models/train/sft/a.manifest.json"
+    assert specs.inputs("train", "sft/a") == {"rows": ("read", "a")}
+
+
+@pytest.mark.parametrize("edited", ["rows.txt", "requirements.txt", "scripts/read.py"])
+def test_a_change_upstream_changes_the_specs_downstream(specs, tmp_path, edited):
+    before = {rule: specs.spec(rule, name)[1] for rule, name in (("read", "a"), ("train", "sft/a"))}
+    with (tmp_path / edited).open("a") as file:
+        file.write("two = 2\n")
+    again = make_specs(tmp_path)
+    assert again.spec("read", "a")[1] != before["read"]
+    assert again.spec("train", "sft/a")[1] != before["train"]
+
+
+def test_a_change_downstream_leaves_the_specs_upstream(specs, tmp_path):
+    again = make_specs(tmp_path, rate=0.2)
+    assert again.spec("read", "a") == specs.spec("read", "a")
+    assert again.spec("train", "sft/a")[1] != specs.spec("train", "sft/a")[1]
+
+
+def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
+    spec, spec_digest = specs.spec("train", "sft/a")
+    path = spec_path("train", "sft/a", spec_digest)
+    assert str(path) == f"output/specs/train/sft/a-{spec_digest[:16]}.json"
+    assert json.loads(json.dumps(spec)) == spec
