@@ -1,4 +1,4 @@
-"""Mistakes of users and damaged data: one line each, before any training, and nothing lost."""
+"""User errors and damaged data: an error of one line before any training, and no result is lost."""
 
 import json
 
@@ -61,22 +61,21 @@ GOOD = [
 
 
 def with_cell(cell):
-    """The rows, with another chosen response in row 8."""
+    """Return the rows with another value of chosen in row 8."""
     return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
 
 
-def garbled(whole, start, stop):
-    """Bytes of which a part was overwritten."""
-    middle = whole[start:stop]
-    return whole[:start] + b"\xff" * len(middle) + whole[stop:]
+def overwritten(content, start, stop):
+    """Return content with the bytes from start to stop overwritten."""
+    return content[:start] + b"\xff" * len(content[start:stop]) + content[stop:]
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
 TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
 MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
 
-# What the second file of a dataset holds, whose first one is sound, and the line that tells what
-# is wrong with it, behind the name of the file.
+# Content of the second file of a dataset, and the error after the name of the file. The first file
+# is good.
 CUT = "damaged or cut behind row"
 DAMAGES = {
     "null.jsonl": (as_jsonl(with_cell(None)), "row 8: chosen is nothing"),
@@ -103,9 +102,9 @@ DAMAGES = {
     "cut.csv": (as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3], f"{CUT} 7 ("),
     "cut.parquet": (as_parquet(GOOD)[:-20], f"{CUT} 0 ("),
     "cut.arrow": (as_arrow(GOOD)[:-60], CUT),
-    # The directory at the end of a parquet file; its pages.
-    "directory.parquet": (garbled(as_parquet(GOOD), -208, -8), f"{CUT} 0 ("),
-    "pages.parquet": (garbled(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
+    # The footer of a parquet file; its pages.
+    "footer.parquet": (overwritten(as_parquet(GOOD), -208, -8), f"{CUT} 0 ("),
+    "pages.parquet": (overwritten(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
     "empty.parquet": (b"", f"{CUT} 0 (0 bytes)"),
     "empty.arrow": (b"", f"{CUT} 0 (0 bytes)"),
     "empty.json": (b"", "no rows"),
@@ -121,9 +120,9 @@ DAMAGES = {
     "pointer.parquet": (POINTER, "a Git LFS pointer, not the file itself: run git lfs pull"),
 }
 
-# Rows that all are of no use, and what is told of their dataset.
+# Datasets of which every row is dropped, and the reasons in the error.
 CHAT = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
-USELESS = {
+ALL_DROPPED = {
     "unanswered": (
         {"format": "messages"},
         [{"messages": CHAT[:1]}] * 3,
@@ -142,24 +141,24 @@ USELESS = {
 }
 
 
-def name_of(damage):
+def folder_name(damage):
     return damage.replace(".", "-")
 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """All damaged datasets, after a build of them that went on to the next one each time."""
+    """All damaged datasets, after a build of them with --keep-going."""
     folder = tmp_path_factory.mktemp("damaged")
     copy_sources(folder)
     datasets = {}
     for damage, (content, _) in DAMAGES.items():
-        source, kind = folder / name_of(damage), damage.partition(".")[2]
+        source, kind = folder / folder_name(damage), damage.partition(".")[2]
         source.mkdir()
         (source / f"1.{kind}").write_bytes(KINDS[kind](GOOD))
         (source / f"2.{kind}").write_bytes(content)
-        # Stronger than what the config says of all datasets.
+        # Overrides the top-level key.
         datasets[source.name] = {"path": source.name, "format": "plain", "on_bad_row": "fail"}
-    for name, (settings, rows, _) in USELESS.items():
+    for name, (settings, rows, _) in ALL_DROPPED.items():
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_bytes(as_jsonl(rows))
         datasets[name] = {"path": name, **settings}
@@ -167,13 +166,13 @@ def damaged(tmp_path_factory):
     (folder / "mine.yaml").write_text(yaml.safe_dump(config))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
     targets = [f"output/data/{name}.manifest.json" for name in datasets]
-    # One at a time: a line may come behind the bar of a job beside it.
+    # One core: with several jobs, an error could follow a progress bar on the same line.
     workflow.process = workflow.snakemake(*targets, "--cores", "1", "--keep-going")
     return workflow
 
 
 def error_of(workflow, name):
-    """What is told of a dataset that cannot be imported: its only line of this kind."""
+    """Return the only error line of a dataset that cannot be imported."""
     log = (workflow.folder / f"output/logs/import_dataset/{name}.log").read_text()
     assert "Traceback" not in log, log
     (line,) = (line for line in log.splitlines() if "error: " in line)
@@ -182,19 +181,19 @@ def error_of(workflow, name):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_told_by_its_name_and_row(damaged, damage):
-    name, kind = name_of(damage), damage.partition(".")[2]
+def test_a_damaged_file_is_reported_by_its_name_and_row(damaged, damage):
+    name, kind = folder_name(damage), damage.partition(".")[2]
     assert error_of(damaged, name).startswith(f"error: {name}/2.{kind}: {DAMAGES[damage][1]}")
 
 
-@pytest.mark.parametrize("name", USELESS)
-def test_dataset_of_which_nothing_is_left_is_told_with_the_reasons(damaged, name):
+@pytest.mark.parametrize("name", ALL_DROPPED)
+def test_a_dataset_without_remaining_rows_is_reported_with_the_reasons(damaged, name):
     line = error_of(damaged, name)
-    assert "no row of part train is left" in line and USELESS[name][2] in line
+    assert "no row of part train is left" in line and ALL_DROPPED[name][2] in line
     assert line.startswith("error: ") and name in line
 
 
-def test_nothing_of_a_damaged_dataset_is_published(damaged):
+def test_damaged_datasets_are_not_published(damaged):
     assert damaged.process.returncode == 1
     published = [path for path in (damaged.folder / "output/data").glob("[!.]*")]
     assert published == []
@@ -213,7 +212,7 @@ def mine(sources):
     return sources
 
 
-def test_damaged_dataset_stops_the_import_and_loses_nothing(mine):
+def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
     target, path = "output/split/mine.manifest.json", mine.folder / "mine/train.parquet"
     records = mine.folder / "output/data/mine/train.parquet"
     before, imported = records.read_bytes(), records.stat().st_mtime_ns
@@ -229,14 +228,14 @@ def test_damaged_dataset_stops_the_import_and_loses_nothing(mine):
         assert lines[0].startswith(f"error: mine/train.parquet: {expected}")
         assert "Traceback" not in process.stdout
         assert records.read_bytes() == before
-    # The good file again: what was imported from it is still there and is taken up.
+    # With the good file again, the old result is reused.
     path.write_bytes(as_parquet(GOOD))
     mine.build(target)
     assert records.stat().st_mtime_ns == imported
     assert mine.planned(target) == set()
 
 
-# Files of a dataset, what the config says of it, and the line that tells what is wrong.
+# Files of a dataset, its settings, and the error.
 FOLDERS = {
     "no-folder": ((), {}, "config: datasets.no-folder.path: there is no no-folder"),
     "no-data": (
@@ -249,10 +248,10 @@ FOLDERS = {
         {"train": "part*.jsonl"},
         "config: datasets.no-match: no-match: train: no file matches 'part*.jsonl'",
     ),
-    "no-match-to-evaluate-on": (
+    "no-match-for-eval": (
         ("train.jsonl",),
         {"train": "train.jsonl", "eval": "dev.jsonl"},
-        "config: datasets.no-match-to-evaluate-on: no-match-to-evaluate-on: eval: no file matches",
+        "config: datasets.no-match-for-eval: no-match-for-eval: eval: no file matches",
     ),
     "no-shard": (
         ("data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"),
@@ -273,7 +272,7 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A workflow with datasets whose files are not the right ones."""
+    """A workflow with datasets whose files are missing or of the wrong kind."""
     folder = tmp_path_factory.mktemp("folders")
     copy_sources(folder)
     datasets = {}
@@ -282,14 +281,14 @@ def folders(tmp_path_factory):
         for file in files:
             (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / name / file).write_bytes(as_jsonl(GOOD))
-    # As a copy of huggingface_hub's cache without its blobs.
+    # A dangling link, as in a copy of huggingface_hub's cache without its blobs.
     (folder / "lost-file/train-2.jsonl").symlink_to("../blobs/0a1b2c")
     (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": datasets}))
     return Workflow(folder, "--configfile", "mine.yaml")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_dataset_without_the_right_files_is_told_in_one_line(folders, name):
+def test_a_dataset_without_the_right_files_is_an_error_of_one_line(folders, name):
     process = folders.snakemake(f"output/data/{name}.manifest.json", "--cores", "1")
     assert process.returncode == 1
     lines = [line for line in process.stdout.splitlines() if "error: " in line]
@@ -297,12 +296,12 @@ def test_dataset_without_the_right_files_is_told_in_one_line(folders, name):
     assert lines[0].startswith(f"error: {FOLDERS[name][2]}") and name in lines[0]
 
 
-def test_training_on_a_gpu_that_is_not_there(quick, tmp_path):
+def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192}'
     other = tmp_path / "spec.json"
-    # Another name: this result does not exist yet, so that the program has something to do.
+    # Under another name, because this result does not exist yet.
     spec = quick.spec_of("output/eval/sft/tiny")
     other.write_text(json.dumps({**spec, "path": "output/eval/sft/other"}))
     process = quick.run(

@@ -1,4 +1,4 @@
-"""A disk that is full or read-only: one line that says so, and nothing lost."""
+"""A full or read-only disk: an error of one line, and no result is lost."""
 
 import contextlib
 import os
@@ -18,29 +18,29 @@ SIZE = 8 << 20
 
 @contextlib.contextmanager
 def small_disk(folder):
-    """A folder on a disk of its own, of SIZE bytes; its files are moved there and back."""
-    there = folder.with_name(f"{folder.name}.kept")
-    folder.rename(there)
+    """Move a folder to a separate disk of SIZE bytes; restore the folder afterwards."""
+    original = folder.with_name(f"{folder.name}.kept")
+    folder.rename(original)
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]
     mounted = subprocess.run(command, capture_output=True).returncode == 0
     try:
         if not mounted:
-            pytest.skip("needs the right to mount a disk")
-        shutil.copytree(there, folder, symlinks=True, dirs_exist_ok=True)
+            pytest.skip("needs permission to mount a disk")
+        shutil.copytree(original, folder, symlinks=True, dirs_exist_ok=True)
         yield
     finally:
         if mounted:
             subprocess.run(["umount", folder], check=True)
         shutil.rmtree(folder)
-        there.rename(folder)
+        original.rename(folder)
 
 
 def fill(folder):
-    """Leave some KB."""
-    room = os.statvfs(folder)
+    """Fill the disk of a folder except for 8 KB."""
+    free = os.statvfs(folder)
     with (folder / ".filler").open("wb") as file:
-        file.write(bytes(room.f_bavail * room.f_frsize - 8192))
+        file.write(bytes(free.f_bavail * free.f_frsize - 8192))
 
 
 def contents(folder):
@@ -48,7 +48,7 @@ def contents(folder):
 
 
 def errors(workflow, target, *options):
-    """Exit code and lines of errors of a build."""
+    """Build a target; return the exit code and the lines of errors."""
     process = workflow.snakemake(f"{target}.manifest.json", "--cores", "2", *options)
     assert "Traceback" not in process.stdout, process.stdout[-3000:]
     lines = process.stdout.replace("\r", "\n").splitlines()
@@ -57,14 +57,14 @@ def errors(workflow, target, *options):
 
 @pytest.fixture
 def copy(quick, tmp_path):
-    """The quick build, with one more config file to put settings in."""
+    """A copy of the quick build with an additional config file."""
     copy = quick.copy(tmp_path / "copy")
     copy.options = (*quick.options, "more.yaml")
     return copy
 
 
 @pytest.mark.parametrize("target", RESULTS)
-def test_full_and_read_only_disks_cost_nothing_that_was_built(copy, target):
+def test_a_full_or_read_only_disk_loses_no_result(copy, target):
     result = copy.folder / target
     (copy.folder / "more.yaml").write_text(RESULTS[target])
     with small_disk(result.parent):
@@ -75,8 +75,8 @@ def test_full_and_read_only_disks_cost_nothing_that_was_built(copy, target):
         (result.parent / ".filler").unlink()
 
         subprocess.run(["mount", "-o", "remount,ro", result.parent], check=True)
-        told = f"error: {target} cannot be written: its folder is read-only"
-        assert errors(copy, target) == (1, [told])
+        line = f"error: {target} cannot be written: its folder is read-only"
+        assert errors(copy, target) == (1, [line])
         assert contents(result) == before
 
         subprocess.run(["mount", "-o", "remount,rw", result.parent], check=True)
@@ -84,7 +84,7 @@ def test_full_and_read_only_disks_cost_nothing_that_was_built(copy, target):
         assert contents(result) != before
 
 
-def test_a_run_goes_on_after_its_states_found_no_room(copy):
+def test_a_run_resumes_after_its_checkpoint_found_a_full_disk(copy):
     (copy.folder / "more.yaml").write_text("save_steps: 1")
     target, states = "output/sft/tiny", copy.folder / "output/state"
     weights = copy.folder / target / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Builds that are killed, stopped or crossed by others: the same command, the same bytes."""
+"""Killed, stopped and concurrent builds: the same command leads to the same bytes."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
 
-# Jobs and their results, each behind those that it is made from.
+# Jobs and their results, in topological order.
 JOBS = {
     "import_dataset": "data/toy",
     "tokenize_sft": "tokens/sft/tiny",
@@ -29,7 +29,7 @@ JOBS = {
     "train_rlhf": "rlhf/tiny",
 }
 
-# How far a job came: of the files that a run has touched, the last one tells.
+# The progress of a job, by the last of these files that its run has written.
 TRACES = {
     ".{name}.lock": "as the program begins",
     ".{name}.tmp/metrics.jsonl": "in the loop",
@@ -41,7 +41,7 @@ TRACES = {
 PUBLISHING = ("in publishing", "after publishing")
 WRITING = ("while a state is saved", *PUBLISHING)
 
-# Runs a program that kills itself just before the Nth time that it changes something in output/.
+# Runs a program that kills itself immediately before its Nth change of a file in output/.
 KILLER = """
 import os, runpy, signal, sys
 
@@ -64,7 +64,7 @@ runpy.run_path(program, run_name="__main__")
 
 
 def is_touched(path, since):
-    """Whether a file is there and was written at a time or later."""
+    """Return whether a file exists and was written at or after a time."""
     try:
         return path.stat().st_mtime >= since
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def is_touched(path, since):
 
 
 class Result:
-    """A job's result in the tree of a workflow."""
+    """The result of a job in the folder of a workflow."""
 
     def __init__(self, workflow, job):
         self.workflow, self.job = workflow, job
@@ -82,8 +82,8 @@ class Result:
         self.record = self.folder.with_name(f"{self.folder.name}.run.json")
         self.target = self.manifest.relative_to(workflow.folder).as_posix()
 
-    def spoil(self, leave_folder=False):
-        """Delete the result, or leave a folder that is not whole, so that the job has to run."""
+    def delete(self, leave_folder=False):
+        """Delete the result, or leave an incomplete folder, so that the job has to run."""
         self.manifest.unlink()
         self.record.unlink()
         if leave_folder:
@@ -92,14 +92,14 @@ class Result:
             shutil.rmtree(self.folder)
 
     def trace(self, pattern):
-        """A file beside the result, by its pattern; of saving, the state that is not yet whole."""
+        """Return a file next to the result; for `state`, an incomplete checkpoint."""
         if pattern == "state":
-            found = self.output.glob(f"state/{self.job}/*/*/.tmp")
-            return next(found, self.output / "state/none")
+            incomplete = self.output.glob(f"state/{self.job}/*/*/.tmp")
+            return next(incomplete, self.output / "state/none")
         return self.folder.parent / pattern.format(name=self.folder.name)
 
     def progress(self, since):
-        """How far the job came that was started at a time."""
+        """Return the progress of the job that was started at a time."""
         reached = "before the program"
         for pattern, place in TRACES.items():
             if is_touched(self.trace(pattern), since):
@@ -107,35 +107,35 @@ class Result:
         return reached
 
     def steps(self, since):
-        """Steps in the figures of a training that was started at a time."""
-        figures = self.trace(".{name}.tmp/metrics.jsonl")
-        return figures.read_text().count("\n") if is_touched(figures, since) else 0
+        """Return the logged steps of the training that was started at a time."""
+        metrics = self.trace(".{name}.tmp/metrics.jsonl")
+        return metrics.read_text().count("\n") if is_touched(metrics, since) else 0
 
     def files(self):
-        """Digest of each file of the result and of its manifest."""
+        """Return the digests of the files of the result and of its manifest."""
         paths = [self.manifest, *self.folder.rglob("*")]
         return {str(p.relative_to(self.output)): file_digest(p) for p in paths if p.is_file()}
 
     def neighbours(self):
-        """All that lies beside the result: locks, results of other jobs, what was left behind."""
+        """Return the names next to the result: locks, results of other jobs, temporary files."""
         return {path.name for path in self.folder.parent.iterdir()}
 
     def check(self, uninterrupted):
-        """Check that it is all as in another tree, with nothing left over."""
+        """Check that the result equals that of another workflow and that no file is left behind."""
         assert self.files() == uninterrupted.files()
         assert self.neighbours() == uninterrupted.neighbours()
         assert not list(self.output.glob(f"state/{self.job}/*"))
         assert not list(self.workflow.folder.glob(".snakemake/locks/*"))
 
     def check_all(self, uninterrupted):
-        """Check that, and that no job of the tree has anything to do."""
+        """Check the result, and that every job of the workflow is up to date."""
         self.check(uninterrupted)
         targets = [Result(self.workflow, job).target for job in JOBS]
         assert self.workflow.planned(*targets) == set()
 
 
 class Build:
-    """Snakemake at work, in a process group of its own; its output goes into a file."""
+    """A Snakemake process in a new process group; its output goes into a file."""
 
     def __init__(self, workflow, target):
         self.log = workflow.folder / "build.log"
@@ -153,14 +153,14 @@ class Build:
 
     @property
     def age(self):
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.time() - self.started
 
     def runs(self):
         return self.process.poll() is None
 
     def wait_until(self, condition):
-        """Wait for something to happen, for as long as Snakemake runs."""
+        """Wait until a condition holds or Snakemake ends."""
         while self.runs() and not condition():
             time.sleep(0.002)
 
@@ -170,13 +170,13 @@ class Build:
             os.killpg(self.process.pid, number)
 
     def end(self):
-        """Wait for the end; returns the exit status and what was said."""
+        """Wait for the end; return the exit status and the output."""
         return self.process.wait(), self.log.read_text()
 
 
 @contextlib.contextmanager
 def started(workflow, target):
-    """A build that is killed with all its programs at the end of the block, if it still runs."""
+    """Yield a build; kill it with its programs at the end of the block if it still runs."""
     build = Build(workflow, target)
     try:
         yield build
@@ -187,10 +187,10 @@ def started(workflow, target):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A workflow with all results, uninterrupted, and how many seconds each job's command took."""
+    """A workflow with uninterrupted results, and the seconds that each job's command took."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     copy_sources(folder)
-    files = [str(ROOT / "tests" / name) for name in ("quick.yaml", "kill.yaml")]
+    files = [str(ROOT / "tests/configs" / name) for name in ("quick.yaml", "kill.yaml")]
     workflow = Workflow(folder, "--configfile", *files)
     seconds = {}
     for job in JOBS:
@@ -204,71 +204,73 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def kills(request):
-    """How often each job is killed."""
+    """The number of times that each job is killed."""
     return request.config.getoption("--kills")
 
 
 @pytest.fixture
 def tree(built, tmp_path):
-    """A copy of that workflow."""
+    """A copy of the built workflow."""
     workflow, _ = built
     return workflow.copy(tmp_path / "tree")
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_job_that_is_killed_again_and_again_comes_to_the_same_bytes(tree, built, job, kills):
+def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, kills):
     uninterrupted, seconds = built
-    wanted, result, life = Result(uninterrupted, job), Result(tree, job), seconds[job]
+    expected, result, duration = Result(uninterrupted, job), Result(tree, job), seconds[job]
     draw = random.Random(f"{job} {kills}")
-    # One moment in each part of the command's life. Every second kill waits from there until
-    # something is written, which takes too little time to be hit by chance.
-    aims = itertools.cycle([None, WRITING, None, PUBLISHING])
-    moments = [((part + draw.random()) / kills, next(aims)) for part in range(kills)]
+    # One moment in each interval of the command's duration. Every second kill waits from there
+    # until files are written, which is too short to be hit by chance.
+    phases = itertools.cycle([None, WRITING, None, PUBLISHING])
+    moments = [((number + draw.random()) / kills, next(phases)) for number in range(kills)]
 
-    def run_until(moment, aim):
-        """Run the command, killed at a moment of its life if it still runs."""
+    def run_until(moment, phase):
+        """Run the command and kill it at a moment; return whether it still ran, and its age."""
         with started(tree, result.target) as build:
             build.wait_until(lambda: build.age >= moment)
-            if aim:
-                build.wait_until(lambda: result.progress(build.started) in aim)
+            if phase:
+                build.wait_until(lambda: result.progress(build.started) in phase)
                 time.sleep(draw.expovariate(200))
             age = build.age
-        status, said = build.end()
-        print(f"{job}: {age:.2f} of {life:.2f} s: {status}, {result.progress(build.started)}")
-        assert status in (0, -signal.SIGKILL), said[-5000:]
+        status, output = build.end()
+        print(f"{job}: {age:.2f} of {duration:.2f} s: {status}, {result.progress(build.started)}")
+        assert status in (0, -signal.SIGKILL), output[-5000:]
         return status == -signal.SIGKILL, age
 
-    result.spoil(leave_folder=True)
-    is_whole_life = True
+    result.delete(leave_folder=True)
+    is_uninterrupted = True
     while moments:
-        share, aim = moments[0]
-        was_killed, age = run_until(share * life, aim)
+        fraction, phase = moments[0]
+        was_killed, age = run_until(fraction * duration, phase)
         if was_killed:
             moments.pop(0)
-            is_whole_life = False
+            is_uninterrupted = False
             continue
-        # Quicker than its kill: another build of the same result.
-        result.check_all(wanted)
-        if is_whole_life:
-            life = min(life, age)
-            moments[0] = (share * 0.95, aim)
-        result.spoil(leave_folder=draw.random() < 0.5)
-        is_whole_life = True
+        # The command ended before it was killed: build the same result again.
+        result.check_all(expected)
+        if is_uninterrupted:
+            duration = min(duration, age)
+            moments[0] = (fraction * 0.95, phase)
+        result.delete(leave_folder=draw.random() < 0.5)
+        is_uninterrupted = True
 
     tree.build(result.target)
-    result.check_all(wanted)
+    result.check_all(expected)
 
 
-def test_program_that_is_killed_before_any_change_of_a_file_leaves_nothing_behind(tree, built):
-    wanted, result = Result(built[0], "import_dataset"), Result(tree, "import_dataset")
+def test_a_program_that_is_killed_before_any_change_of_a_file_leaves_no_temporary_files(
+    tree, built
+):
+    expected, result = Result(built[0], "import_dataset"), Result(tree, "import_dataset")
     spec = next(result.output.glob("specs/import_dataset/*.json"))
     command = ("scripts/import_dataset.py", "--spec", str(spec))
     for change in itertools.count(1):
-        result.spoil(leave_folder=True)
+        result.delete(leave_folder=True)
         killed = tree.run("python", "-c", KILLER, str(change), *command)
         again = tree.run("python", *command)
         assert again.returncode == 0, again.stdout
-        result.check(wanted)
+        result.check(expected)
         if killed.returncode != -signal.SIGKILL:
             break
     assert killed.returncode == 0, killed.stdout
@@ -276,34 +278,34 @@ def test_program_that_is_killed_before_any_change_of_a_file_leaves_nothing_behin
 
 
 def wait_for_program(result):
-    """Wait until the process ends that makes a result."""
+    """Wait until the process that makes a result ends."""
     with result.trace(".{name}.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def test_program_that_outlives_snakemake_is_not_disturbed_by_the_same_command(tree, built):
-    wanted, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
-    result.spoil()
+def test_the_same_command_does_not_disturb_a_program_that_outlives_snakemake(tree, built):
+    expected, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
+    result.delete()
     with started(tree, result.target) as orphaned:
         orphaned.wait_until(lambda: result.steps(orphaned.started) > 1)
         orphaned.process.kill()
-        maker = result.trace(".{name}.lock").read_text().strip()
-        program = int(maker.split()[1])
-        # Long enough for the same command to meet it.
+        holder = result.trace(".{name}.lock").read_text().strip()
+        program = int(holder.split()[1])
+        # Paused, so that it still runs when the same command starts.
         os.kill(program, signal.SIGSTOP)
-        refused = tree.snakemake(result.target, "--cores", "2")
+        second = tree.snakemake(result.target, "--cores", "2")
         os.kill(program, signal.SIGCONT)
-        assert refused.returncode == 1
-        assert refused.stdout.count(f"error: output/sft/tiny is being made by {maker}: wait") == 1
-        assert "MissingOutputException" not in refused.stdout
+        assert second.returncode == 1
+        assert second.stdout.count(f"error: output/sft/tiny is being made by {holder}: wait") == 1
+        assert "MissingOutputException" not in second.stdout
         wait_for_program(result)
     tree.build(result.target)
-    result.check_all(wanted)
+    result.check_all(expected)
 
 
-def test_program_and_the_same_command_started_before_it_ends_give_the_same_bytes(tree, built):
-    wanted, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
-    result.spoil()
+def test_a_program_and_the_same_command_started_before_it_ends_make_the_same_bytes(tree, built):
+    expected, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
+    result.delete()
     with started(tree, result.target) as orphaned:
         log = result.output / "logs/train_sft/tiny.log"
         orphaned.wait_until(lambda: is_touched(log, orphaned.started))
@@ -312,34 +314,34 @@ def test_program_and_the_same_command_started_before_it_ends_give_the_same_bytes
         assert again.returncode == 0 or "output/sft/tiny is being made by process" in again.stdout
         wait_for_program(result)
     tree.build(result.target)
-    result.check_all(wanted)
+    result.check_all(expected)
 
 
-def test_training_that_is_asked_to_stop_says_where_and_goes_on_from_there(tree, built):
-    wanted, result = Result(built[0], "train_rlhf"), Result(tree, "train_rlhf")
-    result.spoil()
+def test_a_training_that_receives_a_signal_saves_and_resumes(tree, built):
+    expected, result = Result(built[0], "train_rlhf"), Result(tree, "train_rlhf")
+    result.delete()
     step = 0
     for name in ("SIGTERM", "SIGINT"):
         with started(tree, result.target) as build:
             build.wait_until(lambda last=step: result.steps(build.started) > last + 1)
             build.send(signal.Signals[name])
-            status, said = build.end()
+            status, output = build.end()
         assert status > 0
-        told = re.findall(
-            rf"stopped by {name} after step (\d+): run the same command again to resume", said
+        steps = re.findall(
+            rf"stopped by {name} after step (\d+): run the same command again to resume", output
         )
-        assert len(told) == 1, said[-5000:]
-        assert int(told[0]) > step
-        step = int(told[0])
+        assert len(steps) == 1, output[-5000:]
+        assert int(steps[0]) > step
+        step = int(steps[0])
     tree.build(result.target)
-    result.check_all(wanted)
+    result.check_all(expected)
     assert json.loads(result.record.read_text())["resumed_after_step"] == step
 
 
-def test_build_is_disturbed_neither_by_a_second_one_nor_by_dry_runs(tree, built):
+def test_a_second_build_and_dry_runs_do_not_disturb_a_build(tree, built):
     results = [Result(tree, job) for job in ("tokenize_sft", "train_sft")]
     for result in results:
-        result.spoil()
+        result.delete()
     target = results[-1].target
     with started(tree, target) as first:
         first.wait_until(lambda: "Tokenizing" in first.log.read_text())
@@ -353,7 +355,7 @@ def test_build_is_disturbed_neither_by_a_second_one_nor_by_dry_runs(tree, built)
         while first.runs():
             tree.planned(target)
             tree.planned(target, "--config", "seed=7")
-        status, said = first.end()
-    assert status == 0, said[-5000:]
+        status, output = first.end()
+    assert status == 0, output[-5000:]
     for result in results:
         result.check_all(Result(built[0], result.job))
