@@ -1,4 +1,4 @@
-"""Fetch a base model and its tokenizer from the hub or a local folder, as safetensors."""
+"""Fetch a base model and its tokenizer from the hub or a local folder; save it as safetensors."""
 
 import tempfile
 from pathlib import Path
@@ -8,37 +8,37 @@ from snakechat.data.model_files import model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import copy_causal
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import check_external_file
 
 
-def main(job):
-    """Weights that come only in torch's format are read as tensors alone, never unpickled."""
+def main(job: Job) -> None:
+    """Fetch the model. Weights in PyTorch's format are loaded as tensors only, never unpickled."""
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
         folder, _, commit = fetch(hub, "model", revision, model_files)
         job.facts["commit"] = commit
-        copy(job, folder, f"hub model {hub} at {commit}")
+        save(job, folder, f"hub model {hub} at {commit}")
         return
     source = Path(job.placement["source"])
-    with tempfile.TemporaryDirectory() as folder:
-        # By themselves: what else lies beside them was not planned, and must not be read.
+    with tempfile.TemporaryDirectory() as links:
+        # A folder with only the planned files: other files of the source must not be read.
         for name, planned in job.spec["files"].items():
             check_external_file(source / name, planned)
-            Path(folder, name).symlink_to((source / name).resolve())
-        copy(job, Path(folder), f"model in {source}")
+            Path(links, name).symlink_to((source / name).resolve())
+        save(job, Path(links), f"model in {source}")
 
 
-def copy(job, folder, about):
-    """The model of a folder as a result. about: what an error calls it."""
+def save(job: Job, folder: Path, source: str) -> None:
+    """Save the model of a folder as the result. source: description of the model for errors."""
     job.facts["licence"] = licence_of(folder)
     try:
         load_tokenizer(folder).save_pretrained(job.result)
         copy_causal(folder, job.result)
-    # The files are somebody else's, and each reader of one has errors of its own.
+    # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"{about}: {reason}") from None
+        raise InputError(f"{source}: {reason}") from None
 
 
 if __name__ == "__main__":

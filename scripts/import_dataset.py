@@ -1,12 +1,14 @@
-"""Bring a dataset of any source into records: train.parquet, eval.parquet where the source has such
-a part, and stats.json.
+"""Convert a dataset to records: train.parquet, eval.parquet if the source has an eval split, and
+stats.json.
 """
 
 import json
 import random
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,116 +19,133 @@ from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import DatasetStatistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import check_external_file
 
 
-def main(job):
-    """Generate, or read each file of the source; then look at what came of it."""
+def main(job: Job) -> None:
+    """Generate the toy, or import the files of each split; then write statistics."""
     if hasattr(job.settings, "generate"):
-        generate(job)
+        generate_toy(job)
     else:
-        files = hub_files(job) if hasattr(job.settings, "hub") else local_files(job)
-        for part, paths in files.items():
-            import_part(job, part, paths)
-    stats = {}
-    for path in sorted(job.result.glob("*.parquet")):
-        look = DatasetStatistics()
-        for record in read_records(path):
-            look.add(*record)
-        stats[path.stem] = look.summary() | {"dropped": job.facts["dropped"][path.stem]}
-        print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows of part {path.stem}")
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+        splits = hub_files(job) if hasattr(job.settings, "hub") else local_files(job)
+        for split, files in splits.items():
+            import_split(job, split, files)
+    write_statistics(job)
 
 
-def generate(job):
-    """The toy's rows."""
+def generate_toy(job: Job) -> None:
+    """Write the records of the toy task."""
     settings = job.settings
     try:
-        parts = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
+        rows = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
     except ValueError as error:
-        raise InputError(str(error)) from None
-    for part, rows in zip(("train", "eval"), parts, strict=True):
-        with RecordWriter(job.result / f"{part}.parquet") as writer:
-            for row in rows:
+        raise InputError(f"datasets.{job.spec['name']}: {error}") from None
+    for split, split_rows in zip(("train", "eval"), rows, strict=True):
+        with RecordWriter(job.result / f"{split}.parquet") as writer:
+            for row in split_rows:
                 writer.write((row["prompt"], row["chosen"], row["rejected"]))
     job.facts["dropped"] = {"train": {}, "eval": {}}
 
 
-def local_files(job):
-    """{part: {name: path}} of a local source, each checked against the digest that was planned."""
-    files = {}
+def local_files(job: Job) -> dict[str, dict[str, Path]]:
+    """Return {split: {name: path}} of a local source, whose files must have the planned digests."""
+    splits: dict[str, dict[str, Path]] = {}
     for name, planned in job.spec["files"].items():
-        part, _, relative = name.partition("/")
+        split, _, relative = name.partition("/")
         path = Path(job.placement["source"], relative)
         check_external_file(path, planned)
-        files.setdefault(part, {})[relative] = path
-    return files
+        splits.setdefault(split, {})[relative] = path
+    return splits
 
 
-def hub_files(job):
-    """{part: {name: path}} of a hub source. The commit of its revision goes into the manifest."""
-    # Only here: the import takes a second that other sources need not pay.
+def hub_files(job: Job) -> dict[str, dict[str, Path]]:
+    """Return {split: {name: path}} of a hub source; record its commit and licence."""
+    # Imported here because it takes a second, which other sources need not spend.
     from snakechat.data.hub import fetch, licence_of
     from snakechat.data.model_files import CARD
 
     settings = job.settings
-    globs = {part: getattr(settings, part) for part in ("train", "eval") if hasattr(settings, part)}
+    globs = {
+        split: getattr(settings, split) for split in ("train", "eval") if hasattr(settings, split)
+    }
 
-    def choose(paths):
+    def data_files(paths: list[str]) -> dict[str, list[str]]:
+        return split_files([path for path in paths if path != CARD], globs)
+
+    def choose(paths: list[str]) -> list[str]:
         try:
-            parts = split_files([path for path in paths if path != CARD], globs)
-            found = sorted(path for names in parts.values() for path in names)
-            return [*found, CARD] if CARD in paths else found
+            chosen = sorted(path for files in data_files(paths).values() for path in files)
         except InputError as error:
-            raise InputError(f"{settings.hub}: {error}") from None
+            raise InputError(f"hub dataset {settings.hub}: {error}") from None
+        return [*chosen, CARD] if CARD in paths else chosen
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts |= {"commit": commit, "licence": licence_of(folder)}
-    parts = split_files([path for path in paths if path != CARD], globs)
-    return {part: {path: folder / path for path in found} for part, found in parts.items()}
+    return {
+        split: {path: folder / path for path in files} for split, files in data_files(paths).items()
+    }
 
 
-def import_part(job, part, paths):
-    """Write PART.parquet from source files; count what is read and dropped, list the bad rows."""
-    settings, dropped, read = job.settings, Counter(), Counter()
-    columns = settings.columns
+def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
+    """Write SPLIT.parquet from source files; count dropped rows and list bad ones."""
+    settings, columns = job.settings, job.settings.columns
+    dropped: Counter[str] = Counter()
+    source_rows: Counter[str] = Counter()
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
-    with RecordWriter(job.result / f"{part}.parquet") as writer:
-        for name, number, row in with_progress(part, paths, columns):
-            read[f"{part}/{name}"] += 1
+    with RecordWriter(job.result / f"{split}.parquet") as writer:
+        for name, number, row in rows_with_progress(split, files, columns.values()):
+            source_rows[f"{split}/{name}"] += 1
             try:
                 if isinstance(row, BadRow):
                     raise row
-                prompt, *responses = record_of(row, settings.format, columns)
+                prompt, chosen, rejected = record_of(row, settings.format, columns)
             except BadRow as error:
                 if settings.on_bad_row == "fail":
-                    raise InputError(f"{paths[name]}: row {number}: {error}") from None
+                    raise InputError(f"{files[name]}: row {number}: {error}") from None
                 dropped["bad row"] += 1
                 with (job.result / "bad_rows.jsonl").open("a") as file:
-                    bad = {"file": name, "row": number, "reason": str(error)}
-                    file.write(json.dumps(bad) + "\n")
+                    entry = {"file": name, "row": number, "reason": str(error)}
+                    file.write(json.dumps(entry) + "\n")
             except DroppedRow as reason:
                 dropped[str(reason)] += 1
             else:
                 if remove:
-                    responses = [response and remove.sub("", response) for response in responses]
-                writer.write((prompt, *responses))
-    job.facts.setdefault("source_rows", {}).update(read)
-    job.facts.setdefault("dropped", {})[part] = dict(sorted(dropped.items()))
+                    chosen = remove.sub("", chosen)
+                    rejected = rejected and remove.sub("", rejected)
+                writer.write((prompt, chosen, rejected))
+    job.facts.setdefault("source_rows", {}).update(source_rows)
+    job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
     if not writer:
-        raise InputError(f"{job.spec['name']}: no row of part {part} is left: {dict(dropped)}")
+        raise InputError(
+            f"datasets.{job.spec['name']}: the {split} split has no rows left of"
+            f" {source_rows.total():,} (dropped: {dict(dropped)})"
+        )
 
 
-def with_progress(part, paths, columns):
-    """Yield (name, number, row) of all files, with a bar over their rows."""
-    counts = [count_rows(path) for path in paths.values()]
-    total = None if None in counts else sum(counts)
-    with tqdm(total=total, desc=f"import {part}", unit="row", mininterval=2) as bar:
-        for name, path in paths.items():
-            for number, row in read_rows(path, columns.values()):
+def rows_with_progress(
+    split: str, files: Mapping[str, Path], columns: Collection[str]
+) -> Iterator[tuple[str, int, Any]]:
+    """Yield (name of the file, row number, row) of all files, with a progress bar over rows."""
+    counts = [count_rows(path) for path in files.values()]
+    total = sum(count for count in counts if count is not None) if None not in counts else None
+    with tqdm(total=total, desc=f"import {split}", unit="row", mininterval=2) as bar:
+        for name, path in files.items():
+            for number, row in read_rows(path, columns):
                 yield name, number, row
                 bar.update()
+
+
+def write_statistics(job: Job) -> None:
+    """Write stats.json with statistics of each split."""
+    stats = {}
+    for path in sorted(job.result.glob("*.parquet")):
+        statistics = DatasetStatistics()
+        for record in read_records(path):
+            statistics.add(*record)
+        stats[path.stem] = statistics.summary() | {"dropped": job.facts["dropped"][path.stem]}
+        print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows in split {path.stem}")
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

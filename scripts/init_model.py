@@ -1,6 +1,7 @@
-"""Make a model from a config with random weights, and its tokenizer."""
+"""Create a model with random weights from a config, and its tokenizer."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -9,12 +10,12 @@ from transformers import PreTrainedTokenizerFast
 from snakechat.data.records import read_records
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import check_external_file
 
 
-def main(job):
-    """The tokenizer first: the model's vocabulary and special ids are the tokenizer's."""
+def main(job: Job) -> None:
+    """Create the tokenizer, then the model with the tokenizer's vocabulary and special ids."""
     if "train_on" in job.settings.tokenizer:
         rows = read_records(job.inputs["records"] / "train.parquet")
         texts = (text for row in rows for text in row if text is not None)
@@ -24,11 +25,11 @@ def main(job):
     tokenizer = load_tokenizer(job.result)
     model = make_causal(job.settings.init, tokenizer, job.settings.seed)
     model.save_pretrained(job.result)
-    print(f"{job.spec['name']}: {model.num_parameters():,} weights, {len(tokenizer)} tokens")
+    print(f"{job.spec['name']}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
 
-def train_tokenizer(texts, vocab_size):
-    """A byte-level BPE of texts, with <s> in front of what it encodes, as OPT's has."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer that, like OPT's, starts every text with <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,8 +54,8 @@ def train_tokenizer(texts, vocab_size):
     )
 
 
-def copy_tokenizer(job):
-    """Copy a tokenizer's files, each checked against the digest that was planned."""
+def copy_tokenizer(job: Job) -> None:
+    """Copy the files of a tokenizer, which must have the planned digests."""
     for name, planned in job.spec["files"].items():
         path = Path(job.placement["source"], name)
         check_external_file(path, planned)

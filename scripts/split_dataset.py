@@ -1,27 +1,31 @@
-"""Share a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy, row numbers.
+"""Split a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy with row numbers.
 
-Without an eval part, a tenth of the rows to train on is held out, and PHASE.eval.npy numbers rows
-of train.parquet too. stats.json says how many rows each phase has, and how many of them have a
-prompt that stands in another phase as well.
+If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
+row numbers of train.parquet too. stats.json has the number of rows of each phase, and how many of
+them have a prompt that occurs in another phase.
 """
 
 import json
+from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
 from snakechat.data.phase_splits import PHASES, split_groups, split_rows
 from snakechat.data.records import read_records
-from snakechat.data.statistics import fingerprint, count_shared
-from snakechat.workflow.job import run
+from snakechat.data.statistics import count_shared, fingerprint
+from snakechat.workflow.job import Job, run
 
 
-def main(job):
-    """The same cut for the part to train on and the part to evaluate on."""
+def main(job: Job) -> None:
+    """Split both splits, train and eval, in the same proportions."""
     settings = job.settings
     weights = [settings.weights[phase] for phase in PHASES]
 
-    def share(prompts, weights, max_rows=None):
+    def divide(
+        prompts: np.ndarray, weights: Sequence[float], max_rows: int | None = None
+    ) -> list[np.ndarray]:
         if settings.by == "row":
             return split_rows(len(prompts), weights, settings.seed, max_rows)
         return split_groups(prompts, weights, settings.seed, max_rows)
@@ -30,24 +34,26 @@ def main(job):
         path.stem: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
         for path in job.inputs["records"].glob("*.parquet")
     }
-    rows = {part: np.arange(len(found)) for part, found in prompts.items()}
+    rows = {split: np.arange(len(fingerprints)) for split, fingerprints in prompts.items()}
     if "eval" not in prompts:
-        rows["train"], rows["eval"] = share(prompts["train"], [9, 1])
+        rows["train"], rows["eval"] = divide(prompts["train"], [9, 1])
         prompts["eval"] = prompts["train"]
 
-    stats, phases = {}, {}
-    for part in ("train", "eval"):
-        cut = share(prompts[part][rows[part]], weights, settings.max_rows)
-        for phase, places in zip(PHASES, cut, strict=True):
-            numbers = np.sort(rows[part][places])
-            np.save(job.result / f"{phase}.{part}.npy", numbers)
-            phases[f"{phase}.{part}"] = prompts[part][numbers]
-            stats[f"{phase}.{part}"] = {"rows": len(numbers)}
-    for one, other in permutations(phases, 2):
-        if overlap := count_shared(phases[one], phases[other]):
-            stats[one].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
+    stats: dict[str, dict[str, Any]] = {}
+    phase_prompts = {}
+    for split in ("train", "eval"):
+        phases = divide(prompts[split][rows[split]], weights, settings.max_rows)
+        for phase, indices in zip(PHASES, phases, strict=True):
+            name = f"{phase}.{split}"
+            numbers = np.sort(rows[split][indices])
+            np.save(job.result / f"{name}.npy", numbers)
+            phase_prompts[name] = prompts[split][numbers]
+            stats[name] = {"rows": len(numbers)}
+    for name, other in permutations(phase_prompts, 2):
+        if overlap := count_shared(phase_prompts[name], phase_prompts[other]):
+            stats[name].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
-    sizes = ", ".join(f"{phase} {facts['rows']:,}" for phase, facts in stats.items())
+    sizes = ", ".join(f"{name} {counts['rows']:,}" for name, counts in stats.items())
     print(f"{job.spec['name']}: {sizes}")
 
 

@@ -1,12 +1,12 @@
-"""Tokenize the rows of a phase: sft, reward, dpo or rlhf, by the rule of the job."""
+"""Tokenize the rows of a phase, as the rule of the job requires: SFT, reward, DPO or RLHF."""
 
-from snakechat.data.tokenization import TOKENIZATIONS, write_phase
-from snakechat.workflow.job import run
+from snakechat.data.tokenization import tokenize_phase
+from snakechat.workflow.job import Job, run
 
 
-def main(job):
-    """Write one ragged array per split and text field, and stats.json."""
-    write_phase(job, *TOKENIZATIONS[job.spec["rule"]])
+def main(job: Job) -> None:
+    """Write a ragged array of each split and text field, and stats.json."""
+    tokenize_phase(job)
 
 
 if __name__ == "__main__":

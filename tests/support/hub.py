@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on this machine, well or ill."""
+"""A local server that implements the Hugging Face hub's protocol, with faults on request."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
 FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
-# Kept as LFS, named by their sha256; the other files are git's own, named by sha1.
+# Files kept as LFS, identified by SHA-256; git stores the others, identified by SHA-1.
 LARGE = (".parquet", ".safetensors", ".bin")
 ELSEWHERE = "/elsewhere"
 
 
 @dataclass
 class Request:
-    """A request as it came in, and what of the file went out: bytes start to end."""
+    """A request, and the range of the file's bytes that was sent: start to end."""
 
     command: str
     path: str
@@ -29,26 +29,27 @@ class Request:
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of the hub's protocol as listing and downloading files needs.
+    """The requests of the hub's API for listing and downloading files.
 
-    As there, large files come from another host, to which the hub sends whoever asks for them.
+    As on the hub, requests for large files are redirected to another host.
 
-    repositories: {file: bytes} of each "model/OWNER/NAME" or "dataset/OWNER/NAME". requests: all of
-    them so far. tokens: of the repositories that ask for one.
-
-    faults, what goes wrong with a repository, or with one file ("dataset/OWNER/NAME/FILE"):
-    "drop"          every third response with a file ends in its middle
-    "halves"        each response ends in its middle, until little is left
-    "cut"           every file ends in its middle, however often it is asked for
-    "stall"         each whole file stops in its middle and says no more until `hub.thaw` is set
-    "damaged"       one byte of each file is wrong
-    "damaged once"  only in the first response
-    "busy"          each first response is 500, each second 429, to come back after 55 s
-    "whole"         no ranges: each response is the whole file; every third ends in its middle
-    "list", "head", "file"  these requests are responded with 500
-    "html"          the list is a page that is not the hub's
-    "bare"          the list says nothing but names
-    "forbidden"     403
+    Attributes:
+        repositories: {file: bytes} of each "model/OWNER/NAME" or "dataset/OWNER/NAME".
+        requests: All requests so far.
+        tokens: Token that a repository requires, if any.
+        faults: Fault of a repository or of one file ("dataset/OWNER/NAME/FILE"):
+            "drop": every third response with a file ends in its middle
+            "halves": each response ends in the middle of the missing bytes, until few are missing
+            "cut": each response ends in the middle of the file
+            "stall": a whole file stops in its middle until `hub.thaw` is set
+            "damaged": one byte of each file is wrong
+            "damaged once": one byte of the first response with each file is wrong
+            "busy": the first response is 500, the second 429 with a wait of 55 s
+            "whole": no ranges: each response is the whole file; every third ends in its middle
+            "list", "head", "file": these requests get the response 500
+            "html": the list of files is a page of some other server
+            "bare": the list of files has names only
+            "forbidden": 403
     """
 
     daemon_threads = True
@@ -56,7 +57,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories, self.faults, self.tokens = {}, {}, {}
-        self.requests, self.responded, self.lock = [], 0, threading.Lock()
+        self.requests, self.file_responses, self.lock = [], 0, threading.Lock()
         self.thaw = threading.Event()
 
     @property
@@ -67,7 +68,7 @@ class Hub(ThreadingHTTPServer):
         return hashlib.sha1(repository.encode()).hexdigest()
 
     def loads(self, repository):
-        """What was sent of each file of a repository, one (start, end) for each response."""
+        """Return the ranges sent of each file of a repository, one (start, end) per response."""
         loads = {}
         for request in self.requests:
             match = FILE.fullmatch(request.path.removeprefix(ELSEWHERE))
@@ -80,7 +81,7 @@ class Hub(ThreadingHTTPServer):
 
 @contextmanager
 def serving():
-    """A Hub that responses."""
+    """Run a Hub in a thread."""
     hub = Hub()
     threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
     try:
@@ -92,7 +93,7 @@ def serving():
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Responses for a Hub: the commit behind a revision with its list of files, and the files."""
+    """Handle requests for the list of files of a revision, and for files."""
 
     def log_message(self, *_):
         pass
@@ -112,56 +113,56 @@ class Handler(BaseHTTPRequestHandler):
         elif match := FILE.fullmatch(path):
             kind, name, revision, file = match.groups()
         else:
-            return self.response(404, headers={"X-Error-Code": "RepoNotFound"})
+            return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
         repository = f"{kind or 'model'}/{name}"
         commit = hub.commit(repository)
         fault = hub.faults.get(f"{repository}/{file}", hub.faults.get(repository))
         files, token = hub.repositories.get(repository), hub.tokens.get(repository)
         if files is None:
-            return self.response(404, headers={"X-Error-Code": "RepoNotFound"})
+            return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
         if token and here and self.request_seen.token != f"Bearer {token}":
-            return self.response(401, headers={"X-Error-Message": "Invalid username or password."})
+            return self.respond(401, headers={"X-Error-Message": "Invalid username or password."})
         if revision not in ("main", commit):
-            return self.response(404, headers={"X-Error-Code": "RevisionNotFound"})
+            return self.respond(404, headers={"X-Error-Code": "RevisionNotFound"})
         if fault == "forbidden":
-            return self.response(403, headers={"X-Error-Message": "not for you"})
+            return self.respond(403, headers={"X-Error-Message": "not for you"})
         if fault == ("list" if not file else {"HEAD": "head", "GET": "file"}[self.command]):
-            return self.response(500)
+            return self.respond(500)
         if fault == "busy":
             seen = (self.command, self.request_seen.path)
             times = [(r.command, r.path) for r in hub.requests].count(seen)
             if times < 3:
                 wait = {"RateLimit": '"resolvers";r=0;t=55'} if times == 2 else None
-                return self.response({1: 500, 2: 429}[times], headers=wait)
+                return self.respond({1: 500, 2: 429}[times], headers=wait)
         if not file:
             if fault == "html":
-                return self.response(200, b"<html>Please log in</html>")
+                return self.respond(200, b"<html>Please log in</html>")
             blobs = "blobs" in parse_qs(url.query) and fault != "bare"
             siblings = [listed(file, data, blobs) for file, data in files.items()]
             about = {"id": name, "sha": commit, "siblings": siblings}
-            return self.response(200, json.dumps(about).encode())
+            return self.respond(200, json.dumps(about).encode())
         if file not in files:
-            return self.response(404, headers={"X-Error-Code": "EntryNotFound"})
+            return self.respond(404, headers={"X-Error-Code": "EntryNotFound"})
         if here and path.endswith(LARGE):
             host = f"http://localhost:{hub.server_port}"
             headers = {"Location": host + ELSEWHERE + self.path, "X-Repo-Commit": commit}
             headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
-            return self.response(302, headers=headers | {"X-Linked-Size": len(files[file])})
-        self.answer_file(files[file], commit, fault)
+            return self.respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
+        self.respond_with_file(files[file], commit, fault)
 
-    def answer_file(self, data, commit, fault):
+    def respond_with_file(self, data, commit, fault):
         hub, start, status = self.server, 0, 200
         headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if asked and fault != "whole":
-            start, status = int(asked[1]), 206
+        requested = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if requested and fault != "whole":
+            start, status = int(requested[1]), 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         end = middle = len(data) // 2
         if fault in ("drop", "whole") and self.command == "GET":
             with hub.lock:
-                hub.responded += 1
-                end = (start + len(data)) // 2 if hub.responded % 3 == 0 else len(data)
-        elif fault == "halves" and len(data) - start > 100:
+                hub.file_responses += 1
+                end = (start + len(data)) // 2 if hub.file_responses % 3 == 0 else len(data)
+        elif fault == "halves" and len(data) - start > 1 << 12:
             end = (start + len(data)) // 2
         elif fault == "cut":
             end = max(start, middle)
@@ -169,15 +170,16 @@ class Handler(BaseHTTPRequestHandler):
             end = middle
         else:
             end = len(data)
-        first = [r.path for r in hub.requests].count(self.request_seen.path) == 1
-        if fault == "damaged" or (fault == "damaged once" and first):
+        earlier = [r for r in hub.requests if r.command == "GET"]
+        first = [r.path for r in earlier].count(self.request_seen.path) == 1
+        if data and (fault == "damaged" or (fault == "damaged once" and first)):
             data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-        self.response(status, data[start:], headers, until=end - start)
+        self.respond(status, data[start:], headers, until=end - start)
         self.request_seen.start, self.request_seen.end = start, end
         if fault == "stall" and end == middle:
             hub.thaw.wait(30)
 
-    def response(self, status, data=b"", headers=None, until=None):
+    def respond(self, status, data=b"", headers=None, until=None):
         self.request_seen.status = status
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **(headers or {})}.items():
@@ -188,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def listed(path, data, blobs):
-    """A file as the hub lists it."""
+    """Return the entry of a file in the hub's list."""
     about = {"rfilename": path}
     if blobs:
         about |= {"size": len(data), "blobId": git_digest(data)}
@@ -198,7 +200,7 @@ def listed(path, data, blobs):
 
 
 def name_of(path, data):
-    """The name of a file's bytes in the hub and in the cache."""
+    """Return the digest that identifies a file on the hub and in the cache."""
     return hashlib.sha256(data).hexdigest() if path.endswith(LARGE) else git_digest(data)
 
 

@@ -1,108 +1,130 @@
-"""Which files of a dataset make its parts, train and eval, told by their paths.
+"""Which files of a dataset belong to its splits, train and eval, by their paths.
 
 Standard library only: the workflow imports this module while it plans.
 """
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
 
-# wget leaves the question mark of a hub's download address in the name.
+# wget keeps the query of the hub's download links in file names.
 KINDS = re.compile(r"\.(parquet|arrow|jsonl\.gz|jsonl|json|csv)(\?download=true)?$")
-WORDS = {
+# Words in a path that name its split. eval reads validation files, or test files if there are none.
+SPLIT_WORDS = {
     **dict.fromkeys(["train", "training"], "train"),
     **dict.fromkeys(["validation", "valid", "val", "dev", "eval", "evaluation"], "validation"),
     **dict.fromkeys(["test", "testing"], "test"),
 }
-# What Hugging Face's datasets library writes beside the rows.
-ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+# Files that the datasets library writes next to the rows.
+METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
 
 
-def kind_of(path):
-    """parquet, arrow, jsonl.gz, jsonl, json or csv; None for a file of another kind."""
+def kind_of(path: str | Path) -> str | None:
+    """Return parquet, arrow, jsonl.gz, jsonl, json or csv, or None for a file of another kind."""
     match = KINDS.search(os.path.basename(path).lower())
     return match[1] if match else None
 
 
-def local_paths(folder):
-    """Paths of all files in a folder, relative to it, behind links too."""
+def local_paths(folder: str | Path) -> list[str]:
+    """Return the sorted paths of all files in a folder, relative to it. Links are followed."""
     paths = []
     for parent, folders, names in os.walk(folder, followlinks=True):
-        # Links that lead back up would lead round and round.
-        here = Path(parent).resolve()
-        folders[:] = [name for name in folders if not here.is_relative_to((here / name).resolve())]
+        # A link to a parent folder would lead into an endless loop.
+        current = Path(parent).resolve()
+        folders[:] = [
+            name for name in folders if not current.is_relative_to((current / name).resolve())
+        ]
         paths += [Path(parent, name).relative_to(folder).as_posix() for name in names]
     return sorted(paths)
 
 
-def split_files(paths, globs):
-    """{"train": paths, "eval": paths} of a dataset, sorted; without "eval" where it has none.
+def split_files(paths: Iterable[str], globs: Mapping[str, str]) -> dict[str, list[str]]:
+    """Assign files to the splits of a dataset.
 
-    paths: all files of a folder or repository, relative to it. globs: a glob for "train", and for
-    "eval", where the config has them. Without a glob for train, a file belongs to the part whose
-    name stands last in its path (data/train-0.parquet), and to train where none stands in any.
-    eval is then validation, or else test. Raises InputError where a part has no file or a shard is
-    missing, or where it is not clear which files are meant.
+    Without a glob for train, a file belongs to the split that the last split word in its path names
+    (data/train-0.parquet); if no path has a split word, all files are train. eval consists of the
+    validation files, or of the test files if there are none.
+
+    Args:
+        paths: All files of a folder or repository, relative to it.
+        globs: Globs of the config by split: none, train, or train and eval.
+
+    Returns:
+        {"train": paths, "eval": paths} in the order of `paths`; without "eval" if the dataset has
+        no such files.
+
+    Raises:
+        InputError: A split has no files or a missing shard, a file belongs to both splits, or the
+            files are of several kinds.
     """
     if "train" in globs:
-        parts = {part: [p for p in paths if matches(p, glob)] for part, glob in globs.items()}
+        splits = {split: [p for p in paths if matches(p, glob)] for split, glob in globs.items()}
     else:
-        parts = _named_parts(paths)
-    for part, found in parts.items():
-        if not found and part in globs:
-            raise InputError(f"{part}: no file matches {globs[part]!r}")
-        if not found:
-            raise InputError(f"{part}: no parquet, jsonl, json, csv or arrow file to train on")
-        # A glob without a star may mean one shard.
-        if "*" in globs.get(part, "*"):
-            _check_shards(found)
-    if twice := set(parts["train"]) & set(parts.get("eval", [])):
-        raise InputError(f"{min(twice)} would be trained and evaluated on: narrow train: or eval:")
-    return parts
+        splits = _split_by_name(paths)
+    for split, matched in splits.items():
+        if not matched and split in globs:
+            raise InputError(f"{split}: no file matches {globs[split]!r}")
+        if not matched:
+            raise InputError(
+                "no training files: expected parquet, arrow, jsonl, jsonl.gz, json or csv"
+            )
+        # A glob without a star may select a single shard on purpose.
+        if "*" in globs.get(split, "*"):
+            _check_shards(matched)
+    if overlap := set(splits["train"]) & set(splits.get("eval", [])):
+        raise InputError(
+            f"{min(overlap)} is both in the train and in the eval split: narrow the globs train:"
+            " or eval:"
+        )
+    return splits
 
 
-def _named_parts(paths):
-    data = [
+def _split_by_name(paths: Iterable[str]) -> dict[str, list[str]]:
+    data_files = [
         path
         for path in paths
         if kind_of(path)
-        and path.rpartition("/")[2] not in ABOUT
-        # Hidden folders (.git), and what datasets' map() left in a folder of its own.
+        and path.rpartition("/")[2] not in METADATA
+        # Hidden folders (.git), and the caches of datasets' map().
         and not re.search(r"(^|/)(\.|cache-)", path)
     ]
-    kinds = sorted({kind_of(path) for path in data})
+    kinds = sorted({kind_of(path) or "" for path in data_files})
     if len(kinds) > 1:
-        raise InputError(f"files of several kinds ({', '.join(kinds)}): name those meant by train:")
-    named = {"train": [], "validation": [], "test": [], None: []}
-    for path in data:
-        words = [WORDS[word] for word in re.findall(r"[a-z]+", path.lower()) if word in WORDS]
-        named[words[-1] if words else None].append(path)
-    parts = {"train": named["train"] or named[None]}
-    held_out = named["validation"] or named["test"]
-    return parts | ({"eval": held_out} if held_out else {})
+        raise InputError(
+            f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
+        )
+    by_word: dict[str, list[str]] = {"train": [], "validation": [], "test": [], "": []}
+    for path in data_files:
+        words = [word for word in re.findall(r"[a-z]+", path.lower()) if word in SPLIT_WORDS]
+        by_word[SPLIT_WORDS[words[-1]] if words else ""].append(path)
+    splits = {"train": by_word["train"] or by_word[""]}
+    if held_out := by_word["validation"] or by_word["test"]:
+        splits["eval"] = held_out
+    return splits
 
 
-def matches(path, glob):
-    """Whether a path matches a glob in which ** stands for folders, as in pathlib."""
-    stands_for = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+def matches(path: str, glob: str) -> bool:
+    """Return whether a path matches a glob in which ** matches folders, as in pathlib."""
+    patterns = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    pattern = "".join(stands_for.get(piece, re.escape(piece)) for piece in pieces)
+    pattern = "".join(patterns.get(piece, re.escape(piece)) for piece in pieces)
     return re.fullmatch(pattern, path) is not None
 
 
-def _check_shards(paths):
-    """A part of which a download or a copy left out one file would be used without a word."""
-    shards = {}
+def _check_shards(paths: Iterable[str]) -> None:
+    """Raise InputError if a shard is missing, as after an interrupted download."""
+    shards: dict[tuple[str, int], set[int]] = {}
     for path in paths:
         if match := SHARD.match(path):
             shards.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (name, number), found in shards.items():
-        # Counted from 0, or from 1 by some.
-        missing = set(range(min(found | {1}), min(found | {1}) + number)) - found
-        if missing:
+    for (name, count), numbers in shards.items():
+        # Shards are numbered from 0 or from 1.
+        first = min(numbers | {1})
+        if missing := set(range(first, first + count)) - numbers:
             raise InputError(
-                f"{name}: {len(found)} of {number} shards, number {min(missing)} is missing"
+                f"{name}: {len(numbers)} of {count} shards found, shard {min(missing)} is missing"
             )

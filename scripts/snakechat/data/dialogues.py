@@ -1,19 +1,24 @@
-"""Dialogues as text: turns behind "\\n\\nHuman:", "\\n\\nAssistant:" and "\\n\\nSystem:".
+"""Dialogues as text: turns marked by "\\n\\nHuman:", "\\n\\nAssistant:" and "\\n\\nSystem:".
 
-The form of Anthropic's hh-rlhf and Dahoas/rm-static, which records are kept in. A prompt ends in
-"\\n\\nAssistant:"; a response starts with a blank. Standard library only: the workflow imports this
-module while it plans.
+Records store dialogues in this format, which Anthropic's hh-rlhf and Dahoas/rm-static use. A prompt
+ends in "\\n\\nAssistant:"; a response starts with a space. Standard library only: the workflow
+imports this module while it plans.
 """
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
 ROLES = {name: role for role, name in NAMES.items()}
 MARKER = re.compile(r"\n\n(System|Human|Assistant):")
 RESPONSE = "\n\nAssistant:"
 
-# prompt_of and response_of in Jinja, which has no regular expressions. After the last response stands
-# eos, as in training.
+# A role (system, user or assistant) and the text of the turn.
+Turn = tuple[str, str]
+
+# render_prompt and render_response in Jinja, which has no regular expressions. The last response
+# is followed by eos, as in training.
 CHAT_TEMPLATE = (
     "{%- set names = "
     + str(NAMES)
@@ -42,35 +47,38 @@ CHAT_TEMPLATE = (
 )
 
 
-def render_prompt(turns):
-    """Text of (role, text) turns up to where the next response begins."""
+def render_prompt(turns: Iterable[Turn]) -> str:
+    """Return the text of turns, up to the marker of the next response."""
     return "".join(f"\n\n{NAMES[role]}:{render_response(text)}" for role, text in turns) + RESPONSE
 
 
-def render_response(text):
-    """A turn's text behind its marker. What looks like a marker in it loses its empty line."""
+def render_response(text: str) -> str:
+    """Return the text of a turn as it follows its marker: a space and the stripped text.
+
+    Markers within the text lose their empty line, so that they do not start a turn.
+    """
     return re.sub(r"\n{2,}(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
 
 
-def chat_template(tokenizer):
-    """The chat template by which a tokenizer makes the same text of messages, for servers.
+def chat_template(tokenizer: Any) -> str:
+    """Return the chat template that renders messages to this format, for inference servers.
 
-    What the tokenizer itself puts in front (bos), a chat template has to write.
+    The template writes bos if the tokenizer adds it: chat templates replace the tokenizer's prefix.
     """
     has_bos = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
     return ("{{- bos_token -}}\n" if has_bos else "") + CHAT_TEMPLATE
 
 
-def is_empty(prompt):
-    """Whether a prompt says nothing, whatever turns it has."""
+def is_empty(prompt: str) -> bool:
+    """Return whether a prompt has no text apart from its markers."""
     return not MARKER.sub("", prompt).strip()
 
 
-def parse_turns(prompt):
-    """(role, text) turns of a prompt; a text without markers is one turn of the user."""
-    before, *parts = MARKER.split(prompt)
-    turns = [("user", before.strip())] if before.strip() else []
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
+def parse_turns(prompt: str) -> list[Turn]:
+    """Return the turns of a prompt. A text without markers is one turn of the user."""
+    start, *pieces = MARKER.split(prompt)
+    turns = [("user", start.strip())] if start.strip() else []
+    for name, text in zip(pieces[::2], pieces[1::2], strict=True):
         turns.append((ROLES[name], text.strip()))
-    # The marker where the response begins is no turn yet.
+    # The final marker starts the response; it is not a turn.
     return turns[:-1] if turns and turns[-1] == ("assistant", "") else turns

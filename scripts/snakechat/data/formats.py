@@ -1,17 +1,21 @@
-"""Formats: how a row of a source becomes prompt, chosen and rejected.
+"""Dataset formats: how a row of a source becomes prompt, chosen and rejected.
 
-A format knows which cells it needs and under which columns they usually stand; `columns` of the
-config names others. A path with dots goes into lists and structs: answers.ja.0.text. Standard
-library only: the workflow imports this module while it plans.
+A format has fields, each with a default column; `columns` in the config overrides the columns. A
+column may be a path into structs and lists: answers.ja.0.text. Standard library only: the workflow
+imports this module while it plans.
 """
 
 import math
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from snakechat.data.dialogues import RESPONSE, render_prompt, render_response
+from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
 
+# prompt, chosen, rejected (None without pairs).
+Record = tuple[str, str, str | None]
+
+# Roles in sources, by their names in lower case.
 ROLES = {
     **dict.fromkeys(["system"], "system"),
     **dict.fromkeys(["user", "human"], "user"),
@@ -20,91 +24,102 @@ ROLES = {
 
 
 class BadRow(Exception):
-    """A row that cannot be read as its format says: on_bad_row decides."""
+    """A row that does not have the format of its dataset; on_bad_row decides what happens."""
 
 
 class DroppedRow(Exception):
-    """A sound row that is of no use here, by the reason that it is counted under."""
+    """A valid row that gives no record. The message is the reason, under which it is counted."""
 
 
 class Format(NamedTuple):
-    """columns: where the cells stand, unless the config says otherwise; cells of `optional` may be
-    left out of the config's columns; record: (prompt, chosen, rejected or None) of the cells."""
+    """A dataset format.
 
-    columns: dict
-    record: Callable
-    optional: tuple = ()
-
-
-def record_of(row, format, columns):
-    """(prompt, chosen, rejected or None) of a source's row.
-
-    columns: as from columns_of. Raises BadRow for a missing column, a cell without a value or of
-    the wrong type; Dropped for a tie, dialogues that differ before their last response, or where a
-    list of the row has no such item.
+    Attributes:
+        columns: Default column of each field.
+        record: Makes a record of the fields, given by keyword.
+        optional: Fields that the config's `columns` may omit.
     """
-    cells = {name: _cell(row, path, name) for name, path in columns.items()}
-    return FORMATS[format].record(**cells)
+
+    columns: Mapping[str, str]
+    record: Callable[..., Record]
+    optional: tuple[str, ...] = ()
 
 
-def columns_of(format, columns=None):
-    """{cell: path} of a format, with the config's columns in the place of the usual ones.
+def record_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str]) -> Record:
+    """Convert a row of a source to a record.
 
-    Raises ValueError for cells that the format does not have, or that it needs.
+    columns: {field: column}, from columns_of.
+
+    Raises:
+        BadRow: A column is missing, null or of the wrong type.
+        DroppedRow: The row has a tie, dialogues that differ before their last response, no item
+            at an index of a column's path, or the like.
     """
-    usual, _, optional = FORMATS[format]
+    fields = {name: _field(row, column, name) for name, column in columns.items()}
+    return FORMATS[format].record(**fields)
+
+
+def columns_of(format: str, columns: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return {field: column} of a format: the config's columns, or the defaults if None.
+
+    Raises:
+        ValueError: columns has fields that the format does not have, or lacks required ones.
+    """
+    defaults, _, optional = FORMATS[format]
     if columns is None:
-        return usual
-    known = dict.fromkeys([*usual, *optional])
-    unknown = [name for name in columns if name not in known]
-    missing = [name for name in usual if name not in columns and name not in optional]
+        return defaults
+    fields = dict.fromkeys([*defaults, *optional])
+    unknown = [name for name in columns if name not in fields]
+    missing = [name for name in defaults if name not in columns and name not in optional]
     if unknown or missing:
-        what = f"has no {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        known = ", ".join(known)
-        raise ValueError(f"format {format} {what} (its cells: {known})")
+        problem = (
+            f"has no field {', '.join(unknown)}" if unknown else f"requires {', '.join(missing)}"
+        )
+        raise ValueError(f"format {format} {problem} (fields: {', '.join(fields)})")
     return columns
 
 
-def has_pairs(format, columns=None):
-    """Whether rows of a format have rejected responses beside the chosen ones."""
+def has_pairs(format: str, columns: Mapping[str, str] | None = None) -> bool:
+    """Return whether rows of a format have rejected responses in addition to chosen ones."""
     return bool(columns_of(format, columns).keys() & {"rejected", "second"})
 
 
-def _cell(row, path, name):
+def _field(row: Mapping[str, Any], path: str, name: str) -> Any:
+    """Return the value of a field: the column `path`, or the value at a path with dots."""
     if path in row:
         if row[path] is None and name != "system":
-            raise BadRow(f"{path} is nothing")
+            raise BadRow(f"column {path} is null")
         return row[path]
-    value, (column, *rest) = row, path.split(".")
+    column, *keys = path.split(".")
     if column not in row:
-        raise BadRow(f"no column {column}; it has {', '.join(map(str, row))}")
+        raise BadRow(f"column {column} is missing; the row has {', '.join(map(str, row))}")
     value = row[column]
-    for step in rest:
+    for key in keys:
         if isinstance(value, dict):
-            if step not in value and name != "system":
-                raise BadRow(f"{path}: no {step}; there is {', '.join(map(str, value))}")
-            value = value.get(step)
-        elif isinstance(value, list) and step.isdecimal():
-            value = value[int(step)] if int(step) < len(value) else None
+            if key not in value and name != "system":
+                raise BadRow(f"{path}: key {key} is missing; found {', '.join(map(str, value))}")
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal():
+            value = value[int(key)] if int(key) < len(value) else None
         elif value is not None:
-            raise BadRow(f"{path}: {step} is looked for in {type(value).__name__}")
+            raise BadRow(f"{path}: {type(value).__name__} has no key {key}")
     if value is None and name not in ("rejected", "system"):
         raise DroppedRow(f"no {name}")
     return value
 
 
-def _text(value, name):
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise BadRow(f"{name} is {type(value).__name__}, expected text")
     return value
 
 
-def _optional_text(value, name):
+def _optional_text(value: Any, name: str) -> str | None:
     return None if value is None else _text(value, name)
 
 
-def _number(value, name):
-    """A number, as it stands or, in csv, as text. NaN is none: it is neither more nor less."""
+def _number(value: Any, name: str) -> float:
+    """Convert a number, or a number in text as in csv. NaN is rejected: it has no order."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -114,25 +129,29 @@ def _number(value, name):
     return number
 
 
-def _is_one(label):
+def _is_one(label: Any) -> bool:
     number = _number(label, "label")
     if number not in (0, 1):
         raise BadRow(f"label is {label!r}, expected 1 or 0")
     return number == 1
 
 
-def _plain(prompt, chosen, rejected=None):
-    """All as it is. A response that touches its prompt gets a blank."""
+def _plain(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
+    """Texts as they are; a response that starts without a space gets one."""
 
-    def apart(text):
-        return text if text is None or not text or text[0].isspace() else f" {text}"
+    def with_space(text: str) -> str:
+        return text if not text or text[0].isspace() else f" {text}"
 
     chosen, rejected = _text(chosen, "chosen"), _optional_text(rejected, "rejected")
-    return _text(prompt, "prompt"), apart(chosen), apart(rejected)
+    return (
+        _text(prompt, "prompt"),
+        with_space(chosen),
+        None if rejected is None else with_space(rejected),
+    )
 
 
-def _instruct(prompt, chosen, rejected=None):
-    """A bare instruction and bare responses."""
+def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
+    """An instruction and its responses, without markers."""
     rejected = _optional_text(rejected, "rejected")
     return (
         render_prompt([("user", _text(prompt, "prompt"))]),
@@ -141,8 +160,8 @@ def _instruct(prompt, chosen, rejected=None):
     )
 
 
-def _last_turn(prompt, chosen, rejected):
-    """A prompt without its last "Assistant:", responses with all that comes before them."""
+def _last_turn(prompt: Any, chosen: Any, rejected: Any) -> Record:
+    """A prompt without the final "Assistant:"; responses that repeat the whole dialogue."""
     return (
         f"{_text(prompt, 'prompt').rstrip()}{RESPONSE}",
         _text(chosen, "chosen").split("Assistant:")[-1],
@@ -150,63 +169,65 @@ def _last_turn(prompt, chosen, rejected):
     )
 
 
-def _dialogues(chosen, rejected):
-    """Two whole dialogues that are alike up to their last responses."""
+def _dialogues(chosen: Any, rejected: Any) -> Record:
+    """Two dialogues that are equal up to their last responses."""
     chosen, rejected = _text(chosen, "chosen"), _text(rejected, "rejected")
-    before, marker, response = chosen.rpartition(RESPONSE)
-    prompt, other = f"{before}{marker}", rejected[len(before) + len(marker) :]
+    start, marker, response = chosen.rpartition(RESPONSE)
+    prompt, other = f"{start}{marker}", rejected[len(start) + len(marker) :]
     if not marker:
-        raise BadRow(f"chosen has no {RESPONSE.strip()}")
+        raise BadRow(f"chosen has no turn {RESPONSE.strip()!r}")
     if not rejected.startswith(prompt) or RESPONSE in other:
         raise DroppedRow("dialogues differ before the last response")
     return prompt, response, other
 
 
-def _scored(prompt, first, second, first_score, second_score):
-    """Two responses with a number each: the higher one is chosen."""
+def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score: Any) -> Record:
+    """Two responses, each with a score; the one with the higher score is chosen."""
     scores = _number(first_score, "first_score"), _number(second_score, "second_score")
     if scores[0] == scores[1]:
         raise DroppedRow("tie")
     return _labelled(prompt, first, second, scores[0] > scores[1])
 
 
-def _labelled(prompt, first, second, label):
-    """Two responses and which is better: 1 for the first, 0 for the second."""
+def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
+    """Two responses; label is 1 if the first one is chosen, 0 if the second one is."""
     return _instruct(prompt, *((first, second) if _is_one(label) else (second, first)))
 
 
-def _vicuna(prompt, chosen):
-    """Turns behind "USER:" and "ASSISTANT:" in one text."""
-    before, *parts = re.split(r"\s*\b(USER|ASSISTANT):", _text(prompt, "prompt"))
-    roles = [ROLES[name.lower()] for name in parts[::2]]
-    turns = list(zip(roles, parts[1::2], strict=True))
+def _vicuna(prompt: Any, chosen: Any) -> Record:
+    """Turns marked by "USER:" and "ASSISTANT:" in one text."""
+    start, *pieces = re.split(r"\s*\b(USER|ASSISTANT):", _text(prompt, "prompt"))
+    roles = [ROLES[name.lower()] for name in pieces[::2]]
+    turns = list(zip(roles, pieces[1::2], strict=True))
     if turns and turns[-1][0] == "assistant" and not turns[-1][1].strip():
         turns.pop()
-    if before.strip():
-        turns.insert(0, ("system", before))
-    return _asked(turns), render_response(_text(chosen, "chosen")), None
+    if start.strip():
+        turns.insert(0, ("system", start))
+    return _prompt(turns), render_response(_text(chosen, "chosen")), None
 
 
-def _turn(message, name):
-    """(role, text) of a message in either of the two common spellings."""
+def _turn(message: Any, name: str) -> Turn:
+    """Return the turn of a message with role and content, or with from and value."""
     if not isinstance(message, dict):
-        raise BadRow(f"{name} holds {type(message).__name__}, expected turns with role and content")
-    # Tables that hold both spellings leave one of them empty.
+        raise BadRow(
+            f"{name} contains {type(message).__name__}, expected messages with role and content"
+        )
+    # Tables with both spellings leave one of them null.
     role = message.get("role") or message.get("from")
     text = message.get("value") if message.get("content") is None else message["content"]
     if not isinstance(role, str) or role not in ROLES:
-        raise BadRow(f"{name} has a turn of {role!r}; known are {', '.join(ROLES)}")
+        raise BadRow(f"{name} has a turn with role {role!r}, expected one of {', '.join(ROLES)}")
     return ROLES[role], _text(text, f"{name}: the text of a turn")
 
 
-def _turns(value, name, text_is):
-    """Turns of a list of messages, of one message, or of a text that is one turn of text_is."""
+def _turns(value: Any, name: str, role_of_text: str) -> list[Turn]:
+    """Return the turns of a list of messages, of one message, or of a text."""
     if isinstance(value, str):
-        return [(text_is, value)]
+        return [(role_of_text, value)]
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
-def _asked(turns, system=None):
+def _prompt(turns: list[Turn], system: Any = None) -> str:
     if system:
         turns = [("system", _text(system, "system")), *turns]
     if not any(role == "user" for role, _ in turns):
@@ -214,54 +235,56 @@ def _asked(turns, system=None):
     return render_prompt(turns)
 
 
-def _messages(messages, system=None):
-    """A list of messages: the last response is chosen, all before it is the prompt."""
+def _messages(messages: Any, system: Any = None) -> Record:
+    """A list of messages: the last response is chosen, the messages before it are the prompt."""
     turns = _turns(messages, "messages", "user")
     while turns and turns[-1][0] != "assistant":
         turns.pop()
     if not turns:
         raise DroppedRow("no response")
-    return _asked(turns[:-1], system), render_response(turns[-1][1]), None
+    return _prompt(turns[:-1], system), render_response(turns[-1][1]), None
 
 
-def _message_pairs(chosen, rejected, prompt=None, system=None):
+def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None) -> Record:
     """Two lists of messages, each the whole dialogue or what follows the prompt."""
-    asked = [] if prompt is None else _turns(prompt, "prompt", "user")
+    question = [] if prompt is None else _turns(prompt, "prompt", "user")
     dialogues = []
     for name, value in (("chosen", chosen), ("rejected", rejected)):
         turns = _turns(value, name, "assistant")
         if not turns or turns[-1][0] != "assistant":
             raise BadRow(f"{name} does not end with a response")
-        dialogues.append(turns if turns[0][0] != "assistant" else [*asked, *turns])
+        dialogues.append(turns if turns[0][0] != "assistant" else [*question, *turns])
     (*turns, (_, chosen)), (*others, (_, rejected)) = dialogues
     if turns != others:
         raise DroppedRow("dialogues differ before the last response")
-    return _asked(turns, system), render_response(chosen), render_response(rejected)
+    return _prompt(turns, system), render_response(chosen), render_response(rejected)
 
 
-def _unpaired(messages, label, system=None):
-    """A response and whether it is good (KTO): the good ones are chosen, with nothing rejected."""
+def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
+    """A dialogue and whether its response is good (KTO): good ones are chosen, none rejected."""
     if not _is_one(label):
         raise DroppedRow("labelled bad")
     return _messages(messages, system)
 
 
-def _same(*names):
+def _same_names(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-PAIR = _same("prompt", "chosen", "rejected")
+PAIR = _same_names("prompt", "chosen", "rejected")
 FORMATS = {
     "plain": Format(PAIR, _plain, optional=("rejected",)),
     "instruct": Format(PAIR, _instruct, optional=("rejected",)),
     "last_turn": Format(PAIR, _last_turn),
-    "dialogues": Format(_same("chosen", "rejected"), _dialogues),
-    "scored": Format(_same("prompt", "first", "second", "first_score", "second_score"), _scored),
-    "labelled": Format(_same("prompt", "first", "second", "label"), _labelled),
+    "dialogues": Format(_same_names("chosen", "rejected"), _dialogues),
+    "scored": Format(
+        _same_names("prompt", "first", "second", "first_score", "second_score"), _scored
+    ),
+    "labelled": Format(_same_names("prompt", "first", "second", "label"), _labelled),
     "vicuna": Format({"prompt": "prompt", "chosen": "label"}, _vicuna),
-    "messages": Format(_same("messages"), _messages, optional=("system",)),
+    "messages": Format(_same_names("messages"), _messages, optional=("system",)),
     "message_pairs": Format(
-        _same("chosen", "rejected"), _message_pairs, optional=("prompt", "system")
+        _same_names("chosen", "rejected"), _message_pairs, optional=("prompt", "system")
     ),
     "sharegpt": Format({"messages": "conversations"}, _messages, optional=("system",)),
     "sharegpt_pairs": Format(
@@ -269,5 +292,5 @@ FORMATS = {
         _message_pairs,
         optional=("system",),
     ),
-    "kto": Format(_same("messages", "label"), _unpaired, optional=("system",)),
+    "kto": Format(_same_names("messages", "label"), _unpaired, optional=("system",)),
 }

@@ -1,74 +1,97 @@
-"""Files of the Hugging Face hub, over connections that break."""
+"""Files of the Hugging Face hub.
+
+huggingface_hub downloads, resumes broken connections, caches and locks. This module adds what the
+library lacks, as tests/unit/data/test_hub.py shows: every file is verified against its digest on
+the hub, and all requests are retried while the hub is unavailable.
+"""
 
 import hashlib
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, TypeVar
 
-# The HTTP library that huggingface_hub has under it.
+# The HTTP library of huggingface_hub.
 import httpx2
-from huggingface_hub import (
-    HfApi,
-    constants,
-    hf_hub_download,
-    hf_hub_url,
-    metadata_load,
-    snapshot_download,
-    utils,
-)
+from huggingface_hub import HfApi, constants, hf_hub_download, metadata_load, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.hf_api import RepoSibling
 from yaml import YAMLError
 
 from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 
-# Seconds without a byte after which a connection is broken.
+T = TypeVar("T")
+RepositoryKind = Literal["model", "dataset"]
+
+# Seconds after which a request for the list of files fails.
 TIMEOUT = 30
-# Attempts in vain, each wait twice as long as the one before: two minutes in all.
-ATTEMPTS, FIRST_WAIT = 10, 0.25
+# Seconds between retries while the hub is unavailable: two minutes in total.
+RETRY_WAITS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def fetch(repository, kind, revision, choose):
-    """Folder with files of a "model" or "dataset" repository, their paths in it, full commit id.
+def fetch(
+    repository: str,
+    kind: RepositoryKind,
+    revision: str,
+    choose: Callable[[list[str]], list[str]],
+) -> tuple[Path, list[str], str]:
+    """Download files of a repository into huggingface_hub's cache.
 
-    choose: function of all paths of the repository, sorted; it returns those to fetch. Offline it
-    sees what the cache has of the revision. Endpoint, offline mode, cache and token are
-    huggingface_hub's own (HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN).
+    HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as documented by huggingface_hub.
 
-    Raises InputError where the hub says no, stays out of reach or sends damaged files, where the
-    cache cannot be written or, offline, has nothing; and what choose raises.
+    Args:
+        repository: OWNER/NAME on the hub.
+        kind: Type of the repository.
+        revision: Branch, tag or commit.
+        choose: Selects the paths to download from the sorted paths of the repository; offline, from
+            the paths of the revision in the cache.
+
+    Returns:
+        Folder of the files, the selected paths relative to it, and the full commit id.
+
+    Raises:
+        InputError: The hub rejects the request, is unavailable or sends damaged files; the cache
+            cannot be written; or, offline, the revision is not in the cache. Errors of choose
+            propagate.
     """
-    about = f"hub {kind} {repository} at {revision}"
-    repo = {"repo_id": repository, "repo_type": kind}
+    source = f"hub {kind} {repository} at {revision}"
     if constants.HF_HUB_OFFLINE:
-        with told(about):
-            # allow_patterns: of the files that the cache may know to be missing, none matters here.
-            folder = Path(snapshot_download(**repo, revision=revision, allow_patterns=[]))
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        paths = choose(sorted(path.relative_to(folder).as_posix() for path in files))
+        with hub_errors(source):
+            # No patterns: the folder alone. A revision is listed here once it is complete.
+            folder = Path(
+                snapshot_download(repository, repo_type=kind, revision=revision, allow_patterns=[])
+            )
+        cached = [path for path in folder.rglob("*") if path.is_file()]
+        paths = choose(sorted(path.relative_to(folder).as_posix() for path in cached))
         return folder, paths, folder.name
-    with told(about):
-        ask = {"revision": revision, "files_metadata": True, "timeout": TIMEOUT}
-        info = patiently(lambda: HfApi().repo_info(**repo, **ask))
-        files = {file.rfilename: file for file in info.siblings}
+    with hub_errors(source):
+        list_files = HfApi().model_info if kind == "model" else HfApi().dataset_info
+        info = retry(
+            lambda: list_files(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        )
+        files = {file.rfilename: file for file in info.siblings or ()}
+        commit = str(info.sha)
     paths = choose(sorted(files))
     cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
-    with told(about):
+    with hub_errors(source):
         for path in paths:
-            fetch_file({**repo, "revision": info.sha, "filename": path}, files[path], cache)
-        # What the cache holds for the revision, for offline runs: only now is it all there.
+            fetch_file(repository, kind, commit, files[path])
+        # The commit of the revision, for offline runs. Written last: the revision is complete now.
         ref = cache / "refs" / revision
-        if revision != info.sha and not (ref.exists() and ref.read_text() == info.sha):
-            write_atomically(ref, info.sha)
-    return cache / "snapshots" / info.sha, paths, info.sha
+        if revision != commit and not (ref.exists() and ref.read_text() == commit):
+            write_atomically(ref, commit)
+    return cache / "snapshots" / commit, paths, commit
 
 
-def licence_of(folder):
-    """The licence that a repository's card in a folder names; None where it names none.
+def licence_of(folder: Path) -> str | None:
+    """Return the licence that the card of a repository names, or None.
 
-    A word: what a stranger wrote is going to stand in cards of ours.
+    Only a single word is returned, because the text appears in generated pages.
     """
     try:
         licence = (metadata_load(folder / CARD) or {}).get("license", "")
@@ -78,119 +101,90 @@ def licence_of(folder):
 
 
 @contextmanager
-def told(about):
-    """Errors of the hub, the network and the cache become an InputError of one line."""
+def hub_errors(source: str) -> Iterator[None]:
+    """Turn errors of the hub, the network and the cache into an InputError of one line.
+
+    source: The repository and revision, for the message.
+    """
     try:
         yield
-    # ValueError: a response that is no JSON, a name that is none; RuntimeError: Xet downloads.
+    # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
     except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{about}: {reason_of(error)}") from None
+        raise InputError(f"{source}: {one_line(error)}") from None
 
 
-def reason_of(error):
-    """All lines of a message in one: the first one often is a bare "404 Client Error."."""
+def one_line(error: BaseException) -> str:
+    """Return all lines of a message as one: the first is often only "404 Client Error."."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def fetch_file(file, listed, cache):
-    """Bring a file into the cache unless it is there. Raises ValueError if it arrives damaged."""
-    name, size = file["filename"], listed.size
-    # Large files (LFS) are named by their sha256, small ones as git names them.
+def fetch_file(repository: str, kind: RepositoryKind, commit: str, listed: RepoSibling) -> None:
+    """Download a file into the cache and verify it; download it again if it is damaged.
+
+    listed: The file in the list of the repository, with its size and digest.
+
+    Raises:
+        ValueError: The file has no digest on the hub, or arrived damaged twice.
+    """
+    name, size = listed.rfilename, listed.size
+    # Large files (LFS) are identified by their SHA-256, small ones by their git blob id.
     digest = listed.lfs.sha256 if listed.lfs else listed.blob_id
     if size is None or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", digest or ""):
-        raise ValueError(f"{name} is listed without its size and digest")
-    path = cache / "snapshots" / file["revision"] / name
-    for _ in range(2):
-        # What is larger goes through Xet alone.
-        if not path.exists() and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-            load(hf_hub_url(**file), cache / "blobs" / digest, size)
-        # Finds the blob and links it.
-        patiently(lambda: hf_hub_download(**file))
-        found_size = path.stat().st_size
-        begun = hashlib.sha256() if listed.lfs else hashlib.sha1(b"blob %d\0" % found_size)
-        with path.open("rb") as data:
-            found = hashlib.file_digest(data, lambda begun=begun: begun).hexdigest()
-        if (found_size, found) == (size, digest):
+        raise ValueError(f"{name}: the hub lists neither its size nor its digest")
+    for force_download in (False, True):
+
+        def download(force_download: bool = force_download) -> str:
+            return hf_hub_download(
+                repository,
+                name,
+                repo_type=kind,
+                revision=commit,
+                force_download=force_download,
+            )
+
+        path = Path(retry(download))
+        found_size, found_digest = path.stat().st_size, content_digest(path, bool(listed.lfs))
+        if (found_size, found_digest) == (size, digest):
             return
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
+    path.resolve().unlink()
+    path.unlink(missing_ok=True)
     raise ValueError(
         f"{name} is damaged: expected {size} bytes with digest {digest},"
-        f" found {found_size} bytes with digest {found}"
+        f" found {found_size} bytes with digest {found_digest}"
     )
 
 
-def load(url, blob, size):
-    """Load a blob of the cache, from where the last attempt of any process broke off.
+def content_digest(path: Path, is_lfs: bool) -> str:
+    """Return the digest of a file as the hub lists it: SHA-256 (LFS) or git blob id."""
+    digest = hashlib.sha256() if is_lfs else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
-    hf_hub_download would not: of a download that fails or is killed it keeps nothing, and it loses
-    up to 10 MB with each connection.
+
+def retry(request: Callable[[], T]) -> T:
+    """Return request(), called again after each wait while the hub or the network is unavailable.
+
+    hf_hub_download retries broken transfers by itself, but neither server errors nor an outage that
+    lasts longer than some seconds.
     """
-    cache, part = blob.parent.parent, blob.with_name(f"{blob.name}.incomplete")
-    # The lock that hf_hub_download takes.
-    lock = cache.parent / ".locks" / cache.name / f"{blob.name}.lock"
-    for folder in (lock.parent, blob.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    with utils.WeakFileLock(lock):
-        if not blob.exists():
-            part.touch()
-            patiently(lambda: go_on(url, part, size), lambda: part.stat().st_size)
-            part.replace(blob)
-
-
-def go_on(url, part, size):
-    """Ask once for all that a file still lacks."""
-    with part.open("ab") as file:
-        if (had := file.tell()) >= size:
-            return
-        # Compressed, a file would have other sizes and ranges.
-        headers = {**utils.build_hf_headers(), "Accept-Encoding": "identity"}
-        if had:
-            headers["Range"] = f"bytes={had}-"
-        with utils.get_session().stream("GET", url, headers=headers) as response:
-            utils.hf_raise_for_status(response)
-            # A server that knows no ranges sends the whole file.
-            if response.status_code != 206:
-                had = file.truncate(0)
-            bar = {"total": size, "initial": had, "unit": "B", "unit_scale": True}
-            with utils.tqdm(desc=url.rpartition("/")[2], **bar, disable=None) as progress:
-                for chunk in response.iter_bytes():
-                    file.write(chunk)
-                    progress.update(len(chunk))
-
-
-def patiently(step, got=lambda: 0):
-    """What step() returns. After failures that may pass it is called again.
-
-    It gives up after ATTEMPTS in a row with got() no higher: a large file may need any number of
-    them, as long as each brings a part.
-    """
-    vain, most = 0, got()
+    waits = iter(RETRY_WAITS)
     while True:
-        # For those requests of huggingface_hub that would wait forever.
-        utils.get_session().timeout = TIMEOUT
         try:
-            return step()
-        except (httpx2.HTTPError, OSError) as failure:
-            # Where huggingface_hub cannot ask for a file it says that the cache has none.
-            hidden = isinstance(failure, utils.LocalEntryNotFoundError) and failure.__cause__
-            error = hidden or failure
-        if got() > most:
-            vain, most = 0, got()
-        vain += 1
-        if vain == ATTEMPTS or not may_pass(error):
-            raise error
-        wait = FIRST_WAIT * 2 ** (vain - 1)
-        if isinstance(error, utils.HfHubHTTPError):
-            limit = utils.parse_ratelimit_headers(error.response.headers)
-            wait = max(wait, limit.reset_in_seconds if limit and not limit.remaining else 0)
-        print(f"{reason_of(error)}; again in {wait:g} s", file=sys.stderr)
+            return request()
+        except (httpx2.HTTPError, OSError) as error:
+            # LocalEntryNotFoundError hides the failed request that made the library use its cache.
+            hidden = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
+            cause = hidden or error
+            wait = next(waits, None)
+            if wait is None or not is_transient(cause):
+                raise cause from None
+        print(f"{one_line(cause)}: next attempt in {wait} s", file=sys.stderr)
         time.sleep(wait)
 
 
-def may_pass(error):
-    """Whether the network or the hub failed, not the request."""
-    if isinstance(error, utils.HfHubHTTPError):
+def is_transient(error: BaseException) -> bool:
+    """Return whether the network or the hub failed, so that the same request may succeed later."""
+    if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    passing = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.TimeoutException)
-    return isinstance(error, passing)
+    transient = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.TimeoutException)
+    return isinstance(error, transient)

@@ -1,5 +1,6 @@
-"""Which rows of a dataset belong to which phase: disjoint shares, drawn once by the seed."""
+"""The rows of each phase: disjoint random subsets of a dataset, determined by the seed."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -7,46 +8,60 @@ import numpy as np
 PHASES = ("sft", "reward", "rlhf")
 
 
-def phase_sizes(number, weights):
-    """Sizes of the phases' shares of a number of rows, as DeepSpeed-Chat rounds them.
+def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:
+    """Return the number of rows of each phase, rounded as in DeepSpeed-Chat.
 
-    Bounds are cumulated round(share * number), shifted so that the last one is number; none goes
-    below 0, where DeepSpeed-Chat repeats rows (data_utils.py, lines 85-129). What rounding leaves
-    goes to phases that have a weight.
+    The bounds are cumulated round(weight * rows), shifted so that the last bound is `rows`
+    (DeepSpeed-Chat, data_utils.py, lines 85-129). In contrast to DeepSpeed-Chat, no bound is
+    negative, which would repeat rows, and phases of weight 0 get no rows.
     """
-    weights = np.asarray(weights, dtype=np.float64)
-    counts, weighted = np.zeros(len(weights), dtype=np.int64), weights > 0
-    bounds = np.cumsum([0, *(round(w / weights.sum() * number) for w in weights[weighted])])
-    bounds[1:] -= bounds[-1] - number
+    normalized = np.asarray(weights, dtype=np.float64)
+    counts, weighted = np.zeros(len(normalized), dtype=np.int64), normalized > 0
+    bounds = np.cumsum([0, *(round(w / normalized.sum() * rows) for w in normalized[weighted])])
+    bounds[1:] -= bounds[-1] - rows
     counts[weighted] = np.diff(bounds.clip(min=0))
     return counts.tolist()
 
 
-def split_rows(number, weights, seed, max_rows=None):
-    """Rows of each phase, as they are drawn: disjoint arrays of numbers below `number`.
+def split_rows(
+    rows: int, weights: Sequence[float], seed: int, max_rows: int | None = None
+) -> list[np.ndarray]:
+    """Split rows among phases.
 
-    Cut from the permutation that DeepSpeed-Chat draws, or from its first max_rows.
+    Phases are consecutive slices of the permutation that DeepSpeed-Chat draws, or of its first
+    max_rows entries.
+
+    Returns:
+        For each phase the row numbers (int64) in the order of the permutation.
     """
-    order = np.arange(number, dtype=np.int64)
+    order = np.arange(rows, dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
     order = order[:max_rows]
     bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def split_groups(groups, weights, seed, max_rows=None):
-    """As share_rows, but rows of the same group stay together: groups are what is shared.
+def split_groups(
+    groups: np.ndarray, weights: Sequence[float], seed: int, max_rows: int | None = None
+) -> list[np.ndarray]:
+    """Split groups of rows among phases, so that each group belongs to one phase.
 
-    groups: a number for each row, equal for rows that belong together. With max_rows, groups are
-    taken as long as all their rows fit.
+    Args:
+        groups: Group of each row, as a number.
+        weights: Relative numbers of groups of the phases.
+        seed: Seed of the permutation of groups.
+        max_rows: Upper bound on the number of rows. Groups that do not fit are skipped.
+
+    Returns:
+        For each phase its ascending row numbers (int64).
     """
-    # Numbered as they first appear, whatever the numbers of the groups are.
+    # Number groups by first appearance, so that the split does not depend on the values.
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     order = np.arange(len(first), dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
     order = np.argsort(first)[order]
     if max_rows is not None:
-        order = _that_fit(order, np.bincount(group), max_rows)
+        order = _groups_within(order, np.bincount(group), max_rows)
     bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
     return [
         np.flatnonzero(np.isin(group, order[start:end])).astype(np.int64)
@@ -54,20 +69,20 @@ def split_groups(groups, weights, seed, max_rows=None):
     ]
 
 
-def _that_fit(order, phase_sizes, room):
-    """Groups in this order, without those that are larger than the room left to them."""
-    fitting = []
+def _groups_within(order: np.ndarray, sizes: np.ndarray, max_rows: int) -> np.ndarray:
+    """Take groups in order; skip each group that exceeds the remaining number of rows."""
+    selected = []
     for group in order:
-        if phase_sizes[group] <= room:
-            fitting.append(group)
-            room -= phase_sizes[group]
-    return np.array(fitting, dtype=np.int64)
+        if sizes[group] <= max_rows:
+            selected.append(group)
+            max_rows -= sizes[group]
+    return np.array(selected, dtype=np.int64)
 
 
-def weighted_rows(rows, weight, seed):
-    """Rows taken `weight` times: all of them for its whole part, a random share for the rest."""
+def weighted_rows(rows: np.ndarray, weight: float, seed: int) -> np.ndarray:
+    """Repeat rows `weight` times: all rows for its integral part, a random subset for the rest."""
     if weight == 1:
         return rows
-    whole, part = divmod(weight, 1)
-    drawn = np.random.default_rng(seed).permutation(rows)[: round(part * len(rows))]
-    return np.sort(np.concatenate([np.repeat(rows, int(whole)), drawn]))
+    repeats, fraction = divmod(weight, 1)
+    subset = np.random.default_rng(seed).permutation(rows)[: round(fraction * len(rows))]
+    return np.sort(np.concatenate([np.repeat(rows, int(repeats)), subset]))

@@ -1,5 +1,5 @@
-"""Prompt sets of the user: prompts/SET.yaml, and prompts/pairs/SET.yaml with a chosen and a rejected
-response to each prompt.
+"""Prompt sets: prompts/SET.yaml, a list of prompts, and prompts/pairs/SET.yaml, a list of prompts
+with a chosen and a rejected response each.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import check_file
+from snakechat.workflow.manifest import check_external_file
 
 # Keys of an entry of prompts/pairs.
 PAIR_KEYS = ("prompt", "chosen", "rejected")
@@ -50,7 +50,7 @@ def _read_entries(job: Job, folder: str) -> list[tuple[str, str, Any]]:
     for name in job.settings.prompt_sets:
         file = f"{folder}/{name}.yaml"
         path = Path(job.placement["source"], file)
-        check_file(path, job.spec["files"][file])
+        check_external_file(path, job.spec["files"][file])
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:

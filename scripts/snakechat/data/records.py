@@ -1,12 +1,19 @@
-"""Records: prompt, chosen and rejected of each row, as text in a parquet file.
+"""Records: the prompt, chosen and rejected texts of each row, in a parquet file.
 
-rejected is null in sets that have responses but no pairs. Files are written and read some rows at a
-time: no set has to fit into memory.
+rejected is null in datasets without pairs. Files are written and read one row group at a time, so
+that a dataset need not fit into memory.
 """
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from snakechat.data.formats import Record
 
 COLUMNS = ("prompt", "chosen", "rejected")
 SCHEMA = pa.schema([(name, pa.string()) for name in COLUMNS])
@@ -14,30 +21,35 @@ ROWS_AT_A_TIME = 4096
 
 
 class RecordWriter:
-    """Writes records one by one; a context manager. len() is the number written."""
+    """Write records one by one; a context manager. len() is the number of records written."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self.rows = []
+        self.rows: list[Record] = []
         self.written = 0
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._flush()
         self.file.close()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.written + len(self.rows)
 
-    def write(self, record):
-        """record: (prompt, chosen, rejected or None)."""
+    def write(self, record: Record) -> None:
+        """Append a record: (prompt, chosen, rejected or None)."""
         self.rows.append(record)
         if len(self.rows) == ROWS_AT_A_TIME:
             self._flush()
 
-    def _flush(self):
+    def _flush(self) -> None:
         if self.rows:
             columns = [pa.array(cells, pa.string()) for cells in zip(*self.rows, strict=True)]
             self.file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
@@ -45,14 +57,15 @@ class RecordWriter:
             self.rows = []
 
 
-def read_record_batches(path, rows=None):
-    """Yield {column: list of cells} of some records after the other, in the file's order.
+def read_record_batches(
+    path: str | Path, rows: np.ndarray | None = None
+) -> Iterator[dict[str, list[str | None]]]:
+    """Yield records in the order of the file, as {column: cells} of up to one row group.
 
-    rows: ascending row numbers of those wanted, repeated where one is wanted more than once; all
-    by default.
+    rows: Ascending row numbers to read; a repeated number repeats its record. Defaults to all rows.
     """
     start = 0
-    # One row group after the other, as they were written: iter_batches would read ahead.
+    # Read row groups one by one: iter_batches would read ahead.
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
         batch = file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
@@ -65,7 +78,7 @@ def read_record_batches(path, rows=None):
             yield batch.to_pydict()
 
 
-def read_records(path, rows=None):
-    """Yield (prompt, chosen, rejected) of each record, or of these rows, as in record_batches."""
+def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[Record]:
+    """Yield (prompt, chosen, rejected) of each record, or of the given rows."""
     for batch in read_record_batches(path, rows):
         yield from zip(*(batch[name] for name in COLUMNS), strict=True)

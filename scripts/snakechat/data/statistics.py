@@ -1,7 +1,9 @@
-"""A look at data: lengths, repetitions, and what two sets have in common."""
+"""Statistics of datasets: lengths, duplicates, and prompts that two sets share."""
 
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -10,26 +12,26 @@ from snakechat.data.dialogues import MARKER, is_empty
 PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
 
-def fingerprint(text):
-    """A number of 64 bits that stands for a text, blanks around it apart."""
+def fingerprint(text: str) -> int:
+    """Return a 64-bit hash of a text without the whitespace around it."""
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest())
 
 
-def percentiles(lengths):
-    """{"p50": ...} and the mean of lengths; {} where there are none."""
+def percentiles(lengths: Sequence[int] | np.ndarray) -> dict[str, float]:
+    """Return the mean and percentiles ("p50") of lengths; {} if there are none."""
     if not len(lengths):
         return {}
     values = np.percentile(lengths, PERCENTILES, method="nearest")
-    named = {f"p{name}": int(value) for name, value in zip(PERCENTILES, values, strict=True)}
-    return named | {"mean": round(float(np.mean(lengths)), 1)}
+    summary = {f"p{name}": int(value) for name, value in zip(PERCENTILES, values, strict=True)}
+    return summary | {"mean": round(float(np.mean(lengths)), 1)}
 
 
 class DatasetStatistics:
-    """Gathers what is worth knowing of a part's records, one after the other."""
+    """Accumulate statistics of records."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lengths = {name: array("l") for name in ("prompt", "chosen", "rejected")}
-        self.prompts, self.whole = array("Q"), array("Q")
+        self.prompts, self.rows = array("Q"), array("Q")
         self.counts = dict.fromkeys(
             (
                 "empty_prompt",
@@ -41,13 +43,13 @@ class DatasetStatistics:
             0,
         )
 
-    def add(self, prompt, chosen, rejected):
-        """Take a record into account; rejected may be None."""
+    def add(self, prompt: str, chosen: str, rejected: str | None) -> None:
+        """Add a record."""
         responses = [chosen] if rejected is None else [chosen, rejected]
         self.lengths["prompt"].append(len(prompt))
         self.lengths["chosen"].append(len(chosen))
         self.prompts.append(fingerprint(prompt))
-        self.whole.append(fingerprint("\0".join([prompt, *responses])))
+        self.rows.append(fingerprint("\0".join([prompt, *responses])))
         counts = self.counts
         counts["empty_prompt"] += is_empty(prompt)
         counts["empty_response"] += any(not response.strip() for response in responses)
@@ -57,25 +59,26 @@ class DatasetStatistics:
             counts["equal_responses"] += chosen.strip() == rejected.strip()
             counts["chosen_longer"] += len(chosen) > len(rejected)
 
-    def summary(self):
-        """What was found, as JSON; lengths are in characters."""
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics as JSON values. Lengths are in characters."""
         rows, pairs = len(self.prompts), len(self.lengths["rejected"])
-        summary = {
+        counts = dict(self.counts)
+        chosen_longer = counts.pop("chosen_longer")
+        summary: dict[str, Any] = {
             "rows": rows,
             "pairs": pairs,
             "characters": {
                 name: percentiles(lengths) for name, lengths in self.lengths.items() if lengths
             },
             "repeated_prompts": rows - len(np.unique(self.prompts)),
-            "repeated_rows": rows - len(np.unique(self.whole)),
-            **self.counts,
+            "repeated_rows": rows - len(np.unique(self.rows)),
+            **counts,
         }
-        chosen_longer = summary.pop("chosen_longer")
         if pairs:
             summary["chosen_longer_share"] = round(chosen_longer / pairs, 4)
         return summary
 
 
-def count_shared(prompts, others):
-    """How many of the prompts (fingerprints, one for each row) stand among the others too."""
+def count_shared(prompts: np.ndarray, others: np.ndarray) -> int:
+    """Return how many of the prompts occur in `others`; both are fingerprints, one per row."""
     return int(np.isin(np.asarray(prompts), np.asarray(others)).sum())

@@ -1,9 +1,12 @@
-"""What the three tokenize programs have in common: rows of a phase in, ragged arrays out."""
+"""Tokenization of a phase: its rows of all datasets in, ragged arrays and statistics out."""
 
 import json
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -12,161 +15,217 @@ from snakechat.data.dialogues import is_empty
 from snakechat.data.phase_splits import weighted_rows
 from snakechat.data.records import read_record_batches
 from snakechat.data.statistics import percentiles
-from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
+from snakechat.data.tokenizers import (
+    Encoder,
+    load_tokenizer,
+    truncate_prompt,
+    truncate_responses,
+)
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
 
-PARTS = ("train", "eval")
+SPLITS = ("train", "eval")
+
+# Ids of each field of a row and whether they were truncated; or why the row is dropped.
+EncodedRow = tuple[Any, ...] | str
+# {column: cells} of some records.
+Batch = dict[str, list[str | None]]
+
+R = TypeVar("R")
 
 
-def write_phase(job, phase, fields, encode):
-    """Tokenize a phase's parts into job.result; stats.json says what was kept, cut and dropped.
+class Tokenization(NamedTuple):
+    """How the rows of a phase are tokenized.
 
-    fields: names of the columns, and of the ragged arrays made of them. encode: a function of an
-    Encoder, the job's settings and texts [fields][B] of sound rows, that returns for each row the
-    ids of its fields and whether they were cut, or the reason why the row is dropped after all.
-    Raises InputError where a part has no rows.
+    Attributes:
+        phase: The phase whose rows are tokenized.
+        fields: Columns of the records, and names of the ragged arrays.
+        encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
+            field, the texts of the rows.
     """
+
+    phase: str
+    fields: tuple[str, ...]
+    encode: Callable[..., Iterator[EncodedRow]]
+
+
+def encode_responses(
+    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[str], *responses: Sequence[str]
+) -> Iterator[EncodedRow]:
+    """Encode prompts and responses to at most settings.max_length tokens together.
+
+    Both responses of a pair follow the same prompt. truncation_side "left" truncates the prompt at
+    its start to fit the longest response, "right" the responses at their end.
+    """
+    limit = settings.max_length
+    pairs = zip(*(encoder.responses(texts) for texts in responses), strict=True)
+    for prompt, row in zip(encoder.prompts(prompts), pairs, strict=True):
+        ids = list(row)
+        is_truncated = len(prompt) + max(map(len, ids)) > limit
+        if is_truncated and settings.truncation_side == "left":
+            prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
+        elif is_truncated:
+            prompt, ids = truncate_responses(prompt, ids, limit)
+        if not ids[0]:
+            yield "response cut away"
+        # The texts differ after the truncation, or in characters that have the same ids.
+        elif len(ids) == 2 and ids[0] == ids[1]:
+            yield "equal responses"
+        else:
+            yield prompt, *ids, is_truncated
+
+
+def encode_prompts(
+    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[str]
+) -> Iterator[EncodedRow]:
+    """Encode prompts; those of more than settings.max_prompt_length tokens are dropped.
+
+    They are not truncated, because that would change the question.
+    """
+    for ids in encoder.prompts(prompts):
+        yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
+
+
+# By the rule of the job. As in DeepSpeed-Chat, DPO trains on the rows of the reward phase.
+TOKENIZATIONS = {
+    "tokenize_sft": Tokenization("sft", ("prompt", "chosen"), encode_responses),
+    "tokenize_reward": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
+    "tokenize_dpo": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
+    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts),
+}
+
+
+def tokenize_phase(job: Job[Any]) -> None:
+    """Write a ragged array of each split and field, and stats.json, into job.result.
+
+    Raises:
+        InputError: A split has no rows.
+    """
+    tokenization = TOKENIZATIONS[job.spec["rule"]]
     tokenizer = load_tokenizer(job.inputs["tokenizer"])
     encoder = Encoder(tokenizer, job.settings.template)
     stats = {}
-
-    def encode_batch(dataset, batch):
-        texts = list(zip(*(batch[name] for name in fields), strict=True))
-        reasons = [why_useless(encoder, *row) for row in texts]
-        sound = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
-        encoded = iter(encode(encoder, job.settings, *zip(*sound, strict=True)) if sound else ())
-        return dataset, [reason or next(encoded) for reason in reasons]
-
-    for part in PARTS:
-        rows = phase_rows(job, phase, part)
-        dropped, cut, kept = Counter(), 0, Counter()
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(RaggedWriter(job.result, f"{part}.{name}", len(tokenizer)))
-                for name in fields
-            ]
-            total = sum(map(len, rows.values()))
-            bar = stack.enter_context(tqdm(total=total, desc=part, unit="row", mininterval=2))
-            for dataset, encoded in in_order(encode_batch, batches(job, part, rows)):
-                sound = [row for row in encoded if not isinstance(row, str)]
-                dropped.update(row for row in encoded if isinstance(row, str))
-                cut += sum(was_cut for *_, was_cut in sound)
-                kept[dataset] += len(sound)
-                for writer, *ids in zip(writers, *(row[:-1] for row in sound), strict=True):
-                    writer.write(ids)
-                bar.update(len(encoded))
-        stats[part] = {
-            "rows": kept.total(),
-            "rows_of": {name: len(numbers) for name, numbers in rows.items()},
-            # In this order they stand in the arrays.
-            "kept_of": {name: kept[name] for name in rows},
-            "dropped": dict(sorted(dropped.items())),
-            "cut": cut,
-            "tokens": {
-                name: lengths_of(Ragged(job.result, f"{part}.{name}").lengths) for name in fields
-            },
-        }
-        if not kept.total():
-            raise InputError(
-                f"{', '.join(rows)}: no row is left to {part} {phase}, of {total} rows in its share"
-                f" (dropped: {dict(dropped)}): give it more rows, or a larger share in split"
-            )
-        print(f"{part}: {kept.total():,} rows, {cut:,} of them cut, dropped {dict(dropped)}")
-    job.facts["dropped"] = {part: stats[part]["dropped"] for part in PARTS}
+    for split in SPLITS:
+        stats[split] = _tokenize_split(job, tokenization, encoder, split)
+        rows, truncated, dropped = (stats[split][key] for key in ("rows", "cut", "dropped"))
+        print(f"{split}: {rows:,} rows, {truncated:,} truncated, dropped: {dropped}")
+    job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 
-def lengths_of(lengths):
+def _tokenize_split(
+    job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
+) -> dict[str, Any]:
+    """Write the ragged arrays of a split. Returns its statistics."""
+    phase, fields, _ = tokenization
+    rows = phase_rows(job, phase, split)
+    total = sum(map(len, rows.values()))
+    kept: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    truncated = 0
+
+    def encode_batch(dataset: str, batch: Batch) -> tuple[str, list[EncodedRow]]:
+        return dataset, _encode_batch(encoder, job.settings, tokenization, batch)
+
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
+            for name in fields
+        ]
+        bar = stack.enter_context(tqdm(total=total, desc=split, unit="row", mininterval=2))
+        for dataset, encoded in map_in_order(encode_batch, batches(job, split, rows)):
+            valid = [row for row in encoded if not isinstance(row, str)]
+            dropped.update(row for row in encoded if isinstance(row, str))
+            kept[dataset] += len(valid)
+            truncated += sum(is_truncated for *_, is_truncated in valid)
+            for writer, *ids in zip(writers, *(row[:-1] for row in valid), strict=True):
+                writer.write(ids)
+            bar.update(len(encoded))
+    if not kept.total():
+        raise InputError(
+            f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
+            f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
+        )
+    return {
+        "rows": kept.total(),
+        "rows_of": {name: len(numbers) for name, numbers in rows.items()},
+        # The arrays hold the datasets in this order.
+        "kept_of": {name: kept[name] for name in rows},
+        "dropped": dict(sorted(dropped.items())),
+        "cut": truncated,
+        "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
+    }
+
+
+def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:
+    lengths = Ragged(job.result, name).lengths
     return {"sum": int(lengths.sum()), **percentiles(lengths)}
 
 
-def phase_rows(job, phase, part):
-    """{dataset: row numbers} of a phase; rows to train on are taken as often as they weigh."""
+def _encode_batch(
+    encoder: Encoder, settings: Any, tokenization: Tokenization, batch: Batch
+) -> list[EncodedRow]:
+    """Encode the valid rows of a batch; return the reason for each row that is dropped."""
+    texts = list(zip(*(batch[name] for name in tokenization.fields), strict=True))
+    reasons = [drop_reason(encoder, *row) for row in texts]
+    valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
+    fields = zip(*valid, strict=True)
+    encoded = tokenization.encode(encoder, settings, *fields) if valid else iter(())
+    return [reason or next(encoded) for reason in reasons]
+
+
+def phase_rows(job: Job[Any], phase: str, split: str) -> dict[str, np.ndarray]:
+    """Return {dataset: row numbers} of a phase; training rows are repeated by their weight."""
     rows = {}
     for dataset, weight in job.settings.datasets:
-        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{part}.npy")
-        rows[dataset] = weighted_rows(numbers, weight, job.settings.seed) if part == "train" else numbers
+        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
+        if split == "train":
+            numbers = weighted_rows(numbers, weight, job.settings.seed)
+        rows[dataset] = numbers
     return rows
 
 
-def batches(job, part, rows):
-    """Yield (dataset, batch of records), dataset after dataset."""
+def batches(job: Job[Any], split: str, rows: dict[str, np.ndarray]) -> Iterator[tuple[str, Batch]]:
+    """Yield (dataset, batch of records), one dataset after the other."""
     for dataset, numbers in rows.items():
-        path = job.inputs[f"records.{dataset}"] / f"{part}.parquet"
-        # Without an eval part, rows to evaluate on are some of train.parquet.
+        path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
+        # A dataset without an eval split evaluates on rows of train.parquet.
         path = path if path.exists() else path.with_stem("train")
         for batch in read_record_batches(path, numbers):
             yield dataset, batch
 
 
-def in_order(function, items, workers=2):
-    """Yield function(*item) of each item, in order, some of them at work while one is used.
+def map_in_order(
+    function: Callable[..., R], items: Iterable[tuple[Any, ...]], workers: int = 2
+) -> Iterator[R]:
+    """Yield function(*item) of each item in order, while threads process the next items.
 
-    The tokenizers library lets go of Python while it works, on all cores: meanwhile another thread
-    reads, cuts and counts.
+    The tokenizers library releases the GIL and uses all cores; meanwhile another thread reads,
+    truncates and counts.
     """
     with ThreadPoolExecutor(workers) as pool:
-        waiting = deque()
+        pending: deque[Future[R]] = deque()
         for item in items:
-            waiting.append(pool.submit(function, *item))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(function, *item))
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
-def why_useless(encoder, prompt, *responses):
-    """Why a row teaches nothing, or None: the reason that it is counted under."""
-    if None in responses:
+def drop_reason(encoder: Encoder, prompt: str, *responses: str | None) -> str | None:
+    """Return why a row is dropped before it is encoded, or None if it is kept."""
+    texts = [response for response in responses if response is not None]
+    if len(texts) < len(responses):
         return "no rejected response"
     if is_empty(prompt):
         return "empty prompt"
-    stripped = [response.strip() for response in responses]
+    stripped = [text.strip() for text in texts]
     if not all(stripped):
         return "empty response"
     if len(set(stripped)) < len(stripped):
         return "equal responses"
-    if any(encoder.has_special_token(text) for text in (prompt, *responses)):
+    if any(encoder.has_special_token(text) for text in (prompt, *texts)):
         return "special token in text"
     return None
-
-
-def encode_responses(encoder, settings, prompts, *responses):
-    """Yield (prompt, response ..., was cut) of each row: together at most max_length tokens.
-
-    truncation_side left takes from the start of the prompt, right from the end of the responses.
-    Responses of a row stand behind the same prompt, which is cut for the longer one.
-    """
-    prompts = encoder.prompts(prompts)
-    responses = zip(*(encoder.responses(texts) for texts in responses), strict=True)
-    limit = settings.max_length
-    for prompt, ids in zip(prompts, responses, strict=True):
-        is_cut = len(prompt) + max(map(len, ids)) > limit
-        if is_cut and settings.truncation_side == "left":
-            prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
-        elif is_cut:
-            prompt, ids = truncate_responses(prompt, ids, limit)
-        if not ids[0]:
-            yield "response cut away"
-        # Texts that differ behind the cut, or in what the tokenizer does not tell apart.
-        elif len(ids) == 2 and ids[0] == ids[1]:
-            yield "equal responses"
-        else:
-            yield prompt, *ids, is_cut
-
-
-def encode_prompts(encoder, settings, prompts):
-    """Yield (prompt, False) of each row, or the reason why the row is dropped."""
-    for ids in encoder.prompts(prompts):
-        yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
-
-
-# Phase, text fields and encoding function of each rule. As in DeepSpeed-Chat, DPO trains on the
-# rows of the reward phase.
-TOKENIZATIONS = {
-    "tokenize_sft": ("sft", ("prompt", "chosen"), encode_responses),
-    "tokenize_reward": ("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_dpo": ("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_rlhf": ("rlhf", ("prompt",), encode_prompts),
-}

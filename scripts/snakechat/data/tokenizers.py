@@ -105,9 +105,10 @@ class Encoder:
     def _chat(self, prompt: str) -> str:
         messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
+            return str(text)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = " ".join(str(error).split())

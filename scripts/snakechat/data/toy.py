@@ -1,12 +1,14 @@
-"""The shop: a toy dataset whose responses are exactly right or wrong, so that learning is measured.
+"""The toy task: a customer service whose responses are exactly correct or wrong.
 
-A customer says a name and an item; the right response greets by the name, names the item and the one
-place that sells it, and ends politely. Chosen responses have defects at times, and rejected ones have
-more, so that a model fine-tuned on the chosen responses is right about half of the time when it
-samples, while the preferences tell what would be better.
+A customer gives a name and asks for an item. The correct response greets by name, names the item
+and the only place that sells it, and ends politely. Chosen responses sometimes have defects;
+rejected responses have more. A model that is fine-tuned on the chosen responses therefore samples
+correct ones about half of the time, and the preferences contain what it takes to improve.
 """
 
+import random
 import re
+from typing import Any
 
 PLACES = {
     "boutique": ["hat", "scarf", "coat", "belt", "dress"],
@@ -33,15 +35,17 @@ ENDINGS = ["You are welcome!", "Have a nice day!", "Thank you for asking!"]
 RUDE_ENDINGS = ["Now go away!", "Stop asking me!", "I do not care!"]
 DEFECTS = ["name", "item", "place", "ending", "repetition"]
 
-# Chances of 0, 1 and 2 defects of a chosen response.
+# Probabilities of 0, 1 and 2 defects of a chosen response. The rejected response has the same
+# defects and one or two more.
 CHOSEN_DEFECTS = [0.55, 0.30, 0.15]
-# A rejected response has chosen's defects and one or two more.
-SAME_CHOICES = 0.7  # share of pairs that are alike in all but the added defects
-GARBLED = 0.25  # share of rejected responses that are also cut, thinned, doubled or swapped
+# Fraction of pairs that differ in the additional defects only.
+SAME_VARIANTS = 0.7
+# Fraction of rejected responses with words that are also cut off, dropped, doubled or swapped.
+GARBLED = 0.25
 
 
-def all_prompts():
-    """Every prompt there is, in a fixed order."""
+def all_prompts() -> list[str]:
+    """Return all prompts in a fixed order."""
     return [
         f"\n\nHuman: {request.format(name=name, item=item)}\n\nAssistant:"
         for request in REQUESTS
@@ -50,55 +54,60 @@ def all_prompts():
     ]
 
 
-def is_correct(prompt, response):
-    """Whether a response is exactly a right response to the prompt."""
-    name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
-    item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))
+def is_correct(prompt: str, response: str) -> bool:
+    """Return whether a response is one of the correct responses to a prompt, letter by letter."""
+    name, item = _name_and_item(prompt)
     return response in {_response(name, item, PLACE_OF[item], ending) for ending in ENDINGS}
 
 
-def _response(name, item, place, ending):
+def _name_and_item(prompt: str) -> tuple[str, str]:
+    name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
+    item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))
+    return name, item
+
+
+def _response(name: str, item: str, place: str, ending: str) -> str:
     return f" Hello {name}, get a {item} at the {place}. {ending}".rstrip()
 
 
-def _choices(random):
-    """What a response says where it has a defect, and its ending where it has none."""
+def _variant(rng: random.Random) -> dict[str, Any]:
+    """Draw the form of each defect, and the ending of a response without that defect."""
     return {
-        "name": random.choice([None, *NAMES]),
-        "item": random.choice(ITEMS),
-        "place": random.choice(sorted(PLACES)),
-        "ending": random.choice(["", *RUDE_ENDINGS]),
-        "repetition": random.choice(["greeting", "advice"]),
-        "polite": random.choice(ENDINGS),
+        "name": rng.choice([None, *NAMES]),
+        "item": rng.choice(ITEMS),
+        "place": rng.choice(sorted(PLACES)),
+        "ending": rng.choice(["", *RUDE_ENDINGS]),
+        "repetition": rng.choice(["greeting", "advice"]),
+        "polite": rng.choice(ENDINGS),
     }
 
 
-def _text(name, item, defects, choices):
-    place, ending = PLACE_OF[item], choices["polite"]
-    if "place" in defects and choices["place"] == place:
-        choices = {**choices, "place": next(other for other in PLACES if other != place)}
+def _text(name: str, item: str, defects: list[str], variant: dict[str, Any]) -> str:
+    place, ending = PLACE_OF[item], variant["polite"]
+    if "place" in defects and variant["place"] == place:
+        variant = {**variant, "place": next(other for other in PLACES if other != place)}
     if "place" in defects:
-        place = choices["place"]
+        place = variant["place"]
     if "item" in defects:
-        item = choices["item"] if choices["item"] != item else ITEMS[ITEMS.index(item) - 1]
+        item = variant["item"] if variant["item"] != item else ITEMS[ITEMS.index(item) - 1]
     greeting = f"Hello {name},"
     if "name" in defects:
-        other = choices["name"] if choices["name"] != name else None
+        other = variant["name"] if variant["name"] != name else None
         greeting = f"Hello {other}," if other else "Hello,"
     if "ending" in defects:
-        ending = choices["ending"]
+        ending = variant["ending"]
     advice = f"get a {item} at the {place}."
-    if "repetition" in defects and choices["repetition"] == "greeting":
+    if "repetition" in defects and variant["repetition"] == "greeting":
         greeting = f"{greeting} {greeting}"
     elif "repetition" in defects:
         advice = f"{advice} {advice}"
     return f" {greeting} {advice} {ending}".rstrip()
 
 
-def _garble(text, random):
+def _garble(text: str, rng: random.Random) -> str:
     words = text.split()
-    position = random.randrange(len(words) - 1)
-    kind = random.choice(["cut", "drop", "double", "swap"])
+    position = rng.randrange(len(words) - 1)
+    kind = rng.choice(["cut", "drop", "double", "swap"])
     if kind == "cut":
         words = words[: position + 1]
     elif kind == "drop":
@@ -110,33 +119,38 @@ def _garble(text, random):
     return " " + " ".join(words)
 
 
-def make_row(prompt, random):
-    """One row: prompt, chosen, rejected. random: a random.Random."""
-    name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
-    item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))
-    number = random.choices([0, 1, 2], weights=CHOSEN_DEFECTS)[0]
-    order = random.sample(DEFECTS, len(DEFECTS))
-    fewer, more = order[:number], order[: number + random.choice([1, 2])]
-    choices = _choices(random)
-    chosen = _text(name, item, fewer, choices)
-    if random.random() >= SAME_CHOICES:
-        choices = _choices(random)
-    rejected = _text(name, item, more, choices)
-    if random.random() < GARBLED:
-        rejected = _garble(rejected, random)
+def make_row(prompt: str, rng: random.Random) -> dict[str, str]:
+    """Return a row with this prompt: prompt, chosen and rejected."""
+    name, item = _name_and_item(prompt)
+    number = rng.choices([0, 1, 2], weights=CHOSEN_DEFECTS)[0]
+    order = rng.sample(DEFECTS, len(DEFECTS))
+    fewer, more = order[:number], order[: number + rng.choice([1, 2])]
+    variant = _variant(rng)
+    chosen = _text(name, item, fewer, variant)
+    if rng.random() >= SAME_VARIANTS:
+        variant = _variant(rng)
+    rejected = _text(name, item, more, variant)
+    if rng.random() < GARBLED:
+        rejected = _garble(rejected, rng)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def make_rows(rows, eval_rows, random):
-    """Rows for training and for evaluation, which share no prompt.
+def make_rows(
+    rows: int, eval_rows: int, rng: random.Random
+) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return training and evaluation rows without common prompts.
 
-    Every evaluation row has a prompt of its own. random: a random.Random. Raises ValueError where
-    there are too few prompts.
+    Evaluation rows have distinct prompts.
+
+    Raises:
+        ValueError: eval_rows leaves no prompt for training.
     """
     prompts = all_prompts()
-    random.shuffle(prompts)
+    rng.shuffle(prompts)
     if eval_rows >= len(prompts):
-        raise ValueError(f"eval_rows is {eval_rows}: the toy has {len(prompts)} prompts in all")
+        raise ValueError(
+            f"eval_rows is {eval_rows}, but the toy has {len(prompts)} prompts for both splits"
+        )
     held_out, others = prompts[:eval_rows], prompts[eval_rows:]
-    train = [make_row(random.choice(others), random) for _ in range(rows)]
-    return train, [make_row(prompt, random) for prompt in held_out]
+    train = [make_row(rng.choice(others), rng) for _ in range(rows)]
+    return train, [make_row(prompt, rng) for prompt in held_out]
