@@ -100,7 +100,7 @@ def upstream_settings(lineage: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the settings of the jobs before a training, with the name of the job in the key."""
     jobs = [lineage[upstream] for upstream in sorted(ancestors(lineage, path))]
     rules = [job["rule"] for job in jobs]
-    settings = {}
+    settings: dict[str, Any] = {}
     for job in jobs:
         # The settings of tokenization are settings of the training too.
         if job["rule"].startswith("tokenize"):
@@ -121,7 +121,7 @@ class Group:
         self.runs, self.settings = runs, runs[0].settings
 
     def label(self, translate: Translate) -> str:
-        """Return the name of the recipe; of several seeds, without the seed and with their number."""
+        """Return the name of the recipe; for several seeds, their number instead of the seed."""
         first = self.runs[0]
         if len(self.runs) == 1:
             return first.name
@@ -139,7 +139,7 @@ class Group:
         ]
 
     def result(self, path: str) -> Estimate | None:
-        """Return a metric and its interval, over seeds if there are several; None if one lacks it."""
+        """Return a metric with its interval, over seeds if there are several, or None."""
         results = [result for run in self.runs if (result := run.result(path)) is not None]
         if len(results) < len(self.runs):
             return None

@@ -64,7 +64,7 @@ def row_counts(settings: Mapping[str, Any], steps: int) -> dict[str, int]:
 def truncate_inputs(
     inputs: Mapping[str, dict[str, str]], rows: Mapping[str, int], scratch: Path
 ) -> dict[str, dict[str, str]]:
-    """Return the inputs of a training with the first rows of its data, copied to a scratch folder."""
+    """Return the inputs of a training with the first rows of its data, copied to scratch."""
     truncated = dict(inputs)
     for key, truncate in (("tokens", truncate_tokens), ("reference", truncate_reference)):
         if key in inputs:

@@ -141,7 +141,9 @@ def draw_costs(path: Path, runs: dict[str, dict[str, Any] | None]) -> None:
     draw_bars(
         path,
         {
-            label: {job.removeprefix("output/"): run and run[key] for job, run in runs.items()}
+            label: {
+                job.removeprefix("output/"): run[key] if run else None for job, run in runs.items()
+            }
             for label, key in panels.items()
         },
     )

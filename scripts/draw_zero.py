@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snakechat.planning.flops import sent_elements
+from snakechat.planning.flops import communicated_elements
 from snakechat.reporting.formatting import format_number
 from snakechat.reporting.labels import N_
 from snakechat.reporting.pages import take_svg, write_page
-from snakechat.reporting.plots import Point, draw_curves, points_of
+from snakechat.reporting.plots import draw_curves, points_of
 from snakechat.reporting.translations import Translate, translator
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.job import Job, run
@@ -94,7 +94,7 @@ class Comparison:
         """Return the stage that the run of a stage used."""
         return stage_used(stage, self.dtype)
 
-    def losses(self, stage: int) -> list[Point]:
+    def losses(self, stage: int) -> list[tuple[float, float]]:
         """Return (step, loss) of each step of a stage."""
         return points_of(self.steps[stage], self.loss)
 
@@ -110,7 +110,7 @@ class Comparison:
         """Return the elements that each process sends in a step of one micro-batch."""
         models = self.runs[self.base]["models"].values()
         used = self.used_stage(stage)
-        return sum(sent_elements(model, used, self.num_processes) for model in models)
+        return sum(communicated_elements(model, used, self.num_processes) for model in models)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -66,7 +66,8 @@ def generate(
         if encoder.has_special_token(prompt):
             raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
     ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
-    model = load_causal(folder, settings.dtype, tokenizer).to(device)
+    model = load_causal(folder, settings.dtype, tokenizer)
+    model.to(device)  # type: ignore[arg-type]  # transformers decorates it without types
     max_length = limit_response_length(model, folder, ids, settings.max_response_length)
     generated: dict[str, list[list[int]]] = {}
     for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
@@ -123,7 +124,9 @@ def search_beams(
     responses = []
     for prompt in prompts:
         input_ids = torch.tensor([prompt], device=model.device)
-        sequences = model.generate(input_ids, attention_mask=torch.ones_like(input_ids))
+        sequences = model.generate(  # type: ignore[operator]  # typed as an attribute of Module
+            input_ids, attention_mask=torch.ones_like(input_ids)
+        )
         responses.append(sequences[0, len(prompt) :].tolist())
     return responses
 

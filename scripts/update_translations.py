@@ -1,4 +1,4 @@
-"""Update the translation catalogues of the pages: add new texts, remove unused ones, list missing ones.
+"""Update the translation catalogues of the pages and list the texts without a translation.
 
 Texts are the arguments of translate() and N_() in scripts/, and of _() in the templates of pages. A
 text without a translation appears in English.

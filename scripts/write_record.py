@@ -12,12 +12,12 @@ from snakechat.reporting.formatting import format_duration, format_estimate, for
 from snakechat.reporting.labels import (
     CURVES,
     MODELS,
+    N_,
     PAIRS,
     PERPLEXITIES,
     RESPONSES,
     TRAINED_MODELS,
     WIN_RATES,
-    N_,
 )
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.plots import curve_panels, draw_curves
@@ -91,7 +91,7 @@ def rlhf_results(metrics: dict[str, Any], translate: Translate) -> Table:
     """Return the table of responses to held-out prompts, with a column per model."""
     evaluated = metrics["intervals_95"]
     others = [model for model in evaluated if model not in MODELS]
-    models = [model for model in MODELS if model in evaluated] + others
+    models: list[str] = [model for model in MODELS if model in evaluated] + others
     rows = [
         [
             translate(label),
@@ -107,7 +107,7 @@ def rlhf_results(metrics: dict[str, Any], translate: Translate) -> Table:
             rows.append([translate(label), *map(format_estimate, won), ""])
     head = translate("held-out prompts: {count}", count=format_number(metrics["num_prompts"]))
     labels = [MODELS.get(model, model) for model in models]
-    return [head, *labels, translate("RLHF − SFT (95 % interval)")], rows
+    return [head, *labels, translate("RLHF - SFT (95 % interval)")], rows
 
 
 RESULTS = {"sft": sft_results, "reward": pair_results, "dpo": pair_results, "rlhf": rlhf_results}

@@ -25,10 +25,11 @@ def draw_lineage(path: Path, jobs: dict[str, Any]) -> None:
         boxes[job] = drawn.get_bbox_patch()
     for job in jobs:
         for upstream in direct_inputs(jobs, job):
-            arrow = {"arrowstyle": "->", "color": "grey"}
+            arrow: dict[str, Any] = {"arrowstyle": "->", "color": "grey"}
             arrow |= {"patchA": boxes[upstream], "patchB": boxes[job]}
-            ends = {"xy": positions[job], "xytext": positions[upstream]}
-            panel.annotate("", **ends, arrowprops=arrow, zorder=0)
+            panel.annotate(
+                "", positions[job], xytext=positions[upstream], arrowprops=arrow, zorder=0
+            )
     panel.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-height / 2, height / 2))
     panel.axis("off")
     save_figure(figure, path)

@@ -64,7 +64,8 @@ def draw_curves(
                 steps, values, *bounds = zip(*points, strict=True)
                 panel.plot(steps, values, label=name, **style)
                 if bounds:
-                    panel.fill_between(steps, *bounds, color=colour, alpha=0.2)
+                    low, high = bounds
+                    panel.fill_between(steps, low, high, color=colour, alpha=0.2)
             if any(lines):
                 panel.legend(fontsize="small")
             panel.set(xlabel=xlabel, ylabel=ylabel)
@@ -104,10 +105,8 @@ def draw_trade_off(
         panel.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
         for number, (name, (x, x_interval, y, y_interval)) in enumerate(models.items()):
             style: dict[str, Any] = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8]}
-            bars = {"xerr": error_bars(x, x_interval), "yerr": error_bars(y, y_interval)}
-            panel.errorbar(
-                x, y, **bars, **style, capsize=3, markersize=4, linestyle="none", label=name
-            )
+            style |= {"xerr": error_bars(x, x_interval), "yerr": error_bars(y, y_interval)}
+            panel.errorbar(x, y, **style, capsize=3, markersize=4, linestyle="none", label=name)
         panel.set(title=title, xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
         panel.legend(fontsize="small")
         panel.grid(alpha=0.3)
@@ -202,6 +201,6 @@ def downsample(points: Sequence[Point]) -> list[Point]:
     return reduced
 
 
-def points_of(steps: Steps, key: str) -> list[Point]:
+def points_of(steps: Steps, key: str) -> list[tuple[float, float]]:
     """Return (step, value) of a metric, from the lines of metrics.jsonl that have it."""
     return [(line["step"], line[key]) for line in steps if key in line]

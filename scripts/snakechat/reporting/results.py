@@ -60,9 +60,10 @@ def summary(metrics: dict[str, Metrics]) -> Iterator[str]:
     for key, criterion in WIN_CRITERIA.items():
         if won := rlhf["wins"]["rlhf"]["sft"].get(key):
             low, high = map(format_percent, won["interval_95"])
+            rate = format_percent(won["mean"])
             yield (
-                f"By {criterion}, responses of the RLHF model win against those of the SFT model in"
-                f" {format_percent(won['mean'])} of comparisons (95 % interval: {low} to {high})."
+                f"Responses of the RLHF model win against those of the SFT model in {rate} of"
+                f" comparisons by {criterion} (95 % interval: {low} to {high})."
             )
 
 
@@ -151,7 +152,7 @@ def response_table(metrics: Metrics) -> Table:
         f"Responses to {format_number(metrics['num_prompts'])} held-out prompts,"
         f" {metrics['num_generations']} of each model to each prompt"
     )
-    return title, ["", *map(model_label, models), "RLHF − SFT"], rows
+    return title, ["", *map(model_label, models), "RLHF - SFT"], rows
 
 
 def win_table(metrics: Metrics) -> Table:

@@ -1,0 +1,126 @@
+"""The README.md of a model folder."""
+
+import json
+import shlex
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from snakechat.reporting.model_card import origin_of, rebuild_commands, write_card
+from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
+from snakechat.workflow.digests import digest
+
+ORIGINS = {
+    "mine/data at abc123": {
+        "settings": {"hub": "mine/data", "revision": "main"},
+        "facts": {"commit": "abc123"},
+    },
+    "mine/data at abc123, licence mit": {
+        "settings": {"hub": "mine/data", "revision": "main"},
+        "facts": {"commit": "abc123", "licence": "mit"},
+    },
+    "3 files, `0123456789abcdef`": {
+        "settings": {"format": "plain"},
+        "files": {"number": 3, "digest": "0123456789abcdef" * 4},
+    },
+    "generated (shop, seed 7)": {"settings": {"generate": "shop", "seed": 7}},
+    "random weights (seed 7)": {"settings": {"init": {}, "seed": 7}},
+    "": {"settings": {"by": "row", "seed": 7}},
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_the_origin_of_a_job(origin):
+    entry = {"facts": {}, "files": {"number": 0, "digest": digest({})}, **ORIGINS[origin]}
+    assert origin_of(entry) == origin
+
+
+def entry(rule, hub, licence=None):
+    """An entry of a lineage: a job that downloaded something from the hub."""
+    facts = {"commit": rule[0] * 40} | ({"licence": licence} if licence else {})
+    return {
+        "rule": rule,
+        "name": hub.partition("/")[2],
+        "settings": {"hub": hub, "revision": "main"},
+        "facts": facts,
+        "files": {"number": 0, "digest": digest({})},
+        "spec": digest(hub),
+        "inputs": [],
+    }
+
+
+LINEAGE = {
+    "output/models/base": entry("fetch_model", "mine/base", "opt"),
+    "output/data/pairs": entry("import_dataset", "mine/pairs"),
+}
+
+
+def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None):
+    """Write a card; return its metadata and its text."""
+    path = f"output/{rule.removeprefix('train_')}/mine"
+    spec = {"rule": rule, "name": "mine", "path": path, "settings": {"seed": 7, "datasets": []}}
+    lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    placement = {} if options is None else {"options": options}
+    job = SimpleNamespace(spec=spec, lineage=lineage, result=folder, placement=placement)
+    write_card(job)
+    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert f"Spec `{digest(spec)}`, seed 7." in text
+    return yaml.safe_load(metadata), text
+
+
+def test_a_card_names_sources_versions_and_the_last_step(tmp_path):
+    metadata, text = card_of(tmp_path)
+    assert metadata == {
+        "library_name": "transformers",
+        "tags": ["snakechat", "sft"],
+        "base_model": ["mine/base"],
+        "datasets": ["mine/pairs"],
+        "license": "opt",
+    }
+    assert "| loss | 1.25 |\n| rate | 1e-05 |" in text and "| loss | 3 |" not in text
+    origin = f"mine/base at {'f' * 40}, licence opt"
+    assert f"| output/models/base | {origin} | `{digest('mine/base')[:16]}` |" in text
+    assert f"torch {pinned_versions(REQUIREMENTS)['torch']}" in text
+    assert "`python scripts/chat.py output/sft/mine`" in text
+    assert '\n "seed": 7\n' in text
+    assert "\n\n\n" not in text
+
+
+def test_a_reward_model_is_no_chat_model(tmp_path):
+    _, text = card_of(tmp_path, "train_reward")
+    assert "AutoModelForSequenceClassification" in text and "chat.py" not in text
+
+
+def test_a_card_without_a_license_has_no_such_key(tmp_path):
+    lineage = LINEAGE | {"output/models/other": entry("fetch_model", "mine/other", "mit")}
+    metadata, _ = card_of(tmp_path, lineage=lineage)
+    assert "license" not in metadata
+
+
+def test_text_from_the_hub_is_escaped(tmp_path):
+    lineage = {"output/models/base": entry("fetch_model", "a/b", "x|y <script>")}
+    metadata, text = card_of(tmp_path, lineage=lineage)
+    assert "licence x&#124;y &lt;script&gt; |" in text and "<script>" not in text
+    assert metadata["license"] == "x|y <script>"
+
+
+def test_the_commands_of_a_card_have_the_options_of_the_build(tmp_path):
+    _, text = card_of(tmp_path)
+    assert "\nsnakemake --cores 1 output/sft/mine\n" in text
+    assert "\nmake reproduce TARGET=output/sft/mine\n" in text
+    _, text = card_of(tmp_path, options=["--configfile", "my file.yaml"])
+    assert "\nsnakemake --cores 1 output/sft/mine --configfile 'my file.yaml'\n" in text
+
+
+def test_shell_and_make_pass_on_the_options_unchanged(tmp_path):
+    options = ["--configfile", "a b.yaml", "--config", "x=$HOME", "y={z: 'q'}"]
+    commands = rebuild_commands("output/sft/mine", options)
+    assert shlex.split(commands["build"])[-5:] == options
+    (tmp_path / "Makefile").write_text("reproduce:\n\t@printf '%s\\n' $(OPTIONS)\n")
+    process = subprocess.run(
+        commands["compare"], shell=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert process.stdout.splitlines() == options

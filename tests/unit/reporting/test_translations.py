@@ -1,0 +1,76 @@
+"""The translation catalogues: complete, without unused texts, with the placeholders of the texts."""
+
+import re
+
+import pytest
+from babel.messages.pofile import read_po
+
+import update_translations
+from conftest import ROOT
+from snakechat.reporting.translations import CATALOGUES, LOCALE, translations, translator
+from snakechat.workflow.code_digests import code_digests
+
+
+def test_a_text_is_translated_and_its_placeholders_replaced():
+    chinese, english = translator("zh"), translator("en")
+    assert (english("perplexity"), chinese("perplexity")) == ("perplexity", "困惑度")
+    assert english("accuracy on {dataset}", dataset="a") == "accuracy on a"
+    assert chinese("accuracy on {dataset}", dataset="a") == "在 a 上的准确率"
+
+
+def test_a_text_without_a_translation_appears_in_english():
+    assert translator("zh")("a text of {recipe}", recipe="mine") == "a text of mine"
+
+
+def test_unfinished_translations_are_not_used(tmp_path):
+    path = tmp_path / "mine.po"
+    path.write_text(
+        'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
+        'msgid "a"\nmsgstr ""\n\n#, fuzzy\nmsgid "b"\nmsgstr "乙"\n\nmsgid "c"\nmsgstr "丙"\n',
+        encoding="utf-8",
+    )
+    assert translations(str(path)) == {"c": "丙"}
+
+
+@pytest.mark.parametrize("catalogue", CATALOGUES.values())
+def test_catalogues_have_the_texts_of_the_pages_and_their_placeholders(catalogue):
+    with open(LOCALE / catalogue, "rb") as file:
+        messages = {message.id: message.string for message in read_po(file) if message.id}
+    # `python scripts/update_translations.py` adds new texts.
+    assert sorted(messages) == update_translations.extract()
+    for text, translation in messages.items():
+        placeholders = set(re.findall(r"{\w+}", text))
+        assert not translation or placeholders == set(re.findall(r"{\w+}", translation)), text
+
+
+def test_new_texts_are_added_unused_ones_removed_and_missing_ones_listed(tmp_path):
+    path = tmp_path / "mine.po"
+    path.write_text('msgid "old"\nmsgstr "旧"\n\nmsgid "kept"\nmsgstr "留"\n', encoding="utf-8")
+    catalogue, missing = update_translations.update(path, ["kept", "new: 95 % of {n}"])
+    assert missing == ["new: 95 % of {n}"]
+    text = update_translations.format_catalogue(catalogue)
+    assert 'msgid "kept"\nmsgstr "留"' in text and 'msgid "new: 95 % of {n}"\nmsgstr ""' in text
+    assert "旧" not in text and "python-format" not in text
+    path.write_text(text, encoding="utf-8")
+    assert update_translations.format_catalogue(update_translations.update(path, ["kept"])[0])
+
+
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        ("write_record", {"templates/training_record.md", "templates/tables.md"}),
+        ("compare_runs", {f"templates/{n}.html" for n in ("comparison", "page", "tables")}),
+        ("draw_zero", {"templates/zero.html", "templates/page.html"}),
+        ("prompt_eval", {"templates/prompt_eval.html", "templates/page.html"}),
+        ("rw_eval", {"templates/rw_eval.html", "templates/page.html"}),
+        *((f"train_{s}", {"model_card", "tables"}) for s in ("sft", "reward", "dpo", "rlhf")),
+    ],
+)
+def test_pages_depend_on_their_templates_and_models_on_their_card_only(program, files):
+    digests = code_digests(ROOT / f"scripts/{program}.py")
+    found = {name for name in digests if not name.endswith(".py")}
+    if program.startswith("train_"):
+        expected = {f"templates/{name}.md" for name in files}
+    else:
+        expected = {*files, *(f"locale/{name}" for name in CATALOGUES.values())}
+    assert found == {f"snakechat/reporting/{name}" for name in expected}
