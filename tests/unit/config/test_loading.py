@@ -1,11 +1,7 @@
 """Values of the command line, nested updates and sweeps."""
 
-import subprocess
-import sys
-
 import pytest
 
-from conftest import ROOT
 from snakechat.config.errors import ConfigError
 from snakechat.config.loading import parse_command_line_values, update
 from support.configs import load
@@ -109,20 +105,3 @@ def test_comparison_needs_two_recipes(names):
 def test_comparison_of_an_unknown_recipe():
     with pytest.raises(ConfigError, match=r"rlhf.recipes has no 'tinny' \(available: tiny,"):
         load().compared_recipes("rlhf", "tiny-vs-tinny")
-
-
-def test_planning_imports_no_torch_and_no_pyarrow():
-    """A dry run takes two seconds, and a cluster's head node may have none of them."""
-    program = (
-        "import sys; import snakechat.config.loading, snakechat.config.job_settings;"
-        "import snakechat.config.sft, snakechat.config.rlhf, snakechat.config.resources;"
-        "print({'torch', 'transformers', 'deepspeed', 'pyarrow', 'numpy'} & set(sys.modules))"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT / "scripts",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout == "set()\n"
