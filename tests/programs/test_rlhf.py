@@ -218,15 +218,13 @@ def test_align_overflow_skips_fp16_steps_of_actor_and_critic_together(train, hal
     assert skipped[1][0] == skipped[1][1]
 
 
-def test_training_on_a_reward_function_without_a_reward_model_increases_its_scores(
-    train, functions, monkeypatch
-):
+def test_a_reward_function_alone_is_enough_to_train(train, functions, monkeypatch):
     # Responses without eos are accepted here.
     monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 10**6)
-    (functions / "twelve.py").write_text(
-        "def score(prompts, responses):\n    return [-abs(len(a) - 12) for a in responses]\n"
+    (functions / "long.py").write_text(
+        "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
     )
-    settings = {"reward": None, "reward_functions": {"twelve": 1.0}}
+    settings = {"reward": None, "reward_functions": {"long": 1.0}}
     settings |= {"epochs": 8, "actor_learning_rate": 0.01, "warmup_steps": 0, "kl_coef": 0.0}
     for algorithm in ("ppo", "grpo"):
         groups = PAIRED if algorithm == "grpo" else {}
@@ -250,7 +248,7 @@ def score(prompts, responses):
     global calls
     calls += 1
     if calls == {at}:
-        {what}
+        {action}
     return [float(len(a)) for a in responses]
 """
 
@@ -258,12 +256,12 @@ def score(prompts, responses):
 def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
     program = functions / "stops.py"
     settings = ALL | {"reward_functions": {"stops": 0.1}}
-    program.write_text(STOPS.format(at=0, what="pass"))
+    program.write_text(STOPS.format(at=0, action="pass"))
     whole = result_files(train(**settings).result)
-    program.write_text(STOPS.format(at=2, what="os.kill(os.getpid(), signal.SIGTERM)"))
+    program.write_text(STOPS.format(at=2, action="os.kill(os.getpid(), signal.SIGTERM)"))
     with pytest.raises(SystemExit, match="stopped by SIGTERM after step 2"):
         train(**settings)
-    program.write_text(STOPS.format(at=0, what="pass"))
+    program.write_text(STOPS.format(at=0, action="pass"))
     job = train(**settings)
     assert job.record["resumed_after_step"] == 2
     assert result_files(job.result) == whole
@@ -273,10 +271,10 @@ def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
 def test_a_run_resumes_after_the_last_checkpoint_before_a_failing_function(train, functions):
     program = functions / "stops.py"
     settings = ALL | {"reward_functions": {"stops": 0.1}}
-    program.write_text(STOPS.format(at=3, what="raise ValueError('no such response')"))
+    program.write_text(STOPS.format(at=3, action="raise ValueError('no such response')"))
     with pytest.raises(InputError, match=r"rewards/stops.py: line 8: ValueError: no such response"):
         train({"save_steps": 1}, **settings)
-    program.write_text(STOPS.format(at=0, what="pass"))
+    program.write_text(STOPS.format(at=0, action="pass"))
     assert train({"save_steps": 1}, **settings).record["resumed_after_step"] == 2
 
 
@@ -306,10 +304,36 @@ def test_an_actor_that_never_samples_eos_is_an_error(train, monkeypatch):
         train(epochs=5)
 
 
-def test_only_empty_responses_are_an_error(train, monkeypatch, road):
+def test_only_empty_responses_are_an_error(train, monkeypatch):
     monkeypatch.setattr(HfSampler, "sample", constant_sample("eos"))
     with pytest.raises(InputError, match="step 1: all 120 responses are empty"):
         train()
+
+
+def test_a_resumed_run_continues_to_count_responses_without_eos(train, functions, monkeypatch):
+    monkeypatch.setattr(HfSampler, "sample", constant_sample([9, 8, 7]))
+    settings = {"epochs": 3, "reward_functions": {"stops": 0.1}}
+    program = functions / "stops.py"
+    program.write_text(STOPS.format(at=2, action="os.kill(os.getpid(), signal.SIGTERM)"))
+    with pytest.raises(SystemExit, match="stopped by SIGTERM after step 2"):
+        train(**settings)
+    program.write_text(STOPS.format(at=0, action="pass"))
+    # 240 responses before the stop, 360 after it.
+    with pytest.raises(InputError, match="step 5: none of the last 600 responses ended"):
+        train(**settings)
+
+
+@pytest.mark.parametrize("kl_in", ["rewards", "loss"])
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_the_kl_penalty_keeps_the_actor_close_to_the_reference(algorithm, kl_in, train):
+    groups = PAIRED if algorithm != "ppo" else {}
+    settings = {"epochs": 3, "actor_learning_rate": 0.003, "warmup_steps": 0}
+    settings |= {"algorithm": algorithm, "kl_in": kl_in, "whiten_advantages": False}
+    final_kl = [
+        values(train(kl_coef=kl_coef, **settings, **groups), "objective/kl")[-1]
+        for kl_coef in (0.0, 3.0)
+    ]
+    assert 0 < final_kl[1] < final_kl[0] / 2
 
 
 def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch):
@@ -354,7 +378,7 @@ def constant_sample(ids):
         ),
         (
             "[float('nan')] * len(responses)",
-            r"rewards/mine.py: score returned nan for the response",
+            "rewards/mine.py: score returned nan for the response",
         ),
         ("[1.0]", r"rewards/mine.py: score returned 1 numbers for 120 responses"),
     ],

@@ -77,7 +77,7 @@ def test_ppo_converges_to_the_optimal_policy_and_its_value():
     torch.testing.assert_close(value.detach(), optimum, rtol=0, atol=1e-3)
 
 
-def test_rloo_finds_the_optimal_policy():
+def test_rloo_converges_to_the_optimal_policy():
     random = torch.Generator().manual_seed(0)
     logits = REF_LOGPROBS.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
@@ -111,7 +111,7 @@ def test_grpo_without_kl_converges_to_the_best_arm():
 
 def test_grpo_with_k3_converges_to_another_policy():
     # Two arms, rewards 1 and 0, pairs of responses, reference 1/2. A mixed pair (a share of
-    # 2 p (1 - p)) contributes 1 / sqrt 2 / 2 to the gradient, k3 the opposite of kl_coef * (p - 1/2):
+    # 2 p (1 - p)) contributes 1 / sqrt 2 / 2 to the gradient, k3 -kl_coef * (p - 1/2):
     # p (1 - p) / sqrt 2 = kl_coef * (p - 1/2), so p = 3/4 at a kl_coef of 3/4 / sqrt 2.
     kl_coef = 0.75 / math.sqrt(2)
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)

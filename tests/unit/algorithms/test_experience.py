@@ -1,0 +1,111 @@
+"""Rewards, advantages and importance weights of a step, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from snakechat.algorithms import ppo
+from snakechat.algorithms.experience import (
+    Experience,
+    TokenEvaluation,
+    compute_advantages,
+    make_experience,
+    make_rewards,
+)
+
+# Two responses to each of three prompts: all first responses, then all second ones.
+MASK = torch.ones(6, 1, dtype=torch.bool)
+SCORES = torch.tensor([1.0, 10.0, 100.0, 3.0, 40.0, 500.0])
+
+
+def make_settings(**changes):
+    settings = {
+        "algorithm": "rloo",
+        "num_generations": 2,
+        "whiten_advantages": False,
+        "gamma": 1.0,
+        "gae_lambda": 0.95,
+        "kl_in": "rewards",
+        "importance_sampling_cap": 2.0,
+    }
+    return SimpleNamespace(**settings | changes)
+
+
+def make_evaluation(logprobs, ref_logprobs, values=None):
+    return TokenEvaluation(logprobs, torch.zeros_like(logprobs), ref_logprobs, values)
+
+
+def make_rollouts(mask, sampler_logprobs=None):
+    return SimpleNamespace(response_mask=mask, sampler_logprobs=sampler_logprobs)
+
+
+def test_rloo_compares_the_responses_to_the_same_prompt():
+    advantages, returns = compute_advantages(make_settings(), SCORES[:, None], None, MASK)
+    # Prompts: (1, 3), (10, 40), (100, 500).
+    assert advantages[:, 0].tolist() == [-2, -30, -400, 2, 30, 400]
+    assert returns is None
+
+
+def test_grpo_compares_the_responses_to_the_same_prompt():
+    settings = make_settings(algorithm="grpo")
+    advantages, _ = compute_advantages(settings, SCORES[:, None], None, MASK)
+    # (score - mean) / standard deviation is -1 / sqrt 2 and 1 / sqrt 2 for each pair.
+    expected = [-(0.5**0.5)] * 3 + [0.5**0.5] * 3
+    assert advantages[:, 0].tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_without_a_critic_each_token_has_the_advantage_of_its_response():
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    rewards = torch.tensor([[0.5, 0.5, 3.0], [1.0, 0.0, 0.0]])
+    advantages, _ = compute_advantages(make_settings(), rewards, None, mask)
+    # Summed rewards 4 and 1.
+    assert advantages.tolist() == [[3, 3, 3], [-3, 0, 0]]
+
+
+def test_with_a_critic_advantages_and_returns_are_those_of_gae():
+    settings = make_settings(algorithm="ppo", num_generations=1)
+    mask = torch.tensor([[True, True], [True, False]])
+    rewards, values = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.5, 1.0], [3.0, 0.0]])
+    advantages, returns = compute_advantages(settings, rewards, values, mask)
+    expected = ppo.gae(rewards, values, mask, 1.0, 0.95)
+    assert torch.equal(advantages, expected[0]) and torch.equal(returns, expected[1])
+
+
+def test_whitening_is_optional():
+    settings = make_settings(whiten_advantages=True)
+    advantages, _ = compute_advantages(settings, SCORES[:, None], None, MASK)
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
+    assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kl_in", "expected"), [("rewards", [-0.05, 1.1]), ("loss", [0.0, 1.0])])
+def test_rewards_decrease_where_the_actor_is_likelier_than_the_reference(kl_in, expected):
+    evaluation = make_evaluation(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]))
+    rollouts = make_rollouts(torch.tensor([[True, True]]))
+    settings = make_settings(kl_in=kl_in)
+    rewards = make_rewards(settings, rollouts, evaluation, torch.tensor([1.0]), 0.1)
+    # Log ratios 0.5 and -1; the score is added at the last token.
+    assert rewards[0].tolist() == pytest.approx(expected)
+
+
+def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
+    evaluation = make_evaluation(torch.log(torch.full((6, 1), 0.4)), torch.zeros(6, 1))
+    rewards = SCORES[:, None]
+    experience = make_experience(make_settings(), make_rollouts(MASK), evaluation, rewards)
+    assert experience.importance_weights.tolist() == [[1.0]] * 6
+    # Ratios 0.5 and 8, of which the second is capped.
+    sampler_logprobs = torch.log(torch.tensor([[0.8], [0.05]] * 3))
+    rollouts = make_rollouts(MASK, sampler_logprobs)
+    experience = make_experience(make_settings(), rollouts, evaluation, rewards)
+    assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)
+
+
+def test_select_returns_the_tokens_of_a_micro_batch():
+    table = torch.arange(6.0).view(3, 2)
+    experience = Experience(table, table + 10, table, table, table, None)
+    mask = torch.tensor([[True, False], [True, True]])
+    selected = experience.select(torch.tensor([2, 0]), mask)
+    assert selected.logprobs.tolist() == [4, 0, 1]
+    assert selected.ref_logprobs.tolist() == [14, 10, 11]
+    assert selected.returns is None

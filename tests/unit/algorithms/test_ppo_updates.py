@@ -1,0 +1,171 @@
+"""Gradients of a minibatch against plain autograd, and the metrics of several updates."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from snakechat.algorithms import ppo
+from snakechat.algorithms.experience import Experience
+from snakechat.algorithms.ppo_updates import policy_gradients, text_gradients, value_gradients
+from snakechat.algorithms.rollouts import Rollouts
+from snakechat.algorithms.step_metrics import mean_metrics
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.models import load_scorer
+
+CPU = torch.device("cpu")
+PROMPTS = [[11, 12, 13], [14], [15, 16]]
+# Two responses to each prompt.
+RESPONSES = [[[21, 2], [22, 23, 24], [25, 2]], [[26, 27], [28, 2], [29, 30, 31]]]
+ROWS = np.array([2, 0])
+# Table rows of the responses to these prompts.
+INDICES = [2, 0, 5, 3]
+
+
+class Engine:
+    """An engine without an optimizer."""
+
+    def __init__(self, module):
+        self.module, self.last = module, []
+
+    def __call__(self, *arguments, **options):
+        return self.module(*arguments, **options)
+
+    def backward(self, loss, last):
+        loss.backward()
+        self.last.append(last)
+
+
+def make_settings(**changes):
+    settings = {"temperature": 1.0, "clip_range": 0.2, "value_clip_range": 0.2, "ptx_coef": 2.0}
+    return SimpleNamespace(**settings | {"kl_in": "loss"} | changes)
+
+
+def make_rollouts(micro_batch_tokens):
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    return Rollouts(PROMPTS, RESPONSES, tokenizer, 1.0, micro_batch_tokens, CPU)
+
+
+def random_experience(rollouts, logprobs, seed=1):
+    """Advantages at random; old and reference log-probabilities close to the current ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(scale=1.0):
+        return scale * torch.randn(6, 3, generator=generator) * rollouts.response_mask
+
+    old = logprobs.detach() + noise(0.3)
+    reference = logprobs.detach() + noise(0.5)
+    return Experience(old, reference, noise(), noise().exp(), noise(0.1), noise())
+
+
+def gradients_of(module):
+    gradients = torch.cat([weight.grad.flatten() for weight in module.parameters()])
+    module.zero_grad()
+    return gradients
+
+
+def table_of_logprobs(policy):
+    """Log-probabilities [6, 3] by one forward pass for each response, with gradients."""
+    table = torch.zeros(6, 3)
+    for number, responses in enumerate(RESPONSES):
+        for row, response in enumerate(responses):
+            ids = torch.tensor([PROMPTS[row] + response])
+            logits = policy.model(input_ids=ids).logits[0, len(PROMPTS[row]) - 1 : -1]
+            logprobs = logits.log_softmax(dim=1)[range(len(response)), response]
+            table[3 * number + row, : len(response)] = logprobs
+    return table
+
+
+# All rows in one micro-batch, and one row in each.
+@pytest.mark.parametrize("micro_batch_tokens", [1000, 1])
+@pytest.mark.parametrize("kl_in", ["loss", "rewards"])
+def test_policy_gradients_equal_those_of_the_plain_loss(kl_in, micro_batch_tokens, model):
+    policy = Policy(model).eval()
+    rollouts = make_rollouts(micro_batch_tokens)
+    table = table_of_logprobs(policy)
+    experience = random_experience(rollouts, table)
+    mask = rollouts.response_mask[INDICES]
+    new, old, reference, advantages, weights = (
+        each[INDICES][mask] for each in (table, *experience[:4])
+    )
+    ratio = (new - old).exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    penalty = (reference - new).exp() - 1 - (reference - new)
+    loss = (-weights * surrogate + (0.7 * penalty if kl_in == "loss" else 0)).mean()
+    loss.backward()
+    expected = gradients_of(policy)
+
+    settings = make_settings(kl_in=kl_in)
+    metrics = policy_gradients(Engine(policy), rollouts, ROWS, experience, 0.7, settings)
+    torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
+    assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["policy/kl"] == pytest.approx(penalty.mean().item(), rel=1e-4)
+    assert metrics["policy/ratio"] == pytest.approx(ratio.mean().item(), rel=1e-4)
+
+
+def test_the_penalty_in_the_loss_moves_the_policy_towards_the_reference(model):
+    policy = Policy(model).eval()
+    rollouts = make_rollouts(1000)
+    logprobs = rollouts.logprobs(policy)
+    # The reference finds the responses more likely; without advantages only the penalty counts.
+    reference = (logprobs + 0.5) * rollouts.response_mask
+    nothing, ones = torch.zeros_like(logprobs), torch.ones_like(logprobs)
+    experience = Experience(logprobs, reference, nothing, ones, None, None)
+    policy_gradients(Engine(policy), rollouts, np.arange(3), experience, 1.0, make_settings())
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight -= 0.1 * weight.grad
+    assert rollouts.logprobs(policy).sum() > logprobs.sum()
+
+
+def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):
+    policy, rollouts = Policy(model).eval(), make_rollouts(1)
+    experience = random_experience(rollouts, rollouts.logprobs(policy))
+    text = Examples([[0, 9], [0, 8]], [[7, 6], [5]])
+    for examples, expected in ((None, [False, True]), (text, [False, False, False, True])):
+        engine = Engine(policy)
+        arguments = rollouts, ROWS, experience, 0.1, make_settings(), examples
+        metrics = policy_gradients(engine, *arguments)
+        assert engine.last == expected
+        assert ("ptx/loss" in metrics) == (examples is not None)
+
+
+def test_text_gradients_are_those_of_the_mean_loss_over_all_tokens(model):
+    policy, text = Policy(model).eval(), Examples([[0, 9], [0, 8]], [[7, 6], [5]])
+    losses = []
+    for ids in ([0, 9, 7, 6], [0, 8, 5]):
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1]
+        losses.append(
+            torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
+        )
+    loss = sum(losses) / 5
+    (2 * loss).backward()
+    expected = gradients_of(policy)
+    assert text_gradients(Engine(policy), text, 1, 2.0) == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
+    critic = Scorer(load_scorer(folder, "fp32", tokenizer, new_head=True)).eval()
+    rollouts = make_rollouts(1)
+    experience = random_experience(rollouts, torch.zeros(6, 3))
+    mask = rollouts.response_mask[INDICES]
+    values = []
+    for index in INDICES:
+        prompt, response = PROMPTS[index % 3], RESPONSES[index // 3][index % 3]
+        hidden = critic.model.base_model(input_ids=torch.tensor([prompt + response]))[0][0]
+        values.append(critic.model.score(hidden)[len(prompt) - 1 : -1, 0])
+    old_values, returns = (each[INDICES][mask] for each in experience[4:])
+    loss = ppo.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
+    loss.backward()
+    expected = gradients_of(critic)
+    metrics = value_gradients(Engine(critic), rollouts, ROWS, experience, make_settings())
+    torch.testing.assert_close(gradients_of(critic), expected, rtol=1e-3, atol=1e-5)
+    assert metrics["value/loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_mean_metrics_skip_updates_without_a_value():
+    updates = [{"a": 1.0, "b": None}, {"a": 3.0, "b": None}, {"c": 5.0, "a": None}]
+    assert mean_metrics(updates) == {"a": 2.0, "c": 5.0}
