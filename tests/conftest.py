@@ -1,4 +1,4 @@
-"""scripts/ on the path, Snakemake as users call it, and the builds that many tests look at."""
+"""Snakemake as users run it, tiny models, and builds that many tests share."""
 
 import contextlib
 import fcntl
@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: several processes of tests share the cores, and their builds too.
+# Before torch is imported: several test processes and their builds share the cores.
 os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 
-# All that a build reads; the rest of a checkout does not matter to it.
+# The files of a checkout that a build reads.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
 
 
-# A language model that is made in no time.
+# The config of a tiny language model.
 INIT = {
     "model_type": "opt",
     "num_hidden_layers": 2,
@@ -41,11 +40,13 @@ SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--kills", type=int, default=2, help="kills of each job (tests/test_kill.py)")
+    parser.addoption(
+        "--kills", type=int, default=2, help="kills of each job (tests/workflow/test_kill.py)"
+    )
 
 
 class Workflow:
-    """A copy of the sources with an output folder of its own, and Snakemake called in it."""
+    """A copy of the sources with its own output folder, in which Snakemake runs."""
 
     def __init__(self, folder, *options):
         self.folder = folder
@@ -57,8 +58,8 @@ class Workflow:
         return self.run("snakemake", *arguments, *self.options)
 
     def run(self, *command):
-        """Run a command; returns the finished process, its output as text."""
-        # Stubs of what is no part of the requirements, then our own environment.
+        """Run a command; return the finished process with its output as text."""
+        # Stubs of programs that the requirements do not install, then the environment.
         folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
         path = os.pathsep.join(map(str, folders))
         return subprocess.run(
@@ -71,22 +72,22 @@ class Workflow:
         )
 
     def build(self, *targets):
-        """Build targets on two cores; the output of Snakemake is shown where it fails."""
+        """Build targets on two cores; a failure shows the output of Snakemake."""
         process = self.snakemake(*targets, "--cores", "2")
         assert process.returncode == 0, process.stdout[-5000:]
         return process.stdout
 
     def copy(self, folder):
-        """The same workflow, and all that it has built, in a folder of its own."""
+        """Return a copy of the workflow and its results in another folder."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return Workflow(folder, *self.options)
 
     def spec_of(self, result):
-        """The spec that a result was made from."""
+        """Return the spec that a result was made from."""
         return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
 
     def planned(self, *targets):
-        """Names of the rules that a dry run would run for targets, or for the tiny recipe."""
+        """Return the rules that a dry run plans for targets, or for the tiny recipe."""
         process = self.snakemake(*(targets or ["output/rlhf/tiny"]), "-n")
         assert process.returncode == 0, process.stdout
         if "Nothing to be done" in process.stdout:
@@ -97,7 +98,7 @@ class Workflow:
 
 @contextlib.contextmanager
 def edited(path, *replacements):
-    """Replace texts in a file, and put the file back afterwards."""
+    """Replace texts in a file for the duration of a context."""
     before = path.read_text()
     after = before
     for old, new in replacements:
@@ -111,7 +112,7 @@ def edited(path, *replacements):
 
 
 def copy_sources(folder):
-    """Copy what a build reads."""
+    """Copy the files that a build reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -121,7 +122,7 @@ def copy_sources(folder):
 @pytest.fixture(scope="session")
 def tokenizer():
     """A tokenizer of 300 tokens."""
-    # Only here: most tests of the workflow need no torch.
+    # Imported here, because most tests of the workflow need no torch.
     from init_model import train_tokenizer
     from snakechat.data import toy
 
@@ -161,9 +162,9 @@ def scorer_folder(folder, tokenizer, tmp_path):
 
 @pytest.fixture(scope="module")
 def group():
-    """The group of one process on the CPU, which engines need; gives its device.
+    """The device of a process group of one process on the CPU, which engines need.
 
-    The environment that it takes does not outlive a module.
+    The environment that the group sets is restored after the module.
     """
     from snakechat.training.process_group import init_process_group
 
@@ -174,8 +175,8 @@ def group():
 
 
 @pytest.fixture
-def halves(monkeypatch):
-    """A CPU that trains in fp16 too: slowly, but it does."""
+def fp16_on_cpu(monkeypatch):
+    """A CPU on which DeepSpeed also trains in fp16, slowly."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -193,7 +194,7 @@ def sources(tmp_path):
 
 @pytest.fixture(scope="session")
 def build_once(tmp_path_factory, worker_id):
-    """A function that gives this worker a copy of a build, which the first to ask for it makes."""
+    """A function that returns a copy of a build; the first worker that needs the build makes it."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared if worker_id == "master" else shared.parent
 
@@ -202,7 +203,7 @@ def build_once(tmp_path_factory, worker_id):
         with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "built").exists():
-                # What a build that failed has left.
+                # Left by a build that failed.
                 shutil.rmtree(folder, ignore_errors=True)
                 copy_sources(folder)
                 Workflow(folder, *options).build(*targets)
@@ -214,20 +215,20 @@ def build_once(tmp_path_factory, worker_id):
 
 @pytest.fixture(scope="session")
 def tiny(build_once):
-    """The tiny recipe, built as users build it."""
+    """The tiny recipe, as users build it."""
     return build_once("tiny", (), "output/rlhf/tiny")
 
 
 @pytest.fixture(scope="session")
 def quick(build_once):
-    """The quick build. Tests that change it put it back."""
+    """The quick build. Tests that change it restore it."""
     options = ("--configfile", str(ROOT / "tests/configs/quick.yaml"))
     return build_once("quick", options, "output/rlhf/tiny", "output/dpo/tiny")
 
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """Real preference data, where the checkout has it beside itself."""
+    """Real preference data, if it lies next to the checkout."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.exists():
         pytest.skip("needs the data in ../shared/data")

@@ -208,7 +208,7 @@ def test_updates_of_a_step_stop_above_max_approx_kl(train):
     assert max(values(job, "policy/approxkl")) < min(moved)
 
 
-def test_align_overflow_skips_fp16_steps_of_actor_and_critic_together(train, halves):
+def test_align_overflow_skips_fp16_steps_of_actor_and_critic_together(train, fp16_on_cpu):
     fp16 = {"dtype": "fp16", "rollout_batch_size": 60, "max_response_length": 4}
     skipped = [
         [values(job, f"{part}/skipped_steps") for part in ("policy", "value")]

@@ -1,4 +1,4 @@
-"""Whole builds, looked at from outside: what was learnt, what was written, what loads."""
+"""Whole builds: what the models learn, which files exist, what loads."""
 
 import json
 import math
@@ -33,17 +33,17 @@ def test_sft_halves_the_perplexity(tiny):
     assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
 
 
-def test_reward_model_tells_better_responses(tiny):
+def test_reward_model_ranks_pairs_correctly(tiny):
     reward = figures(tiny, "reward")
     assert reward["accuracy"] >= 0.90
     assert reward["ties"] < 0.005
-    # Length alone does not tell them.
+    # Length alone does not rank them.
     assert reward["longer_wins_accuracy"] < 0.6
 
 
-def test_dpo_tells_better_responses(tiny):
+def test_dpo_ranks_pairs_correctly(tiny):
     tiny.build("output/dpo/tiny")
-    # Before the first update policy and reference are the same.
+    # Before the first update, policy and reference are the same.
     assert steps(tiny, "dpo")[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     dpo = figures(tiny, "dpo")
     assert dpo["accuracy"] >= 0.90 and dpo["longer_wins_accuracy"] < 0.6
@@ -70,7 +70,7 @@ def test_finished_build_has_nothing_to_do(tiny):
     assert tiny.planned() == set()
 
 
-def test_each_step_of_the_data_says_what_it_kept(tiny):
+def test_statistics_of_each_step_of_the_data_agree(tiny):
     data, split = stats(tiny, "data", "toy"), stats(tiny, "split", "toy")
     for part, rows in (("train", 12000), ("eval", 1000)):
         assert data[part]["rows"] == data[part]["pairs"] == rows and data[part]["dropped"] == {}
@@ -86,12 +86,12 @@ def test_each_step_of_the_data_says_what_it_kept(tiny):
             tokens = stats(tiny, f"tokens/{phase}", "tiny")[part]
             assert tokens["rows_of"] == {"toy": facts["rows"]}
             assert tokens["rows"] + sum(tokens["dropped"].values()) == facts["rows"]
-            assert tokens["cut"] == 0
+            assert tokens["truncated"] == 0
             for lengths in tokens["tokens"].values():
                 assert lengths["sum"] == pytest.approx(lengths["mean"] * tokens["rows"], rel=0.01)
 
 
-def test_report_is_made_offline_from_the_build(tiny):
+def test_report_is_made_offline(tiny):
     process = tiny.snakemake("--report", "report.html")
     assert process.returncode == 0, process.stdout
     report = (tiny.folder / "report.html").read_text()
@@ -99,7 +99,7 @@ def test_report_is_made_offline_from_the_build(tiny):
         assert figure in report
 
 
-def test_chat_model_loads_and_responses(tiny):
+def test_chat_model_loads_and_responds(tiny):
     folder = tiny.folder / "output/rlhf/tiny"
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -129,9 +129,9 @@ def test_weights_are_safetensors_and_nothing_is_pickled(tiny):
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
 
 
-def test_no_half_results_are_left(tiny):
+def test_no_partial_results_are_left(tiny):
     hidden = {path.name for path in (tiny.folder / "output").rglob(".*")}
-    # Locks that nobody holds, and what Snakemake leaves in a folder that was asked for.
+    # Released locks, and the time stamp of Snakemake in a folder that was a target.
     locks = {f".{name}.lock" for name in ("tiny", "judge", "toy", "toy-judge")}
     assert hidden == {".lock", ".snakemake_timestamp"} | locks
     assert not list((tiny.folder / "output/state").glob("*/*"))
@@ -147,16 +147,16 @@ def test_two_builds_have_the_same_manifests(quick, tmp_path):
         twin = again.folder / path.relative_to(quick.folder)
         first, second = (json.loads(file.read_text()) for file in (path, twin))
         for manifest in (first, second):
-            # They tell times.
-            told = ("costs.html", "costs.svg", "throughput.svg")
-            timed = [name for name in manifest["files"] if name in told]
+            # These show times.
+            with_times = ("costs.html", "costs.svg", "throughput.svg")
+            timed = [name for name in manifest["files"] if name in with_times]
             assert bool(timed) == (path.parent.name == "report")
             for name in timed:
                 del manifest["files"][name]
         assert first == second, path
 
 
-def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tmp_path):
+def test_an_input_rebuilt_to_the_same_bytes_rebuilds_nothing_downstream(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/rlhf/tiny/model.safetensors"
     made = weights.stat().st_mtime_ns
@@ -165,14 +165,14 @@ def test_a_rebuilt_input_of_the_same_bytes_recomputes_nothing_after_it(quick, tm
     copy.build("output/rlhf/tiny")
     assert (copy.folder / "output/sft/tiny/model.safetensors").exists()
     assert weights.stat().st_mtime_ns == made
-    # The record still tells of the run that made the weights.
+    # The record is still that of the run that made the weights.
     assert (copy.folder / "output/rlhf/tiny.run.json").read_text() == record
     assert copy.planned() == set()
 
 
 @pytest.mark.slow
-def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
-    # The config names the data beside the working directory.
+def test_human_preferences_pass_the_whole_pipeline(shared_data, tmp_path):
+    # The config names the data next to the working directory.
     copy_sources(tmp_path / "work")
     (tmp_path / "shared").symlink_to(shared_data.parent)
     workflow = Workflow(
@@ -200,7 +200,7 @@ def test_human_preferences_go_the_whole_road(shared_data, tmp_path):
         "rows_of": {"hh_harmless": 419},
         "kept_of": {"hh_harmless": 418},
         "dropped": {"empty response": 1},
-        "cut": 222,
+        "truncated": 222,
         "tokens": tokens["tokens"],
     }
     assert tokens["tokens"]["prompt"]["p100"] < 128 and tokens["tokens"]["chosen"]["p100"] < 128

@@ -1,7 +1,6 @@
-"""How long planning takes.
+"""The time that planning takes, in units of the time that Snakemake takes to start.
 
-In units of what Snakemake takes to start, a second of the processor on a machine that has nothing
-else to do: a busy one is slower at both.
+Starting takes about one second of CPU time on an idle machine; a busy machine is slower at both.
 """
 
 import os
@@ -14,7 +13,7 @@ RECIPES = 1_000
 
 @pytest.fixture
 def sweep(sources):
-    """A thousand chat models that differ in one number."""
+    """A thousand RLHF recipes that differ in one value."""
     tiny = yaml.safe_load((sources.folder / "config.yaml").read_text())["rlhf"]["recipes"]["tiny"]
     first = yaml.safe_dump(tiny, default_flow_style=True, width=10_000).strip()
     lines = ["rlhf:", "  recipes:", f"    s0: &first {first}"]
@@ -24,7 +23,7 @@ def sweep(sources):
 
 
 def seconds_of(workflow, *arguments):
-    """Processor seconds of a Snakemake call, and what it said."""
+    """Return the CPU seconds and the output of a Snakemake command."""
     before = os.times()
     process = workflow.snakemake(*arguments)
     after = os.times()
@@ -35,7 +34,7 @@ def seconds_of(workflow, *arguments):
 
 @pytest.fixture
 def second(sources):
-    """What Snakemake takes to start."""
+    """CPU seconds that Snakemake takes to start."""
     return seconds_of(sources, "--version")[0]
 
 
@@ -46,10 +45,10 @@ def test_one_recipe_is_planned_in_3_seconds(sources, second):
 def test_a_sweep_of_a_thousand_recipes_is_planned_in_15_seconds(sweep, second):
     options = ["--configfile", "sweep.yaml"]
     targets = [f"output/rlhf/s{i}" for i in range(RECIPES)]
-    seconds, told = seconds_of(sweep, "-n", *targets, *options)
+    seconds, output = seconds_of(sweep, "-n", *targets, *options)
     assert seconds < 15 * second
-    jobs = dict(line.split() for line in told.splitlines() if line.startswith("train"))
-    # Two reward models: the one that they train on, and the judge that compares them.
+    jobs = dict(line.split() for line in output.splitlines() if line.startswith("train"))
+    # Two reward models: the one that all train on, and the judge.
     assert jobs == {"train_sft": "1", "train_reward": "2", "train_rlhf": "1000"}
-    # One of them is not much more than one recipe of a small config.
+    # One recipe of many takes little more than one of few.
     assert seconds_of(sweep, "-n", "output/rlhf/s500", *options)[0] < 5 * second

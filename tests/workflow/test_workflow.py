@@ -1,4 +1,4 @@
-"""The workflow around its jobs: what it refuses, and what it can plan."""
+"""The workflow around its jobs: what it rejects, and what it plans."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from conftest import edited
 
 
-def test_code_edited_after_planning_is_refused(quick, tmp_path):
+def test_code_edited_after_planning_is_an_error(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     # On a cluster a job may wait for hours between its planning and its start.
     spec = tmp_path / "spec.json"
@@ -22,21 +22,26 @@ def test_code_edited_after_planning_is_refused(quick, tmp_path):
 
 
 def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
-    stated = {"epochs": 3, "learning_rate": 2.0e-3, "train_on_prompt": False, "keep": "best"}
-    stated |= {"lora_learning_rate": None, "adam_betas": [0.8, 0.9]}
-    values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in stated.items())
+    changed = {
+        "epochs": 3,
+        "learning_rate": 2.0e-3,
+        "train_on_prompt": False,
+        "save_strategy": "best",
+    }
+    changed |= {"lora_learning_rate": None, "adam_betas": [0.8, 0.9]}
+    values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
     process = sources.snakemake(
         *("-n", "output/sft/tiny", "--config", "seed=7", f"sft={{recipes: {{tiny: {{{values}}}}}}}")
     )
     assert process.returncode == 0, process.stdout
     [spec] = (sources.folder / "output/specs/train_sft").glob("tiny-*.json")
     settings = json.loads(spec.read_text())["settings"]
-    assert {key: settings[key] for key in stated} == stated
+    assert {key: settings[key] for key in changed} == changed
     assert settings["seed"] == 7
     assert settings["dtype"] == "fp32"
 
 
-def test_damaged_input_is_refused(quick, tmp_path):
+def test_a_damaged_input_is_an_error(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/sft/tiny/model.safetensors"
     damaged = bytearray(weights.read_bytes())
@@ -52,7 +57,7 @@ def test_damaged_input_is_refused(quick, tmp_path):
     )
 
 
-def test_an_input_whose_manifest_is_cut_is_refused(quick, tmp_path):
+def test_an_input_with_a_truncated_manifest_is_an_error(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     manifest = copy.folder / "output/sft/tiny.manifest.json"
     manifest.write_text(manifest.read_text()[:500])
@@ -63,7 +68,7 @@ def test_an_input_whose_manifest_is_cut_is_refused(quick, tmp_path):
     assert job.stdout == (
         "error: output/sft/tiny.manifest.json cannot be read: delete it and start the build again\n"
     )
-    # What its folder still tells is as good: nothing is trained again.
+    # The copy of the manifest in its folder is intact: nothing is trained again.
     weights = copy.folder / "output/sft/tiny/model.safetensors"
     made = weights.stat().st_mtime_ns
     assert "train_sft" in copy.planned()

@@ -25,6 +25,7 @@ pytestmark = [
 
 SETTINGS = {
     "weight_decay": 0.1,
+    "lora_learning_rate": None,
     "adam_betas": [0.9, 0.95],
     "lr_schedule": "constant",
     "warmup_steps": 0,
@@ -272,7 +273,7 @@ def fp16_line(zero_stage=0, **changes):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stage, halves):
+def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stage, fp16_on_cpu):
     module, engine = fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear")
     inputs = torch.ones(1, 2, dtype=torch.float16)
     assert engine.loss_scale == 65536
@@ -292,7 +293,7 @@ def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stag
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
 @pytest.mark.parametrize("together", [False, True])
-def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, together, halves):
+def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, together, fp16_on_cpu):
     (first, too_large), (second, fine) = (
         fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
     )
@@ -316,7 +317,7 @@ def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, to
         assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
 
 
-def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(halves):
+def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(fp16_on_cpu):
     inputs = torch.ones(1, 2, dtype=torch.float16)
     _, engine = fp16_line(num_steps=1000)
     for _ in range(60):
