@@ -291,7 +291,9 @@ def commands_of(path):
             above = block
         for line in block.splitlines() if block else [" ".join((span or "").split())]:
             line = line.removeprefix("$ ").rpartition(" | ")[2].partition(" > ")[0]
-            if is_command(line) and not re.search(r"\.\.\.|=N\b|\bSTAGE\b|\bTARGET\b", line):
+            # "is not installed" is a message.
+            placeholder = r"\.\.\.|=N\b|\bSTAGE\b|\bTARGET\b|is not installed"
+            if is_command(line) and not re.search(placeholder, line):
                 yield line, above
 
 
