@@ -13,7 +13,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from snakechat.training.engine import Engine, OptimizerSettings, parameter_groups
+from snakechat.config.common import TrainingSettings
+from snakechat.training.engine import Engine, parameter_groups
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError
 
@@ -63,7 +64,7 @@ class DeepSpeedEngine(Engine):
     def __init__(
         self,
         module: nn.Module,
-        settings: OptimizerSettings,
+        settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,
         stage: int,

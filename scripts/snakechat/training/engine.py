@@ -8,15 +8,16 @@ same number of micro-batches.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
+from snakechat.config.common import TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.distributed import world_size
@@ -32,28 +33,9 @@ ACCUMULATION_CHUNK = 1 << 20
 NORM_CHUNK = 1 << 17
 
 
-class OptimizerSettings(Protocol):
-    """The settings of a recipe that an engine reads, and an optional lora_learning_rate."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def adam_betas(self) -> Sequence[float]: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def lr_schedule(self) -> str: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def min_lr_ratio(self) -> float: ...
-    @property
-    def max_grad_norm(self) -> float: ...
-
-
 def make_engine(
     module: nn.Module,
-    settings: OptimizerSettings,
+    settings: TrainingSettings,
     learning_rate: float,
     num_steps: int,
     placement: Mapping[str, Any],
@@ -118,14 +100,14 @@ class FrozenModel:
 
 
 def parameter_groups(
-    module: nn.Module, settings: OptimizerSettings, learning_rate: float
+    module: nn.Module, settings: TrainingSettings, learning_rate: float
 ) -> list[dict[str, Any]]:
     """Group the trainable weights by learning rate and weight decay.
 
     Biases and norms (fewer than two dimensions) have no weight decay. LoRA adapters have the rate
     lora_learning_rate, if it is set.
     """
-    lora_learning_rate = getattr(settings, "lora_learning_rate", None)
+    lora_learning_rate = settings.lora_learning_rate
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
@@ -156,7 +138,7 @@ class Engine(ABC):
         self,
         module: nn.Module,
         groups: list[dict[str, Any]],
-        settings: OptimizerSettings,
+        settings: TrainingSettings,
         num_steps: int,
         stage: int,
     ) -> None:
@@ -273,7 +255,7 @@ class ReplicatedEngine(Engine):
     def __init__(
         self,
         module: nn.Module,
-        settings: OptimizerSettings,
+        settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,
     ) -> None:

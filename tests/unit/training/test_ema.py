@@ -21,6 +21,7 @@ pytestmark = [
 
 SETTINGS = {
     "weight_decay": 0.1,
+    "lora_learning_rate": None,
     "adam_betas": [0.9, 0.95],
     "lr_schedule": "constant",
     "warmup_steps": 0,

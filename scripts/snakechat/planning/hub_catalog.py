@@ -1,25 +1,28 @@
-"""What is known of the hub's models and datasets before anything is fetched, for plans alone.
+"""Configs of models and sizes of datasets of the Hugging Face hub.
 
-As soon as a model or dataset is there, what it says itself is taken.
+Estimates use them before a model or dataset is downloaded; afterwards they read its own files.
 """
 
+from typing import Any
 
-def _opt(layers, width, heads, **others):
+
+def _opt(layers: int, hidden_size: int, heads: int, **others: Any) -> dict[str, Any]:
     return {
         "model_type": "opt",
         "vocab_size": 50272,
         "max_position_embeddings": 2048,
         "num_hidden_layers": layers,
-        "hidden_size": width,
-        "word_embed_proj_dim": width,
+        "hidden_size": hidden_size,
+        "word_embed_proj_dim": hidden_size,
         "num_attention_heads": heads,
-        "ffn_dim": 4 * width,
+        "ffn_dim": 4 * hidden_size,
     } | others
 
 
-# Keys of their configs. OPT: Zhang et al. 2022, table 1 (350m has narrower embeddings and norms
-# behind); Llama 2: Touvron et al. 2023; BLOOM: Workshop 2022, table 3; mGPT: Shliazhko et al. 2022.
-MODELS = {
+# Sources of the configs. OPT: Zhang et al. 2022, table 1 (350m has narrower embeddings and norms
+# after each block); Llama 2: Touvron et al. 2023; BLOOM: Workshop 2022, table 3; mGPT: Shliazhko et
+# al. 2022.
+MODEL_CONFIGS: dict[str, dict[str, Any]] = {
     "facebook/opt-125m": _opt(12, 768, 12),
     "facebook/opt-350m": _opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
     "facebook/opt-1.3b": _opt(24, 2048, 32),
@@ -53,9 +56,9 @@ MODELS = {
     },
 }
 
-# Rows to train and to evaluate on, as the hub's pages had them in 2023. The sum of the first six at
-# 40 % is the 264,292 prompts of DeepSpeed-Chat's own benchmark.
-ROWS = {
+# Rows of each split, as the hub listed them in 2023. 40 % of the training rows of all six are the
+# 264,292 prompts of DeepSpeed-Chat's benchmark.
+DATASET_ROWS = {
     "Dahoas/rm-static": {"train": 76_256, "eval": 5_103},
     "Dahoas/full-hh-rlhf": {"train": 112_052, "eval": 12_451},
     "Dahoas/synthetic-instruct-gptj-pairwise": {"train": 29_829, "eval": 3_314},

@@ -1,0 +1,233 @@
+"""The workload of each kind of job, from its spec."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from snakechat.planning import compute_time
+from snakechat.planning.footprint import POLICY, SCORE, SFT, BatchShape, ModelSpec
+from snakechat.planning.memory import TrainedModel
+from snakechat.planning.model_configs import model_config
+from snakechat.planning.plan import Plan
+from snakechat.planning.token_counts import TokenCounts, token_counts
+from snakechat.planning.workload import Generation, Workload
+
+
+class JobDescription:
+    """A job, with the models and tokens that its program reads."""
+
+    def __init__(self, spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan) -> None:
+        self.settings, self.inputs = spec["settings"], spec["inputs"]
+        self.placement, self.plan = placement, plan
+
+    def model(
+        self, key: str, loss: str, dtype: str | None = None, lora: str | None = None
+    ) -> ModelSpec:
+        """Return the model of an input.
+
+        Args:
+            key: Name of the input.
+            loss: What the forward pass computes (SFT, POLICY or SCORE).
+            dtype: Defaults to that of the recipe.
+            lora: Prefix of the settings of its adapters; None for a model that is not trained.
+        """
+        settings = self.settings
+        return ModelSpec(
+            model_config(self.inputs[key]["path"], self.plan),
+            loss,
+            dtype or settings["dtype"],
+            settings.get(f"{lora}_rank", 0) if lora else 0,
+            settings.get("train_base", "none") if lora == "lora" else "none",
+            bool(lora) and self.placement["activation_checkpointing"],
+        )
+
+    def tokens(self, split: str = "train") -> TokenCounts:
+        """Return the counts of a split of the job's tokens."""
+        return token_counts(self.inputs["tokens"]["path"], split, self.plan)
+
+    def micro_batch(self, length: int, num_targets: int) -> BatchShape:
+        """Return the largest micro-batch of sequences of a length, each with so many targets."""
+        sequences = max(1, self.placement["micro_batch_tokens"] // length)
+        return BatchShape(sequences, length, num_targets, self.placement["gpus_per_node"] > 0)
+
+    def generation_batch(self, prompts: TokenCounts, response_length: int) -> BatchShape:
+        """Return the largest batch that generates: one sequence for each response."""
+        return self.micro_batch(prompts.longest + response_length, response_length)
+
+
+def job_workload(
+    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan
+) -> Workload | None:
+    """Return the workload of a job; None if the job needs no GPU.
+
+    Raises:
+        InputError: The size of its model is unknown.
+    """
+    describe = WORKLOADS.get(spec["rule"])
+    return describe(JobDescription(spec, placement, plan)) if describe else None
+
+
+def train_sft(job: JobDescription) -> Workload:
+    """Return the workload of supervised fine-tuning."""
+    tokens, model = job.tokens(), job.model("model", SFT, lora="lora")
+    return Workload(
+        trained=[TrainedModel(model, job.placement["zero_stage"])],
+        frozen=[],
+        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
+        flops=product(tokens.num_rows, job.settings["epochs"], training_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
+def train_on_pairs(job: JobDescription, loss: str) -> Workload:
+    """Return the workload of a reward model (loss SCORE) or of DPO (POLICY)."""
+    tokens, model = job.tokens(), job.model("model", loss, lora="lora")
+    return Workload(
+        trained=[TrainedModel(model, job.placement["zero_stage"])],
+        frozen=[],
+        largest=job.micro_batch(tokens.longest, tokens.longest // 2),
+        flops=product(tokens.num_rows, job.settings["epochs"], training_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
+def train_rlhf(job: JobDescription) -> Workload:
+    """Return the workload of PPO, RLOO or GRPO."""
+    settings, prompts, zero_stage = job.settings, job.tokens(), job.placement["zero_stage"]
+    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
+    tokens = with_responses(prompts, num_generations, response_length)
+    actor, reference = job.model("actor", POLICY, lora="lora"), job.model("actor", POLICY)
+    trained = [TrainedModel(actor, zero_stage)]
+    frozen = [job.model("reward", SCORE)] if "reward" in job.inputs else []
+    # Without its adapters, the actor is the reference model.
+    if actor.lora_rank == 0 or actor.train_base != "none":
+        frozen.append(reference)
+    if settings["algorithm"] == "ppo":
+        key = "reward" if "reward" in job.inputs else "actor"
+        critic = job.model(key, SCORE, lora="critic_lora")
+        critic_stage = job.placement.get("critic_zero_stage")
+        trained.append(TrainedModel(critic, zero_stage if critic_stage is None else critic_stage))
+    evaluated = [entry.model for entry in trained] + [reference] + frozen[:1]
+    flops = [forward_flops(model, tokens) for model in evaluated]
+    flops += [settings["ppo_epochs"] * training_flops(entry.model, tokens) for entry in trained]
+    # Generation runs the actor on each prompt once more.
+    flops.append(compute_time.inference_flops(actor, prompts.prompt, prompts.prompt))
+    num_prompts = product(prompts.num_rows, settings["epochs"])
+    generations: tuple[Generation, ...] = ()
+    if num_prompts is not None:
+        generations = (Generation(actor, num_prompts * num_generations),)
+    return Workload(
+        trained=trained,
+        frozen=frozen,
+        largest=job.micro_batch(tokens.longest, num_generations * response_length),
+        flops=product(num_prompts, sum(flops)),
+        generation=job.generation_batch(prompts, response_length),
+        generations=generations,
+        ema=settings["ema_decay"] > 0,
+        notes=(*prompts.notes, f"assumed: responses of {response_length} tokens, the limit"),
+    )
+
+
+def compute_reference(job: JobDescription) -> Workload:
+    """Return the workload of the log-probabilities of DPO's reference model."""
+    return pair_evaluation(job, job.model("model", POLICY), "train")
+
+
+def evaluate_reward(job: JobDescription) -> Workload:
+    """Return the workload of scoring the evaluation split, in fp32."""
+    return pair_evaluation(job, job.model("model", SCORE, dtype="fp32"), "eval")
+
+
+def evaluate_dpo(job: JobDescription) -> Workload:
+    """Return the workload of the implicit rewards of the evaluation split."""
+    return pair_evaluation(job, job.model("model", POLICY), "eval")
+
+
+def pair_evaluation(job: JobDescription, model: ModelSpec, split: str) -> Workload:
+    """Return the workload of one forward pass over the pairs of a split."""
+    tokens = job.tokens(split)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=job.micro_batch(tokens.longest, tokens.longest // 2),
+        flops=product(tokens.num_rows, forward_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
+def evaluate_sft(job: JobDescription) -> Workload:
+    """Return the workload of perplexities, of one model after the other."""
+    tokens = job.tokens("eval")
+    models = [job.model(key, POLICY) for key in ("base", "model")]
+    # With and without the prompts as targets.
+    flops = 2 * sum(forward_flops(model, tokens) for model in models)
+    return Workload(
+        trained=[],
+        frozen=models[:1],
+        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
+        flops=product(tokens.num_rows, flops),
+        notes=tuple(tokens.notes),
+    )
+
+
+def evaluate_rlhf(job: JobDescription) -> Workload:
+    """Return the workload of the comparison of a chat model with its SFT model."""
+    settings, prompts = job.settings, job.tokens("eval")
+    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
+    num_prompts = min(prompts.num_rows or math.inf, settings["num_prompts"])
+    tokens = with_responses(prompts, num_generations, response_length)
+    models = [job.model(key, POLICY) for key in ("rlhf", "sft")]
+    scorers = [
+        job.model(key, SCORE, dtype="fp32") for key in ("reward", "judge") if key in job.inputs
+    ]
+    # Each model evaluates the responses of both.
+    flops = 2 * sum(forward_flops(model, tokens) for model in (*models, *scorers))
+    return Workload(
+        trained=[],
+        frozen=models[:1],
+        largest=job.micro_batch(tokens.longest, num_generations * response_length),
+        flops=num_prompts * flops,
+        generation=job.generation_batch(prompts, response_length),
+        generations=tuple(Generation(model, num_prompts * num_generations) for model in models),
+        notes=tuple(prompts.notes),
+    )
+
+
+WORKLOADS: dict[str, Callable[[JobDescription], Workload]] = {
+    "train_sft": train_sft,
+    "train_reward": partial(train_on_pairs, loss=SCORE),
+    "train_dpo": partial(train_on_pairs, loss=POLICY),
+    "train_rlhf": train_rlhf,
+    "compute_reference": compute_reference,
+    "evaluate_sft": evaluate_sft,
+    "evaluate_reward": evaluate_reward,
+    "evaluate_dpo": evaluate_dpo,
+    "evaluate_rlhf": evaluate_rlhf,
+}
+
+
+def with_responses(prompts: TokenCounts, num_generations: int, response_length: int) -> TokenCounts:
+    """Return the counts of prompts with all their responses, which have the maximum length."""
+    responses = num_generations * response_length
+    return prompts._replace(responses=responses, longest=prompts.longest + responses)
+
+
+def product(*factors: float | None) -> float | None:
+    """Return the product of the factors; None if one is unknown."""
+    result: float = 1
+    for factor in factors:
+        if factor is None:
+            return None
+        result *= factor
+    return result
+
+
+def training_flops(model: ModelSpec, tokens: TokenCounts) -> float:
+    """Return the operations of training on a row."""
+    return compute_time.training_flops(model, tokens.per_row, tokens.per_row)
+
+
+def forward_flops(model: ModelSpec, tokens: TokenCounts) -> float:
+    """Return the operations of a forward pass over a row."""
+    return compute_time.inference_flops(model, tokens.per_row, tokens.per_row)

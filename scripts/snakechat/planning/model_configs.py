@@ -1,0 +1,60 @@
+"""The transformers config of a planned job's models, which may not exist yet."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.planning.footprint import SFT, ModelSpec
+from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.planning.memory import model_folder_bytes
+from snakechat.planning.plan import Plan
+from snakechat.workflow.errors import InputError
+
+# dtype of a base model's files, by the rule that makes them.
+BASE_MODEL_DTYPES = {"fetch_model": "bf16", "init_model": "fp32"}
+
+
+def model_config(path: str, plan: Plan) -> str:
+    """Return the config of the model in a result folder, as JSON.
+
+    A trained model has the config of its base model. That of a downloaded model is read from its
+    files or, before the download, from the hub catalog.
+
+    Raises:
+        InputError: The config of the base model is not known before the download.
+    """
+    spec, placement, _ = plan.jobs[path]
+    settings = spec["settings"]
+    if spec["rule"] == "init_model":
+        size = vocabulary_size(settings["tokenizer"], placement)
+        return json.dumps({**settings["init"], "vocab_size": size})
+    if spec["rule"] == "fetch_model":
+        for folder in (path, placement.get("source")):
+            if folder and Path(folder, "config.json").exists():
+                return Path(folder, "config.json").read_text()
+        if settings["hub"] not in MODEL_CONFIGS:
+            raise InputError(
+                f"the size of {settings['hub']} is not known before its download: build {path}"
+                " first"
+            )
+        return json.dumps(MODEL_CONFIGS[settings["hub"]])
+    key = "actor" if spec["rule"] == "train_rlhf" else "model"
+    return model_config(spec["inputs"][key]["path"], plan)
+
+
+def base_model_bytes(path: str, plan: Plan) -> float | None:
+    """Return the size of a base model's files in bytes; None if the result is not a base model."""
+    dtype = BASE_MODEL_DTYPES.get(plan.jobs[path].spec["rule"])
+    if dtype is None:
+        return None
+    return model_folder_bytes(ModelSpec(model_config(path, plan), SFT, dtype))
+
+
+def vocabulary_size(tokenizer: Mapping[str, Any], placement: Mapping[str, Any]) -> int:
+    """Return the number of tokens of a tokenizer: of the one to be trained, or of its files."""
+    if "vocab_size" in tokenizer:
+        return tokenizer["vocab_size"]
+    content = json.loads(Path(placement["source"], "tokenizer.json").read_text())
+    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    return max(ids) + 1

@@ -1,0 +1,116 @@
+"""Numbers of rows and tokens of a planned job, from its tokens or from assumptions."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from snakechat.data.tokens import Ragged
+from snakechat.planning.changes import job_name
+from snakechat.planning.hub_catalog import DATASET_ROWS
+from snakechat.planning.plan import Plan
+
+# Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
+ASSUMED_LENGTH = 0.5
+# Arrays of tokens, by the rule that makes them.
+FIELDS = {
+    "tokenize_sft": ("prompt", "chosen"),
+    "tokenize_reward": ("prompt", "chosen", "rejected"),
+    "tokenize_dpo": ("prompt", "chosen", "rejected"),
+    "tokenize_rlhf": ("prompt",),
+}
+# DPO trains on the rows of the reward phase.
+PHASES = {"tokenize_dpo": "reward"}
+
+
+class TokenCounts(NamedTuple):
+    """Rows and tokens that a job reads.
+
+    num_rows: Number of rows; None if it is unknown.
+    prompt, responses: Mean tokens of a row's prompt, and of all its responses together.
+    longest: Tokens of the longest row.
+    notes: Assumptions, for the user.
+    """
+
+    num_rows: float | None
+    prompt: float
+    responses: float
+    longest: int
+    notes: list[str]
+
+    @property
+    def per_row(self) -> float:
+        """Mean tokens of a row."""
+        return self.prompt + self.responses
+
+
+def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
+    """Return the counts of a split (train or eval) of a folder of tokens.
+
+    Before the tokens exist, the number of rows is that of the datasets, and the length of a row is
+    assumed to be half of its limit.
+    """
+    spec = plan.jobs[path].spec
+    fields, settings = FIELDS[spec["rule"]], spec["settings"]
+    try:
+        lengths = [Ragged(Path(path), f"{split}.{field}").lengths for field in fields]
+    except FileNotFoundError:
+        lengths = []
+    if lengths and len(lengths[0]):
+        prompt, *responses = (field_lengths.mean() for field_lengths in lengths)
+        notes = []
+        if path in plan.stale:
+            notes = [f"assumed: rows are as long as in the stale result of {job_name(spec)}"]
+        longest = int(np.sum(lengths, axis=0).max())
+        return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes)
+    limit = settings.get("max_length") or settings["max_prompt_length"]
+    num_rows, notes = count_rows(spec, split, plan)
+    mean = ASSUMED_LENGTH * limit
+    notes.append(
+        f"assumed until {job_name(spec)} is built: {mean:g} tokens per row, half of the limit"
+    )
+    if len(fields) == 1:
+        return TokenCounts(num_rows, mean, 0, limit, notes)
+    # The limit holds for each sequence of prompt and response.
+    num_responses = len(fields) - 1
+    return TokenCounts(num_rows, mean / 2, num_responses * mean / 2, num_responses * limit, notes)
+
+
+def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float | None, list[str]]:
+    """Return the number of rows of a job's datasets (None: unknown), and the assumptions."""
+    phase = PHASES.get(spec["rule"], spec["rule"].removeprefix("tokenize_"))
+    total: float | None = 0
+    notes = []
+    for dataset, weight in spec["settings"]["datasets"]:
+        num_rows, note = count_split_rows(spec["inputs"], dataset, phase, split, plan)
+        notes += [note] if note else []
+        total = None if total is None or num_rows is None else total + weight * num_rows
+    return total, notes
+
+
+def count_split_rows(
+    inputs: Mapping[str, Any], dataset: str, phase: str, split: str, plan: Plan
+) -> tuple[float | None, str | None]:
+    """Return the rows of a dataset's split in a phase (None: unknown), and any assumption."""
+    rows_path = inputs[f"rows.{dataset}"]["path"]
+    try:
+        rows = np.load(Path(rows_path, f"{phase}.{split}.npy"), mmap_mode="r", allow_pickle=False)
+        return len(rows), None
+    except FileNotFoundError:
+        pass
+    source = plan.jobs[inputs[f"records.{dataset}"]["path"]].spec["settings"]
+    division = plan.jobs[rows_path].spec["settings"]
+    fraction = division["weights"][phase] / sum(division["weights"].values())
+    note = None
+    if "generate" in source:
+        eval_rows = source["eval_rows"]
+        num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
+    elif source.get("hub") in DATASET_ROWS:
+        num_rows = DATASET_ROWS[source["hub"]][split]
+        note = f"assumed: {dataset} has as many rows as in 2023"
+    else:
+        return None, f"unknown until {dataset} is imported: number of rows"
+    if division["max_rows"]:
+        num_rows = min(num_rows, division["max_rows"])
+    return fraction * num_rows, note
