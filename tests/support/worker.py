@@ -37,6 +37,7 @@ SETTINGS = {
     "min_lr_ratio": 0.0,
     "max_grad_norm": 0.5,
     "dtype": "fp32",
+    "lora_learning_rate": None,
 }
 PLACEMENT = {
     "nodes": distributed.world_size(),
@@ -268,7 +269,7 @@ def train_on_rollouts(placement, lora=False):
     policy, rows = Policy(LanguageModel().model), np.arange(len(PROMPTS))
     if lora:
         add_lora(policy.model, 4, 8)
-    engine = engine_for(policy, placement, {"lora_learning_rate": None})
+    engine = engine_for(policy, placement, {})
     responses, _ = ReversingSampler().sample(PROMPTS)
     tokenizer = SimpleNamespace(eos_token_id=2)
     # With 16 tokens per micro-batch, one process has three to four of them.

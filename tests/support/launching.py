@@ -1,0 +1,20 @@
+"""Start a program in several processes on this machine."""
+
+import os
+import subprocess
+import sys
+
+from conftest import ROOT
+
+
+def launch(number, program, *arguments, folder=None):
+    """Start a program in a number of processes; return the launcher, whose output is text."""
+    command = [sys.executable, ROOT / "scripts/launch.py", "--standalone", "--shutdown-timeout=60"]
+    return subprocess.Popen(
+        [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -1,0 +1,210 @@
+"""Training in several processes: ZeRO stages, offloading, resuming, rollouts.
+
+tests/support/worker.py runs every case once in one process and once in two.
+"""
+
+import subprocess
+
+import pytest
+import torch
+
+from conftest import ROOT
+from support.launching import launch
+
+# The prompts of tests/support/worker.py.
+PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What each rank returned for every case, as lists by number of processes."""
+    results = {}
+    for number in (1, 2):
+        folder = tmp_path_factory.mktemp("processes")
+        process = launch(number, ROOT / "tests/support/worker.py", folder)
+        try:
+            output, _ = process.communicate(timeout=600)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == 0, output[-5000:]
+        assert "Warning" not in output
+        results[number] = [torch.load(folder / f"{rank}.pt") for rank in range(number)]
+    return results
+
+
+def assert_close(values, expected, tolerance=1e-6):
+    assert values == pytest.approx(expected, rel=0, abs=tolerance)
+
+
+def test_collective_operations_of_two_processes(runs):
+    for rank in runs[2]:
+        assert rank["collectives"][0] == {
+            "all_reduce_sum": [2.0, 1.0],
+            "all_reduce_max": [10, True, 0.0],
+            "broadcast_from_first": [True, 7, 0.1],
+        }
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("stage", range(4))
+def test_losses_and_norms_equal_those_of_torch_alone(stage, number, runs):
+    # Gradients are clipped at 0.5 in each step.
+    first = runs[number][0]
+    run, expected = first[f"stage {stage}"][0], first["torch"]
+    assert min(expected["norms"]) > 1.5
+    assert_close(run["losses"], expected["losses"])
+    assert_close(run["norms"], expected["norms"])
+
+
+CASES = [f"stage {stage}" for stage in range(4)]
+CASES += ["offload optimizer 1", "offload optimizer 2", "offload optimizer 3"]
+CASES += ["offload parameters 3", "bf16 0", "bf16 2 offload none", "bf16 2 offload optimizer"]
+CASES += ["checkpointing 0", "checkpointing 3", "lora 0", "lora 2", "lora 3"]
+CASES += ["resumed 0", "resumed 2", "resumed 3"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_repeated_run_is_bit_identical_and_all_ranks_have_its_weights(case, runs):
+    ranks = [rank[case] for rank in runs[2]]
+    for first, second in ranks:
+        assert first["losses"] == second["losses"]
+        assert torch.equal(first["weights"], second["weights"])
+        assert torch.equal(first["weights"], ranks[0][0]["weights"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_like_one(case, runs):
+    one, two = (runs[number][0][case][0] for number in (1, 2))
+    # The rounding error of bf16 is about 0.004 at a loss of 4.
+    tolerance = 0.005 if "bf16" in case or case == "resumed 2" else 1e-6
+    assert_close(two["losses"], one["losses"], tolerance)
+
+
+@pytest.mark.parametrize(
+    ("case", "reference"),
+    [
+        ("offload optimizer 1", "stage 1"),
+        ("offload optimizer 2", "stage 2"),
+        ("offload optimizer 3", "stage 3"),
+        ("offload parameters 3", "stage 3"),
+        ("bf16 2 offload optimizer", "bf16 2 offload none"),
+        ("checkpointing 0", "stage 0"),
+        ("checkpointing 3", "stage 3"),
+    ],
+)
+def test_options_that_save_memory_do_not_change_the_losses(case, reference, runs):
+    run, expected = (runs[2][0][name][0] for name in (case, reference))
+    assert_close(run["losses"], expected["losses"])
+    assert_close(run["norms"], expected["norms"])
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_adapters_have_their_own_learning_rate(stage, runs):
+    run, expected = (runs[2][0][f"lora {number}"][0] for number in (stage, 0))
+    assert run["rates"] == [[pytest.approx(0.02 * (1 - step / 6))] for step in range(6)]
+    assert_close(run["losses"], expected["losses"])
+    assert expected["losses"][-1] < expected["losses"][0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "reference"), [(0, "stage 0"), (2, "bf16 2 offload none"), (3, "stage 3")]
+)
+def test_a_signal_to_one_rank_stops_all_and_they_resume_bit_identically(stage, reference, runs):
+    for number, rank in enumerate(runs[2]):
+        run, expected = rank[f"resumed {stage}"][0], rank[reference][0]
+        message = "stopped by SIGTERM after step 4: run the same command again to resume"
+        assert run["exit_code"] == (1 if number else message)
+        files = ["0-of-2", "1-of-2"]
+        assert run["saved"] == {"00000003": files, "00000004": files}
+        assert run["losses"] == expected["losses"][4:]
+        assert torch.equal(run["weights"], expected["weights"])
+    # Each rank restores its own generator: rank 0 drew one number per step, rank 1 two.
+    first, second = (rank[f"resumed {stage}"][0]["random_number"] for rank in runs[2])
+    assert first != second
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_ema_weights_are_exact_and_do_not_change_training(stage, number, runs):
+    for rank in runs[number]:
+        run, expected = rank[f"ema {stage}"][0], rank[f"stage {stage}"][0]
+        assert run["losses"] == expected["losses"]
+        assert torch.equal(run["weights"][-1], expected["weights"])
+        average, *weights = run["weights"]
+        for new, ema in zip(weights, run["averages"], strict=True):
+            average = 0.75 * average + 0.25 * new
+            torch.testing.assert_close(ema, average, rtol=0, atol=1e-6)
+        assert (ema - new).abs().max() > 1e-3
+
+
+def test_training_continues_after_generating_with_gathered_weights(runs):
+    one = runs[1][0]["generate"][0]
+    for rank in runs[2]:
+        run = rank["generate"][0]
+        for response, expected in zip(run["responses"], one["responses"], strict=True):
+            assert torch.equal(response, expected)
+    assert_close(runs[2][0]["generate"][0]["loss"], one["loss"])
+
+
+# --- rollouts -----------------------------------------------------------------------------------
+
+
+def test_ranks_divide_the_prompts_and_gather_the_responses(runs):
+    # The sampler returns each prompt reversed, then the same without its first token.
+    expected = [[prompt[::-1][first:] for prompt in PROMPTS] for first in (0, 1)]
+    for rank in (*runs[1], *runs[2]):
+        run = rank["sample"][0]
+        assert run["responses"] == expected
+        for responses, logprobs in zip(expected, run["logprobs"], strict=True):
+            assert logprobs.tolist() == [
+                [-number / 8 for number in ids] + [0.0] * (8 - len(ids)) for ids in responses
+            ]
+    assert [rank["sample"][0]["calls"] for rank in runs[2]] == [[3], [2]]
+
+
+def test_a_rank_without_prompts_has_the_responses_too(runs):
+    first, second = (rank["sample one"][0] for rank in runs[2])
+    assert (first["calls"], second["calls"]) == ([1], [])
+    assert first["responses"] == second["responses"] == [[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]
+    assert torch.equal(first["logprobs"], second["logprobs"])
+
+
+def test_rank_0_calls_reward_functions_and_all_ranks_have_the_scores(runs):
+    scores = [rank["score"][0] for rank in runs[2]]
+    assert scores == [{"scores": [1, 2, 3], "calls": calls} for calls in (1, 0)]
+
+
+ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("case", ROLLOUT_CASES)
+def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
+    one = runs[1][0][case][0]
+    repeats = [run for rank in runs[2] for run in rank[case]]
+    for run in repeats:
+        assert run["losses"] == repeats[0]["losses"]
+        assert_close(run["losses"], one["losses"])
+        tables = ([*each["tables"], *each["base_tables"]] for each in (run, repeats[0], one))
+        for table, first, expected in zip(*tables, strict=True):
+            assert torch.equal(table, first)
+            torch.testing.assert_close(table, expected, rtol=0, atol=1e-5)
+    # The mean of the log-probabilities is the negative of the loss.
+    for (logprobs, _), loss in zip(one["tables"], one["losses"], strict=True):
+        assert logprobs[one["mask"]].mean().item() == pytest.approx(-loss, abs=1e-6)
+        assert not logprobs[~one["mask"]].any()
+    assert one["losses"][-1] < one["losses"][0] - 0.01
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_with_adapters_disabled_a_policy_does_not_change(stage, runs):
+    for rank in (*runs[1], *runs[2]):
+        run = rank[f"rollouts lora {stage}"][0]
+        first, *others = run["base_tables"]
+        assert all(torch.equal(other, first) for other in others)
+        # New adapters change nothing until they are trained.
+        assert torch.equal(run["tables"][0][0], first)
+        assert (run["tables"][2][0] - first).abs().max() > 0.01
