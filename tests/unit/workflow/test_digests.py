@@ -1,4 +1,4 @@
-"""Digests of values and files: what changes them, and what does not."""
+"""Digests of values and files, the cache of file digests, and atomic writes."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from snakechat.workflow.digests import (
 )
 
 
-def test_canonical_json_is_one_text_for_each_value():
+def test_canonical_json_sorts_keys_and_has_no_blanks():
     assert canonical_json({"b": [1, 2.5, None], "a": True}) == '{"a":true,"b":[1,2.5,null]}'
 
 
@@ -31,7 +31,7 @@ def test_canonical_json_is_one_text_for_each_value():
         (1e3, 1000),
     ],
 )
-def test_the_same_value_has_one_digest_however_it_is_written(first, second):
+def test_equal_values_have_the_same_digest(first, second):
     assert digest(first) == digest(second)
 
 
@@ -52,23 +52,23 @@ def test_the_same_value_has_one_digest_however_it_is_written(first, second):
         ("a", "A"),
     ],
 )
-def test_other_values_have_other_digests(first, second):
+def test_different_values_have_different_digests(first, second):
     assert digest(first) != digest(second)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_json_does_not_have_are_refused(value):
+def test_nan_and_infinity_raise_an_error(value):
     with pytest.raises(ValueError, match="JSON"):
         digest({"a": [value]})
 
 
-def test_a_digest_is_sha256_of_the_canonical_text():
+def test_a_digest_is_the_sha256_of_the_canonical_json():
     assert digest({"b": 1.0, "a": "x"}) == hashlib.sha256(b'{"a":"x","b":1}').hexdigest()
 
 
-def test_file_digest_is_sha256_of_the_bytes(tmp_path):
+def test_a_file_digest_is_the_sha256_of_the_bytes(tmp_path):
     path = tmp_path / "file"
-    # More than one chunk of reading.
+    # More than one chunk.
     content = bytes(range(256)) * 8193
     path.write_bytes(content)
     assert file_digest(path) == hashlib.sha256(content).hexdigest()
@@ -87,10 +87,10 @@ def file(tmp_path):
 
 
 def edit_in_place(path, content):
-    """Write without a new file, and give the old time of change back."""
+    """Overwrite a file without replacing it, and restore its modification time."""
     before = path.stat()
-    # Some file systems count times in ticks of the kernel's clock: an edit in the same one is not
-    # to be seen by anybody.
+    # Some file systems have the resolution of the kernel's clock tick: edits within one tick have
+    # the same times.
     time.sleep(0.03)
     with path.open("r+b") as file:
         file.write(content)
@@ -103,18 +103,18 @@ def edit_in_place(path, content):
     )
 
 
-def test_the_cache_gives_the_digest_of_the_content(cache_path, file):
+def test_the_cache_returns_the_digest_of_the_content(cache_path, file):
     assert DigestCache(cache_path)[file] == hashlib.sha256(b"first").hexdigest()
 
 
-def test_the_cache_notices_an_edit_in_place_with_its_time_restored(cache_path, file):
+def test_the_cache_detects_an_edit_whose_modification_time_was_restored(cache_path, file):
     cache = DigestCache(cache_path)
     first = cache[file]
     edit_in_place(file, b"other")
     assert cache[file] == hashlib.sha256(b"other").hexdigest() != first
 
 
-def test_a_cache_read_again_notices_the_edit_too(cache_path, file):
+def test_a_reloaded_cache_detects_the_edit_too(cache_path, file):
     DigestCache(cache_path)[file]
     edit_in_place(file, b"other")
     assert DigestCache(cache_path)[file] == hashlib.sha256(b"other").hexdigest()
@@ -130,7 +130,7 @@ def test_a_touched_or_rewritten_file_keeps_its_digest(cache_path, file):
     assert cache[file] == first
 
 
-def test_a_known_file_is_not_read_again(cache_path, file, monkeypatch):
+def test_an_unchanged_file_is_not_read_again(cache_path, file, monkeypatch):
     first = DigestCache(cache_path)[file]
 
     def fail(path):
@@ -140,7 +140,7 @@ def test_a_known_file_is_not_read_again(cache_path, file, monkeypatch):
     assert DigestCache(cache_path)[file] == first
 
 
-def test_a_link_has_the_digest_of_what_it_points_to_now(cache_path, file, tmp_path):
+def test_a_link_has_the_digest_of_its_current_target(cache_path, file, tmp_path):
     cache = DigestCache(cache_path)
     link = tmp_path / "link"
     link.symlink_to(file)
@@ -151,7 +151,7 @@ def test_a_link_has_the_digest_of_what_it_points_to_now(cache_path, file, tmp_pa
     assert cache[link] == hashlib.sha256(b"other").hexdigest()
 
 
-def test_the_cache_refuses_a_file_that_is_gone(cache_path, file):
+def test_a_deleted_file_raises_an_error(cache_path, file):
     cache = DigestCache(cache_path)
     assert cache[file]
     file.unlink()
@@ -159,15 +159,15 @@ def test_the_cache_refuses_a_file_that_is_gone(cache_path, file):
         cache[file]
 
 
-def test_an_atomic_write_makes_folders_and_leaves_the_file_alone_in_them(tmp_path):
+def test_an_atomic_write_creates_folders_and_leaves_no_temporary_file(tmp_path):
     path = tmp_path / "a" / "b" / "file.json"
     write_atomically(path, "one")
     write_atomically(path, "two")
     assert path.read_text() == "two"
-    assert [found.name for found in path.parent.iterdir()] == ["file.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["file.json"]
 
 
-def test_a_failed_write_leaves_the_old_text(tmp_path):
+def test_a_failed_write_keeps_the_old_text(tmp_path):
     path = tmp_path / "file.json"
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):
@@ -175,7 +175,7 @@ def test_a_failed_write_leaves_the_old_text(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_a_reader_never_sees_a_part(tmp_path):
+def test_a_concurrent_reader_gets_the_old_or_the_new_text(tmp_path):
     path = tmp_path / "file.json"
     texts = ["a" * 200_000, "b" * 200_000]
     write_atomically(path, texts[0])

@@ -10,7 +10,7 @@ from snakechat.workflow.lineage import direct_inputs, lineage_columns, merge_lin
 
 
 def spec(path, *inputs, **settings):
-    """A spec of the job of a path, made from these specs."""
+    """Return the spec of a job with these upstream specs."""
     return {
         "rule": f"make_{path}",
         "name": path,
@@ -24,12 +24,12 @@ def spec(path, *inputs, **settings):
 
 
 def manifest(of, *inputs, **facts):
-    """The manifest of a spec, whose inputs have these manifests."""
+    """Return the manifest of a spec whose inputs have these manifests."""
     return {"spec": of, "lineage": merge_lineages(inputs), "facts": facts}
 
 
 @pytest.fixture
-def road():
+def chain():
     """Manifests of data -> split -> tokens and data -> model -> tokens."""
     data = manifest(spec("data", hub="mine/data", revision="main"), commit="abc123")
     split = manifest(spec("split", data["spec"]), data)
@@ -40,8 +40,8 @@ def road():
     return [data, split, model, tokens]
 
 
-def test_all_jobs_behind_a_result_are_told_once(road):
-    data, tokens = road[0], road[-1]
+def test_a_lineage_has_every_upstream_job_once(chain):
+    data, tokens = chain[0], chain[-1]
     assert set(tokens["lineage"]) == {"output/data", "output/split", "output/model"}
     assert tokens["lineage"]["output/data"] == {
         "rule": "make_data",
@@ -56,8 +56,8 @@ def test_all_jobs_behind_a_result_are_told_once(road):
     assert data["lineage"] == {}
 
 
-def test_each_job_stands_right_of_its_inputs(road):
-    jobs = merge_lineages(road)
+def test_each_job_is_in_a_column_right_of_its_inputs(chain):
+    jobs = merge_lineages(chain)
     assert lineage_columns(jobs) == [
         ["output/data"],
         ["output/model", "output/split"],
@@ -66,14 +66,14 @@ def test_each_job_stands_right_of_its_inputs(road):
     assert lineage_columns({}) == []
 
 
-def test_an_input_that_another_was_made_from_is_no_direct_one(road):
-    jobs = merge_lineages(road)
+def test_an_input_that_is_upstream_of_another_is_not_direct(chain):
+    jobs = merge_lineages(chain)
     assert direct_inputs(jobs, "output/tokens") == ["output/model", "output/split"]
     assert direct_inputs(jobs, "output/split") == ["output/data"]
     assert direct_inputs(jobs, "output/data") == []
 
 
-def test_a_checkpoint_that_was_copied_away_leads_to_every_ancestor(quick, tmp_path):
+def test_a_copied_result_has_the_lineage_back_to_its_sources(quick, tmp_path):
     folder = shutil.copytree(quick.folder / "output/rlhf/tiny", tmp_path / "mine")
     lineage = json.loads((folder / "manifest.json").read_text())["lineage"]
     assert set(lineage) == {
@@ -90,17 +90,17 @@ def test_a_checkpoint_that_was_copied_away_leads_to_every_ancestor(quick, tmp_pa
         )
     }
     for path, entry in lineage.items():
-        there = json.loads((quick.folder / f"{path}.manifest.json").read_text())
-        assert entry["spec"] == digest(there["spec"])
-        assert entry["settings"] == there["spec"]["settings"]
+        upstream = json.loads((quick.folder / f"{path}.manifest.json").read_text())
+        assert entry["spec"] == digest(upstream["spec"])
+        assert entry["settings"] == upstream["spec"]["settings"]
         assert set(entry["inputs"]) <= set(lineage)
 
 
-def test_the_report_draws_it(quick):
+def test_the_report_draws_the_lineage(quick):
     picture = (quick.folder / "output/report/tiny/lineage.svg").read_text()
     manifest = json.loads((quick.folder / "output/report/tiny.manifest.json").read_text())
     assert len(manifest["lineage"]) == 12
-    # Texts are drawn as paths; each is told in a comment.
+    # matplotlib draws text as paths and adds the text as a comment.
     for entry in manifest["lineage"].values():
         assert f"<!-- {entry['rule']} -->" in picture
         assert f"<!-- {entry['spec'][:12]} -->" in picture

@@ -1,4 +1,4 @@
-"""Two at the same work, and errors of the system: one line each, and nothing lost."""
+"""Locks, and concurrent runs of the same job."""
 
 import errno
 import fcntl
@@ -11,11 +11,9 @@ import sys
 import time
 
 import pytest
-from safetensors import SafetensorError
 
 from conftest import ROOT
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.errors import system_error_number
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 
 HOLD = f"""
@@ -23,10 +21,10 @@ import os
 import sys
 
 sys.path.insert(0, {str(ROOT / "scripts")!r})
-from snakechat.workflow.locks import hold
+from snakechat.workflow.locks import acquire_lock
 
-hold(sys.argv[1])
-# Not through subprocess, which would close the file whatever we do.
+acquire_lock(sys.argv[1])
+# Not by subprocess, which closes file descriptors in any case.
 if "with child" in sys.argv:
     os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", "echo $$; exec sleep 60")
 else:
@@ -35,7 +33,7 @@ sys.stdin.read()
 """
 
 PROGRAM = '''
-"""Makes a text, and is not ready before somebody says so."""
+"""Write a text, and wait for a file named ready."""
 
 import time
 from pathlib import Path
@@ -57,7 +55,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def in_background():
-    """A function that starts a command, which is killed at the latest when the test is over."""
+    """A function that starts a command, which is killed at the end of the test."""
     started = []
 
     def start(*command, **options):
@@ -75,7 +73,7 @@ def in_background():
 
 @pytest.fixture
 def holder(in_background, tmp_path):
-    """A function that starts a process with the lock; returns it, and its child's number."""
+    """A function that starts a process that holds the lock; returns it and the id of its child."""
 
     def start(*arguments):
         process = in_background(sys.executable, "-c", HOLD, tmp_path / "x/lock", *arguments)
@@ -84,44 +82,45 @@ def holder(in_background, tmp_path):
     return start
 
 
-def who(process):
+def name_of(process):
+    """Return the name that a process writes into its lock."""
     return f"process {process.pid} on {platform.node()}"
 
 
-def test_a_lock_that_nobody_has_is_taken_and_says_by_whom(tmp_path):
+def test_a_free_lock_is_acquired_and_names_its_holder(tmp_path):
     path = tmp_path / "a/b/lock"
     acquire_lock(path)
     assert path.read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
-def test_what_was_in_the_file_before_is_not_in_it_any_more(tmp_path):
+def test_the_name_of_an_earlier_holder_is_overwritten(tmp_path):
     (tmp_path / "lock").write_text("process 12345678901234567890 on a host of a long name\n" * 9)
     acquire_lock(tmp_path / "lock")
     assert (tmp_path / "lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
-def test_a_lock_that_another_process_has_is_refused_with_its_number_and_host(holder, tmp_path):
+def test_a_held_lock_raises_an_error_with_the_id_and_host_of_the_holder(holder, tmp_path):
     process, _ = holder()
     for _ in range(2):
         with pytest.raises(AlreadyLocked) as locked:
             acquire_lock(tmp_path / "x/lock")
-        assert str(locked.value) == who(process)
-    # Who was refused has not written its own name there.
-    assert (tmp_path / "x/lock").read_text() == f"{who(process)}\n"
+        assert str(locked.value) == name_of(process)
+    # The failed attempt does not change the name in the file.
+    assert (tmp_path / "x/lock").read_text() == f"{name_of(process)}\n"
 
 
-def test_another_lock_is_not_in_the_way(holder, tmp_path):
+def test_locks_of_different_files_are_independent(holder, tmp_path):
     holder()
     acquire_lock(tmp_path / "x/another")
 
 
-def test_a_lock_goes_with_its_process_when_that_ends(holder, tmp_path):
+def test_a_lock_is_released_when_its_process_ends(holder, tmp_path):
     process, _ = holder()
     process.communicate("")
     acquire_lock(tmp_path / "x/lock")
 
 
-def test_a_lock_goes_with_its_process_when_that_is_killed(holder, tmp_path):
+def test_a_lock_is_released_when_its_process_is_killed(holder, tmp_path):
     process, _ = holder()
     process.kill()
     process.wait()
@@ -129,18 +128,18 @@ def test_a_lock_goes_with_its_process_when_that_is_killed(holder, tmp_path):
     assert str(os.getpid()) in (tmp_path / "x/lock").read_text()
 
 
-def test_what_a_killed_process_has_started_does_not_keep_the_lock(holder, tmp_path):
+def test_children_of_a_killed_process_do_not_keep_its_lock(holder, tmp_path):
     process, child = holder("with child")
     try:
         process.kill()
         process.wait()
         acquire_lock(tmp_path / "x/lock")
     finally:
-        # It lives until here.
+        # The child has been running until here.
         os.kill(int(child), 9)
 
 
-def refuse(number):
+def failing_flock(number):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
@@ -148,25 +147,24 @@ def refuse(number):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_where_there_are_no_locks_work_goes_on_with_a_warning(
-    number, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(fcntl, "flock", refuse(number))
+def test_on_a_file_system_without_locks_a_warning_is_printed(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fcntl, "flock", failing_flock(number))
     acquire_lock(tmp_path / "lock")
     assert capsys.readouterr().err == (
-        f"warning: {tmp_path}/lock: no locks here: see that nothing runs twice\n"
+        f"warning: {tmp_path}/lock: this file system has no locks: do not start the same build"
+        " twice\n"
     )
 
 
-def test_other_errors_of_a_lock_are_not_hidden(tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
+def test_other_errors_of_locking_are_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", failing_flock(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         acquire_lock(tmp_path / "lock")
 
 
 @pytest.fixture
 def program(in_background, tmp_path):
-    """A function that starts a program making output/sft/tiny from a text."""
+    """A function that starts a program that writes a text into output/sft/tiny."""
     scripts = tmp_path / "scripts"
     shutil.copytree(ROOT / "scripts/snakechat", scripts / "snakechat")
     (scripts / "make.py").write_text(PROGRAM)
@@ -186,7 +184,7 @@ def program(in_background, tmp_path):
 
 
 def text_of(folder):
-    """The text in a folder; waits until there is one."""
+    """Wait until a folder contains a text and return it."""
     end = time.monotonic() + 20
     while not (folder / "text").exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -194,24 +192,25 @@ def text_of(folder):
 
 
 def finish(process):
-    """Wait for a program; its exit code and what it said."""
-    said, _ = process.communicate(timeout=60)
-    return process.returncode, said
+    """Wait for a program; return its exit code and its output."""
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
-def refused(process):
+def locked_by(process):
+    """Return the exit code and the output of a program while another process makes the result."""
     return (
         1,
-        f"error: output/sft/tiny is being made by {who(process)}: wait for it, or stop it\n",
+        f"error: output/sft/tiny is being made by {name_of(process)}: wait for it, or stop it\n",
     )
 
 
-def test_a_result_that_is_being_made_is_refused_in_one_line(program, tmp_path):
+def test_a_second_run_fails_while_the_first_makes_the_result(program, tmp_path):
     first = program("first")
     text_of(tmp_path / "output/sft/.tiny.tmp")
-    assert finish(program("second")) == refused(first)
-    assert finish(program("first")) == refused(first)
-    # Nothing of the work of the first is touched.
+    assert finish(program("second")) == locked_by(first)
+    assert finish(program("first")) == locked_by(first)
+    # The files of the first run are unchanged.
     assert text_of(tmp_path / "output/sft/.tiny.tmp") == "first"
     (tmp_path / "ready").touch()
     assert finish(first) == (0, "")
@@ -221,13 +220,13 @@ def test_a_result_that_is_being_made_is_refused_in_one_line(program, tmp_path):
     assert text_of(tmp_path / "output/sft/tiny") == "second"
 
 
-def test_a_result_whose_program_was_killed_can_be_made_at_once(program, tmp_path):
+def test_after_a_kill_the_result_can_be_made_at_once(program, tmp_path):
     (tmp_path / "ready").touch()
     assert finish(program("before")) == (0, "")
     (tmp_path / "ready").unlink()
     killed = program("killed")
     text_of(tmp_path / "output/sft/.tiny.tmp")
-    assert finish(program("other")) == refused(killed)
+    assert finish(program("other")) == locked_by(killed)
     killed.kill()
     killed.wait()
     assert text_of(tmp_path / "output/sft/tiny") == "before"
@@ -237,7 +236,7 @@ def test_a_result_whose_program_was_killed_can_be_made_at_once(program, tmp_path
     assert not (tmp_path / "output/sft/.tiny.tmp").exists()
 
 
-def test_two_results_of_a_folder_are_made_at_the_same_time(program, tmp_path):
+def test_different_results_are_made_at_the_same_time(program, tmp_path):
     first = program("first")
     other = program("other", name="small", path="output/sft/small")
     assert text_of(tmp_path / "output/sft/.tiny.tmp") == "first"
@@ -246,27 +245,8 @@ def test_two_results_of_a_folder_are_made_at_the_same_time(program, tmp_path):
     assert finish(first) == finish(other) == (0, "")
 
 
-def test_an_error_of_the_system_is_told_in_one_line_that_names_the_file(program, tmp_path):
-    # A file stands where a folder has to be.
+def test_a_system_error_is_one_line_that_names_the_file(program, tmp_path):
+    # A file has the path of a folder.
     (tmp_path / "output").mkdir()
     (tmp_path / "output/sft").touch()
     assert finish(program("text")) == (1, "error: File exists: output/sft\n")
-
-
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
-        (OSError(28, "No space left on device"), 28),
-        (FileNotFoundError(2, "No such file or directory", "x"), 2),
-        (OSError("a library's own"), None),
-        # As safetensors and tokenizers tell it.
-        (SafetensorError("I/O error: No space left on device (os error 28)"), 28),
-        (Exception("Permission denied (os error 13)"), 13),
-        (SafetensorError("Error while deserializing header: header too large"), None),
-        (ValueError("os error 28"), None),
-        (KeyError(28), None),
-        (RuntimeError(), None),
-    ],
-)
-def test_errors_of_the_system_have_its_number_and_others_none(error, number):
-    assert system_error_number(error) == number

@@ -1,0 +1,63 @@
+"""Errors of the machine as single lines."""
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from snakechat.workflow.errors import describe_environment_error, system_error_number
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(28, "No space left on device"), 28),
+        (FileNotFoundError(2, "No such file or directory", "x"), 2),
+        (OSError("without a number"), None),
+        # socket.gaierror has numbers below 0, which are not errnos.
+        (OSError(-2, "Name or service not known"), None),
+        # Messages of safetensors and tokenizers, which are written in Rust.
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 28),
+        (Exception("Permission denied (os error 13)"), 13),
+        (SafetensorError("Error while deserializing header: header too large"), None),
+        (ValueError("os error 28"), None),
+        (KeyError(28), None),
+        (RuntimeError(), None),
+    ],
+)
+def test_system_errors_have_an_errno(error, number):
+    assert system_error_number(error) == number
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_out_of_memory_names_the_settings_that_memory_depends_on(error):
+    placement = {"micro_batch_tokens": 8192, "offload": "none", "nodes": 1}
+    assert describe_environment_error(error, "output/sft/a", placement) == (
+        "output/sft/a: out of memory: placement has micro_batch_tokens: 8192, offload: none; lower"
+        " micro_batch_tokens to use less memory"
+    )
+    assert describe_environment_error(error, "output/data/a", {}) == "output/data/a: out of memory"
+
+
+def test_a_system_error_names_its_file_or_the_target():
+    with_file = FileNotFoundError(2, "No such file or directory", "x")
+    assert describe_environment_error(with_file, "a", {}) == "No such file or directory: x"
+    without_file = Exception("I/O error (os error 28)")
+    assert describe_environment_error(without_file, "a", {}) == "No space left on device: a"
+
+
+@pytest.mark.parametrize(("processes", "expected"), [("1", None), ("2", "a: another process")])
+def test_a_lost_connection_is_the_end_of_another_process(processes, expected, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    line = describe_environment_error(RuntimeError("Connection closed by peer"), "a", {})
+    assert line == (expected and "a: another process of this job has ended")
+
+
+def test_other_errors_have_no_description():
+    assert describe_environment_error(RuntimeError("shapes differ"), "output/sft/a", {}) is None

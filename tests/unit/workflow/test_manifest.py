@@ -1,0 +1,125 @@
+"""Manifests: reading, and checks of results against them."""
+
+import json
+
+import pytest
+
+from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import (
+    check_external_file,
+    check_input,
+    is_complete,
+    manifest_path,
+    parse_manifest,
+    read_manifest,
+    result_files,
+)
+
+SPEC = {"path": "output/sft/tiny", "inputs": {}}
+
+
+@pytest.fixture
+def result(tmp_path, monkeypatch):
+    """A result with its manifest inside and next to it."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "output/sft/tiny"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "weights").write_bytes(b"123")
+    (folder / "deep/config").write_bytes(b"{}")
+    (folder / ".snakemake_timestamp").touch()
+    write_manifest(folder)
+    return folder
+
+
+def write_manifest(folder, **changes):
+    manifest = {"spec": SPEC, "inputs": {"data": "0"}, "lineage": {}, "facts": {}}
+    text = json.dumps({**manifest, "files": result_files(folder), **changes})
+    (folder / "manifest.json").write_text(text)
+    manifest_path(folder).write_text(text)
+
+
+def entry(spec=SPEC):
+    return {"path": spec["path"], "spec": digest(spec)}
+
+
+def test_files_of_a_result_have_their_size_and_digest(result):
+    assert result_files(result) == {
+        "deep/config": {"size": 2, "sha256": file_digest(result / "deep/config")},
+        "weights": {"size": 3, "sha256": file_digest(result / "weights")},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        "{}",
+        json.dumps({"spec": SPEC, "inputs": {}, "lineage": {}, "facts": {}}),
+        json.dumps({"spec": SPEC, "inputs": [], "lineage": {}, "facts": {}, "files": {}}),
+        json.dumps({"spec": {}, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}),
+    ],
+)
+def test_other_texts_are_not_manifests(text):
+    assert parse_manifest(text) is None
+
+
+def test_a_missing_or_binary_manifest_is_none(tmp_path):
+    assert read_manifest(tmp_path / "gone") is None
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert read_manifest(tmp_path / "binary") is None
+
+
+def test_an_input_that_matches_its_manifest_is_accepted(result):
+    assert check_input(entry()) == manifest_path("output/sft/tiny")
+
+
+def test_an_input_without_a_readable_manifest_is_an_error(result):
+    manifest_path(result).write_text("{")
+    with pytest.raises(InputError, match=r"tiny.manifest.json cannot be read: delete it"):
+        check_input(entry())
+
+
+def test_an_input_of_another_spec_is_an_error(result):
+    with pytest.raises(InputError, match="was made from another spec than this job's"):
+        check_input(entry({**SPEC, "name": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (lambda folder: (folder / "weights").write_bytes(b"124"), "weights"),
+        (lambda folder: (folder / "weights").unlink(), "weights"),
+        (lambda folder: (folder / "added").touch(), "added"),
+    ],
+)
+def test_a_damaged_input_is_an_error_and_makes_a_result_incomplete(result, damage, name):
+    assert is_complete(result, SPEC, {"data": "0"})
+    damage(result)
+    assert not is_complete(result, SPEC, {"data": "0"})
+    with pytest.raises(InputError, match=f"output/sft/tiny/{name} does not match its manifest"):
+        check_input(entry())
+
+
+def test_a_result_of_another_spec_or_other_inputs_is_incomplete(result):
+    assert not is_complete(result, {**SPEC, "name": "other"}, {"data": "0"})
+    assert not is_complete(result, SPEC, {"data": "1"})
+    (result / "manifest.json").unlink()
+    assert not is_complete(result, SPEC, {"data": "0"})
+
+
+def test_an_external_file_must_have_the_planned_content(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    planned = file_digest(path)
+    check_external_file(path, planned)
+    path.write_bytes(b"two")
+    with pytest.raises(InputError, match="changed since this build was planned"):
+        check_external_file(path, planned)
+    path.unlink()
+    with pytest.raises(InputError, match="changed since this build was planned"):
+        check_external_file(path, planned)
