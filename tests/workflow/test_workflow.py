@@ -52,7 +52,7 @@ def test_a_damaged_input_is_an_error(quick, tmp_path):
     job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
     assert job.returncode == 1
     assert job.stdout == (
-        "error: output/sft/tiny/model.safetensors is not the file that its manifest names:"
+        "error: output/sft/tiny/model.safetensors does not match its manifest:"
         " delete output/sft/tiny and start the build again\n"
     )
 
