@@ -1,4 +1,4 @@
-"""The comparison of ZeRO stages: its runs, its page, and what is sent by hand."""
+"""The comparison of ZeRO stages: its runs, its page, and communication by hand."""
 
 import json
 import re
@@ -11,9 +11,9 @@ import compare_zero
 import draw_zero
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.planning.changes import spec_changes
-from snakechat.planning.flops import sent_elements
-from snakechat.reporting import translations as words
-from snakechat.reporting.pages import write_page
+from snakechat.planning.flops import communicated_elements
+from snakechat.reporting.formatting import format_number
+from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import check_input
@@ -33,23 +33,22 @@ PAGE = "output/zero/sft/tiny.html"
         (3, 300, 210),
     ],
 )
-def test_what_is_sent_for_a_step(stage, all_trained, adapters):
-    assert sent_elements({"weights": 100, "trained": 100}, stage, 2) == all_trained
-    assert sent_elements({"weights": 100, "trained": 10}, stage, 64) == adapters
-    assert sent_elements({"weights": 100, "trained": 100}, stage, 1) == 0
+def test_elements_sent_per_step(stage, all_trained, adapters):
+    assert communicated_elements({"weights": 100, "trained": 100}, stage, 2) == all_trained
+    assert communicated_elements({"weights": 100, "trained": 10}, stage, 64) == adapters
+    assert communicated_elements({"weights": 100, "trained": 100}, stage, 1) == 0
 
 
 def test_a_placement_at_each_stage():
-    def told(offload, stage):
-        where = compare_zero.placed(
-            {"offload": offload, "zero_stage": 3, "launch": "python"}, stage
-        )
-        assert where.keys() == {"offload", "zero_stage"} and where["zero_stage"] == stage
-        return where["offload"]
+    def offload_at(stage, offload):
+        placement = {"offload": offload, "zero_stage": 3, "launch": ["python"]}
+        placement = compare_zero.placement_at_stage(placement, stage)
+        assert placement.keys() == {"offload", "zero_stage"} and placement["zero_stage"] == stage
+        return placement["offload"]
 
-    assert [told("none", stage) for stage in range(4)] == ["none"] * 4
-    assert [told("optimizer", stage) for stage in range(4)] == ["none"] + ["optimizer"] * 3
-    assert [told("parameters", stage) for stage in range(4)] == [
+    assert [offload_at(stage, "none") for stage in range(4)] == ["none"] * 4
+    assert [offload_at(stage, "optimizer") for stage in range(4)] == ["none"] + ["optimizer"] * 3
+    assert [offload_at(stage, "parameters") for stage in range(4)] == [
         "none",
         "optimizer",
         "optimizer",
@@ -57,46 +56,46 @@ def test_a_placement_at_each_stage():
     ]
 
 
-def test_rows_of_some_steps():
-    assert compare_zero.rows_of({"global_batch_size": 16}, 3) == {"train": 48, "eval": 16}
+def test_rows_of_a_number_of_steps():
+    assert compare_zero.row_counts({"global_batch_size": 16}, 3) == {"train": 48, "eval": 16}
     settings = {"global_batch_size": 16, "rollout_batch_size": 5}
-    assert compare_zero.rows_of(settings, 2) == {"train": 10, "eval": 5}
+    assert compare_zero.row_counts(settings, 2) == {"train": 10, "eval": 5}
 
 
-def test_inputs_are_cut_to_their_first_rows(tmp_path):
-    rows = {f"{part}.prompt": [[1, 2], [3], [4, 5, 6]] for part in ("train", "eval")}
+def test_inputs_are_truncated_to_their_first_rows(tmp_path):
+    rows = {f"{split}.prompt": [[1, 2], [3], [4, 5, 6]] for split in ("train", "eval")}
     sources = {key: tmp_path / key for key in ("tokens", "reference", "model")}
     for folder in sources.values():
         folder.mkdir()
     for name, sequences in rows.items():
         with RaggedWriter(sources["tokens"], name, 300) as writer:
             writer.write(sequences)
-    for part in ("train", "eval"):
-        np.save(sources["reference"] / f"{part}.npy", np.arange(6.0).reshape(2, 3))
+    for split in ("train", "eval"):
+        np.save(sources["reference"] / f"{split}.npy", np.arange(6.0).reshape(2, 3))
     inputs = {}
     for key, folder in sources.items():
         spec = {"path": str(folder), "inputs": {}}
         manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
         folder.with_name(f"{key}.manifest.json").write_text(json.dumps(manifest))
         inputs[key] = {"path": str(folder), "spec": digest(spec)}
-    found = compare_zero.cut_inputs(inputs, {"train": 2, "eval": 5}, tmp_path / "scratch")
-    assert found["model"] == inputs["model"]
-    cut = Path(found["tokens"]["path"])
-    for part, number in (("train", 2), ("eval", 3)):
-        array = Ragged(cut, f"{part}.prompt")
-        assert [list(array[row]) for row in range(len(array))] == rows[f"{part}.prompt"][:number]
+    truncated = compare_zero.truncate_inputs(inputs, {"train": 2, "eval": 5}, tmp_path / "scratch")
+    assert truncated["model"] == inputs["model"]
+    tokens = Path(truncated["tokens"]["path"])
+    for split, number in (("train", 2), ("eval", 3)):
+        array = Ragged(tokens, f"{split}.prompt")
+        assert [list(array[row]) for row in range(len(array))] == rows[f"{split}.prompt"][:number]
         assert array.ids.dtype == np.uint16
-        reference = np.load(Path(found["reference"]["path"]) / f"{part}.npy")
+        reference = np.load(Path(truncated["reference"]["path"]) / f"{split}.npy")
         assert reference.tolist() == [[0.0, 1.0, 2.0][:number], [3.0, 4.0, 5.0][:number]]
-    # A training program takes them for its inputs.
+    # They pass the checks of a training program.
     for key in ("tokens", "reference"):
-        assert check_input(found[key]) == Path(f"{found[key]['path']}.manifest.json")
+        assert check_input(truncated[key]) == Path(f"{truncated[key]['path']}.manifest.json")
 
 
 def train(tmp_path, script):
     """A run whose program is a shell script."""
     spec = {"rule": "train_sft", "name": "tiny@zero-0", "path": str(tmp_path / "stage-0")}
-    return compare_zero.train(spec, {}, f"sh -c '{script}'")
+    return compare_zero.train(spec, {}, ["sh", "-c", script])
 
 
 @pytest.mark.parametrize(
@@ -107,16 +106,16 @@ def train(tmp_path, script):
         "kill -9 $$",
     ],
 )
-def test_a_stage_that_has_too_little_memory_is_told(tmp_path, script):
+def test_a_stage_without_enough_memory_is_reported(tmp_path, script):
     assert train(tmp_path, script) == {"failed": "out of memory"}
 
 
-def test_any_other_trouble_ends_the_comparison(tmp_path):
+def test_any_other_error_ends_the_comparison(tmp_path):
     with pytest.raises(InputError, match=r"^tiny@zero-0: it is broken$"):
         train(tmp_path, 'echo some; echo "error: it is broken" >&2; exit 1')
 
 
-def test_what_changed_is_told_once_in_the_words_of_the_config():
+def test_changes_are_reported_once_by_their_keys_in_the_config():
     training = {"rule": "train_sft", "name": "tiny", "settings": {"epochs": 1}, "files": {}}
     training |= {
         "code": {"snakechat/workflow/job.py": "1", "snakechat/training/engine.py": "1"},
@@ -146,8 +145,12 @@ def test_what_changed_is_told_once_in_the_words_of_the_config():
 # --- the page -------------------------------------------------------------------------------
 
 
+def english(text, **values):
+    return text.format(**values)
+
+
 def a_comparison(**changes):
-    """Four stages on two GPUs, of which the first had too little memory."""
+    """Four stages on two GPUs; the first one ran out of memory."""
     runs = {0: {"failed": "out of memory"}}
     for stage in (1, 2, 3):
         runs[stage] = {
@@ -163,7 +166,7 @@ def a_comparison(**changes):
         dtype="fp32",
         loss="loss",
         placement={"nodes": 1, "gpus_per_node": 2, "offload": "parameters"},
-        processes=2,
+        num_processes=2,
         runs=runs,
         steps={
             stage: [{"step": step, "loss": loss} for step, loss in enumerate(found, start=1)]
@@ -175,57 +178,46 @@ def a_comparison(**changes):
     return comparison
 
 
-def test_the_rows_of_a_table():
+def test_rows_of_the_table():
     comparison = a_comparison()
-    assert draw_zero.row(comparison, 0, str)[:3] == [0, "out of memory", ""]
-    assert draw_zero.row(comparison, 1, str) == [
-        1, "4", "3", "0", "", "0.25", "100", "4,000", "20"
-    ]  # fmt: skip
-    assert draw_zero.row(comparison, 3, str) == [
-        3, "4", "2.5", "0.5", "", "0.75", "100", "2,000", "210"
-    ]  # fmt: skip
+    assert draw_zero.stage_row(comparison, 0, english)[:3] == [0, "out of memory", None]
+    row = draw_zero.stage_row(comparison, 1, english)
+    assert row == [1, 4.0, 3.0, 0.0, None, 0.25, 100, 4000, 20]
+    row = draw_zero.stage_row(comparison, 3, english)
+    assert row == [3, 4.0, 2.5, 0.5, None, 0.75, 100, 2000, 210]
 
 
-def test_sentences_tell_the_figures():
-    assert list(draw_zero.sentences(a_comparison(), str)) == [
-        "Losses differ from those of stage 1 by at most 0.5 (stage 3).",
-        "A step took from 0.25 s (stage 1) to 0.75 s (stage 3).",
-        "Peak memory was from 2,000 MB (stage 3) to 4,000 MB (stage 1).",
+def test_sentences_about_the_differences():
+    assert list(draw_zero.summary(a_comparison(), english)) == [
+        "The losses differ from those of stage 1 by at most 0.5 (stage 3).",
+        "A step took between 0.25 s (stage 1) and 0.75 s (stage 3).",
+        "Peak memory was between 2,000 MB (stage 3) and 4,000 MB (stage 1).",
     ]
     comparison = a_comparison()
     del comparison.steps[3]
-    first, *_ = draw_zero.sentences(comparison, str)
-    assert first == "Losses are the same at all stages, to the last bit."
+    first, *_ = draw_zero.summary(comparison, english)
+    assert first == "The losses of all stages are equal, bit for bit."
 
 
-def test_notes_tell_what_a_stage_cannot_be():
-    two, *others, source = draw_zero.notes(a_comparison(), str)
-    assert two == "Nodes: 1, GPUs in each: 2, processes: 2, dtype: fp32."
-    assert others == ["Offload: of the optimizer from stage 1 on, of parameters at stage 3 alone."]
+def test_notes_on_placement_and_unsupported_stages():
+    placement, *others, source = draw_zero.notes(a_comparison(), english)
+    assert placement == "Nodes: 1, GPUs per node: 2, processes: 2, dtype: fp32."
+    assert others == ["Offload: the optimizer from stage 1 on, parameters at stage 3 only."]
     assert "Rajbhandari" in source
     alone = {"nodes": 1, "gpus_per_node": 0, "offload": "none"}
-    comparison = a_comparison(dtype="bf16", placement=alone, processes=1)
-    assert list(draw_zero.notes(comparison, str))[1:-1] == [
+    comparison = a_comparison(dtype="bf16", placement=alone, num_processes=1)
+    assert list(draw_zero.notes(comparison, english))[1:-1] == [
         "With bf16, stage 1 runs as stage 2.",
-        "One process has nobody to share with: it cuts nothing up, and sends nothing.",
+        "A single process partitions nothing and sends nothing.",
     ]
 
 
-def test_all_of_it_has_its_chinese():
-    zh = words.teller("zh")
-    for comparison in (a_comparison(), a_comparison(dtype="bf16", processes=1)):
-        told = [*draw_zero.sentences(comparison, zh), *draw_zero.notes(comparison, zh)]
-        assert not [text for text in told if re.search(r"[{}]|\b(the|of|and)\b", text)]
-        assert draw_zero.row(comparison, 0, zh)[1] == "内存不足"
-    assert all(zh(text) for text in (*draw_zero.HEAD, *draw_zero.DRAWN.values()))
-
-
-def test_text_is_escaped(tmp_path):
-    page = tmp_path / "page.html"
-    write_page(page, draw_zero.BODY, "en", "<script>", ["<b>"], head=["<i>"], rows=[["<u>"]])
-    text = page.read_text()
-    assert not re.search("<(script|b|i|u)>", text)
-    assert text.count("&lt;script&gt;") == 2
+def test_all_texts_have_a_translation():
+    chinese = translator("zh")
+    for comparison in (a_comparison(), a_comparison(dtype="bf16", num_processes=1)):
+        texts = [*draw_zero.summary(comparison, chinese), *draw_zero.notes(comparison, chinese)]
+        assert not [text for text in texts if re.search(r"[{}]|\b(the|of|and)\b", text)]
+        assert draw_zero.stage_row(comparison, 0, chinese)[1] == "内存不足"
 
 
 # --- a build --------------------------------------------------------------------------------
@@ -243,20 +235,20 @@ def steps_at(workflow, stage):
     return draw_zero.read_steps(workflow.folder / f"output/zero_runs/sft/tiny/stage-{stage}.jsonl")
 
 
-def test_each_stage_took_the_same_steps(compared):
+def test_all_stages_take_the_same_steps(compared):
     runs = json.loads((compared.folder / "output/zero_runs/sft/tiny.run.json").read_text())
     assert list(runs["stages"]) == ["0", "1", "2", "3"]
     for stage in range(4):
         run = runs["stages"][str(stage)]
         assert run["placement"]["zero_stage"] == stage and run["steps"] == 2
         assert [line["step"] for line in steps_at(compared, stage)] == [1, 2]
-    # In bf16 stage 1 is stage 2, as the page says; stages 0 and 3 add up in other orders.
+    # In bf16 stage 1 runs as stage 2; stages 0 and 3 sum in another order.
     assert steps_at(compared, 1) == steps_at(compared, 2)
     for ours, other in zip(steps_at(compared, 3), steps_at(compared, 0), strict=True):
         assert ours["loss"] == pytest.approx(other["loss"], abs=0.01)
 
 
-def test_no_times_are_in_what_is_compared_and_nothing_is_left(compared):
+def test_the_result_has_no_times_and_no_scratch_files(compared):
     folder = compared.folder / "output/zero_runs/sft/tiny"
     names = {path.name for path in folder.iterdir()}
     assert names == {"manifest.json", *(f"stage-{stage}.jsonl" for stage in range(4))}
@@ -264,18 +256,18 @@ def test_no_times_are_in_what_is_compared_and_nothing_is_left(compared):
     assert not list((compared.folder / "output/state").glob("*/*"))
 
 
-def test_the_page_stands_alone(compared):
+def test_the_page_is_self_contained(compared):
     page = (compared.folder / PAGE).read_text()
     assert page.count("<svg") == page.count("</svg>") == 1
-    # Names of XML, and no address that a browser would load.
+    # XML namespaces are no addresses that a browser loads.
     assert not re.search(r'(src|href)="(?!#)', page.replace("xlink:", ""))
     rows = re.findall(r"<tr><td>(\d)</td><td>([\d.]+)</td><td>([\d.]+)</td>", page)
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
-    assert rows[0][1] == words.as_number(steps_at(compared, 0)[0]["loss"])
+    assert rows[0][1] == format_number(steps_at(compared, 0)[0]["loss"])
     assert "With bf16, stage 1 runs as stage 2." in page
 
 
-def test_another_language_trains_nothing_anew(compared, tmp_path):
+def test_another_language_rebuilds_only_the_page(compared, tmp_path):
     copy = compared.copy(tmp_path / "copy")
     copy.options = (*copy.options, "--config", "language=zh")
     assert copy.planned(PAGE) == {"draw_zero"}

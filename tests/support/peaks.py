@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.planning.dry_run import PlannedJob  # noqa: E402
-from snakechat.planning.estimates import Zero  # noqa: E402
-from snakechat.planning.workload import Plan  # noqa: E402
+from snakechat.planning.memory import ZeroBuffers  # noqa: E402
+from snakechat.planning.plan import Plan  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
 
 # So wide that ZeRO 3 cuts its matrices up: DeepSpeed leaves those of 100,000 elements whole.
@@ -39,7 +39,7 @@ INIT = {
 }
 WORDS, KNOWN_WORDS, PROMPT, RESPONSE = 1024, 300, 104, 24
 # DeepSpeed's own bucket of gradients, of 2 GB, would be most of so small a job.
-ZERO = Zero(bucket=1_000_000)
+ZERO = ZeroBuffers(bucket=1_000_000)
 SETTINGS = {
     "max_length": PROMPT + RESPONSE,
     "max_prompt_length": PROMPT,

@@ -1,11 +1,13 @@
-"""What training costs: operations of a step, how well they fill a GPU, what ZeRO stages send.
+"""Floating-point operations of training, GPUs' peak rates, and communication of ZeRO stages.
 
-A model is told as in NAME.run.json: weights, trained, layers, hidden_size.
+A model is described by the keys that NAME.run.json has: weights, trained, layers, hidden_size.
 """
 
-# Operations of 16-bit numbers a second of a GPU, by the names that it goes by; without sparsity,
-# as NVIDIA's data sheets have them. The first name that is part of a GPU's own is meant.
-PEAKS = {
+from collections.abc import Mapping
+
+# Dense 16-bit operations per second by a part of the GPU's name, from NVIDIA's data sheets without
+# sparsity. The first match applies.
+PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
@@ -16,35 +18,38 @@ PEAKS = {
 }
 
 
-def attention_flops(model, length):
-    """Operations of attention for a token, forward: Q K and the sum of V, over a whole sequence.
+def attention_flops(model: Mapping[str, int], length: float) -> float:
+    """Return the forward FLOPs per token of attention: Q K^T and the weighted sum of V.
 
-    4 * layers * hidden_size * length: Chowdhery et al. 2022 (PaLM), appendix B, where the 12 is
-    that of forward and backward.
+    4 * layers * hidden_size * length: Chowdhery et al. 2022 (PaLM), appendix B, whose factor 12
+    covers forward and backward.
     """
     return 4 * model["layers"] * model["hidden_size"] * length
 
 
-def forward_flops(model, length):
-    """Operations for a token of sequences of a mean length: 2 a weight, and attention's."""
+def forward_flops(model: Mapping[str, int], length: float) -> float:
+    """Return the forward FLOPs per token at a mean sequence length: 2 per weight, and attention."""
     return 2 * model["weights"] + attention_flops(model, length)
 
 
-def training_flops(model, length):
-    """Operations for a token, forward and backward: PaLM's 6 a weight, and attention three times.
+def training_flops(model: Mapping[str, int], length: float) -> float:
+    """Return the forward and backward FLOPs per token at a mean sequence length.
 
-    A weight that is not trained has no gradient, which saves 2 of the 6. What is computed anew
-    (activation checkpointing) does not count.
+    PaLM's 6 per weight, and attention three times. A frozen weight has no gradient, which saves 2
+    of the 6. Recomputation by activation checkpointing does not count.
     """
     return 4 * model["weights"] + 2 * model["trained"] + 3 * attention_flops(model, length)
 
 
-def rlhf_flops(models, length, ppo_epochs):
-    """Operations for a token of a rollout. models: the actor and, where there is one, the critic.
+def rlhf_flops(models: Mapping[str, Mapping[str, int]], length: float, ppo_epochs: int) -> float:
+    """Return the FLOPs per token of a rollout.
 
-    Forward: the actor samples it and rates it, the reference rates it; reward model and critic
-    score it. Then both learn from it, ppo_epochs times. A reward model without a critic of its size
-    is not counted.
+    Forward passes: the actor generates and evaluates the token, the reference evaluates it, reward
+    model and critic score it. Actor and critic then train on it ppo_epochs times. A reward model is
+    only counted with a critic, at the critic's size.
+
+    Args:
+        models: the actor, and the critic if any.
     """
     forwards = {"actor": 3, "critic": 2}
     return sum(
@@ -53,18 +58,18 @@ def rlhf_flops(models, length, ppo_epochs):
     )
 
 
-def peak_flops(gpu):
-    """Operations of 16-bit numbers a second that a GPU is built for, by its name; None: unknown."""
-    return next((peak for name, peak in PEAKS.items() if name in gpu), None)
+def peak_flops(gpu: str) -> float | None:
+    """Return the peak 16-bit operations per second of a GPU by its name, None if unknown."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in gpu), None)
 
 
-def sent_elements(model, stage, processes):
-    """Elements that each process sends for a step of one pass, as the ZeRO paper counts them.
+def communicated_elements(model: Mapping[str, int], stage: int, num_processes: int) -> int:
+    """Return the elements that each process sends per optimizer step with one micro-batch.
 
-    Rajbhandari et al. 2020, section 7: gradients are summed and cut up, and weights gathered from
-    those who update them: 2 a weight. Stage 3 gathers all weights twice instead, forward and
-    backward, trained or not: 3 a weight. One process has nobody to send to.
+    Rajbhandari et al. 2020 (ZeRO), section 7: gradients are reduced and scattered, and updated
+    weights gathered: 2 per trained weight. Stage 3 instead gathers all weights in the forward and
+    in the backward pass, trained or not.
     """
-    if processes == 1:
+    if num_processes == 1:
         return 0
     return model["trained"] + (2 * model["weights"] if stage == 3 else model["trained"])

@@ -1,42 +1,48 @@
-"""What a model takes, without the model: its weights and the memory of its passes, in bytes.
+"""Sizes and activation memory of a model, measured without the model.
 
-A model of few layers is built of torch's fake tensors, which have shapes and no numbers, and a pass
-goes through it as in training; each storage is followed from its making to its end. All layers are
-alike: what a third one adds to two, each further one adds too.
+A model of a few layers is built of torch's fake tensors, which have shapes and no data, and runs a
+forward and backward pass as in training, while the lifetime of each storage is tracked. All layers
+are alike: what a third layer adds to two, every further layer adds too.
 """
 
 import contextlib
 import json
 import weakref
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
 
 from snakechat.modeling import logprobs
-from snakechat.modeling.packing import ModelInputs, TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES
+from snakechat.modeling.packing import ModelInputs, TokenBatch
 from snakechat.workflow.errors import InputError
 
-# Layers of the two models that are looked at.
-FEW = (2, 3)
-# The losses that passes are made for: of SFT (summed log-probabilities), of RLHF and DPO
-# (log-probabilities of tokens), of reward models and critics (scores).
+# Numbers of layers of the two small models that are measured.
+SMALL_DEPTHS = (2, 3)
+# Losses: SFT (sum of log-probabilities), RLHF and DPO (log-probabilities of tokens), reward models
+# and critics (scores).
 SFT, POLICY, SCORE = "sft", "policy", "score"
 
 
-class Model(NamedTuple):
+class ModelSpec(NamedTuple):
     """A model and how it is trained.
 
-    config: its transformers config, as JSON text. loss: SFT, POLICY or SCORE. dtype: of its passes.
-    lora_rank, train_base: as in a recipe. checkpointing: whether activations are made anew.
+    config: the transformers config as JSON text. loss: SFT, POLICY or SCORE. dtype: of its weights
+    and activations. lora_rank, train_base, activation_checkpointing: as in a recipe.
     """
 
     config: str
@@ -44,15 +50,15 @@ class Model(NamedTuple):
     dtype: str
     lora_rank: int = 0
     train_base: str = "none"
-    checkpointing: bool = False
+    activation_checkpointing: bool = False
 
 
-class Size(NamedTuple):
-    """Numbers of a model.
+class ModelSize(NamedTuple):
+    """Numbers of elements of a model.
 
-    weights: in all; trained: of those, the trained; largest: of its largest tensor; layer: of one
-    layer. kv: keys and values that a token leaves in all layers. vocabulary: of its output layer, 0
-    where there is none.
+    weights: all weights. trained: the trained ones. largest: the largest tensor. layer: one layer.
+    kv: keys and values of a token in all layers. vocabulary: outputs of the output layer, 0 without
+    one. layers, hidden_size: as in the config.
     """
 
     weights: int
@@ -65,31 +71,34 @@ class Size(NamedTuple):
     vocabulary: int
 
 
-class Layout(NamedTuple):
-    """What a pass is made of: lines of length tokens, of each so many that are learnt, judged or
-    sampled; and whether it is made on a GPU.
+class BatchShape(NamedTuple):
+    """Shape of a micro-batch.
+
+    sequences: number of packed sequences. length: tokens of each. targets: tokens of each that are
+    trained on, scored or generated. on_gpu: whether it runs on a GPU.
     """
 
-    lines: int
+    sequences: int
     length: int
-    learnt: int
-    gpu: bool = True
+    targets: int
+    on_gpu: bool = True
 
 
 @cache
-def size_of(model):
-    """The Size of a Model."""
-    config = config_of(model)
-    few = [_counts(build(model, layers)) for layers in FEW]
+def measure_size(model: ModelSpec) -> ModelSize:
+    """Return the ModelSize of a model."""
+    config = load_config(model)
+    counts = [_count_weights(build_model(model, layers)) for layers in SMALL_DEPTHS]
     layers = config.num_hidden_layers
-    weights, trained = (_at(found, layers) for found in zip(*few, strict=True))
+    weights, trained = (_extrapolate(values, layers) for values in zip(*counts, strict=True))
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Size(
+    shallow = build_model(model, SMALL_DEPTHS[0])
+    return ModelSize(
         weights=weights,
         trained=trained,
-        largest=max(weight.numel() for weight in build(model, FEW[0]).parameters()),
-        layer=few[1][0] - few[0][0],
+        largest=max(weight.numel() for weight in shallow.parameters()),
+        layer=counts[1][0] - counts[0][0],
         layers=layers,
         hidden_size=config.hidden_size,
         kv=2 * layers * heads * width,
@@ -98,35 +107,35 @@ def size_of(model):
 
 
 @cache
-def asked_bytes(model, layout):
-    """Bytes, beyond the weights, at the peak of a Model's pass without gradients."""
-    return _extended(model, lambda layers: [_asked(model, layers, layout)])[0]
+def inference_peak(model: ModelSpec, shape: BatchShape) -> int:
+    """Return the peak bytes of a forward pass without gradients, in addition to the weights."""
+    return _extrapolate_layers(model, lambda layers: [_measure_inference(model, layers, shape)])[0]
 
 
 @cache
-def trained_bytes(model, layout):
-    """The same of a pass that is trained on: up to its loss, and behind it (forward, backward).
+def training_peaks(model: ModelSpec, shape: BatchShape) -> list[int]:
+    """Return the peak bytes of forward and of backward, in addition to the weights.
 
-    Gradients of weights are not among them, but for one that is being made. An activation that
-    lasts is in both.
+    Activations that forward keeps count in both. Gradients of weights do not count, except for the
+    one that is being computed.
     """
-    return _extended(model, lambda layers: _trained(model, layers, layout))
+    return _extrapolate_layers(model, lambda layers: _measure_training(model, layers, shape))
 
 
-def _extended(model, look):
-    """What a function of a few layers finds, of all layers of a Model."""
-    layers = config_of(model).num_hidden_layers
-    few = [look(some) for some in FEW]
-    return [_at(found, layers) for found in zip(*few, strict=True)]
+def _extrapolate_layers(model: ModelSpec, measure: Callable[[int], list[int]]) -> list[int]:
+    """Return what a function of the number of layers measures, for all layers of a model."""
+    layers = load_config(model).num_hidden_layers
+    measured = [measure(depth) for depth in SMALL_DEPTHS]
+    return [_extrapolate(values, layers) for values in zip(*measured, strict=True)]
 
 
-def _at(found, layers):
-    """What a model of so many layers has, from what the two small ones have."""
-    return found[0] + (layers - FEW[0]) * (found[1] - found[0])
+def _extrapolate(values: tuple[int, ...], layers: int) -> int:
+    """Extrapolate a value from the two small models to a number of layers."""
+    return values[0] + (layers - SMALL_DEPTHS[0]) * (values[1] - values[0])
 
 
-def _counts(module):
-    """Weights of a module: all, and those trained."""
+def _count_weights(module: nn.Module) -> tuple[int, int]:
+    """Return the numbers of all weights and of trained weights."""
     sizes = [(weight.numel(), weight.requires_grad) for weight in module.parameters()]
     return (
         sum(size for size, _ in sizes),
@@ -134,10 +143,11 @@ def _counts(module):
     )
 
 
-def config_of(model, layers=None):
-    """The config of a Model, or of one of fewer layers, without dropout.
+def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig:
+    """Return the config of a model without dropout, optionally with another number of layers.
 
-    Raises InputError where transformers does not take it.
+    Raises:
+        InputError: transformers rejects the config.
     """
     keys = json.loads(model.config) | {"num_labels": 1}
     try:
@@ -148,140 +158,148 @@ def config_of(model, layers=None):
                 keys["layer_types"] = keys["layer_types"][:layers]
         config = config_class(**keys)
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"no config of a model: {str(error).splitlines()[0]}") from None
+        raise InputError(f"invalid config of a model: {str(error).splitlines()[0]}") from None
     for name, value in config.to_dict().items():
         if "drop" in name and value:
             setattr(config, name, 0.0)
     return config
 
 
-def build(model, layers):
-    """A Model of some layers, on the meta device, ready to train: a Policy or a Scorer."""
-    kind, auto_class = (
+def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
+    """Return a trainable model with a number of layers on the meta device."""
+    wrapper: type[Policy] | type[Scorer]
+    wrapper, auto_class = (
         (Scorer, AutoModelForSequenceClassification)
         if model.loss == SCORE
         else (Policy, AutoModelForCausalLM)
     )
-    config = config_of(model, layers)
+    config = load_config(model, layers)
     with torch.device("meta"):
         network = auto_class.from_config(config, dtype=DTYPES[model.dtype])
         if model.lora_rank:
             network = add_lora(network, model.lora_rank, 1, model.train_base)
-    if model.checkpointing:
+    if model.activation_checkpointing:
         network.activation_checkpointing_enable({"use_reentrant": False})
     for weight in network.parameters():
         weight.data = weight.data.to(DTYPES[model.dtype])
-    return kind(network).train()
+    return wrapper(network).train()
 
 
-def _asked(model, layers, layout):
-    with fakes(model, layers, layout) as (module, grid, live), torch.no_grad():
-        ask(model, module, grid)
-        return live.peak()
+def _measure_inference(model: ModelSpec, layers: int, shape: BatchShape) -> int:
+    with fake_model(model, layers, shape) as (module, batch, tracker), torch.no_grad():
+        compute_loss(model, module, batch)
+        return tracker.pop_peak()
 
 
-def _trained(model, layers, layout):
-    with fakes(model, layers, layout) as (module, grid, live):
-        loss = ask(model, module, grid)
-        forward = live.peak()
+def _measure_training(model: ModelSpec, layers: int, shape: BatchShape) -> list[int]:
+    with fake_model(model, layers, shape) as (module, batch, tracker):
+        loss = compute_loss(model, module, batch)
+        forward = tracker.pop_peak()
         loss.backward()
-        return forward, live.peak()
+        return [forward, tracker.pop_peak()]
 
 
 @contextlib.contextmanager
-def fakes(model, layers, layout):
-    """A Model of some layers and a grid, of fake tensors, and a Live that follows what is made."""
-    module = build(model, layers)
-    # A GPU turns a whole chunk of logits into fp32 at once: see snakechat/modeling/logprobs.py.
-    table = logprobs.FP32_CHUNK_LOGITS
-    logprobs.FP32_CHUNK_LOGITS = logprobs.CHUNK_LOGITS if layout.gpu else table
+def fake_model(
+    model: ModelSpec, layers: int, shape: BatchShape
+) -> Iterator[tuple[Policy | Scorer, TokenBatch, "MemoryTracker"]]:
+    """Context with a model and a batch of fake tensors, and a tracker of new storages."""
+    module = build_model(model, layers)
+    # On a GPU a whole chunk of logits is converted to fp32 at once: see modeling/logprobs.py.
+    fp32_chunk_logits = logprobs.FP32_CHUNK_LOGITS
+    if shape.on_gpu:
+        logprobs.FP32_CHUNK_LOGITS = logprobs.CHUNK_LOGITS
     try:
         with FakeTensorMode():
-            fill(module)
+            replace_meta_tensors(module)
             for weight in module.parameters():
                 if weight.requires_grad:
-                    # As engines take gradients away, one by one: they are counted apart.
+                    # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(drop_gradient)
-            grid = a_grid(module, layout)
-            with Live(module) as live:
-                yield module, grid, live
+            batch = fake_batch(module, shape)
+            with MemoryTracker(module) as tracker:
+                yield module, batch, tracker
     finally:
-        logprobs.FP32_CHUNK_LOGITS = table
+        logprobs.FP32_CHUNK_LOGITS = fp32_chunk_logits
 
 
-def fill(module):
-    """Put fake tensors in the places of those on the meta device, shared ones as before."""
-    made = {}
-    for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
+def replace_meta_tensors(module: nn.Module) -> None:
+    """Replace tensors on the meta device by fake tensors; tied weights stay tied."""
+    replaced: dict[torch.Tensor, torch.Tensor] = {}
+    for submodule in module.modules():
+        registries: tuple[dict[str, Any], ...] = (submodule._parameters, submodule._buffers)
+        for tensors in registries:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if tensor not in made:
-                    made[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if tensor not in replaced:
+                    replaced[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
                     if isinstance(tensor, nn.Parameter):
-                        made[tensor] = nn.Parameter(made[tensor], tensor.requires_grad)
-                tensors[name] = made[tensor]
+                        replaced[tensor] = nn.Parameter(replaced[tensor], tensor.requires_grad)
+                tensors[name] = replaced[tensor]
 
 
-def drop_gradient(weight):
-    """Forget the gradient of a weight."""
+def drop_gradient(weight: torch.Tensor) -> None:
+    """Free the gradient of a weight."""
     weight.grad = None
 
 
-def a_grid(module, layout):
-    """A Grid of full lines, of one sequence each."""
-    lines, length, learnt, _ = layout
+def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
+    """Return a batch without padding whose packed sequences have one response each."""
+    sequences, length, targets, _ = shape
 
-    def ids(*shape):
-        return torch.zeros(shape, dtype=torch.int64)
+    def ids(*size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int64)
 
-    inputs = ModelInputs(ids(lines, length))
+    inputs = ModelInputs(ids(sequences, length))
     if module.supports_packing:
-        mask = torch.ones(lines, 1, length, length, dtype=torch.bool)
-        inputs = ModelInputs(ids(lines, length), ids(lines, length), mask)
-    return TokenBatch(inputs, ids(lines * learnt), ids(lines * learnt), ids(lines), ids(lines))
+        mask = torch.ones(sequences, 1, length, length, dtype=torch.bool)
+        inputs = ModelInputs(ids(sequences, length), ids(sequences, length), mask)
+    num_targets = sequences * targets
+    return TokenBatch(inputs, ids(num_targets), ids(num_targets), ids(sequences), ids(sequences))
 
 
-def ask(model, module, grid):
-    """The loss of a pass, or something that takes as much memory."""
+def compute_loss(model: ModelSpec, module: Policy | Scorer, batch: TokenBatch) -> torch.Tensor:
+    """Return the loss of a batch, or a sum that takes as much memory."""
     if model.loss == SFT:
-        return module(grid, return_sum=True)
-    return (module(grid) if model.loss == POLICY else module(grid, grid.state_index)).sum()
+        return module(batch, return_sum=True)
+    return (module(batch) if model.loss == POLICY else module(batch, batch.state_index)).sum()
 
 
-class Live(TorchDispatchMode):
-    """Follows the bytes of all storages that are made while it lasts, from making to end."""
+class MemoryTracker(TorchDispatchMode):
+    """Tracks the bytes of all storages that are created in its context while they live."""
 
-    def __init__(self, module):
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.bytes = self.largest = 0
-        self.known = {}
-        # These are not counted.
+        self.bytes = self.peak = 0
+        # By address. Those of the module do not count.
+        self.storages: dict[int, Any] = {}
         for tensor in (*module.parameters(), *module.buffers()):
-            self.known[tensor.untyped_storage()._cdata] = tensor
+            self.storages[tensor.untyped_storage()._cdata] = tensor
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor):
-                self._follow(tensor.untyped_storage())
-        return made
+                self._track(tensor.untyped_storage())
+        return outputs
 
-    def _follow(self, storage):
+    def _track(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self.known:
+        if key in self.storages:
             return
 
-        def forget(_):
+        def release(_: Any) -> None:
             self.bytes -= size
-            del self.known[key]
+            del self.storages[key]
 
-        self.known[key] = weakref.ref(storage, forget)
+        self.storages[key] = weakref.ref(storage, release)
         self.bytes += size
-        self.largest = max(self.largest, self.bytes)
+        self.peak = max(self.peak, self.bytes)
 
-    def peak(self):
-        """The most bytes at a time since this was asked last."""
-        largest, self.largest = self.largest, self.bytes
-        return largest
+    def pop_peak(self) -> int:
+        """Return the peak since the last call."""
+        peak, self.peak = self.peak, self.bytes
+        return peak

@@ -1,0 +1,76 @@
+"""Estimated FLOPs and seconds of training, scoring and generation on a GPU."""
+
+from typing import NamedTuple
+
+from snakechat.planning import flops
+from snakechat.planning.flops import PEAK_FLOPS
+from snakechat.planning.footprint import BatchShape, ModelSpec, measure_size
+from snakechat.planning.memory import BYTES_PER_ELEMENT, GIB
+
+
+class Gpu(NamedTuple):
+    """memory: bytes. flops: dense 16-bit operations per second. bandwidth: of memory, bytes per
+    second.
+    """
+
+    memory: int
+    flops: float
+    bandwidth: float
+
+
+# From NVIDIA's data sheets; the SXM form of GPUs that have two.
+GPUS = {
+    "v100-32g": Gpu(32 * GIB, PEAK_FLOPS["V100"], 0.9e12),
+    "a6000": Gpu(48 * GIB, PEAK_FLOPS["RTX A6000"], 0.768e12),
+    "l40s": Gpu(48 * GIB, PEAK_FLOPS["L40S"], 0.864e12),
+    "a100-40g": Gpu(40 * GIB, PEAK_FLOPS["A100"], 1.555e12),
+    "a100-80g": Gpu(80 * GIB, PEAK_FLOPS["A100"], 2.039e12),
+    "h100": Gpu(80 * GIB, PEAK_FLOPS["H100"], 3.35e12),
+    "h200": Gpu(141 * 10**9, PEAK_FLOPS["H200"], 4.8e12),
+}
+
+# Assumptions: the fractions of the peak FLOPs that training and scoring reach, and of the bandwidth
+# that generation reaches; and the seconds that a layer takes to launch its kernels for a token.
+FLOPS_UTILIZATION = 0.4
+BANDWIDTH_UTILIZATION = 0.5
+SECONDS_PER_LAYER = 5e-4
+
+
+def inference_flops(model: ModelSpec, tokens: float, length: float) -> float:
+    """Return the FLOPs of a forward pass over tokens of sequences of a mean length."""
+    return tokens * flops.forward_flops(measure_size(model)._asdict(), length)
+
+
+def training_flops(model: ModelSpec, tokens: float, length: float) -> float:
+    """Return the FLOPs of training on tokens of sequences of a mean length.
+
+    Includes what activation checkpointing recomputes, unlike flops.training_flops: it takes time.
+    """
+    recomputed = inference_flops(model, tokens, length) if model.activation_checkpointing else 0
+    return tokens * flops.training_flops(measure_size(model)._asdict(), length) + recomputed
+
+
+def compute_seconds(num_flops: float, gpu: Gpu, num_gpus: int) -> float:
+    """Return the seconds that FLOPs take on a number of GPUs."""
+    return num_flops / (num_gpus * gpu.flops * FLOPS_UTILIZATION)
+
+
+def generation_seconds(
+    model: ModelSpec, num_rows: float, shape: BatchShape, gpu: Gpu, num_gpus: int
+) -> float:
+    """Return the seconds of generating responses to rows, on a number of GPUs.
+
+    Each step reads all weights, and the keys and values so far, half of the response on average
+    (Pope et al. 2022, section 2.1); launching the kernels is a lower bound.
+
+    Args:
+        shape: the largest batch that generates.
+    """
+    size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
+    mean_length = shape.length - shape.targets / 2
+    bytes_read = width * (size.weights + size.kv * shape.sequences * mean_length)
+    seconds_per_step = max(
+        bytes_read / (gpu.bandwidth * BANDWIDTH_UTILIZATION), size.layers * SECONDS_PER_LAYER
+    )
+    num_batches = -(-num_rows // (shape.sequences * num_gpus))
+    return num_batches * shape.targets * seconds_per_step

@@ -1,0 +1,286 @@
+"""Estimated memory and disk of a job, by component. Nothing is run.
+
+Memory is that of the phase with the highest peak: what a job holds at all times, and what the phase
+adds. Sizes and activations come from snakechat/planning/footprint.py. Units are bytes unless a
+docstring says elements.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from snakechat.planning.footprint import (
+    SCORE,
+    BatchShape,
+    ModelSpec,
+    inference_peak,
+    measure_size,
+    training_peaks,
+)
+from snakechat.training.zero_stages import stage_used
+
+GIB = 1 << 30
+BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "cache", "buffers")
+# Assumed fraction of a GPU's memory for tensors. CUDA and fragmentation take the rest.
+USABLE_MEMORY = 0.93
+
+# Bytes by component, of those that are not 0.
+Memory = dict[str, float]
+# The name of a phase, and its memory.
+Phase = tuple[str, Memory]
+Placement = Mapping[str, Any]
+
+
+class ZeroBuffers(NamedTuple):
+    """Elements that DeepSpeed gathers and sends at a time; its defaults (zero/config.py, 0.19).
+
+    bucket: gradients that are sent together. reuse: weights that stage 3 keeps if they are used
+    again before this many others. prefetch: weights that it fetches ahead.
+    """
+
+    bucket: int = 500_000_000
+    reuse: int = 1_000_000_000
+    prefetch: int = 50_000_000
+
+
+DEFAULT_BUFFERS = ZeroBuffers()
+
+
+class TrainedModel(NamedTuple):
+    """A model that a job trains, and the ZeRO stage of its placement."""
+
+    model: ModelSpec
+    zero_stage: int
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage that training uses."""
+        return stage_used(self.zero_stage, self.model.dtype)
+
+
+def add_components(*memories: Memory) -> Memory:
+    """Return the sum of memories by component."""
+    return {name: sum(memory.get(name, 0) for memory in memories) for name in COMPONENTS}
+
+
+def num_processes(placement: Placement) -> int:
+    """Return the number of processes of a job: one per GPU, or one per node without GPUs."""
+    return placement["nodes"] * max(placement["gpus_per_node"], 1)
+
+
+# --- peaks --------------------------------------------------------------------------------------
+
+
+def training_memory(
+    trained: Sequence[TrainedModel],
+    frozen: Sequence[ModelSpec],
+    placement: Placement,
+    largest: BatchShape,
+    generation: BatchShape | None,
+    has_ema: bool,
+    buffers: ZeroBuffers = DEFAULT_BUFFERS,
+) -> Phase:
+    """Return the phase of a training with the highest peak in a process.
+
+    Args:
+        trained: trained models, of RLHF the actor first.
+        frozen: models that are only evaluated.
+        largest: the largest micro-batch.
+        generation: the largest batch that generates, if any.
+        has_ema: whether a moving average of the first model is kept.
+    """
+    resident = [resident_memory(entry, placement, buffers) for entry in trained]
+    if has_ema:
+        partitions = num_partitions(trained[0], placement)
+        resident.append({"optimizer": 4 * measure_size(trained[0].model).trained / partitions})
+    frozen_weights = 0 if placement.get("offload_frozen") else sum(map(weight_bytes, frozen))
+    resident.append({"weights": frozen_weights})
+    phases = [*training_phases(trained, frozen, placement, largest, buffers)]
+    if generation:
+        actor = trained[0]
+        gathered: Memory = {"weights": weight_bytes(actor.model) if actor.stage == 3 else 0}
+        peak = add_components(gathered, generation_memory(actor.model, generation))
+        phases.append(("sampling", peak))
+    phases = [(name, add_components(*resident, memory)) for name, memory in phases]
+    # Each process loads all models whole, before they are partitioned.
+    loaded = sum(weight_bytes(entry.model) for entry in trained) + frozen_weights
+    phases.append(("loading", add_components({"weights": loaded})))
+    return highest_peak(phases)
+
+
+def inference_memory(
+    models: Sequence[ModelSpec], largest: BatchShape, generation: BatchShape | None = None
+) -> Phase:
+    """Return the phase with the highest peak of a job that evaluates models, all in memory."""
+    weights: Memory = {"weights": sum(map(weight_bytes, models))}
+    phases = [("scoring", inference_activations(model, largest)) for model in models]
+    if generation:
+        phases.append(("sampling", generation_memory(models[0], generation)))
+    return highest_peak((name, add_components(weights, memory)) for name, memory in phases)
+
+
+def highest_peak(phases: Iterable[Phase]) -> Phase:
+    """Return the phase with the most bytes."""
+    return max(phases, key=lambda phase: sum(phase[1].values()))
+
+
+def host_memory(
+    trained: Sequence[TrainedModel], frozen: Sequence[ModelSpec], placement: Placement
+) -> float:
+    """Return the bytes of a node's own memory: offloaded tensors, and models while they load.
+
+    transformers creates a model in the CPU's memory, in each process, one model at a time.
+    """
+    local_processes = max(placement["gpus_per_node"], 1)
+    models = [*(entry.model for entry in trained), *frozen]
+    offloaded: float = 0
+    if placement.get("offload_frozen"):
+        offloaded = sum(map(weight_bytes, frozen)) * local_processes
+    for entry in trained:
+        on_gpu = resident_memory(entry, placement)
+        without_offload = resident_memory(entry, {**placement, "offload": "none"})
+        offloaded += local_processes * sum(
+            without_offload[component] - on_gpu[component] for component in without_offload
+        )
+    return offloaded + local_processes * max(map(weight_bytes, models))
+
+
+# --- components ---------------------------------------------------------------------------------
+
+
+def resident_memory(
+    entry: TrainedModel, placement: Placement, buffers: ZeroBuffers = DEFAULT_BUFFERS
+) -> Memory:
+    """Return what a process holds of a trained model at all times, from the first step on.
+
+    Rajbhandari et al. 2020 (ZeRO), section 3.1: weights in their dtype, and per trained weight 12
+    bytes of optimizer states: the fp32 master weight and two moments. Gradients accumulate in fp32
+    here, 4 bytes. Of n processes each has 1/n of the optimizer states from stage 1 on, of the
+    gradients from stage 2 on, and of the weights at stage 3. At stage 0 in fp32, weights and master
+    weights are the same tensors. Offloaded tensors are in the CPU's memory.
+    """
+    size, n = measure_size(entry.model), num_partitions(entry, placement)
+    if entry.stage == 0:
+        master = 0 if entry.model.dtype == "fp32" else 4
+        return {
+            "weights": weight_bytes(entry.model),
+            "gradients": 4 * size.trained,
+            "optimizer": (8 + master) * size.trained,
+        }
+    memory: Memory = {
+        "weights": weight_bytes(entry.model) / (n if entry.stage == 3 else 1),
+        "gradients": 4 * size.trained / (1 if entry.stage == 1 else n),
+        "optimizer": 12 * size.trained / n,
+        "buffers": bucket_bytes(entry, buffers) if entry.stage == 3 else 0,
+    }
+    if placement["offload"] != "none":
+        memory |= {"gradients": 0, "optimizer": 0}
+    if placement["offload"] == "parameters":
+        memory["weights"] = 0
+    return memory
+
+
+def training_phases(
+    trained: Sequence[TrainedModel],
+    frozen: Sequence[ModelSpec],
+    placement: Placement,
+    largest: BatchShape,
+    buffers: ZeroBuffers,
+) -> Iterator[Phase]:
+    """Yield the phases of a training and what each adds to the resident memory."""
+    for entry in trained:
+        forward, backward = training_peaks(entry.model, largest)
+        gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
+        bucket: Memory = {"buffers": 0 if entry.stage == 3 else bucket_bytes(entry, buffers)}
+        # Stage 1 holds its bucket during all micro-batches of a step, stage 2 during backward.
+        early: Memory = bucket if entry.stage == 1 else {}
+        yield "forward", add_components(gathered, early, {"activations": forward})
+        # A bucket that is full before the end is sent while activations are still in memory.
+        is_full = measure_size(entry.model).trained > buffers.bucket
+        copy = bucket_copy_bytes(entry, buffers)
+        activations: Memory = {"activations": backward, "buffers": copy if is_full else 0}
+        yield "backward", add_components(gathered, bucket, activations)
+        yield "sending", add_components(gathered, bucket, {"buffers": copy})
+        yield "scoring", add_components(gathered, inference_activations(entry.model, largest))
+        if entry.stage == 3:
+            # Every process gathers the whole model to save it.
+            yield "saving", {"weights": weight_bytes(entry.model)}
+    for model in frozen:
+        loaded = weight_bytes(model) if placement.get("offload_frozen") else 0
+        activations = inference_activations(model, largest)
+        yield "scoring", add_components({"weights": loaded}, activations)
+
+
+def weight_bytes(model: ModelSpec) -> int:
+    """Return the bytes of all weights of a model."""
+    return BYTES_PER_ELEMENT[model.dtype] * measure_size(model).weights
+
+
+def num_partitions(entry: TrainedModel, placement: Placement) -> int:
+    """Return the number of partitions of a model's optimizer states."""
+    return num_processes(placement) if entry.stage else 1
+
+
+def bucket_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
+    """Return the bytes of a gradient bucket: fp32, at stage 2 the model's dtype."""
+    if entry.stage == 0:
+        return 0
+    width = BYTES_PER_ELEMENT[entry.model.dtype] if entry.stage == 2 else 4
+    return buffers.bucket * width
+
+
+def bucket_copy_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
+    """Return the bytes of the copy of a bucket that is sent: fp32, or partitioned for stage 3."""
+    if entry.stage < 2 or (entry.stage == 2 and entry.model.dtype == "fp32"):
+        return 0
+    return 4 * min(measure_size(entry.model).trained, buffers.bucket)
+
+
+def gathered_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> float:
+    """Return the bytes of whole weights that stage 3 holds during a pass, besides its partition.
+
+    DeepSpeed keeps weights that are used again before `reuse` others. Forward and backward together
+    use each weight twice, so that is half of it. In addition there are prefetched weights, and the
+    current layer.
+    """
+    if entry.stage < 3:
+        return 0
+    size = measure_size(entry.model)
+    kept = buffers.reuse / 2 + buffers.prefetch + max(size.layer, size.largest)
+    return BYTES_PER_ELEMENT[entry.model.dtype] * min(size.weights, kept)
+
+
+def inference_activations(model: ModelSpec, shape: BatchShape) -> Memory:
+    """Return what a forward pass without gradients adds."""
+    return {"activations": inference_peak(model, shape)}
+
+
+def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
+    """Return what generation adds.
+
+    Keys and values of all tokens, and again those of half a layer while ended rows leave the batch;
+    the forward pass of the prompts; the last logits of each row, in the dtype and three times in
+    fp32.
+    """
+    size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
+    cache = width * size.kv * shape.sequences * shape.length * (1 + 0.5 / size.layers)
+    prompt_length = shape.length - shape.targets
+    prompts = shape._replace(length=prompt_length, targets=prompt_length)
+    forward = inference_peak(model._replace(loss=SCORE), prompts)
+    logits = shape.sequences * size.vocabulary * (width + 12)
+    return {"cache": cache, "activations": forward + logits}
+
+
+# --- disk ---------------------------------------------------------------------------------------
+
+
+def model_folder_bytes(model: ModelSpec) -> int:
+    """Return the bytes of a saved model: its weights, in fp32 if adapters were merged into them."""
+    size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
+    merged = size.layer * size.layers if model.lora_rank else 0
+    return width * (size.weights - merged) + 4 * merged
+
+
+def checkpoint_bytes(trained: Sequence[TrainedModel]) -> int:
+    """Return the bytes of a training state: master weights and moments of all trained weights."""
+    return sum(12 * measure_size(entry.model).trained for entry in trained)

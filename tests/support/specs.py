@@ -1,0 +1,20 @@
+"""A small ModelSpec whose sizes can be computed by hand."""
+
+import json
+
+from snakechat.planning.footprint import SFT, ModelSpec
+
+# The matrices of its layers have 12 * 8^2 * 2 weights.
+SMALL = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 8,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 32,
+}
+
+
+def small_spec(loss=SFT, dtype="bf16", **named):
+    """A ModelSpec of SMALL."""
+    return ModelSpec(json.dumps(SMALL), loss, dtype, **named)

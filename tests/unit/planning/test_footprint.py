@@ -1,0 +1,107 @@
+"""Sizes and activation memory of models, from models of a few layers."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from snakechat.planning.footprint import (
+    POLICY,
+    SCORE,
+    SFT,
+    BatchShape,
+    ModelSpec,
+    inference_peak,
+    measure_size,
+    training_peaks,
+)
+from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.workflow.errors import InputError
+from support.families import FAMILIES
+from support.specs import SMALL, small_spec
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_are_extrapolated_to_all_layers(family):
+    layers = "n_layer" if family in ("gpt2", "bloom") else "num_hidden_layers"
+    keys = FAMILIES[family] | {"num_hidden_layers": 5}
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**keys))
+    expected = sum(weight.numel() for weight in whole.parameters())
+    config = {layers if key == "num_hidden_layers" else key: v for key, v in keys.items()}
+    size = measure_size(ModelSpec(json.dumps(config), SFT, "bf16"))
+    assert (size.weights, size.trained, size.layers) == (expected, expected, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        # The hub's counts of their safetensors files.
+        ("facebook/opt-125m", 125_239_296),
+        ("facebook/opt-350m", 331_196_416),
+        ("facebook/opt-1.3b", 1_315_758_080),
+        ("facebook/opt-6.7b", 6_658_473_984),
+        ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
+        ("bigscience/bloom-1b1", 1_065_314_304),
+    ],
+)
+def test_models_of_the_catalog_have_the_hubs_number_of_weights(name, weights):
+    assert measure_size(ModelSpec(json.dumps(MODEL_CONFIGS[name]), SFT, "bf16")).weights == weights
+
+
+def test_sizes_by_hand():
+    # A layer: matrices 12 * 64, their biases 9 * 8, two norms 2 * 16. Outside the layers: token
+    # embeddings 32 * 8, position embeddings 16 * 8, a norm 16.
+    layer = 768 + 72 + 32
+    size = measure_size(small_spec())
+    assert (size.layer, size.weights) == (layer, 2 * layer + 256 + 128 + 16)
+    # Keys and values of 8 dimensions in 2 layers.
+    assert (size.kv, size.vocabulary, size.largest) == (32, 32, 256)
+    # Adapters of rank 1 have 8 + 24, 8 + 8, 8 + 32 and 32 + 8 weights in a layer.
+    assert measure_size(small_spec(lora_rank=1)).trained == 2 * (32 + 16 + 40 + 40)
+    # A reward model has a head of 8 in place of the output layer, which is tied here.
+    assert measure_size(small_spec(SCORE)).weights == size.weights + 8
+    assert measure_size(small_spec(SCORE, lora_rank=1)).trained == 256 + 8
+
+
+def test_an_invalid_config_raises():
+    with pytest.raises(InputError, match="invalid config of a model: 'zebra'"):
+        measure_size(ModelSpec(json.dumps({"model_type": "zebra"}), SFT, "bf16"))
+
+
+def opt_spec(layers, width=64, **named):
+    keys = {"num_hidden_layers": layers, "hidden_size": width, "word_embed_proj_dim": width}
+    config = {"model_type": "opt", "vocab_size": 50, "num_attention_heads": 4, "ffn_dim": 4 * width}
+    config |= {"max_position_embeddings": 64} | keys
+    return ModelSpec(json.dumps(config), SCORE, "fp32", **named)
+
+
+@pytest.mark.parametrize(
+    ("named", "states"),
+    [
+        # Inputs and outputs of both norms, queries, keys, values, the output of attention before
+        # and after its heads are merged, and four times the width between the last two matrices.
+        ({}, 4 + 3 + 2 + 4),
+        # Only the input of the layer.
+        ({"activation_checkpointing": True}, 1),
+    ],
+)
+def test_activations_that_a_layer_keeps_for_backward(named, states):
+    shape = BatchShape(sequences=2, length=32, targets=16)
+    deep, deeper = (training_peaks(opt_spec(layers, **named), shape)[0] for layers in (6, 7))
+    assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
+
+
+def test_inference_keeps_no_activations():
+    shape = BatchShape(sequences=2, length=32, targets=16)
+    assert inference_peak(opt_spec(6), shape) == inference_peak(opt_spec(7), shape)
+    assert inference_peak(opt_spec(6), shape) < training_peaks(opt_spec(6), shape)[0] / 4
+
+
+def test_a_gpu_converts_a_whole_chunk_of_logits_to_fp32():
+    model = small_spec(POLICY)._replace(config=json.dumps(SMALL | {"vocab_size": 1 << 15}))
+    # With this vocabulary 1024 tokens fill a chunk of 2^25 logits. A CPU converts 2^21 at a time.
+    shape = BatchShape(sequences=64, length=16, targets=16)
+    difference = inference_peak(model, shape) - inference_peak(model, shape._replace(on_gpu=False))
+    assert difference == pytest.approx(4 * (2**25 - 2**21), rel=1e-3)

@@ -1,0 +1,138 @@
+"""Estimated memory and disk, by hand and compared with measured peaks of training programs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from snakechat.planning.footprint import POLICY, SFT, BatchShape, ModelSpec, measure_size
+from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.planning.job_workloads import job_workload
+from snakechat.planning.memory import (
+    TrainedModel,
+    ZeroBuffers,
+    checkpoint_bytes,
+    generation_memory,
+    host_memory,
+    model_folder_bytes,
+    resident_memory,
+    training_memory,
+)
+from support import peaks
+from support.specs import small_spec
+
+
+def placement(**changes):
+    return {"nodes": 1, "gpus_per_node": 4, "offload": "none"} | changes
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "weights", "gradients", "optimizer", "buffers"),
+    [
+        (0, "bf16", 2, 4, 12, 0),
+        (0, "fp32", 4, 4, 8, 0),
+        (1, "fp32", 4, 4, 3, 0),
+        # Stage 1 runs as stage 2 in bf16.
+        (1, "bf16", 2, 1, 3, 0),
+        (2, "bf16", 2, 1, 3, 0),
+        (3, "bf16", 0.5, 1, 3, 4 * 1000),
+    ],
+)
+def test_resident_bytes_per_weight_with_four_processes(
+    stage, dtype, weights, gradients, optimizer, buffers
+):
+    model = small_spec(dtype=dtype)
+    memory = resident_memory(TrainedModel(model, stage), placement(), ZeroBuffers(bucket=1000))
+    size = measure_size(model)
+    assert memory["weights"] == weights * size.weights
+    assert memory["gradients"] == gradients * size.trained
+    assert memory["optimizer"] == optimizer * size.trained
+    assert memory.get("buffers", 0) == buffers
+
+
+def test_only_adapters_have_gradients_and_optimizer_states():
+    model = small_spec(lora_rank=1)
+    memory = resident_memory(TrainedModel(model, 0), placement(gpus_per_node=1))
+    assert memory["gradients"] == 4 * 256
+    assert memory["optimizer"] == 12 * 256
+    assert memory["weights"] == 2 * measure_size(model).weights
+
+
+def test_offloaded_tensors_are_in_host_memory():
+    model, weights = small_spec(), measure_size(small_spec()).weights
+    optimizer, parameters = (placement(offload=value) for value in ("optimizer", "parameters"))
+    assert resident_memory(TrainedModel(model, 2), optimizer)["weights"] == 2 * weights
+    for offloading in (optimizer, parameters):
+        memory = resident_memory(TrainedModel(model, 3), offloading)
+        assert memory["optimizer"] == memory["gradients"] == 0
+    assert resident_memory(TrainedModel(model, 3), parameters)["weights"] == 0
+    # Each process loads the model; offloaded are 16 bytes per weight over all processes.
+    loaded = 4 * 2 * weights
+    assert host_memory([TrainedModel(model, 2)], [], placement()) == loaded
+    assert host_memory([TrainedModel(model, 2)], [], optimizer) == loaded + 16 * weights
+    assert host_memory([TrainedModel(model, 3)], [], parameters) == loaded + 18 * weights
+
+
+def test_zero_3_holds_whole_models_while_it_loads_or_saves():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-66b"]), SFT, "bf16", lora_rank=128)
+    phase, memory = training_memory(
+        [TrainedModel(model, 3)], [], placement(nodes=16), BatchShape(1, 512, 511), None, False
+    )
+    assert phase in ("loading", "saving")
+    assert memory["weights"] == pytest.approx(2 * measure_size(model).weights, rel=0.02)
+
+
+def test_generation_holds_keys_and_values():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    memory = generation_memory(model, BatchShape(sequences=8, length=512, targets=256))
+    # Keys and values of 5120 dimensions in 40 layers, for 4096 tokens; and half a layer again.
+    assert memory["cache"] == 2 * 40 * 5120 * 2 * 4096 * (1 + 1 / 80)
+
+
+def test_a_saved_model_with_merged_adapters_has_its_layers_in_fp32():
+    adapted = small_spec(lora_rank=1)
+    size = measure_size(adapted)
+    expected = 2 * (size.weights - 2 * size.layer) + 4 * 2 * size.layer
+    assert model_folder_bytes(adapted) == expected
+    assert model_folder_bytes(small_spec(dtype="fp32")) == 4 * measure_size(small_spec()).weights
+    assert checkpoint_bytes([TrainedModel(adapted, 3)]) == 12 * 256
+
+
+# Measured peaks.
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The peak bytes of the first process in each case, and the folder of its inputs."""
+    results = {}
+    for processes in peaks.CASES:
+        folder = tmp_path_factory.mktemp("peaks")
+        command = ["scripts/launch.py", "--standalone", f"--nproc-per-node={processes}"]
+        # The profiler does not see weights that other threads load.
+        environment = {"HF_DEACTIVATE_ASYNC_LOAD": "1", "OMP_NUM_THREADS": "1"}
+        process = subprocess.run(
+            [sys.executable, *command, "tests/support/peaks.py", str(folder)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
+        assert process.returncode == 0, process.stderr[-5000:]
+        by_case = json.loads((folder / "0.json").read_text())
+        results |= {(processes, name): (peak, folder) for name, peak in by_case.items()}
+    return results
+
+
+@pytest.mark.parametrize(
+    ("processes", "name"),
+    [(processes, name) for processes, cases in peaks.CASES.items() for name in cases],
+)
+def test_estimated_memory_is_within_15_percent_of_the_measured_peak(processes, name, measured):
+    peak, folder = measured[processes, name]
+    spec, case_placement = peaks.training(peaks.CASES[processes][name], processes, folder)
+    workload = job_workload(spec, case_placement, peaks.plan_of(folder))
+    _, memory = workload.memory(case_placement, peaks.BUFFERS)
+    assert sum(memory.values()) == pytest.approx(peak, rel=0.15)
