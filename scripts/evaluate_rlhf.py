@@ -1,17 +1,22 @@
-"""Compare a chat model with the models that it comes from, on held-out prompts.
+"""Compare a chat model with the models that it was trained from, on held-out prompts.
 
-All response the same prompts several times, sampled: the base model, the SFT model, models that the
-recipe names beside it, the chat model, and the average of its weights, where training kept one.
-Figures come with 95 % intervals, by resampling the prompts.
+Each model samples several responses to the same prompts: the base model, the SFT model, the models
+of the recipe's compare_with, the chat model, and the average of its weights, if any. All metrics
+have 95 % bootstrap intervals over the prompts.
+
+Writes metrics.json, and every response to responses.jsonl.
 
 Shapes: n prompts, S responses to each.
 """
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
-from snakechat.modeling.batching import Examples
 from tqdm import tqdm
 
 from snakechat.algorithms.reward_functions import RewardFunctions
@@ -20,193 +25,221 @@ from snakechat.data import toy
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
-    Draws,
-    asked_models,
+    BootstrapSamples,
+    ResponseMetrics,
     compare,
-    distinct,
+    distinct_n,
+    evaluated_models,
     repetition,
-    wins,
+    win_rates,
 )
-from snakechat.evaluation.judge_endpoint import Endpoint
+from snakechat.evaluation.judge_endpoint import JudgeEndpoint
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import choose_device, load_causal, load_scorer
 from snakechat.training.metrics import write_json
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import run
+from snakechat.workflow.job import Job, run
 
-# Datasets whose responses can be told right from wrong exactly.
+# Generated datasets with an exact check of correctness.
 EXACT_CHECKS = {"shop": toy.is_correct}
-# What a response wins by: what was trained on, and a judge that was not.
+# Metrics that decide wins: the score that RLHF trained on, and the judge's, which it did not.
 SCORES = ("score", "judge_score")
 
 
-def main(job):
-    """Responses, scores, rates; metrics.json has the figures and responses.jsonl every response."""
+def main(job: Job[SimpleNamespace]) -> None:
+    """Sample and score responses of each model, compare the models, write metrics."""
     settings = job.settings
-    # It may lack its key.
-    endpoint = Endpoint(settings.endpoint) if settings.endpoint else None
-    evaluation = Evaluation(job)
-    # One model at a time: a GPU that can sample from one may not hold two.
-    responded = {
-        name: evaluation.responses_of(folder) for name, folder in asked_models(job.inputs).items()
+    # Created first: a missing API key must not cost the evaluation.
+    endpoint = JudgeEndpoint(settings.endpoint) if settings.endpoint else None
+    evaluator = Evaluator(job)
+    # One model at a time: a GPU that can sample from one model may not hold two.
+    models = {
+        name: evaluator.evaluate(folder) for name, folder in evaluated_models(job.inputs).items()
     }
-    sft = evaluation.policy(job.inputs["sft"])
-    for responses in responded.values():
-        responses.figures["kl_to_sft"] = responses.logprobs - evaluation.logprobs(sft, responses)
-    del sft
-    for responses in responded.values():
-        responses.figures["score"] = evaluation.functions(responses)
-    for key, name in (("reward", "score"), ("judge", "judge_score")):
-        if key in job.inputs:
-            scorer = evaluation.scorer(job.inputs[key])
-            for responses in responded.values():
-                scores = response_scores(scorer, responses.examples, evaluation.max_tokens)
-                responses.figures[name] = responses.figures.get(name, 0) + scores
-            del scorer
+    evaluator.add_kl_to_sft(models)
+    evaluator.add_scores(models)
 
-    per_response = {name: responses.figures for name, responses in responded.items()}
-    figures = compare(per_response, SCORES, settings.bootstrap_resamples, settings.seed)
+    metrics = compare(
+        {name: responses.metrics for name, responses in models.items()},
+        SCORES,
+        settings.bootstrap_resamples,
+        settings.seed,
+    )
     if endpoint:
-        figures["wins"]["rlhf"]["sft"]["endpoint"] = judged(job, endpoint, responded)
-    say(figures)
-    write_json(job.result / "metrics.json", figures)
+        metrics["wins"]["rlhf"]["sft"]["endpoint"] = endpoint_win_rates(job, endpoint, models)
+    print_summary(metrics)
+    write_json(job.result / "metrics.json", metrics)
     with open(job.result / "responses.jsonl", "w") as file:
-        for name, responses in responded.items():
-            for line in responses.told():
+        for name, responses in models.items():
+            for line in responses.lines():
                 file.write(json.dumps({"model": name, **line}) + "\n")
 
 
-def judged(job, endpoint, responded):
-    """How often an endpoint prefers a response of the chat model to the SFT model's to a prompt.
+class ModelResponses:
+    """The responses of a model.
 
-    The first responses meet; a tie is half a win. Raises InputError where no reply can be read.
+    Attributes:
+        texts: Responses [S][n].
+        metrics: Metrics [S, n] by name, or [1, n] for those of greedy responses.
+        logprobs: The model's log-probability [S, n] of each response.
     """
-    settings, models = job.settings, [responded[name] for name in ("rlhf", "sft")]
-    prompts = models[0].questions[: settings.endpoint["prompts"]]
-    rows = zip(prompts, *(responses.texts[0] for responses in models), strict=False)
-    bar = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
-    verdicts = [endpoint.judge(*row) for row in bar]
-    with open(job.result / "endpoint.jsonl", "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in endpoint.conversation)
-    read = [row for row, verdict in enumerate(verdicts) if verdict is not None]
-    if not read:
-        reply = endpoint.conversation[0]["reply"][:60]
-        raise InputError(
-            f"evaluation.endpoint: {settings.endpoint['model']} never replies with A, B or C but"
-            f" {reply!r}: take another model"
-        )
-    unreadable = len(verdicts) - len(read)
-    job.facts["endpoint"] = {
-        "prompts": len(verdicts),
-        "unreadable": unreadable,
-        "note": "what an endpoint replies does not follow from this spec: another build may differ",
-    }
-    ours = np.array([[verdicts[row] for row in read]])
-    figures = [
-        {"endpoint": values, "length": responses.figures["length"][:1, read]}
-        for values, responses in zip((ours, 1 - ours), models, strict=True)
-    ]
-    draws = Draws(len(read), settings.bootstrap_resamples, settings.seed)
-    return {**wins(*figures, "endpoint", draws), "prompts": len(read), "unreadable": unreadable}
+
+    def __init__(self, evaluator: "Evaluator", responses: list[list[list[int]]]) -> None:
+        tokenizer, is_correct = evaluator.tokenizer, evaluator.is_correct
+        self.examples = Examples(evaluator.prompts, *responses)
+        self.prompt_texts = evaluator.prompt_texts
+        self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
+        self.logprobs: np.ndarray | None = None
+        ended = [[ids[-1] == tokenizer.eos_token_id for ids in row] for row in responses]
+        self.metrics: ResponseMetrics = {
+            "length": self.examples.response_lengths,
+            "ended_by_eos": np.array(ended),
+        }
+        for n in (1, 2):
+            values = [[distinct_n(ids, n) for ids in row] for row in responses]
+            self.metrics[f"distinct_{n}"] = np.array(values)
+        self.metrics["repetition"] = np.array([[*map(repetition, row)] for row in responses])
+        if is_correct:
+            correct = [list(map(is_correct, self.prompt_texts, row)) for row in self.texts]
+            self.metrics["success"] = np.array(correct) & self.metrics["ended_by_eos"]
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield each response with its scores, prompt by prompt."""
+        names = [name for name in SCORES if name in self.metrics]
+        for row, prompt in enumerate(self.prompt_texts):
+            for number, texts in enumerate(self.texts):
+                scores = {name: float(self.metrics[name][number, row]) for name in names}
+                yield {"prompt": prompt, "response": texts[row], **scores}
 
 
-def say(figures):
-    """Print what there is to know first."""
-    for key in (*SCORES, "success"):
-        if key in figures["rlhf"]:
-            print(f"{key}: {figures['sft'][key]:.3f} -> {figures['rlhf'][key]:.3f}")
-    for key, won in figures["wins"]["rlhf"]["sft"].items():
-        low, high = won["interval_95"]
-        print(f"wins over SFT by {key}: {won['mean']:.1%} ({low:.1%} to {high:.1%})")
+class Evaluator:
+    """Samples and scores responses to the held-out prompts of a job."""
 
-
-class Evaluation:
-    """What all models are asked, and how."""
-
-    def __init__(self, job):
-        self.settings = job.settings
+    def __init__(self, job: Job[SimpleNamespace]) -> None:
+        self.settings, self.inputs = job.settings, job.inputs
         self.device = choose_device(job.placement)
-        self.max_tokens = job.placement["micro_batch_tokens"]
-        self.folder = job.inputs["rlhf"]
-        self.tokenizer = load_tokenizer(self.folder)
+        self.micro_batch_tokens = job.placement["micro_batch_tokens"]
+        self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
         rows = range(min(len(held_out), self.settings.num_prompts))
         self.prompts = [list(map(int, held_out[row])) for row in rows]
-        self.questions = self.tokenizer.batch_decode(self.prompts, skip_special_tokens=True)
-        self.score = RewardFunctions(self.settings.reward_functions)
-        self.is_right = EXACT_CHECKS.get(self.settings.exact_check)
+        self.prompt_texts = self.tokenizer.batch_decode(self.prompts, skip_special_tokens=True)
+        self.functions = RewardFunctions(self.settings.reward_functions)
+        self.is_correct = EXACT_CHECKS.get(self.settings.exact_check)
 
-    def policy(self, folder):
-        """A model to be asked."""
-        return Policy(load_causal(folder, self.settings.dtype, self.tokenizer)).to(self.device)
-
-    def scorer(self, folder):
-        """A reward model. Raises InputError for one that would read other tokens."""
-        check_tokenizers(self.tokenizer, load_tokenizer(folder), (self.folder, folder))
-        return Scorer(load_scorer(folder, "fp32", self.tokenizer)).to(self.device)
-
-    def responses_of(self, folder):
-        """The responses of a model, with the figures that need it."""
-        policy, settings = self.policy(folder), self.settings
+    def evaluate(self, folder: Path) -> ModelResponses:
+        """Sample responses of a model and compute the metrics that need only this model."""
+        policy, settings = self._load_policy(folder), self.settings
         torch.manual_seed(settings.seed)
-        responses = Responses(self, self.sampled(policy, settings.temperature, settings.num_generations))
-        responses.logprobs = self.logprobs(policy, responses)
-        if self.is_right:
-            greedy = Responses(self, self.sampled(policy, 0, 1))
-            responses.figures["greedy_success"] = greedy.figures["success"]
+        sampled = self._sample(policy, settings.temperature, settings.num_generations)
+        responses = ModelResponses(self, sampled)
+        responses.logprobs = self._logprobs(policy, responses)
+        if self.is_correct:
+            greedy = ModelResponses(self, self._sample(policy, 0, 1))
+            responses.metrics["greedy_success"] = greedy.metrics["success"]
         return responses
 
-    def logprobs(self, policy, responses):
-        """What a model thinks of responses: the log-probability of each [S, n]."""
+    def add_kl_to_sft(self, models: dict[str, ModelResponses]) -> None:
+        """Add kl_to_sft, the log-ratio of each response, whose mean estimates KL(model || sft)."""
+        sft = self._load_policy(self.inputs["sft"])
+        for responses in models.values():
+            difference = responses.logprobs - self._logprobs(sft, responses)
+            responses.metrics["kl_to_sft"] = difference
+
+    def add_scores(self, models: dict[str, ModelResponses]) -> None:
+        """Add score (reward functions and reward model) and judge_score."""
+        for responses in models.values():
+            num_generations = len(responses.texts)
+            texts = [text for row in responses.texts for text in row]
+            scores = self.functions(self.prompt_texts * num_generations, texts)
+            responses.metrics["score"] = scores.reshape(num_generations, -1)
+        for key, name in (("reward", "score"), ("judge", "judge_score")):
+            if key in self.inputs:
+                scorer = self._load_scorer(self.inputs[key])
+                for responses in models.values():
+                    scores = response_scores(scorer, responses.examples, self.micro_batch_tokens)
+                    responses.metrics[name] = responses.metrics.get(name, 0) + scores
+                del scorer
+
+    def _load_policy(self, folder: Path) -> Policy:
+        return Policy(load_causal(folder, self.settings.dtype, self.tokenizer)).to(self.device)
+
+    def _load_scorer(self, folder: Path) -> Scorer:
+        """Load a reward model. Raises InputError if its tokenizer differs."""
+        check_tokenizers(self.tokenizer, load_tokenizer(folder), (self.inputs["rlhf"], folder))
+        return Scorer(load_scorer(folder, "fp32", self.tokenizer)).to(self.device)
+
+    def _logprobs(self, policy: Policy, responses: ModelResponses) -> np.ndarray:
+        """Return a model's log-probability [S, n] of each response."""
         return response_logprobs(
-            policy, responses.examples, self.max_tokens, self.settings.temperature
+            policy, responses.examples, self.micro_batch_tokens, self.settings.temperature
         )
 
-    def sampled(self, policy, temperature, samples):
-        """Responses [S][n] (ids) of a model; at temperature 0 the likeliest token of each place."""
+    def _sample(
+        self, policy: Policy, temperature: float, num_generations: int
+    ) -> list[list[list[int]]]:
+        """Return token ids [S][n] of sampled responses; temperature 0 is greedy decoding."""
         return sample_responses(
             policy.model,
             self.prompts,
             self.tokenizer,
             self.settings.max_response_length,
             temperature,
-            self.max_tokens,
-            samples,
+            self.micro_batch_tokens,
+            num_generations,
         )
 
-    def functions(self, responses):
-        """The reward functions' score of each response [S, n]."""
-        samples = len(responses.texts)
-        texts = [text for sample in responses.texts for text in sample]
-        return self.score(self.questions * samples, texts).reshape(samples, -1)
+
+def endpoint_win_rates(
+    job: Job[SimpleNamespace], endpoint: JudgeEndpoint, models: dict[str, ModelResponses]
+) -> dict[str, Any]:
+    """Return the win rates of the chat model over the SFT model according to an endpoint.
+
+    The endpoint compares the first responses of both models to each prompt; a tie is half a win.
+
+    Raises:
+        InputError: No reply is readable.
+    """
+    settings, pair = job.settings, [models[name] for name in ("rlhf", "sft")]
+    prompts = pair[0].prompt_texts[: settings.endpoint["prompts"]]
+    rows = zip(prompts, *(responses.texts[0] for responses in pair), strict=False)
+    progress = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
+    verdicts = [endpoint.compare(*row) for row in progress]
+    with open(job.result / "endpoint.jsonl", "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in endpoint.log)
+    readable = [row for row, verdict in enumerate(verdicts) if verdict is not None]
+    if not readable:
+        reply = endpoint.log[0]["reply"][:60]
+        raise InputError(
+            f"evaluation.endpoint: no reply of {settings.endpoint['model']} is A, B or C, the first"
+            f" one is {reply!r}: use another model"
+        )
+    unreadable = len(verdicts) - len(readable)
+    job.facts["endpoint"] = {
+        "prompts": len(verdicts),
+        "unreadable": unreadable,
+        "note": "the replies of an endpoint are not reproducible: another build may differ",
+    }
+    ours = np.array([[verdicts[row] for row in readable]])
+    metrics = [
+        {"endpoint": values, "length": responses.metrics["length"][:1, readable]}
+        for values, responses in zip((ours, 1 - ours), pair, strict=True)
+    ]
+    bootstrap = BootstrapSamples(len(readable), settings.bootstrap_resamples, settings.seed)
+    rates = win_rates(metrics[0], metrics[1], "endpoint", bootstrap)
+    return {**rates, "prompts": len(readable), "unreadable": unreadable}
 
 
-class Responses:
-    """The responses of a model: texts [S][n], and figures [S, n] by name."""
-
-    def __init__(self, evaluation, responses):
-        tokenizer, is_right = evaluation.tokenizer, evaluation.is_right
-        self.examples = Examples(evaluation.prompts, *responses)
-        self.questions = evaluation.questions
-        self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
-        ended = [[ids[-1] == tokenizer.eos_token_id for ids in sample] for sample in responses]
-        self.figures = {"length": self.examples.response_lengths, "ended_by_eos": np.array(ended)}
-        for n in (1, 2):
-            shares = [[distinct(ids, n) for ids in sample] for sample in responses]
-            self.figures[f"distinct_{n}"] = np.array(shares)
-        self.figures["repetition"] = np.array([[*map(repetition, each)] for each in responses])
-        if is_right:
-            right = [list(map(is_right, self.questions, sample)) for sample in self.texts]
-            self.figures["success"] = np.array(right) & self.figures["ended_by_eos"]
-
-    def told(self):
-        """Yield each response with its scores, all of a prompt together."""
-        names = [name for name in SCORES if name in self.figures]
-        for row, question in enumerate(self.questions):
-            for sample, texts in enumerate(self.texts):
-                scores = {name: float(self.figures[name][sample, row]) for name in names}
-                yield {"prompt": question, "response": texts[row], **scores}
+def print_summary(metrics: dict[str, Any]) -> None:
+    """Print scores before and after RLHF, and win rates over the SFT model."""
+    for key in (*SCORES, "success"):
+        if key in metrics["rlhf"]:
+            print(f"{key}: {metrics['sft'][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
+    for key, rates in metrics["wins"]["rlhf"]["sft"].items():
+        low, high = rates["interval_95"]
+        print(f"win rate over SFT by {key}: {rates['mean']:.1%} ({low:.1%} to {high:.1%})")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.tokenizers import Encoder, load_tokenizer
-from snakechat.evaluation.comparisons import asked_models
+from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import SPECIAL_IDS, choose_device, load_causal
 from snakechat.reporting.labels import N_
@@ -36,7 +36,7 @@ def main(job: Job[Any]) -> None:
     prompts = read_prompts(job)
     max_tokens = job.placement["micro_batch_tokens"]
     responses = {}
-    for name, folder in asked_models(job.inputs).items():
+    for name, folder in evaluated_models(job.inputs).items():
         responses[name] = generate(folder, prompts, settings, max_tokens, device)
         print(f"{name} responded to {len(prompts)} prompts")
     with open(job.result / "responses.jsonl", "w") as file:

@@ -1,106 +1,137 @@
-"""How the responses of models to the same prompts compare: means, differences, wins, and what an
-response repeats.
+"""Comparison of models by their responses to the same prompts: means, differences, win rates.
 
-Shapes: n prompts, S responses of each model to each.
+Shapes: n prompts, S responses of each model to each prompt.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-# Tokens of a phrase: one that comes again is a repetition.
-PHRASE = 4
+# Metrics [S, n] by name; [1, n] for a metric with one value for each prompt.
+ResponseMetrics = dict[str, np.ndarray]
+
+# Tokens of an n-gram that counts as repetition when it occurs again.
+REPETITION_N = 4
 
 
-def asked_models(inputs):
-    """{name: folder} of the models among the inputs of a job, in the order of the road."""
-    beside = [name for name in inputs if name.startswith("compare_with.")]
-    order = ("base", "sft", *beside, "dpo", "rlhf")
+def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
+    """Return {name: folder} of the models among the inputs of a job, in the order of training."""
+    others = [name for name in inputs if name.startswith("compare_with.")]
+    order = ("base", "sft", *others, "dpo", "rlhf")
     folders = {name.removeprefix("compare_with."): inputs[name] for name in order if name in inputs}
     if "rlhf" in inputs and (inputs["rlhf"] / "ema").is_dir():
         folders["ema"] = inputs["rlhf"] / "ema"
     return folders
 
 
-def compare(per_response, scores, resamplings, seed):
-    """Figures of models, and of each beside the first ones.
+def compare(
+    models: Mapping[str, ResponseMetrics],
+    scores: Sequence[str],
+    bootstrap_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Compare models, one of which is sft, by the metrics of their responses.
 
-    per_response: {model: {figure: [S, n]}}, of greedy responses [1, n], of what is told once for a
-    prompt [1, n]; sft is one of the models. scores: the figures by which a response wins.
+    Args:
+        models: Metrics by model.
+        scores: Names of the metrics that decide wins.
 
-    Returns for each model its means; intervals_95 of them; for each model but sft the difference
-    to sft of each score and of success; and wins: of each model over sft and base.
+    Returns:
+        The means of each model by its name; intervals_95 of these means; for each model but sft,
+        the difference from sft in each score and in success; wins of each model over sft and base.
     """
-    samples, prompts = per_response["sft"]["length"].shape
-    draws = Draws(prompts, resamplings, seed)
-    figures = {"num_prompts": prompts, "num_generations": samples, "intervals_95": {}, "wins": {}}
-    for name, values in per_response.items():
-        # Responses to one prompt are alike: the prompt is what is drawn anew.
-        rows = {key: np.mean(value, axis=0) for key, value in values.items()}
-        figures[name] = {key: float(np.mean(row)) for key, row in rows.items()}
-        figures["intervals_95"][name] = {key: draws.interval(row) for key, row in rows.items()}
+    num_generations, num_prompts = models["sft"]["length"].shape
+    bootstrap = BootstrapSamples(num_prompts, bootstrap_resamples, seed)
+    metrics: dict[str, Any] = {
+        "num_prompts": num_prompts,
+        "num_generations": num_generations,
+        "intervals_95": {},
+        "wins": {},
+    }
+    for name, values in models.items():
+        # Responses to the same prompt are correlated: prompts are resampled, not responses.
+        means = {key: np.mean(value, axis=0) for key, value in values.items()}
+        metrics[name] = {key: float(np.mean(mean)) for key, mean in means.items()}
+        metrics["intervals_95"][name] = {
+            key: bootstrap.interval(mean) for key, mean in means.items()
+        }
         if name != "sft":
             for key in (*scores, "success"):
                 if key in values:
-                    difference = rows[key] - np.mean(per_response["sft"][key], axis=0)
-                    told = f"{'' if name == 'rlhf' else f'{name}_'}{key}_difference"
-                    figures[told] = draws.told(difference)
-        others = [other for other in ("sft", "base") if other in per_response and other != name]
+                    difference = means[key] - np.mean(models["sft"][key], axis=0)
+                    prefix = "" if name == "rlhf" else f"{name}_"
+                    metrics[f"{prefix}{key}_difference"] = bootstrap.mean_and_interval(difference)
+        others = [other for other in ("sft", "base") if other in models and other != name]
         if name == "base" or not others:
             continue
-        figures["wins"][name] = {
+        metrics["wins"][name] = {
             other: {
-                key: wins(values, per_response[other], key, draws)
+                key: win_rates(values, models[other], key, bootstrap)
                 for key in scores
                 if key in values
             }
             for other in others
         }
-    return figures
+    return metrics
 
 
-class Draws:
-    """Prompts drawn with replacement, the same ones for all figures (Efron 1979)."""
+class BootstrapSamples:
+    """Prompts drawn with replacement, the same ones for all metrics (Efron 1979).
 
-    def __init__(self, prompts, resamplings, seed):
-        self.rows = np.random.default_rng(seed).integers(prompts, size=(resamplings, prompts))
+    scipy.stats.bootstrap draws anew in each call: intervals of different metrics and models would
+    differ by chance, and the samples could not be reused.
+    """
 
-    def interval(self, values):
-        """95 % percentile interval of the mean of values [n]."""
+    def __init__(self, num_prompts: int, num_resamples: int, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        self.rows = generator.integers(num_prompts, size=(num_resamples, num_prompts))
+
+    def interval(self, values: Any) -> list[float]:
+        """Return the 95 % percentile interval of the mean of values [n]."""
         means = np.asarray(values, dtype=np.float64)[self.rows].mean(axis=1)
         return [float(bound) for bound in np.percentile(means, [2.5, 97.5])]
 
-    def told(self, values):
-        """Mean and interval of values [n]."""
+    def mean_and_interval(self, values: np.ndarray) -> dict[str, Any]:
+        """Return the mean of values [n] and its interval."""
         return {"mean": float(np.mean(values)), "interval_95": self.interval(values)}
 
 
-def wins(ours, theirs, key, draws):
-    """How often a response of one model has the higher score than one of another to the same prompt.
+def win_rates(
+    ours: ResponseMetrics, theirs: ResponseMetrics, key: str, bootstrap: BootstrapSamples
+) -> dict[str, Any]:
+    """Return how often a response of one model scores higher than a response of another one.
 
-    ours, theirs: {figure: [S, n]}. Each response meets each; a tie is half a win. Beside it, what
-    length has to do with it: how often ours is the longer one, and how often it wins then and else.
+    Each response is compared with each response of the other model to the same prompt; a tie is
+    half a win. Additionally the influence of length: how often our response is longer (longer),
+    and the win rates of longer and of other responses (when_longer, when_not_longer).
     """
-    won = meetings(ours[key], theirs[key], lambda a, b: (a > b) + (a == b) / 2)
-    longer = meetings(ours["length"], theirs["length"], np.greater)
-    figures = {**draws.told(won.mean(axis=(0, 1))), "longer": float(longer.mean())}
-    for name, which in (("when_longer", longer), ("when_not_longer", ~longer)):
-        if which.any():
-            figures[name] = float(won[which].mean())
-    return figures
+    won = compare_pairs(ours[key], theirs[key], lambda a, b: (a > b) + (a == b) / 2)
+    longer = compare_pairs(ours["length"], theirs["length"], np.greater)
+    rates = {**bootstrap.mean_and_interval(won.mean(axis=(0, 1))), "longer": float(longer.mean())}
+    for name, mask in (("when_longer", longer), ("when_not_longer", ~longer)):
+        if mask.any():
+            rates[name] = float(won[mask].mean())
+    return rates
 
 
-def meetings(ours, theirs, relation):
-    """A relation of each of our responses to each of theirs: [S, S, n] of two [S, n]."""
+def compare_pairs(
+    ours: np.ndarray, theirs: np.ndarray, relation: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Return the relation [S, S, n] of each of our responses [S, n] to each of theirs [S, n]."""
     return relation(ours[:, None], theirs[None, :])
 
 
-def distinct(ids, n):
-    """Share of a response's n-grams (of its tokens ids) that differ; 1 where it has none. (Li et al.
-    2016, section 5, of one response.)
+def distinct_n(ids: Sequence[int], n: int) -> float:
+    """Return the number of distinct n-grams of a response divided by the number of its n-grams.
+
+    1 for responses of fewer than n tokens. Li et al. 2016, section 5, applied to one response.
     """
-    grams = [tuple(ids[place : place + n]) for place in range(len(ids) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
+    ngrams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
+    return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
 
 
-def repetition(ids):
-    """Share of a response's phrases that it had before."""
-    return 1 - distinct(ids, PHRASE)
+def repetition(ids: Sequence[int]) -> float:
+    """Return the share of a response's n-grams (REPETITION_N tokens) that occurred before in it."""
+    return 1 - distinct_n(ids, REPETITION_N)

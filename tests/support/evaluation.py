@@ -1,0 +1,64 @@
+"""A job of evaluate_rlhf on small models with random weights."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import evaluate_rlhf
+from conftest import INIT
+from snakechat.data import toy
+from snakechat.data.tokens import RaggedWriter
+from snakechat.modeling.models import load_scorer, make_causal, save_model
+
+PLACEMENT = {"gpus_per_node": 0, "micro_batch_tokens": 300}
+
+
+@pytest.fixture(name="job")
+def evaluation_job(tokenizer, tmp_path):
+    """A job with base, SFT and RLHF models of different weights, a reward model and a judge."""
+    # Space for the toy's responses.
+    init = {**INIT, "max_position_embeddings": 128}
+    folders = {name: tmp_path / name for name in ("base", "sft", "rlhf", "reward", "judge")}
+    for seed, (name, folder) in enumerate(folders.items()):
+        model = make_causal(init, tokenizer, seed)
+        save_model(model, tokenizer, folder)
+        if name in ("reward", "judge"):
+            torch.manual_seed(seed)
+            model = load_scorer(folder, "fp32", tokenizer, new_head=True)
+            shutil.rmtree(folder)
+            save_model(model, tokenizer, folder)
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    prompts = [tokenizer(prompt).input_ids for prompt in toy.all_prompts()[:5]]
+    with RaggedWriter(tokens, "eval.prompt", len(tokenizer)) as writer:
+        writer.write(prompts)
+    result = tmp_path / "result"
+    result.mkdir()
+    settings = {
+        "num_prompts": 3,
+        "num_generations": 2,
+        "temperature": 1.0,
+        "bootstrap_resamples": 100,
+        "seed": 1,
+    }
+    settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
+    settings |= {"endpoint": None}
+    return SimpleNamespace(
+        settings=SimpleNamespace(**settings, reward_functions={}),
+        placement=PLACEMENT,
+        inputs={**folders, "tokens": tokens},
+        result=result,
+    )
+
+
+def evaluated(job):
+    """Run the job; return its metrics and the responses by model."""
+    evaluate_rlhf.main(job)
+    responses = {}
+    for line in (job.result / "responses.jsonl").read_text().splitlines():
+        response = json.loads(line)
+        responses.setdefault(response.pop("model"), []).append(response)
+    return json.loads((job.result / "metrics.json").read_text()), responses
