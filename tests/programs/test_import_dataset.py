@@ -438,7 +438,7 @@ def stats(workflow, stage, name):
     return json.loads((workflow.folder / f"output/{stage}/{name}/stats.json").read_text())
 
 
-def test_all_that_can_be_read_is_built_and_then_fresh(imported):
+def test_all_sources_are_built_and_then_up_to_date(imported):
     assert imported.process.returncode == 0, imported.process.stdout[-5000:]
     process = imported.snakemake(*imported.targets, "-n")
     assert process.returncode == 0 and "Nothing to be done" in process.stdout, process.stdout
@@ -453,13 +453,13 @@ def test_every_source_gives_the_same_records(imported, source):
 
 
 @pytest.mark.parametrize("source", [form.__name__ for form in TWO_PARTS])
-def test_files_to_evaluate_on_are_a_part_of_their_own(imported, source):
+def test_eval_files_become_the_eval_split(imported, source):
     if "datasets" in source:
         pytest.importorskip("datasets")
     assert records(imported, source, "eval") == HELD_OUT
 
 
-def test_one_part_alone_is_imported_as_one_part(imported):
+def test_train_split_alone_is_imported(imported):
     # The tenth that is held out of it is drawn when it is split.
     files = manifest(imported, "data", "json_array")["files"]
     assert set(files) == {"train.parquet", "stats.json"}
@@ -499,7 +499,7 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert part["rows"] == len(ROWS) and part["dropped"] == {"bad row": number}
 
 
-def test_text_that_is_no_unicode_is_a_bad_row(imported):
+def test_text_that_is_not_unicode_is_a_bad_row(imported):
     assert records(imported, "half_an_emoji") == ROWS
     bad = json.loads((imported.folder / "output/data/half_an_emoji/bad_rows.jsonl").read_text())
     assert (bad["file"], bad["row"]) == ("pairs.jsonl", len(ROWS) + 1)
@@ -529,11 +529,11 @@ def test_bad_rows_of_other_kinds_are_listed_by_file_and_row(imported, dataset, e
         assert bad["reason"].startswith(reason)
 
 
-def test_sound_dataset_has_no_list_of_bad_rows(imported):
+def test_valid_dataset_has_no_list_of_bad_rows(imported):
     assert not (imported.folder / "output/data/glob/bad_rows.jsonl").exists()
 
 
-def test_remove_takes_its_matches_out_of_all_responses(imported):
+def test_remove_deletes_its_matches_from_all_responses(imported):
     found = records(imported, "removed")
     assert [row["chosen"] for row in found] == [row["chosen"] for row in ROWS]
     assert {row["rejected"] for row in found} == {""}
@@ -544,7 +544,7 @@ def phases(workflow, name):
     return {phase: facts["rows"] for phase, facts in stats(workflow, "split", name).items()}
 
 
-def test_a_tenth_is_held_out_where_there_is_one_part(imported):
+def test_tenth_is_held_out_without_an_eval_split(imported):
     # 36 and 4 of 40 rows, each shared 2 : 4 : 4.
     found = phases(imported, "json_array")
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 36
@@ -552,7 +552,7 @@ def test_a_tenth_is_held_out_where_there_is_one_part(imported):
     assert found["reward.train"] in (14, 15) and found["sft.train"] in (7, 8)
 
 
-def test_nothing_is_held_out_where_there_is_a_part_to_evaluate_on(imported):
+def test_nothing_is_held_out_with_an_eval_split(imported):
     found = phases(imported, "git_clone")
     assert found == {
         "sft.train": 8,
@@ -564,7 +564,7 @@ def test_nothing_is_held_out_where_there_is_a_part_to_evaluate_on(imported):
     }
 
 
-def test_max_rows_takes_so_many_rows_of_the_dataset(imported):
+def test_max_rows_limits_the_dataset(imported):
     found = phases(imported, "few_of_many")
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 10
     # All are imported: another number would not import them again.
@@ -591,14 +591,14 @@ def test_messages_become_prompts_and_responses_without_pairs(imported):
     assert stats(imported, "data", "messages")["train"]["pairs"] == 0
 
 
-def test_responses_labelled_bad_are_left_out_and_counted(imported):
+def test_responses_labelled_bad_are_dropped_and_counted(imported):
     found = records(imported, "kto")
     assert [row["chosen"] for row in found] == [f" Response {n}." for n in range(60) if n % 4]
     assert {row["rejected"] for row in found} == {None}
     assert manifest(imported, "data", "kto")["facts"]["dropped"] == {"train": {"labelled bad": 15}}
 
 
-def test_blend_takes_sets_of_all_forms_and_its_weights_count_in_training_alone(imported):
+def test_blend_of_formats_with_training_weights(imported):
     found = stats(imported, "tokens/sft", "blend")
     names = ["glob", "wget", "git_clone", "messages", "kto"]
     rows = {name: phases(imported, name) for name in names}
@@ -611,11 +611,11 @@ def test_blend_takes_sets_of_all_forms_and_its_weights_count_in_training_alone(i
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
     for part in found.values():
         assert part["rows"] == sum(part["rows_of"].values()) > 0
-        assert part["dropped"] == {} and part["cut"] == 0
+        assert part["dropped"] == {} and part["truncated"] == 0
         assert set(part["tokens"]) == {"prompt", "chosen"}
 
 
-def test_dataset_with_too_few_rows_is_told_before_any_training(imported):
+def test_dataset_with_too_few_rows_fails_before_training(imported):
     process = imported.snakemake("output/tokens/reward/few.manifest.json", "--cores", "1")
     assert process.returncode == 1 and "Traceback" not in process.stdout, process.stdout
     (line,) = (line for line in process.stdout.splitlines() if "error: " in line)

@@ -14,7 +14,7 @@ from snakechat.data.model_files import model_files
 from snakechat.modeling.models import make_causal, save_model
 
 
-def test_files_of_a_model_are_told_from_what_lies_beside_them():
+def test_files_of_a_model_are_selected():
     listed = ["README.md", "config.json", "generation_config.json", "merges.txt", "notes.md"]
     listed += ["spiece.model", "tokenizer.json", "chat_template.jinja", "training_args.bin"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -62,7 +62,7 @@ def result(workflow, name):
 
 
 @pytest.mark.parametrize("name", ["whole", "torch"])
-def test_a_model_of_a_folder_arrives_as_safetensors(made, name):
+def test_model_of_a_folder_is_stored_as_safetensors(made, name):
     workflow, process = made
     folder = result(workflow, name)
     assert (folder / "model.safetensors").exists(), process.stdout
@@ -81,7 +81,7 @@ def test_a_model_of_a_folder_arrives_as_safetensors(made, name):
 @pytest.mark.parametrize(
     ("name", "reason"), [("short", "."), ("bare", "weights are missing: lm_head.")]
 )
-def test_a_damaged_model_is_told_in_one_line_and_leaves_no_result(made, name, reason):
+def test_damaged_model_is_one_error_line_without_a_result(made, name, reason):
     workflow, process = made
     assert process.returncode == 1
     said = (workflow.folder / f"output/logs/fetch_model/{name}.log").read_text()
@@ -90,7 +90,7 @@ def test_a_damaged_model_is_told_in_one_line_and_leaves_no_result(made, name, re
     assert not result(workflow, name).exists()
 
 
-def test_a_model_that_changed_since_it_was_planned_is_refused(made):
+def test_model_that_changed_after_planning_is_an_error(made):
     workflow, _ = made
     target = "output/models/edited.manifest.json"
     # The job's own Snakemake plans anew; a program that is started by hand has the old plan.
@@ -112,7 +112,7 @@ def test_a_model_that_changed_since_it_was_planned_is_refused(made):
         ("rules", r"models.mine.path: rules has no \*.safetensors and no pytorch_model\*.bin"),
     ],
 )
-def test_a_folder_without_a_model_is_told_before_anything_runs(made, path, reason):
+def test_folder_without_a_model_is_an_error_while_planning(made, path, reason):
     workflow, _ = made
     process = workflow.snakemake(
         "-n", "output/models/mine.manifest.json", "--config", f"models={{mine: {{path: {path}}}}}"
@@ -121,7 +121,7 @@ def test_a_folder_without_a_model_is_told_before_anything_runs(made, path, reaso
     assert re.search(f"error: config: {reason}", process.stdout), process.stdout
 
 
-def test_a_folder_takes_the_place_of_the_hub(made):
+def test_folder_replaces_the_hub(made):
     workflow, _ = made
     process = workflow.snakemake(
         "output/models/opt-125m.manifest.json",

@@ -86,7 +86,7 @@ def told(stats):
 # --- parts ------------------------------------------------------------------------------------
 
 
-def test_both_parts_are_cut_by_the_weights(split):
+def test_both_splits_are_divided_by_the_weights(split):
     rows, stats = split(numbers("p", 100), numbers("e", 50))
     assert lengths(rows, "train") == [20, 40, 40]
     assert lengths(rows, "eval") == [10, 20, 20]
@@ -105,7 +105,7 @@ def test_rows_are_ascending_numbers(split, by):
         assert (np.diff(found) > 0).all()
 
 
-def test_rows_are_those_of_deepspeed_chats_permutation(split):
+def test_rows_equal_the_permutation_of_deepspeed_chat(split):
     rows, _ = split(numbers("p", 100), numbers("e", 50), seed=7)
     for part, number in {"train": 100, "eval": 50}.items():
         expected = split_rows(number, [2, 4, 4], 7)
@@ -114,7 +114,7 @@ def test_rows_are_those_of_deepspeed_chats_permutation(split):
 
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
-def test_the_split_is_up_to_the_seed(split, by):
+def test_split_depends_on_the_seed(split, by):
     prompts = numbers("p", 100)
     first, second, other = (split(prompts, by=by, seed=seed)[0] for seed in (7, 7, 8))
     assert all(first[name].tolist() == second[name].tolist() for name in NAMES)
@@ -139,7 +139,7 @@ def test_numbers_of_rows_as_in_rm_static(split):
         ({"sft": 0.5, "reward": 0.25, "rlhf": 0.25}, [50, 25, 25], [25, 13, 13]),
     ],
 )
-def test_a_dataset_can_have_weights_of_its_own(split, by, weights, train, held_out):
+def test_dataset_may_override_the_weights(split, by, weights, train, held_out):
     rows, stats = split(numbers("p", 100), numbers("e", 51), by=by, weights=weights)
     assert (lengths(rows, "train"), lengths(rows, "eval")) == (train, held_out)
     for phase, weight in weights.items():
@@ -151,7 +151,7 @@ def test_a_dataset_can_have_weights_of_its_own(split, by, weights, train, held_o
 
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
-def test_without_an_eval_part_a_tenth_of_the_rows_is_held_out(split, by):
+def test_without_an_eval_split_a_tenth_of_the_rows_is_held_out(split, by):
     rows, stats = split(numbers("p", 100), by=by)
     # A fifth and two fifths of 90 and of 10.
     assert lengths(rows, "train") == [18, 36, 36]
@@ -170,7 +170,7 @@ def test_numbers_of_rows_as_in_synthetic_instruct(split):
     assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(33143))
 
 
-def test_held_out_rows_are_those_of_deepspeed_chats_permutation(split):
+def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
     rows, _ = split(numbers("p", 100), seed=7)
     train, held_out = split_rows(100, [9, 1], 7)
     assert all_rows(rows, "train") == sorted(train)
@@ -181,7 +181,7 @@ def test_held_out_rows_are_those_of_deepspeed_chats_permutation(split):
             assert rows[f"{phase}.{part}"].tolist() == sorted(drawn[places])
 
 
-def test_an_eval_part_is_taken_as_it_is(split):
+def test_eval_split_is_used_as_it_is(split):
     rows, _ = split(numbers("p", 100), numbers("e", 10))
     assert all_rows(rows, "train") == list(range(100))
     assert all_rows(rows, "eval") == list(range(10))
@@ -191,7 +191,7 @@ def test_an_eval_part_is_taken_as_it_is(split):
 
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
-def test_max_rows_limits_each_part(split, by):
+def test_max_rows_limits_each_split(split, by):
     rows, stats = split(numbers("p", 100), numbers("e", 50), by=by, max_rows=20)
     assert lengths(rows, "train") == lengths(rows, "eval") == [4, 8, 8]
     assert [stats[name]["rows"] for name in NAMES] == [4, 8, 8] * 2
@@ -199,7 +199,7 @@ def test_max_rows_limits_each_part(split, by):
     assert max(all_rows(rows, "train")) > 50
 
 
-def test_max_rows_takes_whole_prompts(split):
+def test_max_rows_takes_all_rows_of_a_prompt(split):
     prompts = numbers("p", 40) * 3
     rows, _ = split(prompts, numbers("e", 10), by="prompt", max_rows=20)
     found = [prompts[row] for row in all_rows(rows, "train")]
@@ -214,7 +214,7 @@ def test_max_rows_limits_held_out_rows_too(split):
     assert not set(all_rows(rows, "train")) & set(all_rows(rows, "eval"))
 
 
-def test_max_rows_beyond_the_rows_changes_nothing(split):
+def test_max_rows_above_the_number_of_rows_changes_nothing(split):
     limited, whole = (split(numbers("p", 100), max_rows=limit)[0] for limit in (100, None))
     assert all(limited[name].tolist() == whole[name].tolist() for name in NAMES)
 
@@ -236,7 +236,7 @@ def test_stats_count_rows_whose_prompt_is_in_another_phase(split):
     }
 
 
-def test_stats_count_prompts_to_train_on_among_those_to_evaluate_on(split):
+def test_stats_count_training_prompts_in_the_eval_split(split):
     weights = {"sft": 1, "reward": 0, "rlhf": 0}
     # Two rows of four train on prompts of the eval part, which has three such rows.
     _, stats = split(["a", "b", "c", "d"], ["a", "x", "a", "b"], weights=weights)
@@ -261,7 +261,7 @@ def test_by_prompt_rows_of_a_prompt_are_held_out_together(split):
     assert overlaps(rows, prompts, prompts) == told(stats) == {}
 
 
-def test_prompts_that_differ_in_blanks_around_them_are_the_same(split):
+def test_prompts_are_compared_without_whitespace_around_them(split):
     _, stats = split([" a", "a\n", "a"] * 10, ["e"], by="prompt")
     assert sorted(facts["rows"] for facts in stats.values()) == [0, 0, 0, 0, 1, 30]
     assert told(stats) == {}
@@ -276,7 +276,7 @@ def real_prompts(shared_data, dataset):
 
 # Nearly all prompts of these two stand in several rows; none is in both of their files.
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_are_in_several_phases_where_rows_are_shared_by_row(
+def test_real_prompts_occur_in_several_phases_if_split_by_row(
     split, shared_data, dataset
 ):
     train, held_out = real_prompts(shared_data, dataset)
@@ -291,7 +291,7 @@ def test_real_prompts_are_in_several_phases_where_rows_are_shared_by_row(
 
 
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_are_trained_on_and_held_out_where_rows_are_shared_by_row(
+def test_real_prompts_occur_in_both_splits_if_split_by_row(
     split, shared_data, dataset
 ):
     train, _ = real_prompts(shared_data, dataset)
@@ -301,7 +301,7 @@ def test_real_prompts_are_trained_on_and_held_out_where_rows_are_shared_by_row(
 
 
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_are_in_one_phase_each_where_rows_are_shared_by_prompt(
+def test_real_prompts_occur_in_one_phase_if_split_by_prompt(
     split, shared_data, dataset
 ):
     train, held_out = real_prompts(shared_data, dataset)
@@ -316,6 +316,6 @@ def test_real_prompts_are_in_one_phase_each_where_rows_are_shared_by_prompt(
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_few_rows_are_shared_as_well(split, by, number):
+def test_few_rows_are_split(split, by, number):
     rows, _ = split(numbers("p", number), by=by)
     assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(number))

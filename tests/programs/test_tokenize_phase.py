@@ -140,7 +140,7 @@ def tokenize(phase):
 
 
 # 24 tokens are <s>, 22 letters and </s>.
-def test_sft_keeps_responses_and_cuts_the_start_of_prompts(tokenize):
+def test_sft_truncates_the_start_of_prompts(tokenize):
     done = tokenize("sft")
     assert done.texts("chosen") == [
         " No.</s>",
@@ -160,7 +160,7 @@ def test_sft_keeps_responses_and_cuts_the_start_of_prompts(tokenize):
     assert done.stats["train"]["dropped"] == {"empty prompt": 1, "empty response": 1}
 
 
-def test_sft_cuts_the_end_of_rows_where_told_to(tokenize):
+def test_sft_truncates_the_end_of_rows_on_request(tokenize):
     done = tokenize("sft", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it so?", "<s>Is it?"]
     # 7 tokens of prompt leave 17 to the response.
@@ -169,11 +169,11 @@ def test_sft_cuts_the_end_of_rows_where_told_to(tokenize):
         "empty prompt": 1,
         "empty response": 1,
         # The second prompt alone is longer than 24.
-        "response cut away": 1,
+        "response truncated away": 1,
     }
 
 
-def test_reward_pairs_share_their_prompt(tokenize):
+def test_both_responses_of_a_pair_follow_the_same_prompt(tokenize):
     done = tokenize("reward")
     # The last prompt makes room for the longer response, though the shorter one would need none.
     assert done.texts("prompt") == ["<s>Is it far?", "<s>long for the limit", "?"]
@@ -186,18 +186,18 @@ def test_reward_pairs_share_their_prompt(tokenize):
     }
 
 
-def test_reward_pairs_cut_at_the_right_keep_their_prompt(tokenize):
+def test_reward_pairs_truncated_on_the_right_keep_their_prompt(tokenize):
     done = tokenize("reward", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
     assert done.texts("chosen") == [" No.</s>", " One reply withou"]
     assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
-    assert done.stats["train"]["dropped"]["response cut away"] == 1
+    assert done.stats["train"]["dropped"]["response truncated away"] == 1
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("limit", [9, 10, 11, 12, 13, 14, 15, 1000])
-def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, phase_name, side, limit):
+def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, side, limit):
     # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
     rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
     done = tokenize(phase_name, rows, max_length=limit, truncation_side=side)
@@ -206,7 +206,7 @@ def test_no_row_is_longer_than_the_limit_and_none_that_fits_is_cut(tokenize, pha
     for name in names:
         assert (prompts + Ragged(done.result, f"train.{name}").lengths).max() <= limit
     assert done.stats["train"]["rows"] == 4
-    assert done.stats["train"]["cut"] == sum(total > limit for total in (9, 10, 11, 12))
+    assert done.stats["train"]["truncated"] == sum(total > limit for total in (9, 10, 11, 12))
 
 
 def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
@@ -215,11 +215,11 @@ def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
     done = tokenize("sft", rows, max_length=20)
     assert done.texts("prompt") == ["<s>123456789", "<s>234567890"]
     assert done.texts("chosen") == [" 12345678</s>"] * 2
-    assert done.stats["train"]["cut"] == 1
+    assert done.stats["train"]["truncated"] == 1
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_responses_that_differ_only_behind_the_cut_are_equal(tokenize, side):
+def test_responses_that_differ_after_the_truncation_are_equal(tokenize, side):
     rows = [
         ("12345", " The same start, then this", " The same start, then that"),
         ("12345", " The same", " The same start, then that"),
@@ -231,14 +231,14 @@ def test_responses_that_differ_only_behind_the_cut_are_equal(tokenize, side):
     assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
 
 
-def test_responses_that_differ_in_blanks_around_them_are_equal(tokenize):
+def test_responses_are_compared_without_whitespace_around_them(tokenize):
     rows = [("Why?", " Same.", "Same.\n"), ("Why?", " Same.", " Sa me.")]
     done = tokenize("reward", rows)
     assert done.stats["train"]["dropped"] == {"equal responses": 1}
     assert done.texts("rejected") == [" Sa me.</s>"]
 
 
-def test_rows_without_a_rejected_response_serve_sft_and_rlhf_but_not_reward(tokenize):
+def test_rows_without_a_rejected_response_are_dropped_for_pairs_only(tokenize):
     rows = [("Why?", " So.", None), ("How?", " So.", " No."), ("What?", " So.", None)]
     assert tokenize("sft", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
     assert tokenize("rlhf", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
@@ -247,7 +247,7 @@ def test_rows_without_a_rejected_response_serve_sft_and_rlhf_but_not_reward(toke
     assert done.stats["train"]["dropped"] == {"no rejected response": 2}
 
 
-def test_sft_does_not_mind_what_is_wrong_with_rejected_responses(tokenize):
+def test_sft_ignores_rejected_responses(tokenize):
     rows = [("Why?", " So.", " "), ("How?", " So.", " So."), ("What?", " So.", None)]
     assert tokenize("sft", rows).stats["train"]["dropped"] == {}
 
@@ -260,7 +260,7 @@ def test_sft_does_not_mind_what_is_wrong_with_rejected_responses(tokenize):
         (10, ["<s>Is it?", "<s>Is it so?", "<s>Is it?"]),
     ],
 )
-def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, expected):
+def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, expected):
     done = tokenize("rlhf", max_prompt_length=limit)
     assert done.texts("prompt") == expected
     # An empty one, and those too long.
@@ -268,7 +268,7 @@ def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, ex
         "empty prompt": 1,
         "prompt too long": 5 - len(expected),
     }
-    assert done.stats["train"]["cut"] == 0
+    assert done.stats["train"]["truncated"] == 0
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_rlhf_leaves_out_long_prompts_and_minds_no_responses(tokenize, limit, ex
         ("rlhf", {"prompt"}),
     ],
 )
-def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, phase_name, names):
+def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
     done = tokenize(phase_name)
     files = {path.name for path in done.result.iterdir()}
     assert files == {"stats.json"} | {
@@ -295,7 +295,7 @@ def test_arrays_of_a_phase_have_a_row_for_each_row_kept(tokenize, phase_name, na
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
 @pytest.mark.parametrize("prompt", ["", " \n", render_prompt([("user", "")]), render_prompt([])], ids=repr)
-def test_a_prompt_that_says_nothing_is_empty(tokenize, chat_tokenizer, template, prompt):
+def test_prompt_without_text_is_empty(tokenize, chat_tokenizer, template, prompt):
     rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
     done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
     assert done.stats["train"]["dropped"] == {"empty prompt": 1}
@@ -334,7 +334,7 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, p
     assert done.stats["train"]["rows"] == 4 - dropped
 
 
-def test_a_chat_template_is_what_the_model_reads(tokenize, chat_tokenizer):
+def test_chat_template_renders_the_tokens(tokenize, chat_tokenizer):
     rows = [(QUESTION, " Yes.", " No.")]
     done = tokenize(
         "reward", rows, tokenizer=chat_tokenizer, template="chat", max_length=200
@@ -348,7 +348,7 @@ def test_a_chat_template_is_what_the_model_reads(tokenize, chat_tokenizer):
     assert done.texts("rejected") == ["No.<|im_end|>"]
 
 
-def test_a_chat_without_a_template_is_refused(tokenize):
+def test_chat_without_a_template_is_an_error(tokenize):
     with pytest.raises(InputError, match="no chat template"):
         tokenize("sft", template="chat")
 
@@ -365,7 +365,7 @@ def prompts(done, part="train"):
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
-def test_rows_of_the_datasets_stand_one_after_the_other(phase, phase_name):
+def test_datasets_are_concatenated(phase, phase_name):
     job = phase(phase_name)
     job.add("b", train=numbered("b", 5), eval=numbered("B", 5), train_rows=[0, 4], eval_rows=[1])
     job.add("a", train=numbered("a", 5), eval=numbered("A", 5), train_rows=[2], eval_rows=[0, 3])
@@ -376,7 +376,7 @@ def test_rows_of_the_datasets_stand_one_after_the_other(phase, phase_name):
     assert done.stats["eval"]["rows_of"] == {"b": 1, "a": 2}
 
 
-def test_all_fields_of_a_row_are_of_the_same_record(phase):
+def test_fields_of_a_row_come_from_the_same_record(phase):
     # Every third row is dropped in between.
     rows = [(f"p{i}", f" c{i}" if i % 3 else " ", f" r{i}") for i in range(20)]
     done = phase("reward").add("mine", train=rows, eval=rows).run()
@@ -396,7 +396,7 @@ def test_rows_of_many_batches_keep_their_order(phase):
     assert (digits @ 10 ** np.arange(5, -1, -1)).tolist() == list(range(number))
 
 
-def test_weights_repeat_and_draw_rows_to_train_on_but_none_to_evaluate_on(phase):
+def test_weights_apply_to_training_rows_only(phase):
     job = phase("sft")
     for name, weight in {"a": 1, "b": 2, "c": 0.5, "d": 2.5}.items():
         job.add(name, weight, train=numbered(name, 4), eval=numbered(name.upper(), 4))
@@ -415,7 +415,7 @@ def test_weights_repeat_and_draw_rows_to_train_on_but_none_to_evaluate_on(phase)
     assert prompts(done, "eval") == [f"{name}{i}" for name in "ABCD" for i in range(4)]
 
 
-def test_which_rows_a_weight_draws_is_up_to_the_seed(tmp_path, byte_tokenizer):
+def test_rows_drawn_by_a_weight_depend_on_the_seed(tmp_path, byte_tokenizer):
     def drawn(name, seed):
         job = Phase(tmp_path / name, "rlhf", byte_tokenizer, {"seed": seed})
         rows = numbered("a", 100)
@@ -425,7 +425,7 @@ def test_which_rows_a_weight_draws_is_up_to_the_seed(tmp_path, byte_tokenizer):
     assert drawn("first again", 1) != drawn("other", 2)
 
 
-def test_without_an_eval_part_rows_to_evaluate_on_are_some_of_the_train_part(phase):
+def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
     job = phase("sft")
     job.add("a", train=numbered("a", 6), train_rows=[0, 2, 3], eval_rows=[1, 5])
     job.add("b", train=numbered("b", 3), eval=numbered("B", 3), eval_rows=[1])
@@ -436,7 +436,7 @@ def test_without_an_eval_part_rows_to_evaluate_on_are_some_of_the_train_part(pha
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
 @pytest.mark.parametrize("part", ["train", "eval"])
-def test_a_phase_without_rows_is_refused_in_one_line(phase, phase_name, part):
+def test_phase_without_rows_is_an_error_of_one_line(phase, phase_name, part):
     job = phase(phase_name)
     for name in ("a", "b"):
         # Rows 1 and 2 have no prompt.
@@ -450,7 +450,7 @@ def test_a_phase_without_rows_is_refused_in_one_line(phase, phase_name, part):
     )
 
 
-def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
+def test_phase_without_any_source_rows_is_an_error(phase):
     job = phase("sft").add("a", train=ROWS, eval=ROWS, train_rows=[])
     with pytest.raises(InputError, match="a: no row is left to train sft, of 0 rows in its share"):
         job.run()
@@ -459,7 +459,7 @@ def test_datasets_without_rows_in_a_phase_are_told_as_well(phase):
 # --- figures ----------------------------------------------------------------------------------
 
 
-def test_stats_and_facts_say_what_became_of_the_rows(phase):
+def test_stats_and_facts_count_kept_and_dropped_rows(phase):
     job = phase("sft")
     job.add("mine", train=ROWS, eval=ROWS, eval_rows=[0, 2])
     done = job.run()
@@ -468,7 +468,7 @@ def test_stats_and_facts_say_what_became_of_the_rows(phase):
         "rows_of": {"mine": 6},
         "kept_of": {"mine": 4},
         "dropped": {"empty response": 1, "empty prompt": 1},
-        "cut": 2,
+        "truncated": 2,
         "tokens": {
             # 11, 19, 10 and 1 tokens.
             "prompt": {
@@ -486,7 +486,7 @@ def test_stats_and_facts_say_what_became_of_the_rows(phase):
         },
     }
     assert done.stats["eval"]["rows"] == 1
-    assert done.stats["eval"]["cut"] == 0
+    assert done.stats["eval"]["truncated"] == 0
     assert done.stats["eval"]["tokens"]["chosen"]["sum"] == 5
     assert done.facts == {
         "dropped": {
@@ -521,7 +521,7 @@ def test_real_rows_of_pandalm(phase, shared_data):
     assert done.stats["train"]["rows"] == 748
     assert done.stats["eval"]["rows"] == 88
     # The longest row has 502 tokens, <s> and </s> apart: all fit.
-    assert done.stats["train"]["cut"] == done.stats["eval"]["cut"] == 0
+    assert done.stats["train"]["truncated"] == done.stats["eval"]["truncated"] == 0
     for name in ("chosen", "rejected"):
         ragged = Ragged(done.result, f"train.{name}")
         assert all(ragged[row][-1] == 2 for row in range(len(ragged)))

@@ -60,7 +60,7 @@ def read_rows(
         raise InputError(f"{path}: unknown kind of file, expected one of {', '.join(READERS)}")
     with path.open("rb") as file:
         if file.read(40).startswith(b"version https://git-lfs"):
-            raise InputError(f"{path} is a Git LFS pointer: run git lfs pull to get the file")
+            raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
         for number, row in READERS[kind](path, columns):
             if not isinstance(row, (dict, BadRow)):

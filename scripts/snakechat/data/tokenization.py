@@ -68,7 +68,7 @@ def encode_responses(
         elif is_truncated:
             prompt, ids = truncate_responses(prompt, ids, limit)
         if not ids[0]:
-            yield "response cut away"
+            yield "response truncated away"
         # The texts differ after the truncation, or in characters that have the same ids.
         elif len(ids) == 2 and ids[0] == ids[1]:
             yield "equal responses"
@@ -108,7 +108,7 @@ def tokenize_phase(job: Job[Any]) -> None:
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)
-        rows, truncated, dropped = (stats[split][key] for key in ("rows", "cut", "dropped"))
+        rows, truncated, dropped = (stats[split][key] for key in ("rows", "truncated", "dropped"))
         print(f"{split}: {rows:,} rows, {truncated:,} truncated, dropped: {dropped}")
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
@@ -153,7 +153,7 @@ def _tokenize_split(
         # The arrays hold the datasets in this order.
         "kept_of": {name: kept[name] for name in rows},
         "dropped": dict(sorted(dropped.items())),
-        "cut": truncated,
+        "truncated": truncated,
         "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
     }
 

@@ -62,15 +62,16 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         self.tokenizer, self.template = tokenizer, template
+        # For errors.
+        self.source = tokenizer.name_or_path or "tokenizer"
         if not tokenizer.is_fast:
             raise InputError(
-                f"{tokenizer.name_or_path}: the tokenizer has no tokenizer.json:"
-                " convert it to a fast tokenizer"
+                f"{self.source}: no tokenizer.json: convert the tokenizer to a fast one"
             )
         if template == "chat" and not tokenizer.chat_template:
             raise InputError(
-                f"{tokenizer.name_or_path}: the tokenizer has no chat template, which template:"
-                " chat requires: use template: dialogue"
+                f"{self.source}: no chat template, which template: chat requires:"
+                " use template: dialogue"
             )
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_padding()
@@ -113,8 +114,7 @@ class Encoder:
             roles = ", ".join(message["role"] for message in messages)
             reason = " ".join(str(error).split())
             raise InputError(
-                f"{self.tokenizer.name_or_path}: the chat template rejects turns of {roles}:"
-                f" {reason}"
+                f"{self.source}: the chat template rejects turns of {roles}: {reason}"
             ) from None
 
     def _ids(self, texts: Iterable[str], add_special_tokens: bool) -> list[list[int]]:

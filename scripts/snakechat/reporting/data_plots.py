@@ -32,7 +32,7 @@ def _draw_rows(panel: Axes, tokens: Mapping[str, Statistics]) -> None:
     """Plot the training rows of each phase: complete, truncated, and dropped by reason."""
     reasons = sorted({reason for phase in tokens.values() for reason in phase["dropped"]})
     for place, phase in enumerate(tokens.values()):
-        counts = {"complete": phase["rows"] - phase["cut"], "truncated": phase["cut"]}
+        counts = {"complete": phase["rows"] - phase["truncated"], "truncated": phase["truncated"]}
         counts |= phase["dropped"]
         left = 0
         for number, kind in enumerate(["complete", "truncated", *reasons]):

@@ -1,25 +1,24 @@
-"""Which files of a dataset make its parts."""
+"""Which files of a dataset belong to its splits."""
 
 import os
-from pathlib import Path
 
 import pytest
 import yaml
 
+from conftest import ROOT
 from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files
 from snakechat.workflow.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
 
 
-def parts(*paths, **globs):
+def splits_of(*paths, **globs):
     return split_files(sorted(paths), globs)
 
 
-def refusal(*paths, **globs):
+def error_of(*paths, **globs):
     with pytest.raises(InputError) as error:
-        parts(*paths, **globs)
+        splits_of(*paths, **globs)
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -35,7 +34,7 @@ def refusal(*paths, **globs):
         ("train.jsonl.gz", "jsonl.gz"),
         ("train.json", "json"),
         ("train.csv", "csv"),
-        # As wget leaves them.
+        # Names that wget writes.
         ("train.parquet?download=true", "parquet"),
         ("train.jsonl.gz?download=true", "jsonl.gz"),
         ("a.json/train.csv", "csv"),
@@ -49,12 +48,12 @@ def refusal(*paths, **globs):
         ("train.xjson", None),
     ],
 )
-def test_kinds_are_told_by_name(path, kind):
+def test_kind_is_read_from_the_name(path, kind):
     assert kind_of(path) == kind
 
 
 @pytest.mark.parametrize(
-    ("name", "part"),
+    ("name", "split"),
     [
         ("train.jsonl", "train"),
         ("training.jsonl", "train"),
@@ -71,50 +70,50 @@ def test_kinds_are_told_by_name(path, kind):
         ("TEST.jsonl", "eval"),
         ("test/rows.jsonl", "eval"),
         ("en/test/0000.jsonl", "eval"),
-        # The last word counts.
+        # The last word decides.
         ("test/train.jsonl", "train"),
         ("train/test.jsonl", "eval"),
         ("train_test.jsonl", "eval"),
         ("validation/train/0.jsonl", "train"),
     ],
 )
-def test_parts_are_told_by_the_last_word_of_a_path(name, part):
-    found = parts("0/rows/train.jsonl", name)
-    if part == "train":
+def test_last_word_of_a_path_names_the_split(name, split):
+    found = splits_of("0/rows/train.jsonl", name)
+    if split == "train":
         assert found == {"train": ["0/rows/train.jsonl", name]}
     else:
         assert found == {"train": ["0/rows/train.jsonl"], "eval": [name]}
 
 
 @pytest.mark.parametrize("name", ["latest", "contest", "devil", "value", "trainer", "attestation"])
-def test_a_word_inside_another_is_none(name):
-    # As a file without a word it is for training, where no other is.
-    assert parts(f"{name}.jsonl", "test.jsonl")["train"] == [f"{name}.jsonl"]
-    assert parts(f"{name}.jsonl", "train.jsonl")["train"] == ["train.jsonl"]
+def test_words_inside_other_words_do_not_count(name):
+    # A file without a split word is train only if no other file is.
+    assert splits_of(f"{name}.jsonl", "test.jsonl")["train"] == [f"{name}.jsonl"]
+    assert splits_of(f"{name}.jsonl", "train.jsonl")["train"] == ["train.jsonl"]
 
 
 def test_validation_comes_before_test():
-    assert parts("train.csv", "test.csv", "validation.csv") == {
+    assert splits_of("train.csv", "test.csv", "validation.csv") == {
         "train": ["train.csv"],
         "eval": ["validation.csv"],
     }
-    assert parts("train.csv", "test.csv") == {"train": ["train.csv"], "eval": ["test.csv"]}
+    assert splits_of("train.csv", "test.csv") == {"train": ["train.csv"], "eval": ["test.csv"]}
 
 
-def test_files_without_a_word_are_for_training():
-    assert parts("en.jsonl", "de.jsonl", "test.jsonl") == {
+def test_files_without_a_split_word_are_train():
+    assert splits_of("en.jsonl", "de.jsonl", "test.jsonl") == {
         "train": ["de.jsonl", "en.jsonl"],
         "eval": ["test.jsonl"],
     }
 
 
-def test_without_files_to_evaluate_on_there_is_no_such_part():
-    assert parts("train.jsonl") == {"train": ["train.jsonl"]}
-    assert parts("rows.jsonl", "README.md") == {"train": ["rows.jsonl"]}
+def test_eval_split_is_absent_without_eval_files():
+    assert splits_of("train.jsonl") == {"train": ["train.jsonl"]}
+    assert splits_of("rows.jsonl", "README.md") == {"train": ["rows.jsonl"]}
 
 
-def test_files_that_are_no_rows_are_passed_over():
-    found = parts(
+def test_files_without_rows_are_skipped():
+    found = splits_of(
         ".cache/huggingface/download/train.json",
         ".git/train.json",
         ".gitattributes",
@@ -134,43 +133,41 @@ def test_files_that_are_no_rows_are_passed_over():
     assert found == {"train": ["data/train.parquet"]}
 
 
-def test_a_name_with_cache_in_it_is_rows():
-    assert parts("my-cache-1.json", "a/state.json.json")["train"] == [
+def test_names_that_contain_cache_are_kept():
+    assert splits_of("my-cache-1.json", "a/state.json.json")["train"] == [
         "a/state.json.json",
         "my-cache-1.json",
     ]
 
 
-def test_files_of_several_kinds_are_refused():
-    message = refusal("train.parquet", "train.jsonl", "README.md")
+def test_files_of_several_kinds_are_an_error():
+    message = error_of("train.parquet", "train.jsonl", "README.md")
     assert "jsonl, parquet" in message
-    # What the user is to do.
+    # The advice.
     assert "train:" in message
-    # A kind of its own, too.
-    assert "jsonl, jsonl.gz" in refusal("train.jsonl", "test.jsonl.gz")
+    # Compressed lines are another kind.
+    assert "jsonl, jsonl.gz" in error_of("train.jsonl", "test.jsonl.gz")
 
 
-def test_with_globs_several_kinds_may_lie_side_by_side():
+def test_globs_may_select_files_of_several_kinds():
     paths = ["a.csv", "train.jsonl", "train.parquet"]
-    assert parts(*paths, train="*.jsonl", eval="*.csv") == {
+    assert splits_of(*paths, train="*.jsonl", eval="*.csv") == {
         "train": ["train.jsonl"],
         "eval": ["a.csv"],
     }
 
 
 @pytest.mark.parametrize("paths", [[], ["README.md"], [".git/train.json", "state.json"]])
-def test_a_folder_without_rows_is_refused(paths):
-    assert refusal(*paths).startswith("train: no parquet")
+def test_folder_without_data_files_is_an_error(paths):
+    assert error_of(*paths).startswith("no training files: expected parquet")
 
 
-def test_files_to_evaluate_on_alone_are_not_called_missing():
-    # There is a parquet file; what lacks is one to train on.
-    message = refusal("data/validation.parquet")
-    assert message.startswith("train: ")
-    assert "is parquet, json or csv" not in message
+def test_eval_files_alone_are_an_error():
+    message = error_of("data/validation.parquet")
+    assert message.startswith("no training files: ")
 
 
-# Shards.
+# --- shards ---------------------------------------------------------------------------------
 
 
 def shards(numbers, of, name="data/train", end=".parquet"):
@@ -180,12 +177,12 @@ def shards(numbers, of, name="data/train", end=".parquet"):
 @pytest.mark.parametrize(
     ("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3), ([0], 1), ([1], 1), (range(12), 12)]
 )
-def test_whole_sets_of_shards_are_taken(numbers, of):
+def test_complete_sets_of_shards(numbers, of):
     paths = shards(numbers, of)
-    assert parts(*paths) == {"train": paths}
-    # With a digest behind the number, as the hub names them.
+    assert splits_of(*paths) == {"train": paths}
+    # With a digest after the number, as the hub names shards.
     paths = [f"data/train-{n:05}-of-{of:05}-{n:016x}.parquet" for n in numbers]
-    assert parts(*paths) == {"train": paths}
+    assert splits_of(*paths) == {"train": paths}
 
 
 @pytest.mark.parametrize(
@@ -198,41 +195,41 @@ def test_whole_sets_of_shards_are_taken(numbers, of):
         ([0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11], 12, 4),
     ],
 )
-def test_a_missing_shard_is_refused_with_its_number(numbers, of, missing):
-    message = refusal(*shards(numbers, of))
+def test_missing_shard_is_an_error_with_its_number(numbers, of, missing):
+    message = error_of(*shards(numbers, of))
     assert message.startswith("data/train: ")
-    assert f"{len(numbers)} of {of} shards" in message
-    assert f"number {missing} is missing" in message
+    assert f"{len(numbers)} of {of} shards found" in message
+    assert f"shard {missing} is missing" in message
 
 
-def test_missing_shards_at_the_start_are_refused():
-    # Without number 0 it is not clear whether they are counted from 1.
-    assert "2 of 3 shards" in refusal(*shards([1, 2], 3))
-    assert "1 of 3 shards, number 1 is missing" in refusal(*shards([2], 3))
-    assert "2 of 3 shards, number 1 is missing" in refusal(*shards([2, 3], 3))
+def test_missing_first_shard_is_an_error():
+    # Without shard 0, the shards may be numbered from 0 or from 1.
+    assert "2 of 3 shards" in error_of(*shards([1, 2], 3))
+    assert "1 of 3 shards found, shard 1 is missing" in error_of(*shards([2], 3))
+    assert "2 of 3 shards found, shard 1 is missing" in error_of(*shards([2, 3], 3))
 
 
-def test_shards_are_looked_for_in_each_part_and_folder():
+def test_shards_are_checked_per_split_and_folder():
     whole = shards([0, 1], 2)
-    assert refusal(*whole, *shards([1], 2, "data/test")).startswith("data/test: ")
-    assert refusal(*whole, *shards([0], 2, "more/train")).startswith("more/train: ")
-    # Two sets in the same part that differ in their number.
-    found = parts(*whole, *shards([0, 1, 2], 3, "more/train"))
+    assert error_of(*whole, *shards([1], 2, "data/test")).startswith("data/test: ")
+    assert error_of(*whole, *shards([0], 2, "more/train")).startswith("more/train: ")
+    # Two sets of shards in one split.
+    found = splits_of(*whole, *shards([0, 1, 2], 3, "more/train"))
     assert len(found["train"]) == 5
 
 
-def test_shards_that_no_part_uses_do_not_matter():
-    # validation is there, so test is not used.
+def test_shards_of_unused_files_are_not_checked():
+    # test files are not used if there are validation files.
     paths = ["train.parquet", "validation.parquet", *shards([0], 2, "test")]
-    assert parts(*paths)["eval"] == ["validation.parquet"]
+    assert splits_of(*paths)["eval"] == ["validation.parquet"]
 
 
-def test_a_missing_shard_behind_a_glob_is_refused():
-    message = refusal(*shards([0, 1], 3, end=".jsonl"), train="data/*.jsonl")
-    assert "number 2 is missing" in message
+def test_missing_shard_of_a_glob_is_an_error():
+    message = error_of(*shards([0, 1], 3, end=".jsonl"), train="data/*.jsonl")
+    assert "shard 2 is missing" in message
 
 
-# Globs.
+# --- globs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,40 +275,40 @@ def test_globs_that_do_not_match(glob, path):
     assert not matches(path, glob)
 
 
-def test_globs_choose_files_whatever_words_they_have():
+def test_globs_override_split_words():
     paths = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
-    assert parts(*paths, train="**/a.jsonl") == {"train": ["test/a.jsonl", "train/a.jsonl"]}
-    assert parts(*paths, train="test/*", eval="train/b.jsonl") == {
+    assert splits_of(*paths, train="**/a.jsonl") == {"train": ["test/a.jsonl", "train/a.jsonl"]}
+    assert splits_of(*paths, train="test/*", eval="train/b.jsonl") == {
         "train": ["test/a.jsonl"],
         "eval": ["train/b.jsonl"],
     }
 
 
-def test_with_a_glob_for_train_alone_nothing_is_there_to_evaluate_on():
-    assert parts("train.csv", "test.csv", train="train.*") == {"train": ["train.csv"]}
+def test_train_glob_alone_gives_no_eval_split():
+    assert splits_of("train.csv", "test.csv", train="train.*") == {"train": ["train.csv"]}
 
 
 @pytest.mark.parametrize(
-    ("globs", "part", "glob"),
+    ("globs", "split", "glob"),
     [
         ({"train": "*.parquet"}, "train", "*.parquet"),
         ({"train": "train.csv", "eval": "dev/*.csv"}, "eval", "dev/*.csv"),
     ],
 )
-def test_a_glob_that_matches_nothing_is_named(globs, part, glob):
-    message = refusal("train.csv", "test.csv", **globs)
-    assert message.startswith(f"{part}: ")
+def test_glob_without_a_match_is_an_error(globs, split, glob):
+    message = error_of("train.csv", "test.csv", **globs)
+    assert message.startswith(f"{split}: ")
     assert glob in message
 
 
-def test_a_file_in_both_parts_is_refused():
-    # Rows that are trained on would be evaluated on.
-    assert "test.parquet" in refusal(
+def test_file_in_both_splits_is_an_error():
+    # Training rows would be evaluated.
+    assert "test.parquet" in error_of(
         "test.parquet", "train.parquet", train="*.parquet", eval="test.parquet"
     )
 
 
-# Layouts of folders and repositories.
+# --- layouts of folders and repositories ----------------------------------------------------
 
 
 def fill(folder, *paths):
@@ -331,8 +328,8 @@ def test_local_paths_of_an_empty_folder(tmp_path):
     assert local_paths(tmp_path) == []
 
 
-def test_local_paths_lead_behind_links(tmp_path):
-    # A folder on another disk, and a hub's cache, whose files are links to blobs.
+def test_local_paths_follow_links(tmp_path):
+    # A folder on another disk, and a cache of the hub, whose files are links to blobs.
     store = fill(tmp_path / "store", "rows/train.json", "blob")
     folder = fill(tmp_path / "mine", "README.md")
     (folder / "data").symlink_to(store / "rows")
@@ -342,10 +339,10 @@ def test_local_paths_lead_behind_links(tmp_path):
     assert local_paths(tmp_path / "link") == local_paths(folder)
 
 
-def test_a_link_that_leads_back_does_not_repeat_the_files(tmp_path):
+def test_link_to_a_parent_folder_does_not_repeat_files(tmp_path):
     fill(tmp_path, "data/train.json")
     (tmp_path / "data/here").symlink_to(tmp_path, target_is_directory=True)
-    # Each file once, however it is reached.
+    # Each file once.
     reached = [os.path.realpath(tmp_path / path) for path in local_paths(tmp_path)]
     assert reached == [os.path.realpath(tmp_path / "data/train.json")]
 
@@ -378,9 +375,9 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path):
 
 
 def test_a_dict_of_datasets_that_was_saved_to_disk(tmp_path):
-    about = ["dataset_info.json", "state.json", "cache-0123456789abcdef.arrow"]
-    for part in ("train", "test"):
-        fill(tmp_path / part, "data-00000-of-00001.arrow", *about)
+    metadata = ["dataset_info.json", "state.json", "cache-0123456789abcdef.arrow"]
+    for split in ("train", "test"):
+        fill(tmp_path / split, "data-00000-of-00001.arrow", *metadata)
     fill(tmp_path, "dataset_dict.json")
     assert split_files(local_paths(tmp_path), {}) == {
         "train": ["train/data-00000-of-00001.arrow"],
@@ -388,20 +385,20 @@ def test_a_dict_of_datasets_that_was_saved_to_disk(tmp_path):
     }
 
 
-def test_shp_as_it_stands_on_main():
-    # A folder for each of its domains.
+def test_layout_of_shp_on_its_main_branch():
+    # One folder per domain.
     domains = ["askculinary", "askscience", "legaladvice"]
-    paths = [f"{domain}/{part}.json" for domain in domains for part in ("test", "train")]
+    paths = [f"{domain}/{split}.json" for domain in domains for split in ("test", "train")]
     paths += [f"{domain}/validation.json" for domain in domains]
-    assert parts("README.md", ".gitattributes", *paths) == {
+    assert splits_of("README.md", ".gitattributes", *paths) == {
         "train": [f"{domain}/train.json" for domain in domains],
         "eval": [f"{domain}/validation.json" for domain in domains],
     }
 
 
-def convert(*parts):
-    """Paths of a branch refs/convert/parquet."""
-    return [f"default/{part}/0000.parquet" for part in parts]
+def convert(*splits):
+    """Return paths of the branch refs/convert/parquet."""
+    return [f"default/{split}/0000.parquet" for split in splits]
 
 
 JAQUAD = (
@@ -414,7 +411,7 @@ MIRACL = (
 )
 HH = ["harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"]
 HC3 = ["baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology"]
-# Files of the repositories that config.yaml has globs for, and the parts that the globs choose.
+# Files of the repositories for which config.yaml has globs, and the splits that they select.
 REPOSITORIES = {
     "SHP": (
         convert("test", "train", "validation"),
@@ -432,8 +429,8 @@ REPOSITORIES = {
         [
             ".gitattributes",
             "README.md",
-            *(f"{name}/{part}.jsonl.gz" for name in HH for part in ("test", "train")),
-            # No pairs.
+            *(f"{name}/{split}.jsonl.gz" for name in HH for split in ("test", "train")),
+            # Without pairs.
             "red-team-attempts/red_team_attempts.jsonl.gz",
         ],
         {
@@ -444,12 +441,12 @@ REPOSITORIES = {
 }
 
 
-def test_every_dataset_with_globs_is_looked_at():
+def test_every_dataset_with_globs_is_covered():
     assert {name for name, dataset in DATASETS.items() if "train" in dataset} == set(REPOSITORIES)
 
 
 @pytest.mark.parametrize("name", REPOSITORIES)
-def test_globs_of_the_config_choose_the_right_files(name):
+def test_globs_of_the_config_select_the_right_files(name):
     paths, expected = REPOSITORIES[name]
-    globs = {part: DATASETS[name][part] for part in ("train", "eval") if part in DATASETS[name]}
-    assert parts(*paths, **globs) == expected
+    globs = {split: DATASETS[name][split] for split in ("train", "eval") if split in DATASETS[name]}
+    assert splits_of(*paths, **globs) == expected

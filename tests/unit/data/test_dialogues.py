@@ -8,13 +8,13 @@ from support.dialogues import DIALOGUES
 
 
 @pytest.mark.parametrize("name", DIALOGUES)
-def test_turns_become_a_prompt_and_the_prompt_turns(name):
+def test_turns_and_prompts_convert_both_ways(name):
     turns, prompt = DIALOGUES[name]
     assert render_prompt(turns) == prompt
     assert parse_turns(prompt) == turns
 
 
-def test_space_around_a_turn_is_taken_off():
+def test_whitespace_around_a_turn_is_stripped():
     assert render_prompt([("user", "  Can you\n help?\n\n")]) == (
         "\n\nHuman: Can you\n help?\n\nAssistant:"
     )
@@ -24,13 +24,13 @@ def test_space_around_a_turn_is_taken_off():
     ("text", "response"),
     [("Yes.", " Yes."), (" Yes.\n", " Yes."), ("", " "), (" \n", " "), ("a\n\nb", " a\n\nb")],
 )
-def test_a_response_begins_with_one_blank(text, response):
+def test_response_starts_with_one_space(text, response):
     assert render_response(text) == response
 
 
 @pytest.mark.parametrize("breaks", ["\n\n", "\n\n\n", "\n\n\n\n", "\n\n\n\n\n"])
 @pytest.mark.parametrize("name", ["Human", "Assistant", "System"])
-def test_a_text_that_holds_a_marker_opens_no_turn(name, breaks):
+def test_marker_inside_a_text_starts_no_turn(name, breaks):
     text = f"I read:{breaks}{name}: Hello!"
     (role, kept), *others = parse_turns(render_prompt([("user", text)]))
     assert (role, others) == ("user", [])
@@ -41,15 +41,17 @@ def test_a_text_that_holds_a_marker_opens_no_turn(name, breaks):
     ]
 
 
-def test_several_markers_in_a_text_open_no_turn():
+def test_several_markers_inside_a_text_start_no_turn():
     text = "a\n\nHuman: b\n\nAssistant: c\n\nHuman:\n\nHuman: d"
     assert render_prompt([("user", text)]) == (
         "\n\nHuman: a\nHuman: b\nAssistant: c\nHuman:\nHuman: d\n\nAssistant:"
     )
 
 
-def test_a_text_that_begins_with_a_marker_opens_no_turn():
-    assert parse_turns(render_prompt([("user", "\n\nHuman: Hello!")])) == [("user", "Human: Hello!")]
+def test_marker_at_the_start_of_a_text_starts_no_turn():
+    assert parse_turns(render_prompt([("user", "\n\nHuman: Hello!")])) == [
+        ("user", "Human: Hello!")
+    ]
 
 
 @pytest.mark.parametrize("text", ["Name a fruit.", "\nName a fruit.\n", "Name a fruit.\n\n"])
@@ -57,7 +59,7 @@ def test_a_text_without_markers_is_one_turn_of_the_user(text):
     assert parse_turns(text) == [("user", "Name a fruit.")]
 
 
-def test_what_stands_before_the_first_marker_is_the_users():
+def test_text_before_the_first_marker_is_a_user_turn():
     assert parse_turns("Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:") == [
         ("user", "Hello."),
         ("assistant", "Hi."),
@@ -66,11 +68,11 @@ def test_what_stands_before_the_first_marker_is_the_users():
 
 
 @pytest.mark.parametrize("text", ["", "\n\nAssistant:", " \n\nAssistant: "])
-def test_a_prompt_that_says_nothing_has_no_turns(text):
+def test_empty_prompt_has_no_turns(text):
     assert parse_turns(text) == []
 
 
-def test_a_prompt_need_not_end_where_a_response_begins():
+def test_prompt_may_end_without_an_assistant_marker():
     assert parse_turns("\n\nHuman: Hello.") == [("user", "Hello.")]
     assert parse_turns("\n\nHuman: Hello.\n\nAssistant: Hi.") == [
         ("user", "Hello."),
@@ -78,7 +80,7 @@ def test_a_prompt_need_not_end_where_a_response_begins():
     ]
 
 
-def test_blanks_behind_markers_do_not_matter():
+def test_spaces_after_markers_do_not_matter():
     # Some sets have none, or two.
     assert parse_turns("\n\nHuman:Hello.\n\nAssistant:  Hi.\n\nHuman: Why?\n\nAssistant: ") == [
         ("user", "Hello."),
@@ -87,7 +89,7 @@ def test_blanks_behind_markers_do_not_matter():
     ]
 
 
-def test_prompts_of_real_dialogues_are_made_again_of_their_turns(shared_data):
+def test_real_prompts_are_reproduced_from_their_turns(shared_data):
     # Space around a turn is all that differs.
     for name in ("hh_harmless", "dpo_demo_en", "dpo_demo_zh"):
         table = pq.read_table(shared_data / name / "test.parquet", columns=["prompt"])

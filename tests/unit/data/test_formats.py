@@ -1,12 +1,11 @@
-"""How rows of each source become prompt, chosen and rejected."""
+"""Conversion of rows of every format to prompt, chosen and rejected."""
 
-# Chinese punctuation is meant.
+# Chinese texts have Chinese punctuation.
 # ruff: noqa: RUF001
 
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -14,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from import_dataset import import_part
+from conftest import ROOT
+from import_dataset import import_split
 from snakechat.data.formats import FORMATS, BadRow, DroppedRow, columns_of, has_pairs, record_of
 from snakechat.data.records import read_records
 from snakechat.data.sources import read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
 READ = {name: dataset for name, dataset in DATASETS.items() if "generate" not in dataset}
 
 
 def read(row, format, **columns):
-    """The record of a row, under the usual columns if no others are named."""
+    """Return the record of a row, with the default columns unless others are given."""
     return record_of(row, format, columns_of(format, columns or None))
 
 
@@ -46,7 +45,7 @@ def question(text):
     return f"\n\nHuman: {text}\n\nAssistant:"
 
 
-# A row of every dataset that is read, in its real layout, and its record.
+# --- one row of every dataset of config.yaml, in its real layout, and its record ----------
 
 DIALOGUE = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
 PLAIN = {
@@ -131,7 +130,7 @@ MKQA = {
     },
 }
 QG_JAQUAD = {
-    "response": "瀬長島",
+    "answer": "瀬長島",
     "paragraph_question": "question: 第1滑走路から見える島は?, context: 瀬長島は近い。",
     "question": "第1滑走路から見える島は?",
     "sentence": "第1滑走路からは瀬長島が見える。",
@@ -140,27 +139,27 @@ QG_JAQUAD = {
     "paragraph_id": "tr-011-00-000",
 }
 QAG_JAQUAD = {
-    "responses": ["瀬長島", "第1滑走路"],
+    "answers": ["瀬長島", "第1滑走路"],
     "questions": ["第1滑走路から見える島は?", "島が見えるのはどこから?"],
     "paragraph": "第1滑走路からは瀬長島が見える。",
     "paragraph_id": "tr-011-00",
-    "questions_answers": "question: 第1滑走路から見える島は?, response: 瀬長島 | question: …",
+    "questions_answers": "question: 第1滑走路から見える島は?, answer: 瀬長島 | question: …",
 }
 ROWS = {
     # response is a copy of chosen.
     "rm-static": ({**PLAIN, "response": PLAIN["chosen"]}, PLAIN_RECORD),
-    # Some responses of it touch their prompts.
+    # Some responses have no leading space.
     "full-hh-rlhf": (
         {**PLAIN, "response": "An apple.", "chosen": "An apple.", "rejected": "A stone."},
         PLAIN_RECORD,
     ),
     "synthetic-instruct-gptj-pairwise": (
-        # No markers; space here and there.
+        # No markers, and whitespace around texts.
         {"prompt": "Name a fruit.", "chosen": "An apple.\n", "rejected": "  A stone."},
         (question("Name a fruit."), " An apple.", " A stone."),
     ),
     "rlhf-reward-datasets": (
-        # Prompts stop before the last marker, responses repeat the dialogue.
+        # Prompts end before the last marker; responses repeat the dialogue.
         {
             "prompt": f"{DIALOGUE}\n\n",
             "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
@@ -246,12 +245,12 @@ ROWS = {
 
 
 def of_config(name, row):
-    """The record of a row of a dataset, as config.yaml describes it."""
+    """Return the record of a row of a dataset in config.yaml."""
     dataset = DATASETS[name]
     return record_of(row, dataset["format"], columns_of(dataset["format"], dataset.get("columns")))
 
 
-def test_every_dataset_that_is_read_has_its_row_here():
+def test_every_dataset_of_the_config_has_an_example_row():
     assert set(ROWS) == set(READ)
 
 
@@ -262,8 +261,8 @@ def test_row_becomes_a_record(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_row_becomes_a_record_out_of_a_file_of_its_kind(name, tmp_path):
-    # Lists and structs come out of parquet as they went in.
+def test_row_in_a_file_becomes_a_record(name, tmp_path):
+    # Parquet keeps lists and structs.
     row, record = ROWS[name]
     if name == "HC3-Chinese":
         path = tmp_path / "all.jsonl"
@@ -278,28 +277,28 @@ def test_row_becomes_a_record_out_of_a_file_of_its_kind(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rejected_responses_are_there_where_pairs_are_promised(name):
+def test_rejected_response_exists_if_the_format_has_pairs(name):
     _, (_, _, rejected) = ROWS[name]
     dataset = DATASETS[name]
     assert has_pairs(dataset["format"], dataset.get("columns")) == (rejected is not None)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, record) in ROWS.items() if record[2] is None])
-def test_datasets_without_pairs_go_to_sft_alone(name):
+def test_datasets_without_pairs_are_used_for_sft_only(name):
     assert DATASETS[name]["split"] == {"sft": 1, "reward": 0, "rlhf": 0}
 
 
 def imported(folder, name, rows):
-    """Records of a dataset's rows, as the program imports them, and what it dropped."""
+    """Import rows of a dataset. Returns the records and the reasons of dropped rows."""
     settings = SimpleNamespace(on_bad_row="fail", **DATASETS[name])
     job = SimpleNamespace(settings=settings, result=folder, facts={})
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    import_part(job, "train", {"source.jsonl": source})
+    import_split(job, "train", {"source.jsonl": source})
     return list(read_records(folder / "train.parquet")), job.facts["dropped"]["train"]
 
 
-def test_marks_of_citations_are_taken_out_of_the_responses_of_webgpt(tmp_path):
+def test_citation_marks_are_removed_from_webgpt(tmp_path):
     asks = {**WEBGPT, "question": {**WEBGPT["question"], "full_text": "What is x [1]?"}}
     other = {**asks, "answer_0": "Both [1, 12] of [it] (2) [a1].", "answer_1": "[3] x[4] [5]"}
     found, _ = imported(tmp_path, "webgpt_comparisons", [WEBGPT, other])
@@ -307,7 +306,7 @@ def test_marks_of_citations_are_taken_out_of_the_responses_of_webgpt(tmp_path):
         [" Reverend Lovejoy.\n\nHe is voiced by Shearer (see above).", " Ned Flanders."],
         [" x", " Both of [it] (2) [a1]."],
     ]
-    # The question is left as it is.
+    # The question is unchanged.
     assert found[1][0] == question("What is x [1]?")
 
 
@@ -317,7 +316,7 @@ def test_a_dataset_without_rejected_responses_is_imported(tmp_path):
     assert reasons == {"no chosen": 1}
 
 
-# Rows of these datasets that lack something.
+# --- incomplete rows of these datasets ------------------------------------------------------
 
 
 def dropped_of(name, **changes):
@@ -338,7 +337,7 @@ def test_the_response_with_the_higher_score_is_chosen():
 
 
 def test_label_0_of_shp_chooses_the_second_response():
-    # Whatever the scores beside it say.
+    # The scores are ignored.
     assert of_config("SHP", {**SHP, "labels": 0})[1:] == (
         " Raspberry juice will likely work.",
         " Pectinex, perhaps?",
@@ -349,7 +348,7 @@ def test_label_0_of_shp_chooses_the_second_response():
 def test_miracl_rows_without_passages(name):
     row, (prompt, chosen, _) = ROWS[name]
     assert dropped_of(name, positive_passages=[]) == "no chosen"
-    # A response is still there to be learnt.
+    # The chosen response is still trained on.
     assert of_config(name, {**row, "negative_passages": []}) == (prompt, chosen, None)
 
 
@@ -364,18 +363,18 @@ def test_qag_jaquad_rows_without_questions_are_dropped():
 @pytest.mark.parametrize(
     "responses",
     [
-        # As mkqa has it for questions that have no response.
+        # The value in mkqa for questions without an answer.
         [{"type": 6, "entity": "", "text": None, "aliases": []}],
         [],
         None,
     ],
 )
 def test_mkqa_rows_without_a_response_are_dropped(responses):
-    row = {"ja": responses, "zh_cn": responses, "en": MKQA["responses"]["en"]}
-    assert dropped_of("mkqa-zh", responses=row) == "no chosen"
-    assert dropped_of("mkqa-ja", responses=row) == "no chosen"
-    # The other language's response does not help, nor does it hurt.
-    other = {**MKQA, "answers": {**row, "ja": MKQA["responses"]["ja"]}}
+    row = {"ja": responses, "zh_cn": responses, "en": MKQA["answers"]["en"]}
+    assert dropped_of("mkqa-zh", answers=row) == "no chosen"
+    assert dropped_of("mkqa-ja", answers=row) == "no chosen"
+    # Responses in other languages are ignored.
+    other = {**MKQA, "answers": {**row, "ja": MKQA["answers"]["ja"]}}
     assert of_config("mkqa-ja", other)[1] == " パリ"
 
 
@@ -387,29 +386,29 @@ def test_mkqa_rows_without_a_question_are_dropped():
 # plain, instruct, last_turn.
 
 
-def test_plain_texts_are_left_as_they_are():
+def test_plain_texts_are_unchanged():
     row = {"prompt": " a \n", "chosen": "\n b ", "rejected": ""}
     assert read(row, "plain") == (" a \n", "\n b ", "")
 
 
-def test_a_plain_response_that_touches_its_prompt_gets_a_blank():
+def test_plain_response_without_a_leading_space_gets_one():
     row = {**PLAIN, "chosen": "An apple. ", "rejected": "\tA stone."}
     assert read(row, "plain")[1:] == (" An apple. ", "\tA stone.")
 
 
 @pytest.mark.parametrize("format", ["plain", "instruct"])
-def test_rejected_may_be_left_out_of_the_columns(format):
+def test_rejected_is_optional_in_columns(format):
     row = {"q": "Name a fruit.", "a": "An apple."}
     _, chosen, rejected = read(row, format, prompt="q", chosen="a")
     assert (chosen, rejected) == (" An apple.", None)
 
 
-def test_instruct_texts_with_markers_open_no_turns():
+def test_markers_in_instruct_texts_start_no_turns():
     row = {"prompt": "a\n\nHuman: b", "chosen": "c\n\nAssistant: d", "rejected": "e"}
     assert read(row, "instruct") == (question("a\nHuman: b"), " c\nAssistant: d", " e")
 
 
-def test_last_turn_rows_with_responses_alone():
+def test_last_turn_responses_without_the_dialogue():
     row = {
         "prompt": "\n\nHuman: Name a fruit.\n\n",
         "chosen": "Assistant: An apple.",
@@ -427,7 +426,7 @@ def whole(*turns):
     return "".join(f"\n\n{name}: {text}" for name, text in zip(names, turns, strict=False))
 
 
-def test_dialogues_are_cut_before_their_last_responses():
+def test_dialogues_are_split_before_their_last_responses():
     row = {"chosen": whole("a", "b", "c", "d"), "rejected": whole("a", "b", "c", "e")}
     assert read(row, "dialogues") == (whole("a", "b", "c") + "\n\nAssistant:", " d", " e")
 
@@ -456,9 +455,9 @@ def test_dialogues_that_differ_before_the_last_response_are_dropped(rejected):
     assert dropped(row, "dialogues") == "dialogues differ before the last response"
 
 
-def test_a_dialogue_without_a_response_is_bad():
+def test_dialogue_without_a_response_is_bad():
     row = {"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}
-    assert bad(row, "dialogues") == "chosen has no Assistant:"
+    assert bad(row, "dialogues") == "chosen has no turn 'Assistant:'"
 
 
 # Scores and labels.
@@ -480,26 +479,26 @@ def test_scored_responses():
 
 
 @pytest.mark.parametrize("score", ["two", None, [2], float("nan")])
-def test_a_score_that_is_no_number_is_bad(score):
+def test_score_that_is_not_a_number_is_bad(score):
     row = {**SCORED, "first_score": score}
     assert "score" in bad(row, "scored")
 
 
 # As text, as csv has it.
 @pytest.mark.parametrize("label", [1, 1.0, True, "1"])
-def test_labels_that_choose_the_first(label):
+def test_labels_of_the_first_response(label):
     assert read({**LABELLED, "label": label}, "labelled") == RIGHT_WAY
 
 
 @pytest.mark.parametrize("label", [0, 0.0, False, "0"])
-def test_labels_that_choose_the_second(label):
+def test_labels_of_the_second_response(label):
     row = {**LABELLED, "label": label}
     assert read(row, "labelled")[1:] == (" A stone.", " An apple.")
 
 
 @pytest.mark.parametrize("label", [2, -1, 0.5, "yes", [1], float("nan")])
 @pytest.mark.parametrize("format", ["labelled", "kto"])
-def test_a_label_that_is_neither_is_bad(format, label):
+def test_label_other_than_0_or_1_is_bad(format, label):
     row = {**LABELLED, "messages": [], "label": label}
     assert bad(row, format).startswith(f"label is {label!r}, expected ")
 
@@ -530,7 +529,7 @@ def test_vicuna_prompts(prompt, expected):
     assert read({"prompt": prompt, "label": " b\n"}, "vicuna") == (expected, " b", None)
 
 
-def test_vicuna_prompts_in_which_nobody_asks_are_dropped():
+def test_vicuna_prompts_without_a_user_turn_are_dropped():
     assert dropped({"prompt": "ASSISTANT:", "label": "b"}, "vicuna") == "no prompt"
     assert dropped({"prompt": "Be brief.", "label": "b"}, "vicuna") == "no prompt"
 
@@ -548,34 +547,34 @@ def sharegpt(*turns):
     return [{"from": role, "value": text} for role, text in turns]
 
 
-ASKED = [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
-SHAREGPT_ASKED = [("human", "Hello."), ("gpt", "Hi."), ("human", "Name a fruit.")]
+QUESTION = [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
+SHAREGPT_QUESTION = [("human", "Hello."), ("gpt", "Hi."), ("human", "Name a fruit.")]
 
 
 def test_the_last_response_of_messages_is_chosen():
-    row = {"messages": messages(*ASKED, ("assistant", "An apple.\n")), "source": "x"}
+    row = {"messages": messages(*QUESTION, ("assistant", "An apple.\n")), "source": "x"}
     assert read(row, "messages") == (PLAIN["prompt"], " An apple.", None)
 
 
 def test_the_last_response_of_sharegpt_is_chosen():
-    row = {"conversations": sharegpt(*SHAREGPT_ASKED, ("gpt", "An apple."))}
+    row = {"conversations": sharegpt(*SHAREGPT_QUESTION, ("gpt", "An apple."))}
     assert read(row, "sharegpt") == (PLAIN["prompt"], " An apple.", None)
 
 
 @pytest.mark.parametrize("format", ["messages", "sharegpt"])
 def test_both_spellings_of_turns_are_read(format):
     cell = {"messages": "messages", "sharegpt": "conversations"}[format]
-    turns = [*messages(*ASKED[:1]), *sharegpt(("model", "Hi."), ("human", "Name a fruit."))]
+    turns = [*messages(*QUESTION[:1]), *sharegpt(("model", "Hi."), ("human", "Name a fruit."))]
     turns += messages(("assistant", "An apple."))
     assert read({cell: turns}, format) == (PLAIN["prompt"], " An apple.", None)
 
 
-def test_what_follows_the_last_response_is_left_out():
+def test_messages_after_the_last_response_are_dropped():
     row = {"messages": messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("system", "d"))}
     assert read(row, "messages") == (question("a"), " b", None)
 
 
-def test_a_system_turn_stays_where_it_is():
+def test_system_turn_keeps_its_position():
     row = {"messages": messages(("system", "Be brief."), ("user", "a"), ("assistant", "b"))}
     assert read(row, "messages")[0] == "\n\nSystem: Be brief.\n\nHuman: a\n\nAssistant:"
 
@@ -587,13 +586,13 @@ def test_a_system_column_comes_first(format):
     columns = {"messages": "m", "system": "s"} | ({"label": "l"} if format == "kto" else {})
     expected = "\n\nSystem: Be brief.\n\nHuman: a\n\nAssistant:"
     assert read(row, format, **columns) == (expected, " b", None)
-    # Without one in this row there is no such turn.
+    # A row without a system text has no system turn.
     for nothing in (None, ""):
         assert read({**row, "s": nothing}, format, **columns) == (question("a"), " b", None)
 
 
 @pytest.mark.parametrize("meta", [{"system": None}, {}, None])
-def test_a_system_cell_inside_a_struct_may_be_nothing(meta):
+def test_system_field_in_a_struct_may_be_null(meta):
     row = {"messages": messages(("user", "a"), ("assistant", "b")), "meta": meta}
     columns = {"messages": "messages", "system": "meta.system"}
     assert read(row, "messages", **columns) == (question("a"), " b", None)
@@ -615,7 +614,7 @@ def test_messages_without_a_question_are_dropped(before):
 
 
 @pytest.mark.parametrize("role", ["tool", "observation", "User", None, ["user"]])
-def test_an_unknown_role_is_bad_and_the_known_ones_are_named(role):
+def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     row = {"messages": messages(("user", "a"), (role, "b"), ("assistant", "c"))}
     message = bad(row, "messages")
     assert repr(role) in message
@@ -623,30 +622,30 @@ def test_an_unknown_role_is_bad_and_the_known_ones_are_named(role):
 
 
 @pytest.mark.parametrize("text", [None, 7, ["a"], {"text": "a"}])
-def test_a_turn_whose_text_is_none_is_bad(text):
+def test_turn_without_text_is_bad(text):
     row = {"messages": messages(("user", text), ("assistant", "b"))}
     assert f"is {type(text).__name__}, expected text" in bad(row, "messages")
 
 
 @pytest.mark.parametrize("turn", ["a", None, 7, ["user", "a"]])
-def test_a_turn_that_has_no_role_is_bad(turn):
+def test_turn_without_a_role_is_bad(turn):
     message = bad({"messages": [turn, *messages(("assistant", "b"))]}, "messages")
-    assert f"messages holds {type(turn).__name__}, expected turns" in message
+    assert f"messages contains {type(turn).__name__}, expected messages" in message
 
 
-# Pairs of messages.
+# --- pairs of messages ----------------------------------------------------------------------
 
 
 def test_message_pairs_as_whole_dialogues():
     # As in ultrafeedback_binarized.
     row = {
         "prompt": "Name a fruit.",
-        "chosen": messages(*ASKED, ("assistant", "An apple.")),
-        "rejected": messages(*ASKED, ("assistant", "A stone.")),
+        "chosen": messages(*QUESTION, ("assistant", "An apple.")),
+        "rejected": messages(*QUESTION, ("assistant", "A stone.")),
         "score_chosen": 7.0,
     }
     assert read(row, "message_pairs") == PLAIN_RECORD
-    # Where the prompt is named, too, it is not said twice.
+    # A prompt column is not repeated.
     same = {name: name for name in ("prompt", "chosen", "rejected")}
     assert read(row, "message_pairs", **same) == PLAIN_RECORD
 
@@ -658,13 +657,13 @@ RESPONSES = {
 }
 
 
-def test_message_pairs_behind_a_prompt_text():
+def test_message_pairs_with_a_prompt_text():
     row = {"prompt": "Name a fruit.", **RESPONSES}
     assert read(row, "message_pairs", **PAIRED) == RIGHT_WAY
 
 
-def test_message_pairs_behind_a_prompt_list():
-    row = {"prompt": messages(*ASKED), **RESPONSES}
+def test_message_pairs_with_a_prompt_list():
+    row = {"prompt": messages(*QUESTION), **RESPONSES}
     assert read(row, "message_pairs", **PAIRED) == PLAIN_RECORD
 
 
@@ -677,7 +676,8 @@ def test_message_pairs_behind_a_prompt_list():
 )
 def test_responses_of_message_pairs_may_be_texts_or_single_messages(responses):
     assert (
-        read({"prompt": messages(*ASKED), **responses}, "message_pairs", **PAIRED) == PLAIN_RECORD
+        read({"prompt": messages(*QUESTION), **responses}, "message_pairs", **PAIRED)
+        == PLAIN_RECORD
     )
 
 
@@ -690,7 +690,7 @@ def test_message_pairs_with_a_system_column():
 
 def test_sharegpt_pairs():
     row = {
-        "conversations": sharegpt(("system", "Be brief."), *SHAREGPT_ASKED),
+        "conversations": sharegpt(("system", "Be brief."), *SHAREGPT_QUESTION),
         "chosen": {"from": "gpt", "value": "An apple."},
         "rejected": {"from": "gpt", "value": "A stone."},
     }
@@ -719,7 +719,7 @@ def test_message_pairs_without_a_question_are_dropped():
     assert dropped({"prompt": [], **RESPONSES}, "message_pairs", **PAIRED) == "no prompt"
 
 
-# kto.
+# --- kto ------------------------------------------------------------------------------------
 
 
 def test_good_rows_of_kto_are_chosen_and_bad_ones_dropped():
@@ -728,28 +728,28 @@ def test_good_rows_of_kto_are_chosen_and_bad_ones_dropped():
     assert dropped({**row, "label": False}, "kto") == "labelled bad"
 
 
-# Columns and cells.
+# --- columns and fields ---------------------------------------------------------------------
 
 
-def test_a_missing_column_is_named_beside_those_that_exist():
+def test_missing_column_error_lists_the_columns():
     row = {"question": "a", "chosen": "b", "response": "c"}
-    assert bad(row, "plain") == "no column prompt; it has question, chosen, response"
+    assert bad(row, "plain") == "column prompt is missing; the row has question, chosen, response"
     message = bad(row, "instruct", prompt="question.text", chosen="response.0")
-    assert message == "question.text: text is looked for in str"
+    assert message == "question.text: str has no key text"
     message = bad(row, "instruct", prompt="question", chosen="response.0")
-    assert message == "no column response; it has question, chosen, response"
+    assert message == "column response is missing; the row has question, chosen, response"
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("format", ["plain", "instruct", "last_turn"])
-def test_a_cell_without_a_value_is_named(format, name):
-    assert bad({**PLAIN, name: None}, format) == f"{name} is nothing"
+def test_null_column_is_named(format, name):
+    assert bad({**PLAIN, name: None}, format) == f"column {name} is null"
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("value", [7, True, ["a"], {"text": "a"}, b"a"])
 @pytest.mark.parametrize("format", ["plain", "instruct", "last_turn"])
-def test_a_cell_that_is_no_text_is_named(format, name, value):
+def test_field_that_is_not_text_is_named(format, name, value):
     assert bad({**PLAIN, name: value}, format) == (
         f"{name} is {type(value).__name__}, expected text"
     )
@@ -770,14 +770,14 @@ def test_a_cell_that_is_no_text_is_named(format, name, value):
         ("kto", {"messages": 7, "label": 1}),
     ],
 )
-def test_a_number_is_no_text_in_any_format(format, row):
+def test_numbers_are_not_accepted_as_text(format, row):
     assert "int, expected" in bad(row, format)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_row_without_any_cell_is_bad_in_every_format(format):
-    assert bad({"x": 1}, format).endswith("; it has x")
-    assert bad(dict.fromkeys(columns_of(format).values()), format).endswith("is nothing")
+def test_row_without_any_column_is_bad_in_every_format(format):
+    assert bad({"x": 1}, format).endswith(" is missing; the row has x")
+    assert bad(dict.fromkeys(columns_of(format).values()), format).endswith("is null")
 
 
 @pytest.mark.parametrize(
@@ -794,72 +794,72 @@ def test_a_row_without_any_cell_is_bad_in_every_format(format):
         ("答案.文本", {"答案": {"文本": "x"}}),
     ],
 )
-def test_a_path_goes_into_lists_and_structs(path, row):
+def test_path_into_lists_and_structs(path, row):
     assert read({"q": "y", **row}, "instruct", prompt="q", chosen=path)[1] == " x"
 
 
 @pytest.mark.parametrize("row", [{"a": []}, {"a": None}, {"a": [None]}, {"a": [{"b": None}]}])
-def test_a_path_that_leads_to_nothing_drops_the_row(row):
+def test_path_without_a_value_drops_the_row(row):
     row = {"q": "y", **row}
     assert dropped(row, "instruct", prompt="q", chosen="a.0.b") == "no chosen"
-    # A rejected response need not be in every row.
+    # The rejected response is optional.
     record = read({**row, "c": "x"}, "instruct", prompt="q", chosen="c", rejected="a.0.b")
     assert record == (question("y"), " x", None)
 
 
-def test_a_name_that_a_struct_does_not_have_is_bad():
-    # A misspelt name would leave every row without its rejected response.
+def test_missing_key_of_a_struct_is_bad():
+    # A misspelled key would drop every rejected response.
     row = {"q": "y", "c": "x", "a": [{"text": "z", "id": 1}]}
     message = bad(row, "instruct", prompt="q", chosen="c", rejected="a.0.txt")
-    assert message == "a.0.txt: no txt; there is text, id"
+    assert message == "a.0.txt: key txt is missing; found text, id"
 
 
-def test_a_path_that_cannot_be_gone_is_bad():
+def test_path_into_a_text_or_by_name_into_a_list_is_bad():
     row = {"q": "y", "a": ["x"]}
     message = bad(row, "instruct", prompt="q", chosen="a.b")
-    assert message == "a.b: b is looked for in list"
+    assert message == "a.b: list has no key b"
     message = bad(row, "instruct", prompt="q", chosen="q.0")
-    assert message == "q.0: 0 is looked for in str"
+    assert message == "q.0: str has no key 0"
 
 
-def test_usual_columns_of_the_formats():
+def test_default_columns_of_the_formats():
     assert columns_of("plain") == {name: name for name in ("prompt", "chosen", "rejected")}
     assert columns_of("vicuna") == {"prompt": "prompt", "chosen": "label"}
     assert columns_of("sharegpt") == {"messages": "conversations"}
 
 
-def test_columns_of_the_config_take_the_place_of_the_usual_ones():
+def test_columns_of_the_config_override_the_defaults():
     columns = {"prompt": "q", "chosen": "a.0"}
     assert columns_of("instruct", columns) == columns
 
 
-def test_unknown_cells_are_refused_and_the_known_ones_named():
+def test_unknown_field_error_lists_the_fields():
     with pytest.raises(ValueError) as error:
         columns_of("plain", {**PAIRED, "respones": "b", "response": "a"})
     assert str(error.value) == (
-        "format plain has no respones, response (its cells: prompt, chosen, rejected)"
+        "format plain has no field respones, response (fields: prompt, chosen, rejected)"
     )
 
 
-def test_cells_that_a_format_needs_are_named():
+def test_missing_fields_are_named():
     with pytest.raises(ValueError) as error:
         columns_of("instruct", {"prompt": "q"})
     assert str(error.value) == (
-        "format instruct needs chosen (its cells: prompt, chosen, rejected)"
+        "format instruct requires chosen (fields: prompt, chosen, rejected)"
     )
-    # An optional cell is known, and not needed.
-    with pytest.raises(ValueError, match="needs messages") as error:
+    # An optional field is listed, but not required.
+    with pytest.raises(ValueError, match="requires messages") as error:
         columns_of("messages", {"system": "s"})
-    assert "(its cells: messages, system)" in str(error.value)
+    assert "(fields: messages, system)" in str(error.value)
 
 
-def test_cells_that_a_format_needs_are_named_in_the_same_order_every_time():
-    # Sets of texts have another order in every run: a config is refused in the same words.
+def test_missing_fields_are_named_in_a_fixed_order():
+    # The order of a set of strings differs between runs; the message must not.
     for cell in SCORED:
         others = [name for name in SCORED if name != cell]
         with pytest.raises(ValueError) as error:
             columns_of("scored", {cell: "x"})
-        named = [f" needs {', '.join(names)} (" for names in (others, sorted(others))]
+        named = [f" requires {', '.join(names)} (" for names in (others, sorted(others))]
         assert any(names in str(error.value) for names in named)
 
 
@@ -885,11 +885,11 @@ def test_formats_with_pairs(format, columns, pairs):
     assert has_pairs(format, columns) is pairs
 
 
-# Real rows in other sets' layouts: the same rows as in the sets in rm-static's.
+# --- real rows in the layout of other datasets ----------------------------------------------
 
 
 def real(path, format, **columns):
-    """Records of a file, and how many of its rows were dropped, by reason."""
+    """Return the records of a file, and the number of dropped rows by reason."""
     found, reasons = [], Counter()
     for _, row in read_rows(path):
         try:
@@ -899,13 +899,13 @@ def real(path, format, **columns):
     return sorted(found, key=str), reasons
 
 
-@pytest.mark.parametrize(("part", "rows", "differ"), [("train", 2097, 4), ("test", 210, 1)])
-def test_real_dialogues(shared_data, part, rows, differ):
-    path = shared_data / f"native/hh_pair/{part}.parquet"
+@pytest.mark.parametrize(("split", "rows", "differ"), [("train", 2097, 4), ("test", 210, 1)])
+def test_real_dialogues(shared_data, split, rows, differ):
+    path = shared_data / f"native/hh_pair/{split}.parquet"
     found, reasons = real(path, "dialogues")
     assert len(found) == rows
     assert reasons == {"dialogues differ before the last response": differ}
-    assert found == real(shared_data / f"hh_harmless/{part}.parquet", "plain")[0]
+    assert found == real(shared_data / f"hh_harmless/{split}.parquet", "plain")[0]
 
 
 def test_real_rows_as_in_shp(shared_data):
@@ -918,7 +918,7 @@ def test_real_rows_as_in_shp(shared_data):
 def test_real_rows_as_in_synthetic_instruct(shared_data):
     found, reasons = real(shared_data / "native/synthetic_instruct/train.parquet", "instruct")
     assert len(found) == 800 and not reasons
-    # The other set keeps space at the ends of its texts.
+    # The other dataset has whitespace around its texts.
     plain, _ = real(shared_data / "pandalm/train.parquet", "plain")
     plain = [(question(prompt[9:-12].strip()), *responses) for prompt, *responses in plain]
     assert found == sorted(plain, key=str)

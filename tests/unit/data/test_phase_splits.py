@@ -1,4 +1,4 @@
-"""Which rows go to which phase: DeepSpeed-Chat's cut, where that one is sound."""
+"""Rows of each phase: those of DeepSpeed-Chat, if its bounds ascend."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def all_rows(phases):
 
 
 def slices_of_deepspeed_chat(number, weights, seed):
-    """Rows of each phase as data_utils.py cuts them, or None where its bounds are no bounds."""
+    """Return the rows of each phase as in data_utils.py, or None if its bounds do not ascend."""
     bounds = [0]
     for weight in weights:
         bounds.append(bounds[-1] + round(weight / sum(weights) * float(number)))
@@ -77,13 +77,13 @@ def test_sizes_of_the_phases(number, weights, expected):
     ("number", "weights"),
     [(76256, [2, 4, 4]), (5103, [2, 4, 4]), (33143, [9, 1]), (50, [2, 4, 4]), (33143, [10, 0, 0])],
 )
-def test_phases_are_the_slices_of_deepspeed_chats_permutation(number, weights, seed):
+def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights, seed):
     expected = slices_of_deepspeed_chat(number, weights, seed)
     phases = split_rows(number, weights, seed)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
 
 
-def test_phases_are_deepspeed_chats_wherever_its_bounds_are_in_order():
+def test_phases_equal_deepspeed_chat_if_its_bounds_ascend():
     weights_without_zero = [weights for weights in WEIGHTS if 0 not in weights]
     compared = 0
     for weights in weights_without_zero:
@@ -92,7 +92,7 @@ def test_phases_are_deepspeed_chats_wherever_its_bounds_are_in_order():
                 phases = split_rows(number, weights, 7)
                 assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
                 compared += 1
-    # Nearly all: what is left out are a few rows among very uneven weights.
+    # Nearly all: with very uneven weights, DeepSpeed-Chat repeats some rows.
     assert compared >= 0.9 * len(weights_without_zero) * len(NUMBERS)
 
 
@@ -113,7 +113,7 @@ def test_a_phase_without_weight_gets_no_rows(number, weights):
     ] * weights.count(0)
 
 
-def test_each_size_is_within_a_row_a_phase_of_its_share():
+def test_sizes_deviate_from_the_weights_by_at_most_one_row_per_phase():
     for number in range(200):
         for weights in WEIGHTS:
             shares = np.array(weights) / sum(weights) * number
@@ -136,7 +136,7 @@ def test_same_seed_same_rows():
     ],
     ids=["share_rows", "share_groups", "blended"],
 )
-def test_the_global_random_state_neither_moves_nor_matters(draw):
+def test_global_random_state_is_neither_used_nor_changed(draw):
     np.random.seed(3)
     expected, first = np.random.random(), draw()
     np.random.seed(3)
@@ -146,20 +146,20 @@ def test_the_global_random_state_neither_moves_nor_matters(draw):
 
 
 @pytest.mark.parametrize("max_rows", [0, 1, 10, 99])
-def test_max_rows_takes_that_many_from_the_start_of_the_permutation(max_rows):
+def test_max_rows_takes_the_start_of_the_permutation(max_rows):
     order = np.arange(100)
     np.random.RandomState(7).shuffle(order)
     phases = split_rows(100, [2, 4, 4], 7, max_rows)
     assert all_rows(phases) == sorted(order[:max_rows].tolist())
 
 
-def test_max_rows_are_shared_by_the_weights():
+def test_max_rows_are_split_by_the_weights():
     # Shares 2, 4 and 4 of ten.
     assert lengths(split_rows(100, [2, 4, 4], 7, max_rows=10)) == [2, 4, 4]
 
 
 @pytest.mark.parametrize("max_rows", [None, 100, 1000])
-def test_a_limit_that_is_not_reached_changes_nothing(max_rows):
+def test_max_rows_above_the_number_of_rows_changes_nothing(max_rows):
     limited, whole = split_rows(100, [2, 4, 4], 7, max_rows), split_rows(100, [2, 4, 4], 7)
     assert [rows.tolist() for rows in limited] == [rows.tolist() for rows in whole]
 
@@ -177,14 +177,14 @@ def test_groups_stay_together():
     assert all_rows(phases) == list(range(100))
 
 
-def test_groups_stay_together_wherever_their_rows_stand():
+def test_groups_stay_together_in_any_order_of_rows():
     scattered = np.random.default_rng(1).permutation(GROUPS)
     phases = split_groups(scattered, [2, 4, 4], 7)
     assert sum(len(set(scattered[rows].tolist())) for rows in phases) == 40
     assert all_rows(phases) == list(range(100))
 
 
-def test_groups_are_what_the_shares_count():
+def test_weights_count_groups():
     phases = split_groups(GROUPS, [2, 4, 4], 7)
     # A fifth and two fifths of 40 groups, whatever number of rows they have.
     assert [len(set(GROUPS[rows].tolist())) for rows in phases] == [8, 16, 16]
@@ -194,14 +194,14 @@ def test_one_group_of_all_rows_goes_to_one_phase():
     assert sorted(lengths(split_groups(np.zeros(100), [2, 4, 4], 7))) == [0, 0, 100]
 
 
-def test_groups_of_one_row_are_shared_as_rows_are():
+def test_groups_of_one_row_are_split_like_rows():
     groups = np.random.default_rng(1).permutation(101)
     phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
     assert [rows.tolist() for rows in phases] == [sorted(rows) for rows in expected]
 
 
 @pytest.mark.parametrize("max_rows", [None, 30])
-def test_the_numbers_that_name_the_groups_do_not_matter(max_rows):
+def test_numbers_of_the_groups_do_not_matter(max_rows):
     scattered = np.random.default_rng(1).permutation(GROUPS)
     names = np.random.default_rng(2).integers(0, 1 << 63, 40).astype(np.uint64) * np.uint64(2)
     renamed = split_groups(names[scattered], [2, 4, 4], 7, max_rows)
@@ -211,21 +211,21 @@ def test_the_numbers_that_name_the_groups_do_not_matter(max_rows):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("number", range(7))
-def test_few_groups_are_all_used_by_phases_with_a_weight(number, weights):
+def test_few_groups_all_belong_to_phases_with_a_weight(number, weights):
     groups = np.repeat(np.arange(number), 2)
     phases = split_groups(groups, weights, 5)
     assert all_rows(phases) == list(range(2 * number))
     assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
 
 
-def test_rows_of_groups_stand_in_ascending_order():
+def test_rows_of_groups_ascend():
     for rows in split_groups(np.random.default_rng(1).permutation(GROUPS), [2, 4, 4], 7):
         assert rows.dtype == np.int64
         assert (np.diff(rows) > 0).all()
 
 
 @pytest.mark.parametrize("max_rows", [21, 22, 23])
-def test_max_rows_takes_whole_groups_that_fit(max_rows):
+def test_max_rows_takes_groups_that_fit(max_rows):
     # Three rows a group: seven groups are 21 rows, an eighth would make 24.
     groups = np.arange(300) // 3
     phases = split_groups(groups, [2, 4, 4], 7, max_rows)
@@ -238,7 +238,7 @@ def test_max_rows_takes_whole_groups_that_fit(max_rows):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_max_rows_is_kept_by_groups_of_any_size(seed):
+def test_max_rows_bounds_groups_of_any_size(seed):
     rows = all_rows(split_groups(GROUPS, [2, 4, 4], seed, max_rows=30))
     # The largest groups have four rows: any of them finds room among 26.
     assert 26 < len(rows) <= 30
@@ -247,11 +247,11 @@ def test_max_rows_is_kept_by_groups_of_any_size(seed):
 
 
 @pytest.mark.parametrize("max_rows", [0, 1, 2])
-def test_no_group_is_cut_to_fit(max_rows):
+def test_groups_are_never_divided(max_rows):
     assert lengths(split_groups(np.arange(300) // 3, [2, 4, 4], 7, max_rows)) == [0, 0, 0]
 
 
-def test_a_large_group_that_does_not_fit_leaves_its_room_to_others():
+def test_group_that_does_not_fit_is_skipped():
     # A group of fifty rows among fifty of one: ten rows can be had, whatever is drawn first.
     groups = np.concatenate([np.zeros(50), np.arange(1, 51)])
     totals = [sum(lengths(split_groups(groups, [2, 4, 4], seed, 10))) for seed in range(100)]
@@ -266,7 +266,7 @@ def test_weight_two_takes_all_rows_twice():
     assert weighted_rows(np.array([2, 3, 7]), 2, 5).tolist() == [2, 2, 3, 3, 7, 7]
 
 
-def test_half_a_weight_draws_half_of_the_rows_once():
+def test_weight_one_half_draws_half_of_the_rows():
     rows = np.arange(0, 200, 2)
     drawn = weighted_rows(rows, 0.5, 5).tolist()
     assert len(drawn) == 50
@@ -276,14 +276,14 @@ def test_half_a_weight_draws_half_of_the_rows_once():
     assert drawn not in (rows[:50].tolist(), rows[::2].tolist())
 
 
-def test_a_weight_of_two_and_a_half_takes_half_of_the_rows_a_third_time():
+def test_weight_two_and_a_half():
     drawn = weighted_rows(np.arange(10), 2.5, 5)
     assert drawn.tolist() == sorted(drawn.tolist())
     assert sorted(np.bincount(drawn).tolist()) == [2] * 5 + [3] * 5
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.24, 2), (0.26, 3), (0.01, 0), (1.99, 20)])
-def test_the_drawn_share_is_rounded(weight, expected):
+def test_number_of_drawn_rows_is_rounded(weight, expected):
     assert len(weighted_rows(np.arange(10), weight, 5)) == expected
 
 
@@ -294,7 +294,7 @@ def test_rows_are_drawn_by_the_seed():
 
 
 @pytest.mark.parametrize("weight", [0.5, 1, 2.5])
-def test_no_rows_blend_to_none(weight):
+def test_no_rows_give_no_rows(weight):
     none = weighted_rows(np.array([], dtype=np.int64), weight, 5)
     assert none.tolist() == []
     assert none.dtype == np.int64

@@ -51,12 +51,12 @@ def test_texts_are_read_as_they_were_written(tmp_path, text):
     assert list(read_records(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
 
 
-def test_a_missing_rejected_response_is_no_empty_one(tmp_path):
+def test_null_differs_from_an_empty_rejected_response(tmp_path):
     rows = [ROW, (*ROW[:2], None), (*ROW[:2], ""), (*ROW[:2], None)]
     assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
 
 
-def test_a_set_without_any_rejected_response(tmp_path):
+def test_dataset_without_rejected_responses(tmp_path):
     rows = [(*ROW[:2], None)] * 3
     assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
 
@@ -70,12 +70,12 @@ def test_a_file_without_records(tmp_path):
 @pytest.mark.parametrize(
     "number", [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, ROWS_AT_A_TIME + 1, SEVERAL]
 )
-def test_rows_come_in_the_order_they_were_written_in(tmp_path, number):
+def test_rows_keep_their_order(tmp_path, number):
     path = numbered(tmp_path / "train.parquet", number)
     assert [int(prompt) for prompt, _, _ in read_records(path)] == list(range(number))
 
 
-def test_a_writer_knows_how_many_it_has_written(tmp_path):
+def test_length_of_a_writer(tmp_path):
     with RecordWriter(tmp_path / "train.parquet") as writer:
         assert not writer
         for number in range(1, SEVERAL + 1):
@@ -110,17 +110,17 @@ def test_batches_are_columns_of_the_same_rows(tmp_path):
     ],
     ids=lambda rows: f"{len(rows)} rows",
 )
-def test_rows_asked_for_come_as_often_as_they_are_asked_for(tmp_path, rows):
+def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
     assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows
 
 
-def test_batches_without_a_row_asked_for_are_left_out(tmp_path):
+def test_batches_without_selected_rows_are_skipped(tmp_path):
     path = numbered(tmp_path / "train.parquet", SEVERAL)
     batches = read_record_batches(path, np.array([3, SEVERAL - 1]))
     assert [batch["prompt"] for batch in batches] == [["3"], [str(SEVERAL - 1)]]
 
 
-def test_all_cells_of_a_row_asked_for_are_its_own(tmp_path):
+def test_selected_rows_have_all_their_cells(tmp_path):
     rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
     path = write(tmp_path / "train.parquet", rows)
     wanted = np.array([2, 3, SEVERAL - 1])
@@ -132,25 +132,25 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_path_with_an_equals_sign_is_no_partition(tmp_path):
+def test_equals_sign_in_a_path_is_not_a_partition(tmp_path):
     folder = tmp_path / "lang=en"
     folder.mkdir()
     assert list(read_records(write(folder / "train.parquet", [ROW]))) == [ROW]
 
 
-# Writes and reads argv[2] rows of 500 characters each, and says how many MB it took at its peak.
+# Writes and reads argv[2] rows of 500 characters each, and prints the peak memory in MB.
 WRITE_AND_READ = """
 import resource, sys
 import numpy as np
 sys.path.insert(0, "scripts")
-from snakechat.data.records import RecordWriter, records
+from snakechat.data.records import RecordWriter, read_records
 
 path, number = sys.argv[1], int(sys.argv[2])
 with RecordWriter(path) as writer:
     for i in range(number):
         writer.write((f"{i:250d}", f"{i:250d}", None))
 for rows in (None, np.arange(number)):
-    lengths = (len(prompt) + len(chosen) for prompt, chosen, _ in records(path, rows))
+    lengths = (len(prompt) + len(chosen) for prompt, chosen, _ in read_records(path, rows))
     assert sum(lengths) == 500 * number
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -1,4 +1,4 @@
-"""Rows of source files of every kind, whole and damaged."""
+"""Rows of source files of every kind, valid and damaged."""
 
 import gzip
 import json
@@ -14,16 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conftest import ROOT
 from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.formats import BadRow
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.workflow.errors import InputError
 from support.files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = ROOT / "scripts"
 
 
-# As most tools leave it: texts as they are, not escaped.
+# Most tools do not escape texts.
 PLAIN = {"ensure_ascii": False}
 WRITERS = {
     "rows.parquet": as_parquet,
@@ -31,7 +32,7 @@ WRITERS = {
     "rows.jsonl": partial(as_jsonl, **PLAIN),
     "rows.jsonl.gz": partial(as_gz, **PLAIN),
     "rows.json": partial(as_json, indent=1, **PLAIN),
-    # One object a line under the other's name.
+    # One object per line in a file named .json.
     "lines.json": partial(as_jsonl, **PLAIN),
     "rows.csv": as_csv,
 }
@@ -50,20 +51,20 @@ def write(folder, name, rows):
 
 
 def put(path, content):
-    """A file of these bytes, compressed where its name says so."""
+    """Write bytes into a file, compressed if its name ends in .gz."""
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
 def read(path):
-    """All rows of a file, whose numbers count from 1; a bad one as its reason."""
+    """Return all rows of a file, numbered from 1; a bad row as "bad: reason"."""
     numbers, rows = zip(*read_rows(path), strict=True)
     assert list(numbers) == list(range(1, len(rows) + 1))
     return [f"bad: {row}" if isinstance(row, BadRow) else row for row in rows]
 
 
-def refusal(path):
-    """The rows before the damage, and the line that tells of it."""
+def read_error(path):
+    """Return the rows before an error, and its message."""
     rows = []
     with pytest.raises(InputError) as error:
         rows.extend(row for _, row in read_rows(path))
@@ -73,14 +74,14 @@ def refusal(path):
     return rows, message
 
 
-def damage(path):
-    """The rows before the damage; the line that tells of it has their number and the size."""
-    rows, message = refusal(path)
-    assert f"damaged or cut behind row {len(rows)} ({path.stat().st_size} bytes): " in message
+def rows_before_damage(path):
+    """Return the rows before damage; the error has their number and the size of the file."""
+    rows, message = read_error(path)
+    assert f"damaged or truncated after row {len(rows)} ({path.stat().st_size} bytes): " in message
     return rows
 
 
-# Whole files.
+# --- valid files ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -94,29 +95,30 @@ TEXTS = {
     "empty": "",
     "blank": " ",
     "paragraphs": "a\n\nb\n",
-    "line breaks of others": "a\r\nb\rc",
+    "line breaks of other systems": "a\r\nb\rc",
     "line breaks of Unicode": "a\u2028b\u2029c\x85d\x0be\x0cf",
     "quotes and commas": 'He said, "no, ""never""", and \'yes\'; \\n \\',
     "NUL and other control characters": "a\x00b\x01\x1b[0m\x7f",
     "Chinese": "天空为什么是蓝色的。",
     "emoji": "😀 \U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
     "joined and composed": "\xe9 e\u0301 नि",
-    "marks that are no text of their own": "\ufeffa\ufffd\u200bb\ufeff",
-    "numbers and words that are not text elsewhere": "007",
-    "nothing in words": "null",
+    "byte order marks and invisible characters": "\ufeffa\ufffd\u200bb\ufeff",
+    "digits": "007",
+    "null in words": "null",
+    "dates": "2020-01-01T00:00:00",
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_texts_come_out_as_they_went_in(tmp_path, name, text):
+def test_texts_are_exact(tmp_path, name, text):
     rows = [{**ROW, "chosen": text}, ROW, {**ROW, "prompt": text}]
     assert read(write(tmp_path, name, rows)) == rows
 
 
 @pytest.mark.parametrize("name", JSON)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_escaped_texts_of_json_are_the_same_texts(tmp_path, name, text):
+def test_escaped_json_texts_are_exact(tmp_path, name, text):
     rows = [{**ROW, "chosen": text}] * 2
     content = json.dumps(rows)
     if name != "rows.json":
@@ -179,14 +181,14 @@ def test_names_as_wget_leaves_them_are_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_path_with_an_equals_sign_is_no_partition(tmp_path, name):
+def test_equals_sign_in_a_path_is_not_a_partition(tmp_path, name):
     folder = tmp_path / "lang=en"
     folder.mkdir()
     assert read(write(folder, name, [ROW])) == [ROW]
 
 
 @pytest.mark.parametrize("name", [*JSON, "rows.csv"])
-def test_a_byte_order_mark_is_no_text(tmp_path, name):
+def test_byte_order_mark_is_skipped(tmp_path, name):
     path = write(tmp_path, name, [ROW, ROW])
     content = path.read_bytes()
     if name == "rows.jsonl.gz":
@@ -195,7 +197,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "lines.json"])
-def test_empty_lines_between_objects_are_passed_over(tmp_path, name):
+def test_empty_lines_are_skipped(tmp_path, name):
     content = b'{"a": 1}\n\n  \n{"a": 2}\r\n\r\n\t\n{"a": 3}'
     found = list(read_rows(put(tmp_path / name, content)))
     # Numbers are those of lines, as an editor shows them.
@@ -204,13 +206,13 @@ def test_empty_lines_between_objects_are_passed_over(tmp_path, name):
 
 @pytest.mark.parametrize("name", JSON)
 @pytest.mark.parametrize("space", [b"\n", b"\r\n\r\n", b"  \n\t"])
-def test_space_in_front_of_the_first_object_does_not_matter(tmp_path, name, space):
+def test_whitespace_before_the_first_object_is_skipped(tmp_path, name, space):
     content = b'[{"a": 1}]' if name == "rows.json" else b'{"a": 1}\n'
     found = list(read_rows(put(tmp_path / name, space + content)))
     assert [row for _, row in found] == [{"a": 1}]
 
 
-def test_members_of_gzip_one_behind_the_other_are_all_read(tmp_path):
+def test_concatenated_gzip_members_are_read(tmp_path):
     # As cat a.gz b.gz makes them.
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(b"".join(gzip.compress(b'{"a": %d}\n' % n) for n in (1, 2)))
@@ -224,7 +226,7 @@ def test_csv_with_any_line_ends(tmp_path, end):
     assert read(path) == [{"a": '1, "2"\nx', "b": ""}, {"a": "3", "b": "4"}]
 
 
-def test_json_lines_need_no_last_line_end(tmp_path):
+def test_json_lines_without_a_final_newline(tmp_path):
     assert read(put(tmp_path / "rows.jsonl", b'{"a": 1}\n{"a": 2}')) == [{"a": 1}, {"a": 2}]
 
 
@@ -236,14 +238,14 @@ def test_objects_may_differ_in_their_columns(tmp_path, name):
 
 @pytest.fixture
 def datasets():
-    """Hugging Face's library, which writes arrow."""
+    """The datasets library, which writes arrow."""
     return pytest.importorskip("datasets")
 
 
-def rows_of_parts(folder):
+def rows_of_splits(folder):
     return {
-        part: [row for path in paths for row in read(folder / path)]
-        for part, paths in split_files(local_paths(folder), {}).items()
+        split: [row for path in paths for row in read(folder / path)]
+        for split, paths in split_files(local_paths(folder), {}).items()
     }
 
 
@@ -253,40 +255,40 @@ CONVERSATION = {"messages": [{"role": "user", "content": "你好"}], "source": N
 def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path, datasets):
     rows = [{**row, **CONVERSATION} for row in numbered(700)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "mine", num_shards=2)
-    # What map() leaves beside the rows is none of them.
+    # map() leaves caches next to the rows.
     loaded = datasets.load_from_disk(tmp_path / "mine")
     loaded.map(lambda row: {"chosen": "mapped"})
     assert list((tmp_path / "mine").glob("cache-*.arrow"))
-    assert rows_of_parts(tmp_path / "mine") == {"train": rows}
+    assert rows_of_splits(tmp_path / "mine") == {"train": rows}
 
 
 def test_a_dict_of_datasets_that_was_saved_to_disk_is_read(tmp_path, datasets):
     train, test = numbered(3), [{**ROW, "chosen": " Held out."}]
-    parts = {"train": train, "test": test}
-    parts = {name: datasets.Dataset.from_list(rows) for name, rows in parts.items()}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "mine")
-    assert rows_of_parts(tmp_path / "mine") == {"train": train, "eval": test}
+    splits = {"train": train, "test": test}
+    splits = {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "mine")
+    assert rows_of_splits(tmp_path / "mine") == {"train": train, "eval": test}
 
 
-# Bad rows: each in its place, all others are read.
+# --- bad rows: a BadRow in place of the row -------------------------------------------------
 
 
-# Lines, and how what is said of them begins.
+# Lines, and the start of the reason.
 BAD_LINES = {
-    "single quotes": (b"{'a': 1}", "no JSON"),
-    "cut": (b'{"a": 1', "no JSON"),
-    "two objects": (b'{"a": 1} {"a": 2}', "no JSON"),
-    "a page": (b"<html>", "no JSON"),
-    "NUL": (b"\x00", "no JSON"),
-    "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "no JSON"),
+    "single quotes": (b"{'a': 1}", "invalid JSON"),
+    "truncated": (b'{"a": 1', "invalid JSON"),
+    "two objects": (b'{"a": 1} {"a": 2}', "invalid JSON"),
+    "a page": (b"<html>", "invalid JSON"),
+    "NUL": (b"\x00", "invalid JSON"),
+    "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     "more brackets than Python takes": (b"[" * 100_000, ""),
-    "a list": (b'[{"a": 1}]', "is list, expected an object of columns"),
-    "a text": (b'"a"', "is str, expected an object of columns"),
-    "a number": (b"7", "is int, expected an object of columns"),
-    "nothing": (b"null", "is NoneType, expected an object of columns"),
+    "a list": (b'[{"a": 1}]', "is list, expected an object with columns"),
+    "a text": (b'"a"', "is str, expected an object with columns"),
+    "a number": (b"7", "is int, expected an object with columns"),
+    "nothing": (b"null", "is NoneType, expected an object with columns"),
     "Latin-1": (b'{"a": "caf\xe9"}', "text that is not UTF-8"),
     "Latin-1 in a column's name": (b'{"caf\xe9": "a"}', "text that is not UTF-8"),
-    # As where a text was cut between the halves of an emoji: records cannot hold it.
+    # A text truncated within an emoji: records cannot hold it.
     "first half of an emoji": (b'{"a": "\\ud83d"}', ""),
     "second half of an emoji in a list": (b'{"a": [{"b": "x\\ude00"}]}', ""),
     "half an emoji in a column's name": (b'{"\\ud83d": "a"}', ""),
@@ -295,7 +297,7 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "lines.json"])
 @pytest.mark.parametrize("line", BAD_LINES)
-def test_a_line_that_is_no_row_is_bad_in_its_place(tmp_path, name, line):
+def test_invalid_line_is_a_bad_row(tmp_path, name, line):
     content, reason = BAD_LINES[line]
     path = put(tmp_path / name, b'{"a": 1}\n' + content + b'\n{"a": 3}\n')
     first, second, third = read(path)
@@ -304,40 +306,37 @@ def test_a_line_that_is_no_row_is_bad_in_its_place(tmp_path, name, line):
     assert "\n" not in second
 
 
-def test_a_last_line_that_was_cut_is_bad(tmp_path):
+def test_truncated_last_line_is_a_bad_row(tmp_path):
     path = write(tmp_path, "rows.jsonl", [ROW, ROW])
     path.write_bytes(path.read_bytes()[:-10])
     first, second = read(path)
     assert first == ROW
-    assert second.startswith("bad: no JSON")
+    assert second.startswith("bad: invalid JSON")
 
 
-def test_items_of_an_array_that_are_no_objects_are_bad_in_their_places(tmp_path):
+def test_array_items_that_are_not_objects_are_bad_rows(tmp_path):
     path = put(tmp_path / "rows.json", b'[{"a": 1}, 7, "a", null, [{"a": 1}], {"a": 6}]')
     kinds = ("int", "str", "NoneType", "list")
-    bad = [f"bad: is {kind}, expected an object of columns" for kind in kinds]
+    bad = [f"bad: is {kind}, expected an object with columns" for kind in kinds]
     assert read(path) == [{"a": 1}, *bad, {"a": 6}]
 
 
-def test_half_an_emoji_in_an_array_is_told(tmp_path):
+def test_half_a_surrogate_pair_in_an_array(tmp_path):
     path = put(tmp_path / "rows.json", b'[{"a": 1}, {"a": "x\\ude00"}]')
-    try:
-        assert read(path)[1].startswith("bad: ")
-    except InputError as error:
-        assert str(error).startswith(f"{path}: ")
+    assert rows_before_damage(path) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("a", "1 cells, the first line has 2"),
-        ("a,b,c", "3 cells, the first line has 2"),
-        ("a,b,", "3 cells, the first line has 2"),
+        ("a", "1 cells, the header has 2 columns"),
+        ("a,b,c", "3 cells, the header has 2 columns"),
+        ("a,b,", "3 cells, the header has 2 columns"),
         ("a,caf\xe9", "text that is not UTF-8"),
         ('"a\n\xe9",b', "text that is not UTF-8"),
     ],
 )
-def test_a_csv_row_that_is_none_is_bad_in_its_place(tmp_path, line, reason):
+def test_invalid_csv_row_is_a_bad_row(tmp_path, line, reason):
     content = 'p,q\n"1\n1",é\n'.encode() + line.encode("latin-1") + b"\n3,4\n"
     first, second, third = read(put(tmp_path / "rows.csv", content))
     assert (first, third) == ({"p": "1\n1", "q": "é"}, {"p": "3", "q": "4"})
@@ -345,7 +344,7 @@ def test_a_csv_row_that_is_none_is_bad_in_its_place(tmp_path, line, reason):
 
 
 def latin(rows, bad):
-    """A table in which some texts are Latin-1, which neither parquet nor arrow looks at."""
+    """Return a table with some texts in Latin-1, which parquet and arrow do not check."""
     cells = [b"caf\xe9" if number in bad else text.encode() for number, text in enumerate(rows)]
     cells = pa.array(cells, pa.binary())
     texts = pa.Array.from_buffers(pa.string(), len(cells), cells.buffers())
@@ -355,7 +354,7 @@ def latin(rows, bad):
 
 @pytest.mark.parametrize("where", ["text", "list"])
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_rows_that_are_not_utf_8_are_bad_in_their_places(tmp_path, kind, where):
+def test_rows_that_are_not_utf_8_are_bad_rows(tmp_path, kind, where):
     texts, bad = [f"é{number}" for number in range(600)], {0, 299, 300, 599}
     table, path = latin(texts, bad)[where], tmp_path / f"rows.{kind}"
     if kind == "parquet":
@@ -372,7 +371,7 @@ def test_rows_that_are_not_utf_8_are_bad_in_their_places(tmp_path, kind, where):
             assert row == {"a": texts[number] if where == "text" else [texts[number]]}
 
 
-def test_a_date_that_python_does_not_know_concerns_its_row_alone(tmp_path):
+def test_date_outside_of_pythons_range_is_a_bad_row(tmp_path):
     # Columns that nobody asks for must not stop an import.
     days = pa.array([1, 10**8, 3], pa.date32())
     path = tmp_path / "rows.parquet"
@@ -396,7 +395,7 @@ for number, row in read_rows(sys.argv[2], ["prompt"]):
 """
 
 
-def test_times_to_the_nanosecond_are_read_without_pandas(tmp_path):
+def test_nanoseconds_are_read_without_pandas(tmp_path):
     # As pandas writes times; it is not among the requirements.
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "at": pa.array([1], pa.timestamp("ns"))}), path)
@@ -405,13 +404,13 @@ def test_times_to_the_nanosecond_are_read_without_pandas(tmp_path):
     assert process.stdout == "1 a\n", process.stderr
 
 
-# Damaged files: one line, with the file and how far it was read.
+# --- damaged files: an error of one line with the file and the last valid row --------------
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_an_empty_file_is_refused(tmp_path, name):
+def test_empty_file_is_an_error(tmp_path, name):
     (tmp_path / name).touch()
-    rows, _ = refusal(tmp_path / name)
+    rows, _ = read_error(tmp_path / name)
     assert rows == []
 
 
@@ -425,62 +424,62 @@ WITHOUT_ROWS = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
-def test_a_file_without_rows_is_refused(tmp_path, name):
+def test_file_without_rows_is_an_error(tmp_path, name):
     path = put(tmp_path / name, WITHOUT_ROWS[name])
-    assert refusal(path) == ([], f"{path}: no rows")
+    assert read_error(path) == ([], f"{path}: no rows")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_table_without_rows_is_refused(tmp_path, kind):
+def test_table_without_rows_is_an_error(tmp_path, kind):
     table, path = pa.Table.from_pylist([ROW]).slice(0, 0), tmp_path / f"rows.{kind}"
     if kind == "parquet":
         pq.write_table(table, path)
     else:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
-    assert refusal(path) == ([], f"{path}: no rows")
+    assert read_error(path) == ([], f"{path}: no rows")
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_pointer_of_git_lfs_is_refused_with_what_to_do(tmp_path, name):
+def test_git_lfs_pointer_is_an_error_with_advice(tmp_path, name):
     (tmp_path / name).write_text(
         "version https://git-lfs.github.com/spec/v1\n"
         "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
         "size 132735538\n"
     )
-    _, message = refusal(tmp_path / name)
+    _, message = read_error(tmp_path / name)
     assert "git lfs pull" in message
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.parquet.lock"])
-def test_a_file_of_no_known_kind_is_refused(tmp_path, name):
+def test_unknown_kind_of_file_is_an_error(tmp_path, name):
     (tmp_path / name).write_text('{"a": 1}\n')
-    refusal(tmp_path / name)
+    read_error(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz", "rows.json"])
-def test_a_page_that_says_why_there_is_no_file_is_refused(tmp_path, name):
+def test_html_page_instead_of_a_file_is_an_error(tmp_path, name):
     (tmp_path / name).write_text("<html>\n<body>401: log in first</body>\n</html>\n")
-    refusal(tmp_path / name)
+    read_error(tmp_path / name)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
-def test_a_cut_parquet_file_is_refused(tmp_path, share):
+def test_truncated_parquet_file_is_an_error(tmp_path, share):
     path = write(tmp_path, "rows.parquet", numbered(1000))
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    # What tells where rows stand is at the end of the file.
-    assert damage(path) == []
+    # The positions of the rows are at the end of the file.
+    assert rows_before_damage(path) == []
 
 
 @pytest.mark.parametrize("missing", [1, 4, 8, 100])
-def test_a_parquet_file_without_its_last_bytes_is_refused(tmp_path, missing):
+def test_parquet_file_without_its_last_bytes_is_an_error(tmp_path, missing):
     path = write(tmp_path, "rows.parquet", numbered(1000))
     path.write_bytes(path.read_bytes()[:-missing])
-    assert damage(path) == []
+    assert rows_before_damage(path) == []
 
 
-def test_damaged_pages_of_parquet_are_refused(tmp_path):
+def test_damaged_parquet_pages_are_an_error(tmp_path):
     path = tmp_path / "rows.parquet"
     rows = numbered(1000)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
@@ -489,8 +488,8 @@ def test_damaged_pages_of_parquet_are_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[start : start + 40] = bytes(40)
     path.write_bytes(content)
-    # Some rows before the damaged page have been read, and none of those behind it.
-    found = damage(path)
+    # Only rows before the damaged page have been read.
+    found = rows_before_damage(path)
     assert found == rows[: len(found)]
     assert len(found) <= 500
 
@@ -502,87 +501,87 @@ def damage_footer(path):
     path.write_bytes(content)
 
 
-def test_a_damaged_footer_of_parquet_is_refused(tmp_path):
+def test_damaged_parquet_footer_is_an_error(tmp_path):
     path = write(tmp_path, "rows.parquet", numbered(10))
     damage_footer(path)
-    assert damage(path) == []
+    assert rows_before_damage(path) == []
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_cut_gzip_is_refused(tmp_path, share):
+def test_truncated_gzip_is_an_error(tmp_path, share):
     path, rows = tmp_path / "rows.jsonl.gz", numbered(1000)
     path.write_bytes(as_gz(rows))
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    found = damage(path)
+    found = rows_before_damage(path)
     assert found == rows[: len(found)]
     assert len(found) < 1000
 
 
 @pytest.mark.parametrize("missing", [1, 8])
-def test_gzip_without_its_last_bytes_is_refused(tmp_path, missing):
+def test_gzip_without_its_last_bytes_is_an_error(tmp_path, missing):
     path = write(tmp_path, "rows.jsonl.gz", numbered(10))
     path.write_bytes(path.read_bytes()[:-missing])
-    damage(path)
+    rows_before_damage(path)
 
 
 @pytest.mark.parametrize("place", ["beginning", "middle", "check sum"])
-def test_damaged_gzip_is_refused(tmp_path, place):
+def test_damaged_gzip_is_an_error(tmp_path, place):
     path = write(tmp_path, "rows.jsonl.gz", numbered(1000))
     content = bytearray(path.read_bytes())
     size = len(content)
     start = {"beginning": 0, "middle": size // 2, "check sum": size - 8}[place]
     content[start : start + 4] = b"\xff\x00\xff\x00"
     path.write_bytes(content)
-    damage(path)
+    rows_before_damage(path)
 
 
-def test_lines_that_are_not_compressed_are_no_gzip(tmp_path):
+def test_uncompressed_lines_named_gz_are_an_error(tmp_path):
     # As a browser leaves them, which has unpacked them on the way.
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(as_jsonl([ROW]))
-    assert damage(path) == []
+    assert rows_before_damage(path) == []
 
 
-def test_an_array_that_was_cut_between_objects_is_refused(tmp_path):
+def test_array_truncated_between_objects_is_an_error(tmp_path):
     rows = numbered(1000)
     content = json.dumps(rows).encode()
     start = content.index(b'{"prompt"', len(content) // 2)
     path = put(tmp_path / "rows.json", content[:start])
-    assert damage(path) == rows[: content[:start].count(b"{")]
+    assert rows_before_damage(path) == rows[: content[:start].count(b"{")]
 
 
 @pytest.mark.parametrize("missing", [1, 2, 5, 30])
-def test_an_array_without_its_end_is_refused(tmp_path, missing):
+def test_array_without_its_end_is_an_error(tmp_path, missing):
     path = put(tmp_path / "rows.json", json.dumps(numbered(10)).encode()[:-missing])
-    found = damage(path)
-    # A cut bracket leaves all rows, all else takes the last one.
+    found = rows_before_damage(path)
+    # Without the bracket all rows are complete; otherwise the last one is not.
     assert found == numbered(10)[: 10 if missing == 1 else 9]
 
 
 @pytest.mark.parametrize("content", [b'[{"a": 1}] x', b'[{"a": 1}]\n[{"a": 2}]\n'])
-def test_what_stands_behind_an_array_is_refused(tmp_path, content):
+def test_content_after_an_array_is_an_error(tmp_path, content):
     # Rows would be lost without a word.
-    assert damage(put(tmp_path / "rows.json", content)) == [{"a": 1}]
+    assert rows_before_damage(put(tmp_path / "rows.json", content)) == [{"a": 1}]
 
 
-def test_an_array_that_is_not_utf_8_is_refused(tmp_path):
+def test_array_that_is_not_utf_8_is_an_error(tmp_path):
     path = put(tmp_path / "rows.json", b'[{"a": 1}, {"a": "caf\xe9"}, {"a": 3}]')
-    assert damage(path) == [{"a": 1}]
+    assert rows_before_damage(path) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
     "content", [b'{\n "a": 1\n}\n', b"prompt,chosen\n", b"\x00\x01", b"{'a': 1}\n"]
 )
-def test_json_that_is_neither_array_nor_lines_is_refused(tmp_path, content):
+def test_json_that_is_neither_array_nor_lines_is_an_error(tmp_path, content):
     path = put(tmp_path / "rows.json", content)
-    rows, message = refusal(path)
+    rows, message = read_error(path)
     assert rows == []
-    assert message.endswith("neither an array of objects nor one object a line")
+    assert message == f"{path}: expected an array of objects or one object per line"
 
 
-def cut_arrow(path, where):
-    """An arrow file of ten batches of ten rows, cut after so many bytes of the sixth."""
+def write_truncated_arrow(path, where):
+    """Write an arrow file of ten batches of ten rows, truncated within the sixth batch."""
     table = pa.Table.from_pylist(numbered(100))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         for start in range(0, 100, 10):
@@ -593,54 +592,54 @@ def cut_arrow(path, where):
 
 
 @pytest.mark.parametrize("where", [4, 20, 200, 500])
-def test_cut_arrow_is_refused(tmp_path, where):
+def test_truncated_arrow_is_an_error(tmp_path, where):
     path = tmp_path / "rows.arrow"
-    cut_arrow(path, where)
-    assert damage(path) == numbered(50)
+    write_truncated_arrow(path, where)
+    assert rows_before_damage(path) == numbered(50)
 
 
-def test_arrow_that_was_cut_between_batches_is_refused(tmp_path):
-    # A whole file ends with a mark that is missing here, and with it half of the rows.
+def test_arrow_truncated_between_batches_is_an_error(tmp_path):
+    # The mark of the end is missing, and with it half of the rows.
     path = tmp_path / "rows.arrow"
-    cut_arrow(path, 0)
-    assert refusal(path)[0] == numbered(50)
+    write_truncated_arrow(path, 0)
+    assert read_error(path)[0] == numbered(50)
 
 
-def test_arrow_without_a_first_part_is_refused(tmp_path):
+def test_arrow_without_its_start_is_an_error(tmp_path):
     path = write(tmp_path, "rows.arrow", numbered(10))
     path.write_bytes(path.read_bytes()[100:])
-    assert damage(path) == []
+    assert rows_before_damage(path) == []
 
 
-def test_damaged_arrow_is_refused(tmp_path):
-    # Zeros where the texts of the only column are said to begin.
+def test_damaged_arrow_is_an_error(tmp_path):
+    # Zeros in the offsets of the only column.
     path = tmp_path / "rows.arrow"
     content = bytearray(as_arrow([{"a": f"text {number}"} for number in range(100)]))
     # The texts have 6 characters up to number 9, then 7: the eleventh begins at 60, then 67, 74.
     start = content.index(b"".join(n.to_bytes(4, "little") for n in (60, 67, 74)))
     content[start : start + 40] = bytes(40)
     path.write_bytes(content)
-    refusal(path)
+    read_error(path)
 
 
 @pytest.mark.parametrize("row", [1, 3])
-def test_csv_with_a_quote_that_is_not_closed_is_refused(tmp_path, row):
+def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
     lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
     path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
-    assert damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
+    assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
 
 
-def test_csv_with_text_behind_a_closing_quote_is_refused(tmp_path):
+def test_text_after_a_closing_quote_in_csv_is_an_error(tmp_path):
     path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3" x,4\n5,6\n')
-    assert damage(path) == [{"p": "1", "q": "2"}]
+    assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
 
 
-# How many rows there are.
+# --- number of rows -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.jsonl.gz", "rows.csv"])
-def test_rows_are_counted_without_reading_them(tmp_path, name):
-    # csv has a line more, of columns.
+def test_rows_are_counted_without_parsing(tmp_path, name):
+    # csv has a header.
     expected = 1001 if name == "rows.csv" else 1000
     rows = [{"a": str(number)} for number in range(1000)]
     assert count_rows(write(tmp_path, name, rows)) == expected
@@ -652,7 +651,7 @@ def test_rows_of_other_kinds_are_not_counted(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-def test_counting_leaves_damage_to_reading(tmp_path, name):
+def test_count_of_a_damaged_file_is_unknown(tmp_path, name):
     path = write(tmp_path, name, numbered(1000))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -661,13 +660,13 @@ def test_counting_leaves_damage_to_reading(tmp_path, name):
     assert count_rows(path) is None
 
 
-def test_counting_leaves_a_damaged_footer_to_reading(tmp_path):
+def test_count_with_a_damaged_footer_is_unknown(tmp_path):
     path = write(tmp_path, "rows.parquet", numbered(10))
     damage_footer(path)
     assert count_rows(path) is None
 
 
-# Memory.
+# --- memory ---------------------------------------------------------------------------------
 
 PEAK = """
 import sys
@@ -713,9 +712,9 @@ def test_200_megabytes_are_read_in_less_than_300_of_memory(tmp_path, name):
     assert path.stat().st_size > 200_000_000
     command = [sys.executable, "-c", PEAK, SCRIPTS, path]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
-    # Not getrusage's: a child begins with what its parent once took.
+    # getrusage would include the peak of the parent process.
     peak = int(re.search(r"VmHWM:\s+(\d+) kB", process.stdout)[1]) / 1000
-    # pytest keeps its folders for a while.
+    # pytest keeps its folders of several runs.
     path.unlink()
     assert process.stdout.startswith("10000 ")
     assert peak < 300

@@ -1,4 +1,4 @@
-"""What a look at data counts: by hand on a few rows, and on real ones."""
+"""Statistics of a few rows, counted by hand, and of real datasets."""
 
 import json
 
@@ -13,10 +13,10 @@ PAIR = ("\n\nHuman: Why?\n\nAssistant:", " Because.", " No.")
 
 
 def summary(*records):
-    look = DatasetStatistics()
+    statistics = DatasetStatistics()
     for record in records:
-        look.add(*record)
-    return look.summary()
+        statistics.add(*record)
+    return statistics.summary()
 
 
 def test_a_few_records_are_counted_as_by_hand():
@@ -61,7 +61,7 @@ def test_a_summary_is_json():
     assert json.loads(json.dumps(summary(PAIR))) == summary(PAIR)
 
 
-def test_without_pairs_nothing_is_said_of_rejected_responses():
+def test_summary_without_pairs_omits_rejected_responses():
     found = summary(("Why?", " Because.", None), ("How?", " So.", None))
     assert (found["rows"], found["pairs"]) == (2, 0)
     assert found["characters"].keys() == {"prompt", "chosen"}
@@ -89,7 +89,7 @@ def test_no_records_at_all():
         (("Why?", " a\n\nHuman: b", " b"), {"turns_in_response"}),
         (("Why?", " a", " b\n\nAssistant: c"), {"turns_in_response"}),
         (("Why?", " a\n\nSystem: b", None), {"turns_in_response"}),
-        # A marker stands behind an empty line.
+        # A marker follows an empty line.
         (("Why?", " a\nHuman: b", " The Human: b"), set()),
     ],
 )
@@ -100,18 +100,18 @@ def test_odd_rows_are_counted_once_each(record, counted):
     assert all(found[name] in (0, 1) for name in names)
 
 
-def test_a_prompt_whose_turn_says_nothing_is_empty():
+def test_prompt_with_an_empty_turn_is_empty():
     # What the formats make of an empty instruction.
     assert summary(("\n\nHuman: \n\nAssistant:", " a", " b"))["empty_prompt"] == 1
 
 
-def test_rows_with_the_same_texts_in_other_columns_are_no_repetition():
+def test_rows_with_texts_in_other_columns_differ():
     found = summary(("a", "b", "c"), ("a", "c", "b"), ("a", "b", None), ("a", "bc", None))
     assert found["repeated_rows"] == 0
     assert found["repeated_prompts"] == 3
 
 
-def test_each_row_behind_the_first_of_its_kind_is_a_repetition():
+def test_repetitions_are_counted_without_the_first_row():
     other = ("Why?", " Because.", " No.")
     assert summary(PAIR, other, PAIR, PAIR, other)["repeated_rows"] == 3
 
@@ -129,12 +129,12 @@ def test_percentiles_are_lengths_that_occur():
     assert percentiles([1, 100])["p50"] in (1, 100)
 
 
-def test_there_are_no_percentiles_of_nothing():
+def test_percentiles_of_no_lengths():
     assert percentiles([]) == {}
     assert percentiles(np.array([], dtype=np.int64)) == {}
 
 
-def test_fingerprints_tell_texts_apart_but_for_blanks_around_them():
+def test_fingerprints_ignore_whitespace_around_texts_only():
     assert fingerprint(" \n Why not?\t") == fingerprint("Why not?")
     texts = ["", "Why not?", "Why  not?", "why not?", "Why not", "为什么不呢?", "Why not?\0"]
     assert len({fingerprint(text) for text in texts}) == len(texts)
@@ -153,21 +153,21 @@ def test_shared_counts_rows_and_not_prompts():
     assert count_shared([], [1]) == count_shared([1], []) == 0
 
 
-def test_shared_tells_the_largest_fingerprints_apart():
+def test_shared_distinguishes_the_largest_fingerprints():
     # As floats these two would be the same.
     large = (1 << 64) - 1
     assert count_shared(np.array([large], np.uint64), np.array([large - 1], np.uint64)) == 0
     assert count_shared(np.array([large], np.uint64), np.array([large], np.uint64)) == 1
 
 
-def look_at(shared_data, *paths):
+def statistics_of(shared_data, *paths):
     rows = [row for path in paths for row in pq.ParquetFile(shared_data / path).read().to_pylist()]
     return summary(*(tuple(row.get(name, "") for name in COLUMNS) for row in rows))
 
 
-# The figures of ../shared/data/README.md, found by looking at the texts.
+# The numbers in ../shared/data/README.md.
 def test_real_rows_of_pandalm(shared_data):
-    found = look_at(shared_data, "pandalm/train.parquet", "pandalm/test.parquet")
+    found = statistics_of(shared_data, "pandalm/train.parquet", "pandalm/test.parquet")
     assert (found["rows"], found["pairs"]) == (888, 888)
     # 51 rows whose rejected response is one blank, and one whose chosen response is.
     assert found["empty_response"] == 52
@@ -179,7 +179,7 @@ def test_real_rows_of_pandalm(shared_data):
 
 
 def test_real_rows_of_hh_harmless(shared_data):
-    found = look_at(shared_data, "hh_harmless/train.parquet", "hh_harmless/test.parquet")
+    found = statistics_of(shared_data, "hh_harmless/train.parquet", "hh_harmless/test.parquet")
     assert (found["rows"], found["empty_response"], found["repeated_rows"]) == (2307, 4, 0)
     assert found["repeated_prompts"] == 2
     assert found["chosen_longer_share"] == 0.4426
@@ -189,12 +189,12 @@ def test_real_rows_of_hh_harmless(shared_data):
 
 
 def test_real_rows_with_whole_dialogues_as_responses(shared_data):
-    # Rows of this set have no prompt beside them.
-    found = look_at(shared_data, "native/hh_pair/test.parquet")
+    # Rows of this dataset have no prompt column.
+    found = statistics_of(shared_data, "native/hh_pair/test.parquet")
     assert (found["rows"], found["turns_in_response"], found["empty_prompt"]) == (211, 211, 211)
 
 
 def test_real_odd_rows(shared_data):
-    found = look_at(shared_data, "bad_rows.parquet")
+    found = statistics_of(shared_data, "bad_rows.parquet")
     # 51 empty rejected and 5 empty chosen responses.
     assert (found["rows"], found["empty_response"]) == (78, 56)

@@ -1,412 +1,9 @@
-"""Tokenizers, ids of prompts and responses, and ragged arrays of tokens on disk."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""Ragged arrays on disk."""
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from init_model import train_tokenizer
-from snakechat.data.dialogues import render_prompt
-from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
 from snakechat.data.tokens import Ragged, RaggedWriter
-from snakechat.workflow.errors import InputError
-
-TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
-
-# ChatML, as many models have it.
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# As Gemma's: no place for a system turn, and bos in front.
-WITHOUT_SYSTEM = (
-    "{{ bos_token }}"
-    "{% if messages[0].role == 'system' %}"
-    "{{ raise_exception('System role not supported\n(nor ever will be)') }}"
-    "{% endif %}" + CHATML
-)
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return train_tokenizer(TEXTS, 300)
-
-
-@pytest.fixture(scope="module")
-def dialogue(trained):
-    return Encoder(trained, "dialogue")
-
-
-@pytest.fixture
-def folder_of(trained, tmp_path):
-    """Saves the trained tokenizer with these special tokens and no others."""
-
-    def save(**special):
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, **special)
-        tokenizer.save_pretrained(tmp_path)
-        return tmp_path
-
-    return save
-
-
-@pytest.fixture
-def chat_tokenizer(trained, tmp_path):
-    """A function of a template that returns a tokenizer with it, from disk; <|im_end|> is eos.
-
-    <|im_start|> is special in tokenizer.json alone, as <|start_header_id|> is in Llama 3's.
-    """
-
-    def make(template=CHATML, **special):
-        backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
-        backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            bos_token="<s>",
-            pad_token="<pad>",
-            eos_token="<|im_end|>",
-            **special,
-        )
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(tmp_path / "chat")
-        return load_tokenizer(tmp_path / "chat")
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def opt(shared_data):
-    return load_tokenizer(shared_data / "tokenizer_opt")
-
-
-def texts_of(path, rows):
-    table = pq.ParquetFile(path).read(["prompt", "chosen", "rejected"]).slice(0, rows)
-    return [text for row in table.to_pylist() for text in row.values()]
-
-
-# --- tokenizers -------------------------------------------------------------------------------
-
-
-def test_a_pad_token_of_its_own_is_kept(folder_of):
-    folder = folder_of(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
-    assert load_tokenizer(folder).pad_token == "<pad>"
-
-
-@pytest.mark.parametrize("special", [{}, {"pad_token": "</s>"}])
-def test_unk_takes_the_place_of_a_pad_that_is_missing_or_eos(folder_of, special):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>", **special))
-    assert tokenizer.pad_token == "<unk>"
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize("special", [{}, {"unk_token": "</s>"}])
-def test_a_tokenizer_with_nothing_that_could_be_pad_is_refused(folder_of, special):
-    folder = folder_of(eos_token="</s>", **special)
-    with pytest.raises(InputError, match="no pad token apart from eos"):
-        load_tokenizer(folder)
-
-
-def test_a_tokenizer_without_eos_is_refused(folder_of):
-    folder = folder_of(bos_token="<s>", pad_token="<pad>", unk_token="<unk>")
-    with pytest.raises(InputError, match="no eos token"):
-        load_tokenizer(folder)
-
-
-def test_the_choice_of_pad_survives_saving(folder_of, tmp_path):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>"))
-    tokenizer.save_pretrained(tmp_path / "again")
-    assert load_tokenizer(tmp_path / "again").pad_token == "<unk>"
-
-
-def test_a_trained_tokenizer_has_learnt_what_its_texts_repeat(trained):
-    # "Assistant" was in every text; the bytes of other words stand alone.
-    assert len(trained.tokenize("Assistant")) == 1
-    assert len(trained.tokenize("Qwertzuio")) == 9
-
-
-@pytest.mark.parametrize("vocab_size", [260, 261, 275])
-def test_a_trained_tokenizer_has_the_size_asked_for(vocab_size):
-    # 256 bytes and four special tokens at least.
-    tokenizer = train_tokenizer(TEXTS, vocab_size)
-    assert len(tokenizer) == vocab_size
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<s>", "<pad>", "</s>", "<unk>"]
-
-
-def test_texts_to_train_on_can_come_one_by_one(trained):
-    assert train_tokenizer(iter(TEXTS), 300).get_vocab() == trained.get_vocab()
-
-
-# --- ids of dialogues -------------------------------------------------------------------------
-
-
-def test_prompts_start_with_bos_and_do_not_end_with_eos(trained, dialogue):
-    for ids in dialogue.prompts(["Human: 1\n\nAssistant:", ""]):
-        assert ids[0] == trained.bos_token_id
-        assert trained.bos_token_id not in ids[1:]
-        assert trained.eos_token_id not in ids
-
-
-def test_responses_end_with_one_eos_and_have_no_bos(trained, dialogue):
-    for ids in dialogue.responses([" yes 1", " no", ""]):
-        assert ids.count(trained.eos_token_id) == 1
-        assert ids[-1] == trained.eos_token_id
-        assert trained.bos_token_id not in ids
-
-
-def test_prompt_and_response_together_are_the_text(trained, dialogue):
-    (prompt,), (response,) = dialogue.prompts(["Human: 1\n\n"]), dialogue.responses([" yes \n"])
-    assert trained.decode([*prompt, *response]) == "<s>Human: 1\n\n yes \n</s>"
-    assert trained.decode([*prompt, *response], skip_special_tokens=True) == "Human: 1\n\n yes \n"
-
-
-def test_no_texts_give_no_ids(dialogue):
-    assert dialogue.prompts([]) == []
-    assert dialogue.responses([]) == []
-
-
-def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
-    text = "</s><s><pad><unk>"
-    (prompt,), (response,) = dialogue.prompts([text]), dialogue.responses([text])
-    # bos in front and eos behind are all that is special; the rest is letters, none of them id 0-3.
-    assert prompt == [trained.bos_token_id, *response[:-1]]
-    assert min(prompt[1:]) > 3
-    assert trained.decode(prompt[1:]) == text
-    assert not dialogue.has_special_token(text)
-
-
-def test_texts_of_a_batch_do_not_see_each_other(dialogue):
-    texts = ["a", "", TEXTS[0] * 20, "\x00", "é中🙂"]
-    assert dialogue.prompts(texts) == [dialogue.prompts([text])[0] for text in texts]
-    assert dialogue.responses(texts) == [dialogue.responses([text])[0] for text in texts]
-
-
-def test_threads_may_share_an_encoder(dialogue):
-    texts = [f"{text} {number}" for number in range(50) for text in TEXTS]
-    with ThreadPoolExecutor(4) as pool:
-        found = [
-            *pool.map(dialogue.prompts, [texts] * 4),
-            *pool.map(dialogue.responses, [texts] * 4),
-        ]
-    assert found == [dialogue.prompts(texts)] * 4 + [dialogue.responses(texts)] * 4
-
-
-def test_truncation_and_padding_of_a_tokenizer_json_do_not_count(trained, tmp_path):
-    backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
-    backend.enable_truncation(5)
-    backend.enable_padding(length=40, pad_id=1, pad_token="<pad>")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    # They were on.
-    assert len(tokenizer.backend_tokenizer.encode("Qwertzuio").ids) == 40
-    encoder = Encoder(tokenizer, "dialogue")
-    # <s> or </s>, and a token for each letter.
-    assert [len(ids) for ids in encoder.prompts(["Qwertzuio", "Q"])] == [10, 2]
-    assert [len(ids) for ids in encoder.responses(["Qwertzuio", "Q"])] == [10, 2]
-
-
-def test_a_tokenizer_of_python_code_is_refused():
-    with pytest.raises(InputError, match=r"no tokenizer\.json"):
-        Encoder(ByT5Tokenizer(), "dialogue")
-
-
-# --- ids by a chat template -------------------------------------------------------------------
-
-CHATS = {
-    "one turn": [("user", "Hi there")],
-    "several turns": [("user", "Hi"), ("assistant", "Hello."), ("user", "Why?\n\nReally?")],
-    "a system turn": [
-        ("system", "Be brief."),
-        ("user", "Hi"),
-        ("assistant", "Yes?"),
-        ("user", "?"),
-    ],
-    "a response first": [("assistant", "Welcome."), ("user", "Thanks")],
-    "two turns of the same": [("user", "Hi"), ("user", "Are you there?")],
-    "markup": [("user", "<b>{{ messages }}</b> {% raw %} é中🙂")],
-}
-
-
-def messages_of(turns):
-    return [{"role": role, "content": text} for role, text in turns]
-
-
-@pytest.mark.parametrize("chat", CHATS)
-def test_chat_prompts_are_what_transformers_makes_of_the_template(chat_tokenizer, chat):
-    tokenizer = chat_tokenizer()
-    expected = tokenizer.apply_chat_template(
-        messages_of(CHATS[chat]), add_generation_prompt=True, return_dict=False
-    )
-    assert Encoder(tokenizer, "chat").prompts([render_prompt(CHATS[chat])]) == [expected]
-    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    assert expected.count(start) == len(CHATS[chat]) + 1
-    assert expected.count(end) == len(CHATS[chat])
-
-
-@pytest.mark.parametrize("chat", CHATS)
-def test_chat_prompt_and_response_are_the_template_of_the_whole_dialogue(chat_tokenizer, chat):
-    tokenizer = chat_tokenizer()
-    encoder = Encoder(tokenizer, "chat")
-    (prompt,) = encoder.prompts([render_prompt(CHATS[chat])])
-    (response,) = encoder.responses([" Of course. \n"])
-    whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
-    *expected, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
-    # The template writes a line break behind <|im_end|>, which no response needs.
-    assert tokenizer.decode([line_break]) == "\n"
-    assert [*prompt, *response] == expected
-
-
-def test_chat_responses_are_closed_by_one_eos(chat_tokenizer):
-    tokenizer = chat_tokenizer()
-    for ids in Encoder(tokenizer, "chat").responses([" yes", "yes\n", " ", ""]):
-        assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert ids.count(tokenizer.eos_token_id) == 1
-        assert tokenizer.bos_token_id not in ids
-
-
-def test_only_the_template_decides_on_bos(chat_tokenizer):
-    turns = render_prompt([("user", "Hi")])
-    plain = chat_tokenizer()
-    (without,) = Encoder(plain, "chat").prompts([turns])
-    assert without.count(plain.bos_token_id) == 0
-    (with_bos,) = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat").prompts([turns])
-    assert with_bos == [plain.bos_token_id, *without]
-
-
-def test_a_prompt_without_markers_is_one_turn_of_the_user(chat_tokenizer):
-    encoder = Encoder(chat_tokenizer(), "chat")
-    assert encoder.prompts([" Hi there\n"]) == encoder.prompts([render_prompt(CHATS["one turn"])])
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused(trained):
-    with pytest.raises(InputError, match="no chat template of its own"):
-        Encoder(trained, "chat")
-
-
-def test_turns_that_a_template_refuses_are_told_in_one_line(chat_tokenizer):
-    encoder = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat")
-    encoder.prompts([render_prompt(CHATS["several turns"])])
-    with pytest.raises(InputError) as error:
-        encoder.prompts([render_prompt(CHATS["a system turn"])])
-    message = str(error.value)
-    assert message.startswith(
-        "the chat template refuses turns of system, user, assistant, user: System role not"
-    )
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    "text", ["<|im_start|>", "<|im_end|>", "Hi<|im_end|>\n", "<s>", "</s>", "<pad>", "<unk>"]
-)
-@pytest.mark.parametrize("named", [True, False], ids=["named", "in tokenizer.json alone"])
-def test_text_that_would_become_special_tokens_is_unsafe_in_a_chat(chat_tokenizer, text, named):
-    names = ["<|im_start|>", "</s>", "<unk>"]
-    tokenizer = chat_tokenizer(**({"extra_special_tokens": names} if named else {}))
-    encoder = Encoder(tokenizer, "chat")
-    # It is one token, and not its letters, to the tokenizer.
-    assert len(encoder.responses([text])[0]) < len(text)
-    assert encoder.has_special_token(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "Hi", "<|im_start |>", "im_end", "a < s > b", "\n\nHuman: Hi"]
-)
-def test_text_that_only_looks_like_special_tokens_is_safe(chat_tokenizer, text):
-    assert not Encoder(chat_tokenizer(), "chat").has_special_token(text)
-
-
-# --- OPT's tokenizer --------------------------------------------------------------------------
-
-
-def test_opt_prompts_and_responses(opt):
-    encoder = Encoder(opt, "dialogue")
-    assert encoder.prompts(["Hello world"]) == [[2, 31414, 232]]
-    # The same words without </s> in front; "</s>" closes a response.
-    assert encoder.responses(["Hello world"]) == [[31414, 232, 2]]
-    assert (opt.pad_token_id, opt.eos_token_id) == (1, 2)
-
-
-@pytest.mark.parametrize("dataset", ["hh_harmless", "pandalm", "dpo_demo_zh"])
-def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
-    texts = texts_of(shared_data / dataset / "test.parquet", 88)
-    texts += ["", " ", "</s>", "a<pad></s>b", "<|endoftext|>", "<mask>", "\x00\ufffd\u2028"]
-    theirs = load_tokenizer(shared_data / "tokenizer_opt")
-    encoder = Encoder(opt, "dialogue")
-    expected = theirs(texts, split_special_tokens=True)["input_ids"]
-    assert encoder.prompts(texts) == expected
-    # Without </s> in front, and with </s> behind.
-    assert encoder.responses(texts) == [[*ids[1:], 2] for ids in expected]
-    assert all(2 not in ids[1:] for ids in expected)
-
-
-def test_opt_ids_decode_to_the_real_text(opt, shared_data):
-    texts = texts_of(shared_data / "dpo_demo_en" / "test.parquet", 30)
-    for ids, text in zip(Encoder(opt, "dialogue").responses(texts), texts, strict=True):
-        assert opt.decode(ids[:-1], clean_up_tokenization_spaces=False) == text
-
-
-def test_opt_vocabulary_fits_two_bytes(opt, tmp_path):
-    with RaggedWriter(tmp_path, "ids", len(opt)) as writer:
-        writer.write([[len(opt) - 1]])
-    assert Ragged(tmp_path, "ids").ids.dtype == np.uint16
-
-
-# --- cuts -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("prompt", "responses", "expected"),
-    [
-        # bos is 0. Two of eight tokens are the response's: bos and the last five stay.
-        ([0, 11, 12, 13, 14, 15, 16, 17], [[21, 2]], ([0, 13, 14, 15, 16, 17], [[21, 2]])),
-        # Without bos in front, the last six.
-        ([11, 12, 13, 14, 15, 16, 17], [[21, 2]], ([12, 13, 14, 15, 16, 17], [[21, 2]])),
-        # Room is made for the longer response; the other one stands behind the same prompt.
-        ([0, 11, 12, 13, 14], [[21, 2], [31, 32, 33, 34, 2]], ([0, 13, 14], None)),
-        # What fits stays as it is.
-        ([0, 11, 12, 13, 14, 15], [[21, 2]], ([0, 11, 12, 13, 14, 15], None)),
-        # Room for two: bos and the last token. Room for one: the last token.
-        ([0, 11, 12, 13], [[21, 22, 23, 24, 25, 2]], ([0, 13], None)),
-        ([0, 11, 12, 13], [[21, 22, 23, 24, 25, 26, 2]], ([13], None)),
-        # A response that is too long by itself loses its end, eos included.
-        ([0, 11], [[21, 22, 23, 24, 25, 26, 27, 2]], ([11], [[21, 22, 23, 24, 25, 26, 27]])),
-        ([0, 11], [[21, 2], [31] * 9], ([11], [[21, 2], [31] * 7])),
-    ],
-)
-def test_cutting_the_prompt_to_eight_tokens(trained, prompt, responses, expected):
-    expected_prompt, expected_responses = expected
-    assert trained.bos_token_id == 0
-    assert truncate_prompt(trained, prompt, responses, 8) == (
-        expected_prompt,
-        expected_responses or responses,
-    )
-
-
-@pytest.mark.parametrize(
-    ("prompt", "responses", "expected"),
-    [
-        ([0, 11, 12], [[21, 22, 23, 24, 25, 2]], [[21, 22, 23, 24, 25]]),
-        (
-            [0, 11, 12],
-            [[21, 22, 2], [31, 32, 33, 34, 35, 36, 2]],
-            [[21, 22, 2], [31, 32, 33, 34, 35]],
-        ),
-        ([0, 11, 12, 13, 14, 15, 16], [[21, 2], [31, 2]], [[21], [31]]),
-        ([0, 11, 12, 13, 14, 15, 16, 17], [[21, 2], [31, 2]], [[], []]),
-        ([0, 11, 12, 13, 14, 15, 16, 17, 18, 19], [[21, 2]], [[]]),
-        ([0, 11], [[21, 2]], [[21, 2]]),
-    ],
-)
-def test_cutting_the_responses_to_eight_tokens(prompt, responses, expected):
-    assert truncate_responses(prompt, responses, 8) == (prompt[:8], expected)
-
-
-# --- ragged arrays ----------------------------------------------------------------------------
 
 
 def write(folder, *pieces, vocab_size=300):
@@ -416,7 +13,7 @@ def write(folder, *pieces, vocab_size=300):
     return Ragged(folder, "ids")
 
 
-def test_ragged_rows_come_back_as_they_were(tmp_path):
+def test_ragged_rows_are_read_as_written(tmp_path):
     rows = [[], [3, 1, 4], [], [], [1], [5, 9, 2, 6], []]
     ragged = write(tmp_path, rows)
     assert len(ragged) == 7
@@ -425,7 +22,7 @@ def test_ragged_rows_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("pieces", [[], [[]], [[], []]], ids=str)
-def test_no_rows_come_back_as_none(tmp_path, pieces):
+def test_ragged_array_without_rows(tmp_path, pieces):
     ragged = write(tmp_path, *pieces)
     assert len(ragged) == 0
     assert ragged.lengths.tolist() == []
@@ -437,14 +34,14 @@ def test_rows_without_tokens(tmp_path):
     assert ragged[2].tolist() == []
 
 
-def test_pieces_come_back_as_one_array(tmp_path):
+def test_batches_are_read_as_one_array(tmp_path):
     pieces = [[[1, 2], []], [], [[3]], [[], []], [[4, 5, 6]]]
     ragged = write(tmp_path, *pieces)
     rows = [row for piece in pieces for row in piece]
     assert [ragged[row].tolist() for row in range(len(ragged))] == rows
 
 
-def test_pieces_leave_no_trace_in_the_files(tmp_path):
+def test_batches_do_not_change_the_files(tmp_path):
     rows = [[number % 300] * (number % 7) for number in range(1000)]
     folders = [tmp_path / name for name in ("whole", "pieces")]
     for folder, size in zip(folders, (1000, 13), strict=True):
@@ -457,7 +54,7 @@ def test_pieces_leave_no_trace_in_the_files(tmp_path):
 
 # From the first piece on the header would say 9 tokens; in the end the number has six digits.
 @pytest.mark.parametrize("tokens", [0, 9, 10, 99, 100, 123456])
-def test_headers_say_how_many_tokens_there_are(tmp_path, tokens):
+def test_headers_have_the_number_of_tokens(tmp_path, tokens):
     write(tmp_path, [[7] * min(tokens, 9)], [[8] * (tokens - min(tokens, 9))])
     ids = np.load(tmp_path / "ids.ids.npy", allow_pickle=False)
     offsets = np.load(tmp_path / "ids.offsets.npy", allow_pickle=False)
@@ -468,13 +65,13 @@ def test_headers_say_how_many_tokens_there_are(tmp_path, tokens):
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"), [(512, np.uint16), (65536, np.uint16), (65537, np.uint32)]
 )
-def test_ids_take_the_smallest_type_that_holds_the_vocabulary(tmp_path, vocab_size, dtype):
+def test_ids_have_the_smallest_type_for_the_vocabulary(tmp_path, vocab_size, dtype):
     ragged = write(tmp_path, [[0, vocab_size - 1]], vocab_size=vocab_size)
     assert ragged.ids.dtype == dtype
     assert ragged[0].tolist() == [0, vocab_size - 1]
 
 
-def test_an_id_that_does_not_fit_is_not_written_as_another(tmp_path):
+def test_id_that_exceeds_the_type_is_an_error(tmp_path):
     with pytest.raises(OverflowError):
         write(tmp_path, [[65536]], vocab_size=300)
 
@@ -487,7 +84,7 @@ def test_rows_are_views_of_the_file_that_cannot_be_written(tmp_path):
         ragged[1][0] = 7
 
 
-def test_a_token_takes_two_bytes_and_a_row_eight(tmp_path):
+def test_token_has_two_bytes_and_row_eight(tmp_path):
     rows = [[1], [2] * 1000, [], [3] * 99]
     write(tmp_path, rows)
     # Each file has a header of 128 bytes, and offsets are one more than rows.

@@ -11,12 +11,12 @@ PROMPT = "\n\nHuman: Can you help Pia to get a pie?\n\nAssistant:"
 
 
 @pytest.fixture(scope="module")
-def parts():
+def splits():
     return toy.make_rows(4000, 500, random.Random(1234))
 
 
 def independent_check(prompt, response):
-    """What the docstring says of a right response, read from the response instead of built."""
+    """Check a response against the docstring of the module by parsing the response."""
     request = re.fullmatch(r"\n\nHuman: (.+)\n\nAssistant:", prompt).group(1)
     said = re.fullmatch(r" Hello ([A-Z][a-z]+), get a ([a-z]+) at the ([a-z]+)\. (.+)", response)
     if said is None:
@@ -36,7 +36,7 @@ def independent_check(prompt, response):
 @pytest.mark.parametrize(
     "ending", ["You are welcome!", "Have a nice day!", "Thank you for asking!"]
 )
-def test_right_responses(ending):
+def test_correct_responses(ending):
     assert toy.is_correct(PROMPT, f" Hello Pia, get a pie at the bakery. {ending}")
 
 
@@ -61,11 +61,11 @@ def test_wrong_responses(response):
     assert not toy.is_correct(PROMPT, response)
 
 
-def test_is_right_agrees_with_an_independent_check(parts):
-    responses = [(row["prompt"], row[kind]) for row in parts[0] for kind in ("chosen", "rejected")]
+def test_is_correct_agrees_with_an_independent_check(splits):
+    responses = [(row["prompt"], row[kind]) for row in splits[0] for kind in ("chosen", "rejected")]
     # Responses to other questions: whole sentences that are wrong in names, items and places.
     responses += [
-        (row["prompt"], next_row["chosen"]) for row, next_row in zip(*parts, strict=False)
+        (row["prompt"], next_row["chosen"]) for row, next_row in zip(*splits, strict=False)
     ]
     verdicts = [toy.is_correct(prompt, response) for prompt, response in responses]
     assert verdicts == [independent_check(prompt, response) for prompt, response in responses]
@@ -89,37 +89,39 @@ def test_prompts_are_all_different_and_name_one_customer_and_one_item():
         assert prompt.endswith("\n\nAssistant:")
 
 
-def test_chosen_responses_are_right_in_about_55_per_cent_of_rows(parts):
-    right = [toy.is_correct(row["prompt"], row["chosen"]) for row in parts[0]]
+def test_chosen_responses_are_correct_in_about_55_percent_of_rows(splits):
+    right = [toy.is_correct(row["prompt"], row["chosen"]) for row in splits[0]]
     # Four standard errors of 4,000 rows: 4 * sqrt(.55 * .45 / 4000) = .031.
     assert sum(right) / len(right) == pytest.approx(0.55, abs=0.032)
 
 
-def test_rejected_responses_are_never_right(parts):
-    assert not any(toy.is_correct(row["prompt"], row["rejected"]) for part in parts for row in part)
+def test_rejected_responses_are_never_correct(splits):
+    assert not any(
+        toy.is_correct(row["prompt"], row["rejected"]) for split in splits for row in split
+    )
 
 
-def test_responses_of_a_pair_differ_but_for_a_few_in_100_000(parts):
-    rows = parts[0] + parts[1]
+def test_responses_of_a_pair_differ_but_for_a_few_in_100_000(splits):
+    rows = splits[0] + splits[1]
     equal = sum(row["chosen"] == row["rejected"] for row in rows)
     assert equal / len(rows) < 0.001
 
 
-def test_responses_begin_with_one_blank_and_end_without(parts):
-    for row in parts[0]:
+def test_responses_start_with_one_space_and_end_without(splits):
+    for row in splits[0]:
         for response in (row["chosen"], row["rejected"]):
             assert re.match(r" \S", response)
             assert response == response.rstrip()
 
 
-def test_evaluation_prompts_never_occur_in_training(parts):
-    train, held_out = ({row["prompt"] for row in part} for part in parts)
+def test_evaluation_prompts_never_occur_in_training(splits):
+    train, held_out = ({row["prompt"] for row in split} for split in splits)
     assert not train & held_out
     assert len(held_out) == 500
 
 
-def test_number_of_rows(parts):
-    assert [len(part) for part in parts] == [4000, 500]
+def test_number_of_rows(splits):
+    assert [len(split) for split in splits] == [4000, 500]
 
 
 def test_same_seed_same_rows():
@@ -128,8 +130,8 @@ def test_same_seed_same_rows():
 
 
 @pytest.mark.parametrize("eval_rows", [3200, 5000])
-def test_more_evaluation_rows_than_prompts_are_refused(eval_rows):
-    with pytest.raises(ValueError, match="3200 prompts in all"):
+def test_more_evaluation_rows_than_prompts_are_an_error(eval_rows):
+    with pytest.raises(ValueError, match="the toy has 3200 prompts"):
         toy.make_rows(10, eval_rows, random.Random(1))
 
 
