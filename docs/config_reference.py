@@ -178,7 +178,8 @@ def comments(text: str) -> dict[str, str]:
     The settings of a stage's defaults belong to the stage, and those of a deployment to all. What a
     key merges (<<) from a place further up has no comment.
     """
-    lines, found, visited = text.splitlines(), {}, set()
+    lines, visited = text.splitlines(), set()
+    found: dict[str, str] = {}
 
     def walk(node: yaml.MappingNode, place: tuple[str, ...]) -> None:
         is_alias = id(node) in visited
@@ -198,7 +199,9 @@ def comments(text: str) -> dict[str, str]:
             if isinstance(value, yaml.MappingNode):
                 walk(value, inner)
 
-    walk(yaml.compose(text), ())
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    walk(root, ())
     return found
 
 
