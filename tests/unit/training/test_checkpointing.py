@@ -1,4 +1,4 @@
-"""Saved states of a run: stopped anywhere, it goes on as if it had never been stopped."""
+"""Checkpoints: a run that is interrupted anywhere resumes as if it had not been interrupted."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
 class Clock:
-    """Stands still unless told how much time has passed."""
+    """Stands still unless its time is set."""
 
     now = 0.0
 
@@ -33,31 +33,31 @@ class Clock:
 
 
 class Walk:
-    """A part of a run: a place, and how it was reached."""
+    """A component of a run: a position and the moves that led to it."""
 
     def __init__(self):
-        self.place, self.moves = torch.zeros(3), []
+        self.position, self.moves = torch.zeros(3), []
         self.when_saved = lambda: None
 
     def move(self, batch, by):
-        self.place += by
+        self.position += by
         self.moves.append([batch, by.sum().item()])
 
     def state_dict(self):
         self.when_saved()
-        return {"place": self.place, "moves": self.moves}
+        return {"position": self.position, "moves": self.moves}
 
     def load_state_dict(self, state):
-        self.place, self.moves = state["place"], state["moves"]
+        self.position, self.moves = state["position"], state["moves"]
 
 
 class KilledError(Exception):
-    """Stands for a kill -9: nothing of the run is saved after it."""
+    """Stands for SIGKILL: nothing is saved after it."""
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """The clock of saving: with it standing still, saving takes no time at all."""
+    """The clock of the module; as it stands still, saving takes no time."""
     clock = Clock()
     monkeypatch.setattr(checkpointing, "time", clock)
     return clock
@@ -65,11 +65,11 @@ def clock(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch, tmp_path):
-    """A working directory, and handlers of signals that would show if they were called."""
+    """A working directory, and signal handlers that fail if they are called."""
     monkeypatch.chdir(tmp_path)
 
     def unexpected(number, _):
-        raise AssertionError(f"signal {number} was not taken care of")
+        raise AssertionError(f"signal {number} was not handled")
 
     before = {which: signal.signal(which, unexpected) for which in SIGNALS}
     yield unexpected
@@ -91,26 +91,26 @@ def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **setti
     )
 
 
-def walk(job, steps=STEPS, at=None, part=None):
-    """A run in a new process: draws in each step, and logs. Returns its part and its steps.
+def walk(job, steps=STEPS, at=None, component=None):
+    """Run in a new process, which draws and logs in each step; return its component and steps.
 
-    at: what else is done in some steps, by number.
+    at: functions to call in some steps, by number.
     """
     shutil.rmtree(job.result, ignore_errors=True)
     job.result.mkdir(parents=True)
     torch.manual_seed(7)
     torch.rand(2)
-    part = part or Walk()
-    training, done = Checkpointer(job, walk=part), []
+    component = component or Walk()
+    checkpointer, done = Checkpointer(job, walk=component), []
     with (job.result / "metrics.jsonl").open("a") as log:
-        for step, batch in training.steps(f"rows {number}" for number in range(steps)):
-            part.move(batch, torch.rand(3))
-            log.write(json.dumps({"step": step, "at": part.place.tolist()}) + "\n")
+        for step, batch in checkpointer.steps(f"rows {number}" for number in range(steps)):
+            component.move(batch, torch.rand(3))
+            log.write(json.dumps({"step": step, "at": component.position.tolist()}) + "\n")
             log.flush()
             done.append(step)
             if at and step in at:
                 at[step]()
-    return part, done
+    return component, done
 
 
 def kill():
@@ -118,66 +118,66 @@ def kill():
 
 
 def send(*signals):
-    """A function that sends signals to this process."""
+    """Return a function that sends signals to this process."""
     return lambda: [os.kill(os.getpid(), which) for which in signals]
 
 
 def stop(job, step, which=signal.SIGTERM, **options):
-    """A run that is asked to stop in a step. Returns what it says."""
+    """Run until a signal arrives in a step; return the message."""
     with pytest.raises(SystemExit) as stopped:
         walk(job, at={step: send(which)}, **options)
     return stopped.value.code
 
 
-def states(job):
-    """The steps whose states are there."""
+def saved_steps(job):
+    """Return the steps of the existing checkpoints."""
     return [int(path.name) for path in checkpointing.checkpoints(job.states)]
 
 
 def outcome(job, **options):
-    """All that a run makes: the lines, the place, the moves."""
-    part, _ = walk(job, **options)
-    return (job.result / "metrics.jsonl").read_bytes(), part.place.tolist(), part.moves
+    """Return everything that a run makes: lines, position, moves."""
+    component, _ = walk(job, **options)
+    return (job.result / "metrics.jsonl").read_bytes(), component.position.tolist(), component.moves
 
 
 @pytest.fixture
 def expected():
-    """The outcome of a run that is never stopped."""
-    return outcome(make_job(name="whole"))
+    """The outcome of an uninterrupted run."""
+    return outcome(make_job(name="uninterrupted"))
 
 
-def test_a_run_without_states_has_all_steps():
-    part, done = walk(job := make_job())
+def test_a_run_without_checkpoints_has_all_steps():
+    component, done = walk(job := make_job())
     assert done == list(range(1, STEPS + 1))
-    assert [batch for batch, _ in part.moves] == [f"rows {number}" for number in range(STEPS)]
+    assert [batch for batch, _ in component.moves] == [f"rows {number}" for number in range(STEPS)]
     assert job.record["resumed_after_step"] == 0
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_a_run_stopped_after_any_step_draws_what_it_would_have_drawn(step, expected):
+def test_a_run_stopped_after_any_step_resumes_with_its_generators(step, expected):
     stop(make_job(save_steps=100), step)
     assert outcome(make_job(save_steps=100)) == expected
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_a_run_killed_in_any_step_goes_on_from_its_last_state(step, expected):
+def test_a_run_killed_in_any_step_resumes_from_its_last_checkpoint(step, expected):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=2), at={step: kill})
     saved = (step - 1) // 2 * 2
-    assert (states(job) or [0])[-1] == saved
-    part, done = walk(job)
+    assert (saved_steps(job) or [0])[-1] == saved
+    component, done = walk(job)
     assert done == list(range(saved + 1, STEPS + 1))
-    # The lines of steps that are done again are there once.
+    # Repeated steps are logged once.
     assert (
         (job.result / "metrics.jsonl").read_bytes(),
-        part.place.tolist(),
-        part.moves,
+        component.position.tolist(),
+        component.moves,
     ) == expected
 
 
-def test_all_lines_of_a_result_go_on_from_a_state_each_file_by_itself():
-    def samples(job):
-        """What a run does besides: lines of some steps in a file of their own."""
+def test_every_jsonl_file_of_a_result_is_restored():
+    def responses(job):
+        """Return functions that log some steps in another file."""
 
         def write(step):
             with (job.result / "responses.jsonl").open("a") as file:
@@ -187,39 +187,39 @@ def test_all_lines_of_a_result_go_on_from_a_state_each_file_by_itself():
 
     job = make_job(save_steps=3)
     with pytest.raises(KilledError):
-        walk(job, at=samples(job) | {8: kill})
-    assert states(job) == [3, 6]
-    walk(job, at=samples(job))
-    # The seventh step was done twice.
+        walk(job, at=responses(job) | {8: kill})
+    assert saved_steps(job) == [3, 6]
+    walk(job, at=responses(job))
+    # The seventh step ran twice.
     lines = (job.result / "responses.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 5, 7]
     lines = (job.result / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
 
 
-def test_a_run_may_be_stopped_as_often_as_one_likes(expected):
+def test_a_run_may_be_stopped_repeatedly(expected):
     for step in (1, 2, 5, 7):
         stop(make_job(save_steps=100), step)
     assert outcome(make_job(save_steps=100)) == expected
 
 
-def test_only_the_steps_that_are_left_are_done():
+def test_only_the_remaining_steps_are_run():
     stop(make_job(save_steps=100), 5)
-    part, done = walk(job := make_job())
+    component, done = walk(job := make_job())
     assert done == [6, 7, 8]
-    assert [batch for batch, _ in part.moves[5:]] == ["rows 5", "rows 6", "rows 7"]
+    assert [batch for batch, _ in component.moves[5:]] == ["rows 5", "rows 6", "rows 7"]
     assert job.record["resumed_after_step"] == 5
 
 
-def test_it_is_said_where_a_run_goes_on(capsys):
+def test_the_step_from_which_a_run_resumes_is_printed(capsys):
     stop(make_job(save_steps=100), 5)
     assert capsys.readouterr().err == ""
     walk(make_job())
     assert capsys.readouterr().err == "resuming after step 5\n"
 
 
-def test_tensors_and_values_come_back_as_they_were():
-    class Odd(Walk):
+def test_tensors_and_values_are_restored_exactly():
+    class Mixed(Walk):
         def state_dict(self):
             return {
                 "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
@@ -233,30 +233,32 @@ def test_tensors_and_values_come_back_as_they_were():
         def load_state_dict(self, state):
             self.restored = state
 
-    stop(make_job(), 1, part=(saved := Odd()))
-    walk(make_job(), part=(part := Odd()))
-    assert part.restored.keys() == saved.state_dict().keys()
+    stop(make_job(), 1, component=(saved := Mixed()))
+    walk(make_job(), component=(component := Mixed()))
+    assert component.restored.keys() == saved.state_dict().keys()
     for name, value in saved.state_dict().items():
-        found = part.restored[name]
+        restored = component.restored[name]
         if torch.is_tensor(value):
-            assert torch.equal(found, value), name
-            assert found.dtype == value.dtype, name
+            assert torch.equal(restored, value), name
+            assert restored.dtype == value.dtype, name
         else:
-            assert found == value, name
+            assert restored == value, name
 
 
-def test_parts_get_back_what_is_theirs():
+def test_components_restore_their_own_states():
     job = make_job()
     job.result.mkdir(parents=True)
     (job.result / "metrics.jsonl").touch()
-    parts = {name: Walk() for name in ("actor", "critic", "act")}
-    for number, part in enumerate(parts.values()):
-        part.place += number
-        part.moves = [number]
-    list(Checkpointer(job, **parts).steps("a"))
-    again = {name: Walk() for name in parts}
+    components = {name: Walk() for name in ("actor", "critic", "act")}
+    for number, component in enumerate(components.values()):
+        component.position += number
+        component.moves = [number]
+    list(Checkpointer(job, **components).steps("a"))
+    again = {name: Walk() for name in components}
     Checkpointer(job, **again)
-    assert {name: (part.place.tolist(), part.moves) for name, part in again.items()} == {
+    assert {
+        name: (component.position.tolist(), component.moves) for name, component in again.items()
+    } == {
         "actor": ([0.0] * 3, [0]),
         "critic": ([1.0] * 3, [1]),
         "act": ([2.0] * 3, [2]),
@@ -264,40 +266,41 @@ def test_parts_get_back_what_is_theirs():
 
 
 @pytest.mark.parametrize(("save_steps", "kept"), [(1, [7, 8]), (3, [3, 6]), (5, [5]), (9, [])])
-def test_states_are_saved_each_save_steps_and_the_last_two_are_kept(save_steps, kept):
+def test_checkpoints_are_saved_every_save_steps_and_the_last_two_are_kept(save_steps, kept):
     walk(job := make_job(save_steps))
-    assert states(job) == kept
+    assert saved_steps(job) == kept
 
 
-def test_a_state_is_there_as_soon_as_the_next_step_begins():
+def test_a_checkpoint_exists_when_the_next_step_begins():
     job, found = make_job(save_steps=3), {}
     walk(
-        job, at={step: (lambda step=step: found.update({step: states(job)})) for step in (3, 4, 7)}
+        job,
+        at={step: (lambda step=step: found.update({step: saved_steps(job)})) for step in (3, 4, 7)},
     )
     assert found == {3: [], 4: [3], 7: [3, 6]}
 
 
-def test_a_run_that_goes_on_saves_at_the_same_steps():
+def test_a_resumed_run_saves_at_the_same_steps():
     stop(make_job(save_steps=3), 4)
     walk(job := make_job(save_steps=3))
-    assert states(job) == [4, 6]
+    assert saved_steps(job) == [4, 6]
 
 
 def slow(clock, seconds):
-    """A part whose state takes a while to save."""
-    part = Walk()
-    part.saved = []
+    """Return a component whose state takes a number of seconds to save."""
+    component = Walk()
+    component.saved = []
 
     def when_saved():
-        part.saved.append(len(part.moves))
+        component.saved.append(len(component.moves))
         clock.now += seconds
 
-    part.when_saved = when_saved
-    return part
+    component.when_saved = when_saved
+    return component
 
 
 def takes(clock, seconds, steps):
-    """What makes each step take a while."""
+    """Return functions that make each step take a number of seconds."""
 
     def wait():
         clock.now += seconds
@@ -305,36 +308,36 @@ def takes(clock, seconds, steps):
     return dict.fromkeys(range(1, steps + 1), wait)
 
 
-def test_saving_takes_a_twentieth_of_the_time_at_most(clock):
-    part = slow(clock, 1)
-    walk(make_job(), steps=100, at=takes(clock, 1, 100), part=part)
-    # The first takes from 1 to 2: 20 seconds go by before the next, which so comes at 22.
-    assert part.saved == [1, 21, 41, 61, 81]
-    assert len(part.saved) / clock.now < 0.05
+def test_saving_takes_at_most_a_twentieth_of_the_time(clock):
+    component = slow(clock, 1)
+    walk(make_job(), steps=100, at=takes(clock, 1, 100), component=component)
+    # The first save lasts from 1 to 2; the next follows 20 seconds later, at 22.
+    assert component.saved == [1, 21, 41, 61, 81]
+    assert len(component.saved) / clock.now < 0.05
 
 
-def test_a_wait_ends_at_the_next_step_that_is_due(clock):
-    part = slow(clock, 1)
-    walk(make_job(save_steps=8), steps=48, at=takes(clock, 1, 48), part=part)
-    # From 8 to 9; 29 is reached after step 28, from 33 to 34 after step 32.
-    assert part.saved == [8, 32]
+def test_a_delayed_save_happens_at_a_multiple_of_save_steps(clock):
+    component = slow(clock, 1)
+    walk(make_job(save_steps=8), steps=48, at=takes(clock, 1, 48), component=component)
+    # The first save lasts from 8 to 9; 29 is reached after step 28, so step 32 saves.
+    assert component.saved == [8, 32]
 
 
-def test_a_wait_is_as_long_as_the_last_saving_asks_for(clock):
-    part = slow(clock, 0.1)
-    walk(make_job(), steps=20, at=takes(clock, 1.1, 20), part=part)
-    assert part.saved == list(range(1, 21, 2))
+def test_the_delay_is_proportional_to_the_last_save(clock):
+    component = slow(clock, 0.1)
+    walk(make_job(), steps=20, at=takes(clock, 1.1, 20), component=component)
+    assert component.saved == list(range(1, 21, 2))
 
 
-def test_who_asks_to_stop_does_not_wait(clock):
-    part = slow(clock, 1)
-    stop(job := make_job(), 5, part=part)
-    assert part.saved == [1, 5]
-    assert states(job) == [1, 5]
+def test_a_signal_saves_without_delay(clock):
+    component = slow(clock, 1)
+    stop(job := make_job(), 5, component=component)
+    assert component.saved == [1, 5]
+    assert saved_steps(job) == [1, 5]
 
 
 def flip(position):
-    """A function that flips a bit of a file."""
+    """Return a function that flips a bit of a file."""
 
     def damage(path):
         content = bytearray(path.read_bytes())
@@ -387,10 +390,10 @@ def damage(state, name, how):
 
 
 @pytest.mark.parametrize(("name", "how"), DAMAGES)
-def test_a_damaged_state_is_left_and_the_one_before_used(name, how, expected, capsys):
+def test_a_damaged_checkpoint_is_ignored(name, how, expected, capsys):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
-    assert states(job) == [3, 6]
+    assert saved_steps(job) == [3, 6]
     damage(job.states / "00000006/0-of-1", name, how)
     capsys.readouterr()
     job = make_job(save_steps=100)
@@ -399,10 +402,10 @@ def test_a_damaged_state_is_left_and_the_one_before_used(name, how, expected, ca
     assert capsys.readouterr().err == (
         f"warning: {job.states}/00000006 is damaged and ignored\nresuming after step 3\n"
     )
-    assert states(job) == [3]
+    assert saved_steps(job) == [3]
 
 
-def test_a_state_with_a_file_that_is_not_its_own_is_damaged(expected):
+def test_a_checkpoint_with_an_additional_file_is_damaged(expected):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
     (job.states / "00000006/0-of-1/tensors.safetensors.1").touch()
@@ -411,36 +414,36 @@ def test_a_state_with_a_file_that_is_not_its_own_is_damaged(expected):
     assert job.record["resumed_after_step"] == 3
 
 
-def test_where_all_states_are_damaged_a_run_starts_from_the_beginning(expected, capsys):
+def test_a_run_without_an_undamaged_checkpoint_starts_from_the_beginning(expected, capsys):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
     damage(job.states / "00000003/0-of-1", "tensors.safetensors", flip(-1))
     damage(job.states / "00000006/0-of-1", "files.json", delete)
-    part, done = walk(job)
+    component, done = walk(job)
     assert done == list(range(1, STEPS + 1))
     assert (
         (job.result / "metrics.jsonl").read_bytes(),
-        part.place.tolist(),
-        part.moves,
+        component.position.tolist(),
+        component.moves,
     ) == expected
     assert job.record["resumed_after_step"] == 0
     warnings = capsys.readouterr().err.splitlines()
     assert [line.split(" is damaged")[0][-8:] for line in warnings] == ["00000006", "00000003"]
 
 
-def test_a_state_that_was_being_saved_is_no_state(expected, capsys):
-    # A kill before the folder has its name.
+def test_an_incomplete_checkpoint_is_ignored(expected, capsys):
+    # A kill before the folder is renamed.
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
     shutil.copytree(job.states / "00000006", job.states / ".tmp")
-    (job.states / ".tmp/something else").touch()
+    (job.states / ".tmp/another file").touch()
     capsys.readouterr()
     job = make_job()
     assert outcome(job) == expected
     assert job.record["resumed_after_step"] == 6
     assert capsys.readouterr().err == "resuming after step 6\n"
-    # Nothing of it is in the states that come after it.
-    assert states(job) == [7, 8]
+    # Later checkpoints contain nothing of it.
+    assert saved_steps(job) == [7, 8]
     assert all(
         checkpointing.is_undamaged(path / "0-of-1")
         for path in checkpointing.checkpoints(job.states)
@@ -449,39 +452,41 @@ def test_a_state_that_was_being_saved_is_no_state(expected, capsys):
 
 
 @pytest.mark.parametrize("broken", ["save_file", "result_files"])
-def test_a_run_that_breaks_while_it_saves_keeps_the_states_before(broken, monkeypatch, expected):
+def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(broken, monkeypatch, expected):
     calls = itertools.count(1)
     works = getattr(checkpointing, broken)
 
-    def breaks(*arguments):
+    def fails(*arguments):
         works(*arguments)
         if next(calls) == 3:
             raise OSError(28, "No space left on device")
         return works(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(checkpointing, broken, breaks)
+        patched.setattr(checkpointing, broken, fails)
         walk(job := make_job(save_steps=2))
-    assert states(job) == [2, 4]
+    assert saved_steps(job) == [2, 4]
     assert outcome(make_job()) == expected
 
 
 @pytest.mark.parametrize("which", SIGNALS)
-def test_a_run_that_is_asked_to_stop_saves_and_ends(which):
-    said = stop(job := make_job(save_steps=100), 4, which)
-    assert said == (f"stopped by {which.name} after step 4: run the same command again to resume")
-    assert states(job) == [4]
+def test_a_signal_saves_and_ends_the_run(which):
+    message = stop(job := make_job(save_steps=100), 4, which)
+    assert message == (
+        f"stopped by {which.name} after step 4: run the same command again to resume"
+    )
+    assert saved_steps(job) == [4]
     assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
 
 
-def test_a_run_that_is_asked_to_stop_finishes_its_step_first():
+def test_a_signal_takes_effect_after_the_step():
     done = []
     with pytest.raises(SystemExit):
         walk(make_job(), at={3: lambda: (send(signal.SIGTERM)(), done.append(3))})
     assert done == [3]
 
 
-def test_a_run_that_is_asked_to_stop_between_steps_does_one_more():
+def test_a_signal_between_steps_takes_effect_after_the_next_step():
     job = make_job(save_steps=100)
     job.result.mkdir(parents=True)
     (job.result / "metrics.jsonl").touch()
@@ -494,16 +499,16 @@ def test_a_run_that_is_asked_to_stop_between_steps_does_one_more():
 
     with pytest.raises(SystemExit, match="after step 3:"):
         list(Checkpointer(job, walk=Walk()).steps(batches()))
-    assert states(job) == [3]
+    assert saved_steps(job) == [3]
 
 
 @pytest.mark.parametrize("step", [2, STEPS])
-def test_handlers_are_put_back_when_a_run_is_stopped(step, handlers):
+def test_signal_handlers_are_restored_after_a_signal(step, handlers):
     stop(make_job(), step)
     assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
 
 
-def test_handlers_are_put_back_when_a_run_ends_or_breaks(handlers):
+def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
     walk(make_job())
     assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
     with pytest.raises(KilledError):
@@ -513,46 +518,46 @@ def test_handlers_are_put_back_when_a_run_ends_or_breaks(handlers):
 
 @pytest.mark.parametrize("first", SIGNALS)
 @pytest.mark.parametrize("then", SIGNALS)
-def test_more_signals_while_a_state_is_saved_do_it_no_harm(first, then, expected):
-    part = Walk()
-    part.when_saved = send(then, then)
-    said = stop(job := make_job(save_steps=100), 3, first, part=part)
-    assert said.startswith(f"stopped by {first.name} after step 3:")
-    assert states(job) == [3]
+def test_further_signals_during_a_save_do_not_damage_it(first, then, expected):
+    component = Walk()
+    component.when_saved = send(then, then)
+    message = stop(job := make_job(save_steps=100), 3, first, component=component)
+    assert message.startswith(f"stopped by {first.name} after step 3:")
+    assert saved_steps(job) == [3]
     assert outcome(make_job()) == expected
 
 
-def test_a_signal_while_a_state_is_saved_ends_the_run_behind_it(expected):
-    part = Walk()
-    part.when_saved = send(signal.SIGTERM)
+def test_a_signal_during_a_save_ends_the_run_after_it(expected):
+    component = Walk()
+    component.when_saved = send(signal.SIGTERM)
     with pytest.raises(SystemExit, match="stopped by SIGTERM after step 6:"):
-        walk(job := make_job(save_steps=6), part=part)
-    assert states(job) == [6]
+        walk(job := make_job(save_steps=6), component=component)
+    assert saved_steps(job) == [6]
     assert outcome(make_job()) == expected
 
 
 @pytest.mark.parametrize(
     "changes", [{"seed": 2}, {"made_from": "1"}, {"name": "small"}, {"rule": "train_reward"}]
 )
-def test_a_state_of_another_spec_or_other_inputs_is_not_found(changes):
+def test_a_checkpoint_of_another_spec_or_other_inputs_is_not_used(changes):
     stop(make_job(seed=1), 3)
     other = make_job(**{"seed": 1, **changes})
     _, done = walk(other)
     assert done == list(range(1, STEPS + 1))
-    # And it stays for the run that it belongs to.
+    # It remains for the run that it belongs to.
     assert walk(make_job(seed=1))[1] == list(range(4, STEPS + 1))
 
 
-def test_a_state_is_found_under_another_placement():
+def test_a_checkpoint_is_used_under_another_placement():
     stop(make_job(save_steps=2), 3)
     assert walk(make_job(save_steps=5))[1] == list(range(4, STEPS + 1))
 
 
 @pytest.fixture
 def program(monkeypatch):
-    """A function that runs a whole program whose loop is that of walk."""
+    """A function that runs a whole program with a given main."""
     path = ROOT / "scripts/train_sft.py"
-    # The process that has it is this one, and lives on.
+    # This process would hold the lock until it ends.
     monkeypatch.setattr("snakechat.workflow.job.acquire_lock", lambda path: None)
 
     def start(main, save_steps=2):
@@ -567,7 +572,7 @@ def program(monkeypatch):
     return start
 
 
-def test_a_program_goes_on_where_it_was_stopped_and_tells_its_record(program, expected, tmp_path):
+def test_a_program_resumes_and_records_the_step(program, expected, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         program(lambda job: walk(job, at={5: send(signal.SIGTERM)}))
     assert stopped.value.code.startswith("stopped by SIGTERM after step 5:")
@@ -579,29 +584,29 @@ def test_a_program_goes_on_where_it_was_stopped_and_tells_its_record(program, ex
     assert record["resumed_after_step"] == 5
 
 
-def test_a_published_result_leaves_no_state(program, tmp_path):
-    states_in = []
-    program(lambda job: states_in.append((walk(job), states(job))[1]))
-    assert states_in == [[6, 8]]
+def test_a_published_result_leaves_no_checkpoint(program, tmp_path):
+    steps_in = []
+    program(lambda job: steps_in.append((walk(job), saved_steps(job))[1]))
+    assert steps_in == [[6, 8]]
     assert not list((tmp_path / "output/state").rglob("*.safetensors"))
     record = json.loads((tmp_path / "output/sft/tiny.run.json").read_text())
     assert record["resumed_after_step"] == 0
 
 
-def test_a_program_stopped_behind_its_last_step_only_saves_its_model(program, expected, tmp_path):
-    def breaks(job):
+def test_a_program_stopped_after_its_last_step_runs_no_step(program, expected, tmp_path):
+    def fails(job):
         walk(job)
         raise KilledError
 
     with pytest.raises(KilledError):
-        program(breaks)
+        program(fails)
     done = []
     program(lambda job: done.extend(walk(job)[1]))
     assert done == []
     assert (tmp_path / "output/sft/tiny/metrics.jsonl").read_bytes() == expected[0]
 
 
-def test_ctrl_c_outside_the_loop_is_told_in_one_line(program):
+def test_ctrl_c_outside_the_loop_is_reported_in_one_line(program):
     def interrupted(job):
         raise KeyboardInterrupt
 
@@ -610,7 +615,7 @@ def test_ctrl_c_outside_the_loop_is_told_in_one_line(program):
     assert stopped.value.code == "stopped by SIGINT"
 
 
-def test_generators_of_devices_that_are_not_here_are_left_out():
+def test_generators_of_missing_devices_are_ignored():
     generators = checkpointing.Generators()
     state = generators.state_dict()
     assert "cpu" in state

@@ -1,4 +1,4 @@
-"""The moving average of an engine's weights, against a plain loop. One process, on the CPU."""
+"""The moving average of an engine's weights, compared with a plain loop, on the CPU."""
 
 import copy
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ from torch import nn
 from snakechat.training.ema import Ema
 from snakechat.training.engine import make_engine
 
-# After rlhf, which tells DeepSpeed of the CPU.
+# After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
 
-# DeepSpeed calls functions of torch that are about to be renamed.
+# DeepSpeed calls functions of torch that are deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("group"),
@@ -39,7 +39,7 @@ STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 2, 3)]
 
 
 def make(zero_stage, dtype, rate=0.01, shift=0.0):
-    """An engine whose first layer is frozen, and its average with a decay of 3/4."""
+    """Return an engine whose first layer is frozen, and its average with a decay of 3/4."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     module[0].requires_grad_(False)
@@ -72,7 +72,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_an_average_is_that_of_a_plain_loop(zero_stage):
+def test_averages_equal_those_of_a_plain_loop(zero_stage):
     engine, ema = make(zero_stage, "fp32")
     frozen, expected = weights_of(engine)[:2], weights_of(engine)[2:]
     for seed in range(5):
@@ -84,17 +84,17 @@ def test_an_average_is_that_of_a_plain_loop(zero_stage):
             for average, weight in zip(expected, trained, strict=True)
         ]
     with ema.average_weights():
-        found = weights_of(engine)
-    assert same(found[:2], frozen)
-    for average, right in zip(found[2:], expected, strict=True):
-        torch.testing.assert_close(average, right, rtol=0, atol=1e-6)
-    # Far enough from the last weights to be told from them.
-    assert (found[2] - trained[0]).abs().max() > 1e-3
+        averages = weights_of(engine)
+    assert same(averages[:2], frozen)
+    for average, value in zip(averages[2:], expected, strict=True):
+        torch.testing.assert_close(average, value, rtol=0, atol=1e-6)
+    # Distinct from the last weights.
+    assert (averages[2] - trained[0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_averages_of_bf16_weights_are_in_fp32(zero_stage):
-    # Steps of 1e-5, which are less than bf16 tells apart, move the average all the same.
+    # Steps of 1e-5, below the resolution of bf16, change the averages.
     engine, ema = make(zero_stage, "bf16", rate=1e-5)
     expected = masters_of(engine)
     for seed in range(4):
@@ -104,16 +104,16 @@ def test_averages_of_bf16_weights_are_in_fp32(zero_stage):
             0.75 * average + 0.25 * master
             for average, master in zip(expected, engine.master_weights, strict=True)
         ]
-    for average, right, master in zip(ema.averages, expected, engine.master_weights, strict=True):
+    for average, value, master in zip(ema.averages, expected, engine.master_weights, strict=True):
         assert average.dtype == torch.float32
-        torch.testing.assert_close(average, right.detach(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(average, value.detach(), rtol=0, atol=1e-7)
         assert 1e-6 < (average - master).abs().max() < 1e-4
     with ema.average_weights():
         assert {weight.dtype for weight in weights_of(engine)} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_training_goes_on_to_the_same_bits_after_the_averages_were_in_place(zero_stage, dtype):
+def test_training_is_unchanged_by_a_swap_of_weights_and_averages(zero_stage, dtype):
     plain, _ = make(zero_stage, dtype)
     engine, ema = make(zero_stage, dtype)
     for seed in range(6):
@@ -127,12 +127,12 @@ def test_training_goes_on_to_the_same_bits_after_the_averages_were_in_place(zero
 
 
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_an_average_goes_on_from_its_state_to_the_same_bits(zero_stage, dtype):
+def test_averages_resume_from_their_state(zero_stage, dtype):
     engine, ema = make(zero_stage, dtype)
     for seed in range(3):
         run_step(engine, seed)
         ema.update()
-    # Other weights, so that none of them can be right by chance.
+    # Shifted weights, so that none is correct by chance.
     resumed, again = make(zero_stage, dtype, shift=0.5)
     resumed.load_state_dict(copy.deepcopy(engine.state_dict()))
     again.load_state_dict(copy.deepcopy(ema.state_dict()))

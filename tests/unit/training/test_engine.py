@@ -1,4 +1,4 @@
-"""Training steps of the engine, against plain PyTorch. One process, on the CPU."""
+"""Optimizer steps of the engines, compared with plain PyTorch, in one process on the CPU."""
 
 import json
 import math
@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import nn
 
+from snakechat.training import deepspeed_engine
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import FrozenModel, make_engine, step_engines
 from snakechat.training.process_group import init_process_group
+from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.errors import InputError
 
-# After rlhf, which tells DeepSpeed of the CPU.
+# After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
 
-# DeepSpeed calls functions of torch that are about to be renamed.
+# DeepSpeed calls functions of torch that are deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("group"),
@@ -48,7 +50,7 @@ def placement(**changes):
 
 
 def network():
-    """Matrices, biases and a norm: the same weights at each call."""
+    """Return matrices, biases and a norm, with the same weights at each call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1))
 
@@ -64,7 +66,7 @@ def rows(number, seed=1):
 
 
 def squared_error(output, targets, number):
-    """The part of a step's mean that a pass has."""
+    """Return the contribution of a micro-batch to the mean of a step."""
     return (output - targets).square().sum() / number
 
 
@@ -73,17 +75,17 @@ def weights_of(module):
         return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
 
 
-def run_step(engine, inputs, targets, passes, scale=1.0):
-    """One optimizer step whose rows are shared among passes."""
-    groups = list(zip(inputs.chunk(passes), targets.chunk(passes), strict=True))
-    for number, (some_inputs, some_targets) in enumerate(groups, start=1):
-        loss = squared_error(engine(some_inputs), some_targets, len(inputs)) * scale
+def run_step(engine, inputs, targets, micro_batches, scale=1.0):
+    """Take one optimizer step whose rows are divided into micro-batches."""
+    groups = list(zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True))
+    for number, (group_inputs, group_targets) in enumerate(groups, start=1):
+        loss = squared_error(engine(group_inputs), group_targets, len(inputs)) * scale
         engine.backward(loss, last=number == len(groups))
     engine.step()
 
 
 def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
-    """Weights after steps (inputs, targets) of plain PyTorch on whole batches, and the norms."""
+    """Return the weights after steps of plain PyTorch on whole batches, and the gradient norms."""
     module = network()
     groups = [
         {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
@@ -99,11 +101,11 @@ def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
     return weights_of(module), norms
 
 
-def assert_same(first, second):
+def assert_equal_weights(first, second):
     torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
 
 
-def test_training_on_the_cpu_is_on_the_cpu(group):
+def test_a_placement_without_gpus_trains_on_the_cpu(group):
     assert group == torch.device("cpu")
 
 
@@ -116,43 +118,41 @@ def test_training_on_the_cpu_is_on_the_cpu(group):
         ({}, "1 processes (nodes: 1, gpus_per_node: 0)", 2),
     ],
 )
-def test_another_number_of_processes_than_asked_for_is_refused(
-    changes, processes, started, monkeypatch
-):
+def test_a_wrong_number_of_processes_is_rejected(changes, processes, started, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(started))
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         init_process_group(placement(**changes))
-    assert str(refused.value).startswith(
+    assert str(error.value).startswith(
         f"placement: expected {processes}, {started} started: start the job with scripts/launch.py"
     )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_where_there_is_none_is_refused():
+def test_a_placement_with_a_gpu_is_rejected_without_one():
     with pytest.raises(InputError, match="torch finds none"):
         init_process_group(placement(gpus_per_node=1))
 
 
-@pytest.mark.parametrize("passes", [1, 2, 8])
-def test_a_step_is_the_same_however_its_rows_share_passes(passes):
+@pytest.mark.parametrize("micro_batches", [1, 2, 8])
+def test_a_step_does_not_depend_on_the_number_of_micro_batches(micro_batches):
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     module = network()
     engine = engine_for(module)
     for inputs, targets in steps:
-        run_step(engine, inputs, targets, passes)
-    assert_same(weights_of(module), plain_weights(steps)[0])
+        run_step(engine, inputs, targets, micro_batches)
+    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
 
 
-def test_steps_may_have_different_numbers_of_passes_and_rows():
+def test_steps_may_have_different_numbers_of_micro_batches_and_rows():
     steps = [rows(8, 1), rows(3, 2), rows(5, 3)]
     module = network()
     engine = engine_for(module)
-    for (inputs, targets), passes in zip(steps, (4, 3, 1), strict=True):
-        run_step(engine, inputs, targets, passes)
-    assert_same(weights_of(module), plain_weights(steps)[0])
+    for (inputs, targets), number in zip(steps, (4, 3, 1), strict=True):
+        run_step(engine, inputs, targets, number)
+    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
 
 
-def test_weights_move_at_a_step_only():
+def test_weights_change_at_a_step_only():
     inputs, targets = rows(2)
     module = network()
     engine = engine_for(module)
@@ -164,15 +164,15 @@ def test_weights_move_at_a_step_only():
     assert not torch.equal(weights_of(module), before)
 
 
-@pytest.mark.parametrize("passes", [1, 4])
-def test_gradients_are_clipped_to_max_grad_norm(passes):
-    # Adam's first step does not see the size of a gradient: what comes after a huge one does.
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_gradients_are_clipped_to_max_grad_norm(micro_batches):
+    # Adam's first step does not depend on the scale of a gradient; the steps after a huge one do.
     scales = [1e4, 1.0, 1.0]
     steps = [rows(8, seed) for seed in (1, 2, 3)]
-    found, expected, unclipped = network(), network(), network()
-    engine = engine_for(found, max_grad_norm=0.5, weight_decay=0.0)
+    clipped, expected, unclipped = network(), network(), network()
+    engine = engine_for(clipped, max_grad_norm=0.5, weight_decay=0.0)
     for (inputs, targets), scale in zip(steps, scales, strict=True):
-        run_step(engine, inputs, targets, passes, scale)
+        run_step(engine, inputs, targets, micro_batches, scale)
     norms = []
     for module, limit in ((expected, 0.5), (unclipped, math.inf)):
         optimizer = torch.optim.AdamW(
@@ -184,21 +184,21 @@ def test_gradients_are_clipped_to_max_grad_norm(passes):
             norms.append(nn.utils.clip_grad_norm_(module.parameters(), limit).item())
             optimizer.step()
     assert norms[0] > 1000
-    assert_same(weights_of(found), weights_of(expected))
+    assert_equal_weights(weights_of(clipped), weights_of(expected))
     assert (weights_of(expected) - weights_of(unclipped)).abs().max() > 1e-3
 
 
-def test_gradients_under_the_limit_are_left_alone():
+def test_gradients_below_max_grad_norm_are_not_scaled():
     steps = [rows(8, seed) for seed in (1, 2)]
     expected, norms = plain_weights(steps, max_grad_norm=1e9)
     module = network()
     engine = engine_for(module, max_grad_norm=2 * max(norms))
     for inputs, targets in steps:
         run_step(engine, inputs, targets, 2)
-    assert_same(weights_of(module), expected)
+    assert_equal_weights(weights_of(module), expected)
 
 
-def test_weight_decay_shrinks_matrices_and_neither_biases_nor_norms():
+def test_weight_decay_applies_to_matrices_only():
     module = network()
     with torch.no_grad():
         for weight in module.parameters():
@@ -206,24 +206,24 @@ def test_weight_decay_shrinks_matrices_and_neither_biases_nor_norms():
     engine = engine_for(module, weight_decay=0.5)
     engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
     engine.step()
-    # No gradient: decay alone, 1 - .01 * .5.
+    # Without a gradient only the decay acts: 1 - .01 * .5.
     for weight in module.parameters():
         expected = 0.995 if weight.ndim > 1 else 1.0
         torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_the_norm_is_that_of_the_whole_gradient_before_it_is_clipped(zero_stage):
+def test_grad_norm_is_that_of_the_gradient_before_clipping(zero_stage):
     steps = [rows(8, seed) for seed in (1, 2)]
     _, norms = plain_weights(steps, max_grad_norm=0.1)
     engine = engine_for(network(), zero_stage=zero_stage, max_grad_norm=0.1)
     assert engine.grad_norm is None
     for (inputs, targets), norm in zip(steps, norms, strict=True):
-        run_step(engine, inputs, targets, passes=2)
+        run_step(engine, inputs, targets, micro_batches=2)
         assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
 
 
-def test_the_norm_of_a_large_gradient_is_exact_too():
+def test_grad_norm_of_a_large_gradient_is_accurate():
     # One sum of 16 million squares in fp32 would be wrong by 7e-4.
     module = nn.Linear(1 << 12, 1 << 12, bias=False)
     engine = engine_for(module)
@@ -236,7 +236,7 @@ def test_the_norm_of_a_large_gradient_is_exact_too():
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])
-def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
+def test_adapters_follow_the_schedule_with_lora_learning_rate(zero_stage):
     # Adam's first step is the rate times the sign of the gradient.
     module = nn.Linear(1, 1)
     module.lora_A = nn.Parameter(torch.ones(1, 1))
@@ -253,31 +253,31 @@ def test_adapters_have_a_rate_of_their_own_on_the_same_schedule(zero_stage):
     assert [group["lr"] for group in engine.optimizer.param_groups] == [RATE / 2] * 2 + [0.025]
 
 
-def test_without_a_rate_of_their_own_adapters_train_like_all_else():
+def test_without_lora_learning_rate_adapters_have_the_common_rate():
     module = nn.Linear(1, 1, bias=False)
     module.lora_A = nn.Parameter(torch.ones(1, 1))
     engine = engine_for(module, lora_learning_rate=None)
     assert len(engine.optimizer.param_groups) == 1
 
 
-def test_fp16_on_a_cpu_is_refused(monkeypatch):
+def test_fp16_on_a_cpu_is_rejected(monkeypatch):
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
     with pytest.raises(InputError, match="fp16 requires a GPU: set dtype to bf16 or fp32"):
         engine_for(network(), dtype="fp16")
 
 
-def fp16_line(zero_stage=0, **changes):
+def fp16_layer(zero_stage=0, **changes):
     module = nn.Linear(2, 1, bias=False).to(torch.float16)
     nn.init.constant_(module.weight, 0.5)
     return module, engine_for(module, zero_stage=zero_stage, dtype="fp16", **changes)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stage, fp16_on_cpu):
-    module, engine = fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear")
+def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_stage, fp16_on_cpu):
+    module, engine = fp16_layer(zero_stage, weight_decay=0.0, lr_schedule="linear")
     inputs = torch.ones(1, 2, dtype=torch.float16)
     assert engine.loss_scale == 65536
-    # 65,536 itself is more than fp16 holds; DeepSpeed waits for a second time.
+    # The largest fp16 number is 65,504; DeepSpeed lowers the scale at the second overflow.
     for skipped in (1, 2):
         engine.backward(engine(inputs).float().sum(), last=True)
         engine.step()
@@ -292,38 +292,40 @@ def test_in_fp16_a_step_that_overflows_is_skipped_and_the_scale_halved(zero_stag
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
-@pytest.mark.parametrize("together", [False, True])
-def test_in_fp16_neither_of_two_takes_a_step_that_one_cannot_take(zero_stage, together, fp16_on_cpu):
+@pytest.mark.parametrize("align_overflow", [False, True])
+def test_align_overflow_skips_the_step_of_both_engines(zero_stage, align_overflow, fp16_on_cpu):
     (first, too_large), (second, fine) = (
-        fp16_line(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
+        fp16_layer(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
     )
     inputs = torch.ones(1, 2, dtype=torch.float16)
-    # Times the scale of 65,536 that is more than fp16 holds, and 64.
+    # Times the loss scale of 65,536, the first overflows fp16; the second is 64.
     slopes = {too_large: 1.0, fine: 1 / 1024}
     for _ in range(2):
         for engine, slope in slopes.items():
             engine.backward(engine(inputs).float().sum() * slope, last=True)
-        step_engines(too_large, fine, align_overflow=together)
+        step_engines(too_large, fine, align_overflow=align_overflow)
     assert weights_of(first).tolist() == [0.5, 0.5]
     assert (too_large.skipped_steps, too_large.loss_scale) == (2, 32768)
-    # The other's scale is as it was: nothing was wrong with it.
-    assert (fine.skipped_steps, fine.loss_scale) == (2 if together else 0, 65536)
-    assert weights_of(second).tolist() == pytest.approx([0.5 if together else 0.48] * 2, abs=1e-3)
-    # Gradients of a step that was left out are gone.
+    # The loss scale of the other engine is unchanged.
+    assert (fine.skipped_steps, fine.loss_scale) == (2 if align_overflow else 0, 65536)
+    assert weights_of(second).tolist() == pytest.approx(
+        [0.5 if align_overflow else 0.48] * 2, abs=1e-3
+    )
+    # The gradients of a skipped step are discarded.
     for engine, slope in slopes.items():
         engine.backward(engine(inputs).float().sum() * slope / 1024, last=True)
-    step_engines(too_large, fine, align_overflow=together)
+    step_engines(too_large, fine, align_overflow=align_overflow)
     for engine, slope in slopes.items():
         assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
 
 
-def test_the_scale_of_fp16_grows_after_100_steps_and_is_part_of_a_state(fp16_on_cpu):
+def test_the_loss_scale_grows_after_100_steps_and_is_saved(fp16_on_cpu):
     inputs = torch.ones(1, 2, dtype=torch.float16)
-    _, engine = fp16_line(num_steps=1000)
+    _, engine = fp16_layer(num_steps=1000)
     for _ in range(60):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
         engine.step()
-    _, resumed = fp16_line(num_steps=1000)
+    _, resumed = fp16_layer(num_steps=1000)
     resumed.load_state_dict(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
     for _ in range(60):
         for one in (engine, resumed):
@@ -343,53 +345,53 @@ def tensors_of(engine):
     return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
 
 
-def test_frozen_weights_stay():
+def test_frozen_weights_do_not_change():
     module = network()
     module[0].weight.requires_grad_(False)
     before = module[0].weight.clone()
     engine = engine_for(module)
-    run_step(engine, *rows(8), passes=2)
+    run_step(engine, *rows(8), micro_batches=2)
     assert torch.equal(module[0].weight, before)
     assert not torch.equal(module[3].weight, network()[3].weight)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_all_zero_stages_give_the_weights_of_plain_training(zero_stage):
+def test_all_zero_stages_train_like_plain_pytorch(zero_stage):
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     module = network()
     engine = engine_for(module, zero_stage=zero_stage)
     assert engine.stage == (engine.engine.zero_optimization_stage() if zero_stage else 0)
     for inputs, targets in steps:
-        run_step(engine, inputs, targets, passes=2)
-    assert_same(weights_of(module), plain_weights(steps)[0])
+        run_step(engine, inputs, targets, micro_batches=2)
+    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
 
 
-def test_two_engines_in_turn_do_not_disturb_each_other():
-    # As actor and critic: passes of both, then a step of both.
+def test_two_engines_train_independently():
+    # As actor and critic: micro-batches of both, then a step of both.
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     first, second = network(), network()
     engines = engine_for(first), engine_for(second)
     for inputs, targets in steps:
         for number in range(2):
-            part = slice(4 * number, 4 * number + 4)
+            chunk = slice(4 * number, 4 * number + 4)
             for engine, sign in zip(engines, (1, -1), strict=True):
-                loss = squared_error(engine(inputs[part]), sign * targets[part], 8)
+                loss = squared_error(engine(inputs[chunk]), sign * targets[chunk], 8)
                 engine.backward(loss, last=number == 1)
         step_engines(*engines)
-    assert_same(weights_of(first), plain_weights(steps)[0])
-    assert_same(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
+    assert_equal_weights(weights_of(first), plain_weights(steps)[0])
+    assert_equal_weights(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
 
-def cosine(progress, least=0.0):
-    return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * progress))
+def cosine(progress, min_ratio=0.0):
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @pytest.mark.parametrize(
-    ("schedule", "least", "warmup", "shares"),
+    ("schedule", "min_ratio", "warmup", "factors"),
     [
         ("constant", 0.0, 0, [1, 1, 1, 1, 1, 1]),
         ("constant", 0.0, 2, [0, 0.5, 1, 1, 1, 1]),
-        # Six steps: five sixths of the way down at the last one.
+        # Of six steps, the last one is five sixths of the way down.
         ("linear", 0.0, 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
         ("linear", 0.0, 2, [0, 0.5, 1, 0.75, 0.5, 0.25]),
         ("cosine", 0.0, 0, [cosine(step / 6) for step in range(6)]),
@@ -397,18 +399,18 @@ def cosine(progress, least=0.0):
         ("cosine", 0.1, 2, [0, 0.5, *(cosine(step / 4, 0.1) for step in range(4))]),
     ],
 )
-def test_learning_rates(schedule, least, warmup, shares):
+def test_learning_rate_schedules(schedule, min_ratio, warmup, factors):
     engine = engine_for(
-        network(), num_steps=6, lr_schedule=schedule, min_lr_ratio=least, warmup_steps=warmup
+        network(), num_steps=6, lr_schedule=schedule, min_lr_ratio=min_ratio, warmup_steps=warmup
     )
     rates = []
     for seed in range(6):
         rates.append(engine.learning_rate)
-        run_step(engine, *rows(4, seed), passes=2)
-    assert rates == pytest.approx([RATE * share for share in shares])
+        run_step(engine, *rows(4, seed), micro_batches=2)
+    assert rates == pytest.approx([RATE * factor for factor in factors])
 
 
-def test_passes_before_the_last_do_not_move_the_schedule():
+def test_the_schedule_advances_with_steps_and_not_with_micro_batches():
     engine = engine_for(network(), num_steps=4, lr_schedule="linear")
     inputs, _ = rows(1)
     for _ in range(5):
@@ -419,7 +421,7 @@ def test_passes_before_the_last_do_not_move_the_schedule():
     assert engine.learning_rate == pytest.approx(0.75 * RATE)
 
 
-def test_the_rate_of_the_first_step_is_what_weights_move_by():
+def test_the_first_step_uses_the_first_learning_rate():
     # Adam's first step is the rate times the sign of the gradient.
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, 2.0)
@@ -429,7 +431,7 @@ def test_the_rate_of_the_first_step_is_what_weights_move_by():
     assert module.weight.item() == pytest.approx(2.0 - RATE, abs=1e-6)
 
 
-def bf16_line(zero_stage, **changes):
+def bf16_layer(zero_stage, **changes):
     module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
     nn.init.constant_(module.weight, 0.5)
     changes = {"dtype": "bf16", "weight_decay": 0.0, **changes}
@@ -437,8 +439,8 @@ def bf16_line(zero_stage, **changes):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_weights_are_in_bf16_and_what_is_no_weight_stays_in_fp32(zero_stage):
-    # As the angles of rotary positions: 511 times the rounded one would be another angle.
+def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
+    # Like the angles of rotary positions, which rounding would change.
     module = network()
     module.register_buffer("angle", torch.tensor(1 / 3))
     engine_for(module, zero_stage=zero_stage, dtype="bf16")
@@ -447,9 +449,9 @@ def test_weights_are_in_bf16_and_what_is_no_weight_stays_in_fp32(zero_stage):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
+def test_the_first_bf16_step_uses_the_first_learning_rate(zero_stage):
     # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
-    module, engine = bf16_line(zero_stage, rate=0.1)
+    module, engine = bf16_layer(zero_stage, rate=0.1)
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
     engine.backward(engine(inputs).float().sum(), last=True)
     engine.step()
@@ -457,21 +459,21 @@ def test_the_first_step_in_bf16_is_the_rate_too(zero_stage):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_small_steps_add_up_in_bf16(zero_stage):
-    module, engine = bf16_line(zero_stage, rate=1e-5)
+def test_small_bf16_steps_accumulate(zero_stage):
+    module, engine = bf16_layer(zero_stage, rate=1e-5)
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
     for _ in range(400):
         engine.backward(engine(inputs).float().sum(), last=True)
         engine.step()
-    # .5 - 400 * 1e-5 = .496. One step alone is less than bf16 tells apart (.002 below .5).
+    # .5 - 400 * 1e-5 = .496. One step is below the resolution of bf16 (.002 below .5).
     assert weights_of(module).float().tolist() == pytest.approx([0.496, 0.496], abs=0.0011)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_small_passes_add_up_in_bf16(zero_stage):
-    # One gradient of 1 and 700 of -1/520: -.35 in all, so that weights go up. In bf16, whose next
-    # number under 1 is 1 - 1/256, each of the small ones would be lost, and weights go down.
-    module, engine = bf16_line(zero_stage, rate=0.1)
+def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
+    # One gradient of 1 and 700 of -1/520 sum to -.35, so the weights increase. In bf16, where the
+    # number below 1 is 1 - 1/256, the small ones would be lost and the weights would decrease.
+    module, engine = bf16_layer(zero_stage, rate=0.1)
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
     engine.backward(engine(inputs).float().sum(), last=False)
     for number in range(1, 701):
@@ -481,13 +483,13 @@ def test_small_passes_add_up_in_bf16(zero_stage):
 
 
 def stateful(zero_stage, dtype, shift=0.0, frozen=False):
-    """A module and its engine, with all that a state has to bring back: the rates change too.
+    """Return a module and its engine, whose learning rate changes.
 
-    shift: what is added to the weights that are trained.
+    shift: added to the trained weights.
     """
     module = network().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     for name, weight in module.named_parameters():
-        # As under LoRA: what is frozen is large, and no part of a state.
+        # As with LoRA, frozen weights are not part of a state.
         weight.requires_grad_(not (frozen and name.startswith(("0.", "2."))))
         if weight.requires_grad:
             weight.data.add_(shift)
@@ -496,19 +498,19 @@ def stateful(zero_stage, dtype, shift=0.0, frozen=False):
 
 
 def train(engine, job, number=6, dtype="fp32"):
-    """Steps that are left of so many, with the rate of each; a state is saved after the third."""
+    """Run the remaining steps and return the rate of each; saves a checkpoint after the third."""
     rates = []
     steps = [rows(8, seed) for seed in range(number)]
     for _, (inputs, targets) in Checkpointer(job, module=engine).steps(steps):
         rates.append(engine.learning_rate)
         kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-        run_step(engine, inputs.to(kind), targets, passes=2)
+        run_step(engine, inputs.to(kind), targets, micro_batches=2)
     return rates
 
 
 @pytest.fixture
 def make_job(tmp_path):
-    """A function that makes a job of three steps to each state."""
+    """A function that returns a job with a checkpoint every three steps."""
 
     def job(name):
         result = tmp_path / name / "result"
@@ -526,32 +528,30 @@ STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in range(4)]
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_run_that_goes_on_from_a_state_is_that_which_was_never_stopped(
-    zero_stage, dtype, frozen, make_job
-):
+def test_a_resumed_run_equals_an_uninterrupted_one(zero_stage, dtype, frozen, make_job):
     module, engine = stateful(zero_stage, dtype, frozen=frozen)
     rates = train(engine, make_job("whole"), dtype=dtype)
     assert rates == pytest.approx(
-        [RATE * share for share in (0, 0.5, *(cosine(step / 4, 0.1) for step in range(4)))]
+        [RATE * factor for factor in (0, 0.5, *(cosine(step / 4, 0.1) for step in range(4)))]
     )
 
     _, stopped = stateful(zero_stage, dtype, frozen=frozen)
     assert train(stopped, make_job("stopped"), number=3, dtype=dtype) == rates[:3]
-    # Other weights, so that none of them can be right by chance.
+    # Shifted weights, so that none is correct by chance.
     again, resumed = stateful(zero_stage, dtype, shift=0.5, frozen=frozen)
     assert train(resumed, make_job("stopped"), dtype=dtype) == rates[3:]
 
     assert torch.equal(weights_of(again), weights_of(module))
-    expected, found = engine.state_dict(), resumed.state_dict()
-    assert found.keys() == expected.keys()
+    expected, restored = engine.state_dict(), resumed.state_dict()
+    assert restored.keys() == expected.keys()
     for name, value in expected.items():
-        same = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
-        assert same(found[name], value), name
+        equal = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
+        assert equal(restored[name], value), name
 
 
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_restored_module_has_the_weights_before_its_first_pass(zero_stage, dtype, make_job):
-    # As the actor, which responses prompts before it is trained.
+def test_a_restored_module_has_its_weights_before_the_first_step(zero_stage, dtype, make_job):
+    # As the actor, which generates before it trains.
     module, engine = stateful(zero_stage, dtype)
     train(engine, make_job("job"), number=3, dtype=dtype)
     again, resumed = stateful(zero_stage, dtype, shift=0.5)
@@ -564,9 +564,7 @@ def test_a_restored_module_has_the_weights_before_its_first_pass(zero_stage, dty
 
 
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_state_has_the_weights_and_moments_in_fp32_and_of_trained_weights_only(
-    zero_stage, dtype, make_job
-):
+def test_a_state_has_fp32_weights_and_moments_of_trained_weights_only(zero_stage, dtype, make_job):
     module, engine = stateful(zero_stage, dtype, frozen=True)
     train(engine, make_job("job"), number=3, dtype=dtype)
     tensors = {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
@@ -576,22 +574,22 @@ def test_a_state_has_the_weights_and_moments_in_fp32_and_of_trained_weights_only
         everything = sum(weight.numel() for weight in module.parameters())
     for name in ("weights", "exp_avg", "exp_avg_sq"):
         size = sum(value.numel() for key, value in tensors.items() if key.endswith(f".{name}"))
-        # Behind the end of a group, zeros make its size even.
+        # Groups are padded with zeros.
         assert trained <= size <= trained + 4 < everything
 
 
-def test_a_state_of_another_zero_stage_is_refused():
+def test_a_state_of_another_zero_stage_is_rejected():
     _, engine = stateful(2, "fp32")
     _, other = stateful(3, "fp32")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         other.load_state_dict(engine.state_dict())
-    assert str(refused.value) == (
+    assert str(error.value) == (
         "the saved state has ZeRO stage 2, this run has stage 3: set zero_stage back, or delete the"
         " state in output/state"
     )
 
 
-def test_stage_1_of_bf16_is_stage_2_to_a_state(make_job):
+def test_stage_1_in_bf16_resumes_as_stage_2(make_job):
     module, engine = stateful(2, "bf16")
     train(engine, make_job("job"), number=3, dtype="bf16")
     again, resumed = stateful(1, "bf16", shift=0.5)
@@ -599,75 +597,80 @@ def test_stage_1_of_bf16_is_stage_2_to_a_state(make_job):
     assert torch.equal(weights_of(again), weights_of(module))
 
 
-def test_two_engines_come_back_each_to_its_own(make_job):
+def test_two_engines_restore_their_own_states(make_job):
     # As actor and critic.
     def train_both(engines, number):
         steps = [rows(8, seed) for seed in range(number)]
         first, second = engines
         for _, (inputs, targets) in Checkpointer(make_job("job"), a=first, b=second).steps(steps):
-            run_step(first, inputs, targets, passes=1)
-            run_step(second, inputs, -targets, passes=2)
+            run_step(first, inputs, targets, micro_batches=1)
+            run_step(second, inputs, -targets, micro_batches=2)
 
-    whole = [stateful(0, "fp32") for _ in range(2)]
-    for (_, engine), sign, passes in zip(whole, (1, -1), (1, 2), strict=True):
+    uninterrupted = [stateful(0, "fp32") for _ in range(2)]
+    for (_, engine), sign, number in zip(uninterrupted, (1, -1), (1, 2), strict=True):
         for seed in range(6):
             inputs, targets = rows(8, seed)
-            run_step(engine, inputs, sign * targets, passes)
+            run_step(engine, inputs, sign * targets, number)
     train_both([stateful(0, "fp32")[1] for _ in range(2)], 3)
     again = [stateful(0, "fp32", shift=0.5) for _ in range(2)]
     train_both([engine for _, engine in again], 6)
-    for (found, _), (expected, _) in zip(again, whole, strict=True):
-        assert torch.equal(weights_of(found), weights_of(expected))
+    for (restored, _), (expected, _) in zip(again, uninterrupted, strict=True):
+        assert torch.equal(weights_of(restored), weights_of(expected))
 
 
-# What is asked and not trained.
+# Frozen models.
 
 
-class Traveller(nn.Linear):
-    """A layer that tells where it was sent to."""
+class RecordingLayer(nn.Linear):
+    """A layer that records the devices that it was moved to."""
 
     def __init__(self):
         super().__init__(2, 1)
         self.train()
-        self.places = []
+        self.devices = []
 
-    def to(self, place):
-        self.places.append(str(place))
+    def to(self, device):
+        self.devices.append(str(device))
         return self
 
 
 @pytest.mark.parametrize(
-    ("rests", "places"),
+    ("offload", "devices"),
     [
         (False, ["cuda:1", "cuda:1", "cuda:1"]),
-        # There and back again, each time.
+        # Moved to its device and back, each time.
         (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
     ],
 )
-def test_a_frozen_module_that_rests_is_on_its_device_only_at_work(rests, places):
-    module = Traveller()
-    frozen = FrozenModel(module, torch.device("cuda", 1), rests)
+def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
+    module = RecordingLayer()
+    frozen = FrozenModel(module, torch.device("cuda", 1), offload)
     for _ in range(2):
-        with frozen.on_device() as found:
-            assert found is module
-            assert module.places[-1] == "cuda:1"
-    assert module.places == places
+        with frozen.on_device() as moved:
+            assert moved is module
+            assert module.devices[-1] == "cuda:1"
+    assert module.devices == devices
 
 
-def test_a_frozen_module_is_all_on_its_device():
+def test_all_weights_of_a_frozen_module_are_moved():
     module = network()
     frozen = FrozenModel(module, torch.device("meta"), offload=False)
-    with frozen.on_device() as found:
-        assert {weight.device.type for weight in found.parameters()} == {"meta"}
+    with frozen.on_device() as moved:
+        assert {weight.device.type for weight in moved.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("rests", [False, True])
-def test_a_frozen_module_has_no_gradients_and_gives_what_it_gave(rests):
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_frozen_module_computes_no_gradients(offload):
     module, inputs = network(), rows(4)[0]
     before = module(inputs).detach()
-    with FrozenModel(module, torch.device("cpu"), rests).on_device() as found:
-        assert not found.training
-        outputs = found(inputs)
+    with FrozenModel(module, torch.device("cpu"), offload).on_device() as frozen:
+        assert not frozen.training
+        outputs = frozen(inputs)
     assert not outputs.requires_grad
     assert torch.equal(outputs, before)
     assert not any(weight.requires_grad for weight in module.parameters())
+
+
+def test_the_tested_version_of_deepspeed_is_the_pinned_one():
+    pins = pinned_versions(REQUIREMENTS)
+    assert pins["deepspeed"] == deepspeed_engine.TESTED_VERSION

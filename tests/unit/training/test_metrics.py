@@ -1,4 +1,4 @@
-"""Figures of a run: lines of steps, scalars."""
+"""Metrics of a run: JSON lines, TensorBoard scalars, times."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def log_steps(job, steps=3):
             logger.log(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
 
 
-def test_each_step_is_one_json_line_with_its_figures_and_nothing_else(make_job):
+def test_each_step_is_one_json_line_of_its_metrics(make_job):
     job = make_job()
     log_steps(job)
     lines = (job.result / "metrics.jsonl").read_text().splitlines()
@@ -42,20 +42,20 @@ def test_each_step_is_one_json_line_with_its_figures_and_nothing_else(make_job):
     ]
 
 
-def test_the_same_figures_give_the_same_bytes(make_job):
+def test_the_same_metrics_give_the_same_bytes(make_job):
     for name in ("first", "second"):
         log_steps(make_job(name))
     first, second = (make_job(name).result / "metrics.jsonl" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_nothing_but_the_lines_is_in_the_result(make_job):
+def test_the_result_contains_only_metrics_jsonl(make_job):
     job = make_job()
     log_steps(job)
     assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_step_is_on_disk_before_the_next_one(make_job):
+def test_a_line_is_flushed_before_the_next_step(make_job):
     job = make_job()
     with MetricsLogger(job, 2) as logger:
         logger.log(1, ["loss"], loss=0.5)
@@ -69,7 +69,7 @@ def scalars(job, name):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
+def test_a_metric_that_is_not_finite_stops_the_run(make_job, value):
     with MetricsLogger(make_job(), 3) as logger:
         logger.log(1, ["loss"], loss=2.0)
         message = rf"step 2, rows \[3, 7\]: loss is {value}, training has diverged: try a lower"
@@ -77,7 +77,7 @@ def test_a_figure_that_is_no_number_stops_the_run(make_job, value):
             logger.log(2, ["loss"], [7, 3], loss=value)
 
 
-def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):
+def test_a_metric_of_none_is_skipped(make_job):
     job = make_job()
     with MetricsLogger(job, 1) as logger:
         logger.log(1, ["loss"], loss=2.0, grad_norm=None)
@@ -85,7 +85,7 @@ def test_a_figure_that_a_step_does_not_have_is_left_out(make_job):
     assert scalars(job, "loss") == [(1, 2.0)]
 
 
-def test_figures_are_tensorboard_scalars(make_job):
+def test_metrics_are_tensorboard_scalars(make_job):
     job = make_job()
     log_steps(job)
     assert scalars(job, "objective/kl") == [(1, 0.125), (2, 0.25), (3, 0.375)]
@@ -94,7 +94,7 @@ def test_figures_are_tensorboard_scalars(make_job):
 def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
     job = make_job()
     log_steps(job, steps=3)
-    # As every run that has no saved state.
+    # As in every run without a checkpoint.
     (job.result / "metrics.jsonl").unlink()
     log_steps(job, steps=1)
     assert scalars(job, "objective/kl") == [(1, 0.125)]
@@ -102,39 +102,39 @@ def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
 
 @pytest.fixture
 def resumed(make_job):
-    """A job whose first three steps of five are done, and the lines of them."""
+    """A job whose first three of five steps are done, and their lines."""
     job = make_job()
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
             logger.log(step, ["loss"], loss=step / 8)
-    # The fourth was logged, but the saved state is that of the third. Not as we write it: lines
-    # are kept, not written anew.
+    # The fourth step was logged, but the checkpoint is that of the third. In another format than
+    # ours: existing lines are kept as they are.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
     (job.result / "metrics.jsonl").write_bytes(before)
     return job, before
 
 
-def go_on(job):
+def resume(job):
     with MetricsLogger(job, 5) as logger:
         logger.log(4, ["loss"], loss=4.0)
         logger.log(5, ["loss"], loss=5.0)
 
 
-def test_a_resumed_run_writes_behind_the_lines_that_it_finds(resumed):
+def test_a_resumed_run_appends_to_the_existing_lines(resumed):
     job, before = resumed
-    go_on(job)
+    resume(job)
     assert (job.result / "metrics.jsonl").read_bytes() == (
         before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
     )
 
 
-def test_a_resumed_run_has_the_scalars_of_all_steps_once(resumed):
+def test_a_resumed_run_has_each_scalar_once(resumed):
     job, _ = resumed
-    go_on(job)
+    resume(job)
     assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
 
 
-def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, capsys):
+def test_the_progress_bar_of_a_resumed_run_starts_at_its_last_step(resumed, capsys):
     job, _ = resumed
     capsys.readouterr()
     with MetricsLogger(job, 5) as logger:
@@ -144,7 +144,7 @@ def test_the_bar_of_a_resumed_run_starts_at_the_steps_that_it_finds(resumed, cap
         assert logger.progress.n == 4
 
 
-def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
+def test_a_run_resumed_after_its_last_step_logs_nothing(make_job):
     job = make_job()
     log_steps(job)
     before = (job.result / "metrics.jsonl").read_bytes()
@@ -154,7 +154,7 @@ def test_a_run_that_is_resumed_at_its_end_logs_nothing_more(make_job):
     assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
 
 
-def test_the_bar_shows_the_figures_asked_for(make_job, capsys):
+def test_the_progress_bar_shows_the_selected_metrics(make_job, capsys):
     log_steps(make_job())
     shown = capsys.readouterr().err
     assert "3/3" in shown
@@ -166,17 +166,17 @@ def times_of(job):
     return [json.loads(line) for line in (job.log_folder / "times.jsonl").read_text().splitlines()]
 
 
-def test_times_stand_beside_the_log_and_not_in_the_result(make_job):
+def test_times_are_written_to_the_log_folder_and_not_into_the_result(make_job):
     job = make_job()
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
             logger.log(step, [], loss=1.0)
             logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
-    parts = {"generate": 3.0, "train": 2.0, "responses": 8}
+    sections = {"generate": 3.0, "train": 2.0, "responses": 8}
     # 100 and 200 tokens in 5 seconds.
     assert times_of(job) == [
-        {"step": 1, **parts, "tokens": 100, "tokens_per_second": 20.0},
-        {"step": 2, **parts, "tokens": 200, "tokens_per_second": 40.0},
+        {"step": 1, **sections, "tokens": 100, "tokens_per_second": 20.0},
+        {"step": 2, **sections, "tokens": 200, "tokens_per_second": 40.0},
     ]
     assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
     assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
@@ -192,7 +192,7 @@ def log_times(job, *steps):
     return [line["step"] for line in times_of(job)]
 
 
-def test_a_resumed_run_writes_times_behind_the_others_and_a_new_one_replaces_them(make_job):
+def test_a_resumed_run_appends_times_and_a_new_run_replaces_them(make_job):
     job = make_job()
     assert log_times(job, 1, 2) == [1, 2]
     assert log_times(job, 3, 4) == [1, 2, 3, 4]
@@ -200,7 +200,7 @@ def test_a_resumed_run_writes_times_behind_the_others_and_a_new_one_replaces_the
     assert log_times(job, 1) == [1]
 
 
-def test_the_first_process_alone_writes_times(make_job, monkeypatch):
+def test_only_the_first_process_writes_times(make_job, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     job = make_job()
     with MetricsLogger(job, 2) as logger:
@@ -210,7 +210,7 @@ def test_the_first_process_alone_writes_times(make_job, monkeypatch):
 
 @pytest.fixture
 def timer_of(monkeypatch):
-    """A function that makes a clock that looks at these times, one after the other."""
+    """A function that returns a timer which reads these times one after the other."""
 
     def make(device, *times):
         monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=iter(times).__next__))
@@ -219,35 +219,35 @@ def timer_of(monkeypatch):
     return make
 
 
-def test_a_clock_tells_the_seconds_of_each_part_of_the_last_step(timer_of):
+def test_a_timer_has_the_seconds_of_each_section_of_the_last_step(timer_of):
     timer = timer_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
     for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
-        for part in ("generate", "train"):
-            with timer(part):
+        for section in ("generate", "train"):
+            with timer(section):
                 pass
         assert timer.seconds == expected
 
 
-def test_a_clock_tells_the_medians_of_all_steps(timer_of):
+def test_a_timer_has_the_medians_of_all_steps(timer_of):
     timer = timer_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
-    for part in ("a", "a", "a", "b"):
-        with timer(part):
+    for section in ("a", "a", "a", "b"):
+        with timer(section):
             pass
     assert timer.medians() == {"a": 3.0, "b": 7.0}
 
 
-def test_a_clock_waits_for_a_gpu_before_it_starts_and_ends(timer_of, monkeypatch):
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeypatch):
+    synchronized = []
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
     with timer_of("cuda:1", 0.0, 1.0)("a"):
-        assert waited == [torch.device("cuda:1")]
-    assert waited == [torch.device("cuda:1")] * 2
+        assert synchronized == [torch.device("cuda:1")]
+    assert synchronized == [torch.device("cuda:1")] * 2
     with timer_of("cpu", 0.0, 1.0)("a"):
         pass
-    assert len(waited) == 2
+    assert len(synchronized) == 2
 
 
-def test_json_is_written_in_the_order_of_its_keys(tmp_path):
+def test_json_is_written_with_sorted_keys(tmp_path):
     write_json(tmp_path / "a", {"b": 1, "a": {"d": 0.1, "c": None}})
     write_json(tmp_path / "b", {"a": {"c": None, "d": 0.1}, "b": 1})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
