@@ -1,42 +1,49 @@
-"""Talk to a model: to output/sft/NAME, output/dpo/NAME, output/rlhf/NAME or its folder ema.
+"""Chat with a trained model: output/sft/NAME, output/dpo/NAME, output/rlhf/NAME or its folder ema.
 
     python scripts/chat.py output/rlhf/1.3b
     python scripts/chat.py output/rlhf/1.3b --compare output/sft/1.3b
     echo "My name is Pia and I need a hat." | python scripts/chat.py output/rlhf/tiny
 
-Without a terminal each line of standard input is a question, and standard output has the responses
-alone. The same turns and the same seed give the same response.
+If standard input is not a terminal, each of its lines is a prompt, and standard output contains
+only the responses. The same turns and the same seed give the same response.
 """
 
 import argparse
+import io
 import math
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from snakechat.workflow.errors import InputError
 
 HELP = """\
-/reset        forget all turns
-/system TEXT  what stands before all turns; without TEXT nothing does
-/seed N       draw responses by another seed
-/help         this
-/quit         leave, as Ctrl-D does; Ctrl-C stops a response, and leaves where none is written"""
+/reset        start a new conversation
+/system TEXT  set the system prompt; without TEXT remove it
+/seed N       set the seed for sampling
+/help         show this help
+/quit         exit, as Ctrl-D does; Ctrl-C stops a response, or exits at the prompt"""
 
-# Below that many columns, responses to compare stand one under the other.
-SIDE_BY_SIDE = 80
+# Minimum number of columns for responses side by side.
+SIDE_BY_SIDE_COLUMNS = 80
 
-# All but line breaks and tabs: a terminal obeys them, and the last ones turn text around.
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters except line feed and tab, which could move the cursor or start escape
+# sequences; and those that change the direction of text.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+Number = TypeVar("Number", int, float)
 
 
-def main():
-    """Load the models, then talk. One line says what is wrong."""
+def main() -> None:
+    """Load the models and chat; print errors on one line."""
     arguments = parse_arguments()
-    sys.stdin.reconfigure(errors="replace")
-    sys.stdout.reconfigure(errors="backslashreplace")
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     try:
-        Chat(arguments).talk()
+        Chat(arguments).run()
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -44,96 +51,104 @@ def main():
         sys.exit(130)
 
 
-def parse_arguments():
-    """The arguments of the command line."""
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="folder of a model")
-    parser.add_argument("--compare", type=Path, metavar="MODEL", help="asked the same, beside it")
-    parser.add_argument("--seed", type=as_seed, default=1234, help="default: 1234")
+    parser.add_argument(
+        "--compare", type=Path, metavar="MODEL", help="second model that gets the same prompts"
+    )
+    parser.add_argument("--seed", type=parse_seed, default=1234, help="default: 1234")
     parser.add_argument(
         "--temperature",
-        type=as_temperature,
+        type=parse_temperature,
         default=0.7,
-        help="0 takes the likeliest tokens; default: 0.7",
+        help="0 is greedy decoding; default: 0.7",
     )
     parser.add_argument(
-        "--max-tokens", type=as_length, default=256, help="of a response, at most; default: 256"
+        "--max-tokens",
+        type=parse_length,
+        default=256,
+        help="maximum number of tokens of a response; default: 256",
     )
     return parser.parse_args()
 
 
-def at_least(lowest, kind, below=math.inf):
-    """A function that makes a number of a text, and raises ArgumentTypeError for all others."""
+def at_least(
+    minimum: Number, kind: type[Number], below: float = math.inf
+) -> Callable[[str], Number]:
+    """Return a parser of numbers in [minimum, below), which raises ArgumentTypeError otherwise."""
 
-    def parse(text):
+    def parse(text: str) -> Number:
         try:
             value = kind(text)
-            if lowest <= value < below:
+            if minimum <= value < below:
                 return value
         except ValueError:
             pass
-        name = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {name} from {lowest} on")
+        name = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"expected {name} of at least {minimum:g}, found {text!r}")
 
     return parse
 
 
-# torch takes no larger one.
-as_seed = at_least(0, int, below=1 << 63)
-as_temperature = at_least(0, float)
-as_length = at_least(1, int)
+# Seeds of torch have 63 bits.
+parse_seed = at_least(0, int, below=1 << 63)
+parse_temperature = at_least(0.0, float)
+parse_length = at_least(1, int)
 
 
-def escaped(text):
-    """A text whose control characters are told, and not obeyed."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def escape(text: str) -> str:
+    """Replace control characters by their escape sequences in Python."""
+    return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def note(text):
-    """Tell what is no response."""
+def print_note(text: str) -> None:
+    """Print anything but a response: to standard error."""
     print(text, file=sys.stderr)
 
 
 class Chat:
-    """What is typed, and the models that response: conversations by folder."""
+    """Reads prompts and commands, and prints the responses of one or two models."""
 
-    def __init__(self, arguments):
-        # Seconds, of which an unknown option should not cost any.
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        # Imported late: it takes seconds, which an invalid option should not cost.
         from snakechat.evaluation.chat_session import load
 
         folders = [arguments.model, arguments.compare]
-        self.conversations = {folder: load(folder) for folder in folders if folder}
+        self.sessions = {folder: load(folder) for folder in folders if folder}
         self.temperature, self.max_tokens = arguments.temperature, arguments.max_tokens
         self.seed = arguments.seed
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
-    def talk(self):
-        """Response what is typed, to the end of it or to /quit."""
+    def run(self) -> None:
+        """Respond to each line until the end of the input or /quit."""
         if self.is_terminal:
-            # Gives input() keys to edit with, and what was typed before.
+            # Adds line editing and a history to input().
             import readline  # noqa: F401
 
-            for folder, conversation in self.conversations.items():
-                model = conversation.model
-                note(f"{folder}: {model.num_parameters():,} weights on {model.device.type}")
-            note("/help tells what can be typed beside questions.")
+            for folder, session in self.sessions.items():
+                model = session.model
+                print_note(
+                    f"{folder}: {model.num_parameters():,} parameters on {model.device.type}"
+                )
+            print_note("/help lists the commands.")
         for line in self.lines():
             if line == "/quit":
                 break
             try:
                 if line.startswith("/"):
-                    self.obey(line)
+                    self.run_command(line)
                 else:
-                    self.response(line)
+                    self.respond(line)
             except InputError as error:
                 if not self.is_terminal:
                     raise
-                note(f"error: {error}")
+                print_note(f"error: {error}")
 
-    def lines(self):
-        """Yield lines that say something."""
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the input that are not empty."""
         while True:
             try:
                 line = input("> " if self.is_terminal else "").strip()
@@ -144,90 +159,92 @@ class Chat:
             if line:
                 yield line
 
-    def obey(self, line):
-        """Do what a line with a slash asks for. Raises InputError where that is nothing known."""
+    def run_command(self, line: str) -> None:
+        """Run a command. Raises InputError if there is no such command."""
         command, _, text = line.partition(" ")
         text = text.strip()
         if command == "/help":
-            note(HELP)
+            print_note(HELP)
         elif command == "/reset":
-            for conversation in self.conversations.values():
-                conversation.turns.clear()
-            note("All turns are forgotten.")
+            for session in self.sessions.values():
+                session.turns.clear()
+            print_note("New conversation.")
         elif command == "/system":
-            for conversation in self.conversations.values():
-                conversation.system = text
-            note(f"Before all turns: {text}" if text else "Nothing stands before the turns.")
+            for session in self.sessions.values():
+                session.system = text
+            print_note(f"System prompt: {text}" if text else "No system prompt.")
         elif command == "/seed":
             try:
-                self.seed = as_seed(text)
+                self.seed = parse_seed(text)
             except argparse.ArgumentTypeError as error:
                 raise InputError(f"/seed: {error}") from None
-            note(f"Seed: {self.seed}")
+            print_note(f"Seed: {self.seed}")
         else:
-            raise InputError(f"{command} is no command: /help tells them")
+            raise InputError(f"unknown command {command}: /help lists the commands")
 
-    def response(self, question):
+    def respond(self, prompt: str) -> None:
         """Print the response of each model."""
-        prompts = {}
-        for folder, conversation in self.conversations.items():
-            prompts[folder], forgotten = conversation.make_room(question, self.max_tokens)
-            if forgotten:
-                note(
-                    f"note: {folder} has positions for {conversation.positions} tokens:"
-                    f" its oldest {forgotten} turns are left out"
+        encoded = {}
+        for folder, session in self.sessions.items():
+            encoded[folder], num_dropped = session.encode(prompt, self.max_tokens)
+            if num_dropped:
+                print_note(
+                    f"note: the conversation exceeds the {session.max_positions} positions of"
+                    f" {folder}: the oldest {num_dropped} turns are dropped"
                 )
-        if len(prompts) == 1:
-            self.write(*prompts.popitem(), question)
+        if len(encoded) == 1:
+            self.print_response(*encoded.popitem(), prompt)
         elif self.is_wide():
-            self.write_side_by_side(prompts, question)
+            self.print_side_by_side(encoded, prompt)
         else:
-            for folder, ids in prompts.items():
+            for folder, ids in encoded.items():
                 print(f"{folder}:")
-                self.write(folder, ids, question)
+                self.print_response(folder, ids, prompt)
                 print()
 
-    def is_wide(self):
-        """Whether two responses have room beside each other."""
+    def is_wide(self) -> bool:
+        """Whether the terminal is wide enough for two columns."""
         from rich.console import Console
 
         console = Console()
-        return console.is_terminal and console.width >= SIDE_BY_SIDE
+        return console.is_terminal and console.width >= SIDE_BY_SIDE_COLUMNS
 
-    def write(self, folder, ids, question):
-        """Print a response as it comes."""
-        self.ask(folder, ids, question, lambda text: print(escaped(text), end="", flush=True))
+    def print_response(self, folder: Path, ids: list[int], prompt: str) -> None:
+        """Print a response while it is generated."""
+        self.generate(folder, ids, prompt, lambda text: print(escape(text), end="", flush=True))
         print()
 
-    def write_side_by_side(self, prompts, question):
-        """Print responses in columns, one of which grows at a time."""
+    def print_side_by_side(self, encoded: dict[Path, list[int]], prompt: str) -> None:
+        """Print responses in columns, one after the other."""
         from rich.live import Live
         from rich.table import Table
         from rich.text import Text
 
-        texts = dict.fromkeys(prompts, "")
+        texts = dict.fromkeys(encoded, "")
 
-        def table():
-            found = Table(expand=True, box=None)
+        def make_table() -> Table:
+            table = Table(expand=True, box=None)
             for folder in texts:
-                found.add_column(Text(str(folder)), ratio=1, overflow="fold")
-            found.add_row(*(Text(text) for text in texts.values()))
-            return found
+                table.add_column(Text(str(folder)), ratio=1, overflow="fold")
+            table.add_row(*(Text(text) for text in texts.values()))
+            return table
 
-        with Live(table()) as live:
-            for folder, ids in prompts.items():
+        with Live(make_table()) as live:
+            for folder, ids in encoded.items():
 
-                def show(text, folder=folder):
-                    texts[folder] += escaped(text)
-                    live.update(table())
+                def show(text: str, folder: Path = folder) -> None:
+                    texts[folder] += escape(text)
+                    live.update(make_table())
 
-                self.ask(folder, ids, question, show)
+                self.generate(folder, ids, prompt, show)
 
-    def ask(self, folder, ids, question, show):
-        """Have a model response. At a terminal, Ctrl-C ends its response and nothing else."""
+    def generate(
+        self, folder: Path, ids: list[int], prompt: str, show: Callable[[str], None]
+    ) -> None:
+        """Generate a response. On a terminal, Ctrl-C stops only this response."""
         settings = self.seed, self.temperature, self.max_tokens
         try:
-            self.conversations[folder].response(question, ids, *settings, show)
+            self.sessions[folder].respond(prompt, ids, *settings, show)
         except KeyboardInterrupt:
             if not self.is_terminal:
                 raise

@@ -1,4 +1,4 @@
-"""The program that talks: how it is typed, what it prints, how it is stopped."""
+"""chat.py: input, commands, output and interruption."""
 
 import io
 import os
@@ -17,24 +17,24 @@ import pytest
 import chat
 from conftest import ROOT
 from snakechat.evaluation.chat_session import load
-from support.talking import ask, make_folders, say
+from support.talking import make_folders, pieces_of_response, script_response
 
 
 @pytest.fixture
 def folders(tokenizer, tmp_path):
-    """Folders of models to talk to."""
+    """Folders of chat models by name."""
     return make_folders(tokenizer, tmp_path)
 
 
 @pytest.fixture
 def dialogue(folders):
-    """A conversation in the Human/Assistant form."""
+    """A session with the dialogue template."""
     return load(folders["rlhf"])
 
 
 @pytest.fixture
-def talk(monkeypatch, capsys):
-    """A function that runs the program with lines on standard input: (output, notes, exit code)."""
+def run_chat(monkeypatch, capsys):
+    """A function that runs chat.py on lines of standard input: (output, notes, exit code)."""
 
     def run(*arguments, lines=()):
         stdin = io.TextIOWrapper(io.BytesIO(b"".join(line + b"\n" for line in lines)))
@@ -50,58 +50,59 @@ def talk(monkeypatch, capsys):
     return run
 
 
-def responses_to(folder, *questions, seed=1234):
-    """What a model responses in a row."""
-    conversation = load(folder)
+def responses_to(folder, *prompts, seed=1234):
+    """The responses of a model to prompts in one session."""
+    session = load(folder)
     settings = seed, 0.7, 20
-    return ["".join(ask(conversation, question, settings)) for question in questions]
+    return ["".join(pieces_of_response(session, prompt, settings)) for prompt in prompts]
 
 
-def test_lines_of_standard_input_are_responded(folders, talk):
+def test_each_line_of_standard_input_gets_a_response(folders, run_chat):
     lines = [b"Why?", b"", b"  And how? "]
-    output, notes, code = talk(folders["rlhf"], "--max-tokens", 20, lines=lines)
+    output, notes, code = run_chat(folders["rlhf"], "--max-tokens", 20, lines=lines)
     responses = responses_to(folders["rlhf"], "Why?", "And how?")
-    assert output == "".join(chat.escaped(response) + "\n" for response in responses)
+    assert output == "".join(chat.escape(response) + "\n" for response in responses)
     assert (notes, code) == ("", 0)
     assert all(responses) and responses[0] != responses[1]
 
 
-def test_commands_do_what_they_say(folders, talk):
+def test_commands(folders, run_chat):
     folder = folders["rlhf"]
     lines = [b"/help", b"Why?", b"/reset", b"Why?", b"/reset", b"/seed 7", b"Why?", b"/reset"]
     lines += [b"/system Be brief.", b"Why?", b"/quit", b"Why?"]
-    output, notes, _ = talk(folder, "--max-tokens", 20, lines=lines)
+    output, notes, _ = run_chat(folder, "--max-tokens", 20, lines=lines)
     (first,), (second,) = responses_to(folder, "Why?"), responses_to(folder, "Why?", seed=7)
-    conversation = load(folder)
-    conversation.system = "Be brief."
-    third = "".join(ask(conversation, "Why?", (7, 0.7, 20)))
+    session = load(folder)
+    session.system = "Be brief."
+    third = "".join(pieces_of_response(session, "Why?", (7, 0.7, 20)))
     responses = [first, first, second, third]
-    assert output == "".join(chat.escaped(response) + "\n" for response in responses)
+    assert output == "".join(chat.escape(response) + "\n" for response in responses)
     assert notes.startswith(chat.HELP)
     assert notes.splitlines()[-4:] == [
-        "All turns are forgotten.",
+        "New conversation.",
         "Seed: 7",
-        "All turns are forgotten.",
-        "Before all turns: Be brief.",
+        "New conversation.",
+        "System prompt: Be brief.",
     ]
 
 
-def test_two_models_response_one_under_the_other(folders, talk):
+def test_two_models_respond_one_below_the_other(folders, run_chat):
     rlhf, sft = folders["rlhf"], folders["sft"]
-    output, _, code = talk(rlhf, "--compare", sft, "--max-tokens", 20, lines=[b"Why?", b"How?"])
+    output, _, code = run_chat(rlhf, "--compare", sft, "--max-tokens", 20, lines=[b"Why?", b"How?"])
     responses = [responses_to(folder, "Why?", "How?") for folder in (rlhf, sft)]
     expected = [
-        f"{folder}:\n{chat.escaped(found[number])}\n\n"
+        f"{folder}:\n{chat.escape(texts[number])}\n\n"
         for number in (0, 1)
-        for folder, found in zip((rlhf, sft), responses, strict=True)
+        for folder, texts in zip((rlhf, sft), responses, strict=True)
     ]
     assert (output, code) == ("".join(expected), 0)
     assert responses[0] != responses[1]
 
 
-def test_turns_that_are_left_out_are_told(folders, talk):
-    _, notes, code = talk(folders["rlhf"], "--max-tokens", 64, lines=[b"Why? " * 6] * 9)
-    note = f"note: {folders['rlhf']} has positions for 128 tokens: its oldest 2 turns are left out"
+def test_dropped_turns_are_reported(folders, run_chat):
+    _, notes, code = run_chat(folders["rlhf"], "--max-tokens", 64, lines=[b"Why? " * 6] * 9)
+    note = f"note: the conversation exceeds the 128 positions of {folders['rlhf']}:"
+    note += " the oldest 2 turns are dropped"
     assert note in notes.splitlines()
     assert code == 0
 
@@ -116,96 +117,96 @@ def test_turns_that_are_left_out_are_told(folders, talk):
         ("lines\nand\ttabs, 天空 é 👩\u200d🚀 [bold] \\x1b", None),
     ],
 )
-def test_control_characters_are_told_and_not_obeyed(folders, talk, monkeypatch, text, shown):
-    conversation = load(folders["rlhf"])
-    say(conversation, f" {text}.")
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: conversation)
-    output, _, _ = talk(folders["rlhf"], lines=[b"Why?"])
+def test_control_characters_are_escaped(folders, run_chat, monkeypatch, text, shown):
+    session = load(folders["rlhf"])
+    script_response(session, f" {text}.")
+    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: session)
+    output, _, _ = run_chat(folders["rlhf"], lines=[b"Why?"])
     assert output == f"{shown or text}.\n"
-    # What the model has written, it reads again as it was.
-    assert conversation.turns[-1] == ("assistant", f"{text}.")
+    # The session keeps the original text.
+    assert session.turns[-1] == ("assistant", f"{text}.")
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        (b"/nonsense", "error: /nonsense is no command: /help tells them"),
-        (b"/seed -1", "error: /seed: '-1' is not a whole number from 0 on"),
-        (b"why " * 200, "but positions for 128: ask in fewer words"),
+        (b"/nonsense", "error: unknown command /nonsense: /help lists the commands"),
+        (b"/seed -1", "error: /seed: expected an integer of at least 0, found '-1'"),
+        (b"why " * 200, "and the model 128 positions: shorten the prompt"),
     ],
 )
-def test_a_line_that_cannot_be_responded_ends_a_pipe(folders, talk, line, told):
-    output, _, code = talk(folders["rlhf"], lines=[line, b"Why?"])
-    assert output == "" and told in code
+def test_an_invalid_line_ends_a_pipe(folders, run_chat, line, message):
+    output, _, code = run_chat(folders["rlhf"], lines=[line, b"Why?"])
+    assert output == "" and message in code
 
 
-def test_bytes_that_are_no_text_are_no_end(folders, talk):
-    output, _, code = talk(folders["rlhf"], "--max-tokens", 20, lines=[b"Caf\xe9?"])
+def test_invalid_utf_8_is_replaced(folders, run_chat):
+    output, _, code = run_chat(folders["rlhf"], "--max-tokens", 20, lines=[b"Caf\xe9?"])
     assert code == 0 and output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--seed", str(1 << 63)], "--seed: '9223372036854775808' is not a whole number from 0 on"),
-        (["--temperature", "nan"], "--temperature: 'nan' is not a number from 0 on"),
-        (["--max-tokens", "0"], "--max-tokens: '0' is not a whole number from 1 on"),
+        (["--seed", str(1 << 63)], "--seed: expected an integer of at least 0, found '92"),
+        (["--temperature", "nan"], "--temperature: expected a number of at least 0, found 'nan'"),
+        (["--max-tokens", "0"], "--max-tokens: expected an integer of at least 1, found '0'"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(talk, arguments, told):
-    _, notes, code = talk("x", *arguments)
-    assert code == 2 and told in notes
+def test_invalid_numbers_are_usage_errors(run_chat, arguments, message):
+    _, notes, code = run_chat("x", *arguments)
+    assert code == 2 and message in notes
 
 
-def test_a_wrong_folder_is_told_in_one_line(tmp_path, talk):
-    assert talk(tmp_path / "x") == ("", "", f"error: there is no folder {tmp_path / 'x'}")
+def test_a_missing_folder_is_an_error_of_one_line(tmp_path, run_chat):
+    assert run_chat(tmp_path / "x") == ("", "", f"error: there is no folder {tmp_path / 'x'}")
 
 
-def stop_first(conversation):
-    """Have Ctrl-C pressed in a conversation's first response, behind its first piece."""
-    response, presses = conversation.response, [KeyboardInterrupt]
+def interrupt_first_response(session):
+    """Simulate Ctrl-C after the first piece of the first response of a session."""
+    respond, interrupts = session.respond, [KeyboardInterrupt]
 
-    def answer_once_stopped(*arguments):
+    def respond_interrupted(*arguments):
         *arguments, show = arguments
 
-        def shown(text):
+        def show_and_interrupt(text):
             show(text)
-            if presses:
-                raise presses.pop()
+            if interrupts:
+                raise interrupts.pop()
 
-        return response(*arguments, shown)
+        return respond(*arguments, show_and_interrupt)
 
-    conversation.response = answer_once_stopped
+    session.respond = respond_interrupted
 
 
-def test_ctrl_c_stops_a_response_at_a_terminal(dialogue, monkeypatch, capsys):
+def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
     monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
     settings = {"seed": 1, "temperature": 0, "max_tokens": 40}
     program = chat.Chat(SimpleNamespace(model="x", compare=None, **settings))
     program.is_terminal = True
     lines = iter(["One?", "/reset", "Two?", "/quit"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    say(dialogue, " Yes indeed.")
-    stop_first(dialogue)
-    program.talk()
+    script_response(dialogue, " Yes indeed.")
+    interrupt_first_response(dialogue)
+    program.run()
     first, second = capsys.readouterr().out.splitlines()
     assert "Yes indeed.".startswith(first) and first != "Yes indeed."
-    # The model's script goes on where it was stopped: only that there is a response matters.
+    # The scripted text continues where it was stopped, so that only its presence is checked.
     assert second and dialogue.turns[0] == ("user", "Two?")
 
 
-def test_ctrl_c_ends_a_pipe(folders, talk, monkeypatch):
-    conversation = load(folders["rlhf"])
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: conversation)
-    say(conversation, " Yes indeed.")
-    stop_first(conversation)
-    output, _, code = talk(folders["rlhf"], lines=[b"One?", b"Two?"])
+def test_ctrl_c_ends_a_pipe(folders, run_chat, monkeypatch):
+    session = load(folders["rlhf"])
+    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: session)
+    script_response(session, " Yes indeed.")
+    interrupt_first_response(session)
+    output, _, code = run_chat(folders["rlhf"], lines=[b"One?", b"Two?"])
     assert code == 130 and "Yes indeed.".startswith(output)
 
 
-# Makes standard input the terminal of this process, which Ctrl-C goes to, and becomes a program.
-# (preexec_fn would fork the process of the tests, which may be too large for that.)
-TAKE = """
+# Makes standard input the controlling terminal, so that Ctrl-C works, and executes a program.
+# preexec_fn would fork the process of the tests, which may be too large for that.
+WITH_TERMINAL = """
 import fcntl, os, signal, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -215,12 +216,12 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 class Terminal:
-    """The program at a terminal of its own."""
+    """chat.py on a pseudo-terminal."""
 
     def __init__(self, *arguments):
         self.ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE, ROOT / "scripts/chat.py", *arguments],
+            [sys.executable, "-c", WITH_TERMINAL, ROOT / "scripts/chat.py", *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -229,15 +230,15 @@ class Terminal:
         os.close(theirs)
 
     def resize(self, columns):
-        """Give it another width."""
+        """Set the width."""
         ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
 
     def type(self, text):
-        """Press the keys of a text."""
+        """Send a text."""
         os.write(self.ours, text.encode())
 
     def until(self, text, seconds=60):
-        """What is shown until a text is; fails where it is not shown in time."""
+        """Return the output up to a text; fail if it does not appear in time."""
         shown, deadline = "", time.monotonic() + seconds
         while text not in shown:
             ready, _, _ = select.select([self.ours], [], [], max(0, deadline - time.monotonic()))
@@ -246,7 +247,7 @@ class Terminal:
         return shown
 
 
-def test_at_a_terminal(folders):
+def test_on_a_terminal(folders):
     rlhf, sft = str(folders["rlhf"]), str(folders["sft"])
     terminal = Terminal(rlhf, "--compare", sft, "--max-tokens", "5")
     terminal.resize(79)
@@ -256,9 +257,9 @@ def test_at_a_terminal(folders):
     assert under.index("Why?") < under.index(f"{rlhf}:\r\n")
     terminal.resize(300)
     terminal.type("/nonsense\n")
-    terminal.until("error: /nonsense is no command: /help tells them")
+    terminal.until("error: unknown command /nonsense: /help lists the commands")
     terminal.type("Why?\n")
-    # The cursor is shown again when both have responded.
+    # rich shows the cursor again after both responses.
     lines = terminal.until("\x1b[?25h").splitlines()
     assert any(rlhf in line and sft in line for line in lines)
     terminal.type("\x03")

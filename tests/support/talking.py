@@ -1,4 +1,4 @@
-"""Models to talk to, and what has them say a text."""
+"""Chat models for tests, and models that generate a given text."""
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -16,13 +16,13 @@ CHATML = """\
 <|im_start|>assistant
 {% endif -%}
 """
-# Seed, temperature, most tokens of a response.
+# Seed, temperature, maximum number of tokens.
 GREEDY, SAMPLED = (1, 0, 40), (1, 1, 10)
-# With room for some turns, and weights under which these matter.
-LONGER = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
+# Positions for several turns, and weights large enough for responses to depend on the prompt.
+CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
 
 
-def as_chat(tokenizer):
+def as_chatml(tokenizer):
     """A copy of a tokenizer with ChatML, and <|im_end|> as its eos."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -35,40 +35,40 @@ def as_chat(tokenizer):
     )
 
 
-def make_folders(tokenizer, place):
-    """Folders of two models in the Human/Assistant form, of other weights, and one in ChatML."""
+def make_folders(tokenizer, folder):
+    """Folders of two models with the dialogue template and of one with ChatML, by name."""
     dialogue = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
         **tokenizer.special_tokens_map,
     )
     dialogue.chat_template = chat_template(dialogue)
-    kinds = {"rlhf": dialogue, "sft": dialogue, "chatml": as_chat(tokenizer)}
-    for number, (name, kind) in enumerate(kinds.items()):
-        save_model(make_causal(LONGER, kind, number), kind, place / name)
-    return {name: place / name for name in kinds}
+    tokenizers = {"rlhf": dialogue, "sft": dialogue, "chatml": as_chatml(tokenizer)}
+    for seed, (name, each) in enumerate(tokenizers.items()):
+        save_model(make_causal(CHAT_INIT, each, seed), each, folder / name)
+    return {name: folder / name for name in tokenizers}
 
 
-def say(conversation, text, ended=True):
-    """Have a conversation's model write a text, whatever it is asked; returns its token ids."""
-    tokenizer = conversation.tokenizer
+def script_response(session, text, ended=True):
+    """Make the model of a session generate a text, whatever the prompt is; return its token ids."""
+    tokenizer = session.tokenizer
     ids = tokenizer(text, add_special_tokens=False).input_ids
     ids += [tokenizer.eos_token_id] * ended
-    script = []
+    remaining = []
 
     def hook(model, inputs, outputs):
-        if not script:
-            script.extend(ids)
+        if not remaining:
+            remaining.extend(ids)
         outputs.logits[:, -1] = -100
-        outputs.logits[:, -1, script.pop(0)] = 100
+        outputs.logits[:, -1, remaining.pop(0)] = 100
 
-    conversation.model.register_forward_hook(hook)
+    session.model.register_forward_hook(hook)
     return ids
 
 
-def ask(conversation, question="Why?", settings=GREEDY):
-    """The pieces of a response."""
-    ids, _ = conversation.make_room(question, settings[2])
+def pieces_of_response(session, prompt="Why?", settings=GREEDY):
+    """The pieces of text of a response."""
+    ids, _ = session.encode(prompt, settings[2])
     pieces = []
-    response = conversation.response(question, ids, *settings, pieces.append)
+    response = session.respond(prompt, ids, *settings, pieces.append)
     assert "".join(pieces) == response
     return pieces

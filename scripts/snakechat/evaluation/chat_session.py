@@ -1,65 +1,83 @@
-"""A conversation with a trained model: its turns, and responses that are told as they are written.
+"""A chat session with a trained model: its turns, and responses streamed while they are generated.
 
-A prompt gets the ids that it had in training, through snakechat.data.dialogues and snakechat.data.tokens.
+Prompts are encoded as in training, by snakechat.data.dialogues and snakechat.data.tokenizers.
 """
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from snakechat.data.dialogues import MARKER, NAMES, chat_template, render_prompt
+from snakechat.data.dialogues import MARKER, NAMES, Turn, chat_template, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.models import DTYPES, load_causal
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import read_manifest
 
 
-def load(folder):
-    """A conversation with the model of a folder, on the GPU where there is one.
+def load(folder: Path) -> "ChatSession":
+    """Start a session with the model in a folder, on the GPU if there is one.
 
-    Raises InputError where the folder has no model that responses, or not the one that was built.
+    Raises:
+        InputError: The folder contains no chat model, or differs from its manifest.
     """
     config = check_folder(folder)
-    dtypes = {value: name for name, value in DTYPES.items()}
+    dtypes: dict[Any, str] = {value: name for name, value in DTYPES.items()}
     try:
         tokenizer = load_tokenizer(folder)
-        model = load_causal(folder, dtypes.get(config.dtype, "fp32"), tokenizer)
+        model: Any = load_causal(folder, dtypes.get(config.dtype, "fp32"), tokenizer)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
     if tokenizer.chat_template is None:
         raise InputError(
-            f"{folder}: its tokenizer has no chat template, as if it was never trained to chat:"
-            " name a folder that sft, dpo or rlhf has made"
+            f"{folder}: the tokenizer has no chat template, so this is a base model: expected the"
+            " result of sft, dpo or rlhf"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Conversation(model.to(device).eval(), tokenizer)
+    return ChatSession(model.to(device).eval(), tokenizer)
 
 
-def check_folder(folder):
-    """The config of a model folder. Raises InputError where it is none, or cannot response."""
+def check_folder(folder: Path) -> PretrainedConfig:
+    """Return the config of a model folder.
+
+    Raises:
+        InputError: The folder is not that of a language model, or differs from its manifest.
+    """
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: it is not the folder of a model")
     try:
-        # Code of its own is refused here, instead of asking whether it may run.
+        # By default, transformers asks on the terminal whether code from the folder may run.
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
     if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         raise InputError(
-            f"{folder} is a reward model, which scores responses and writes none:"
-            " name a folder that sft, dpo or rlhf has made"
+            f"{folder} is a reward model, which scores responses and generates none: expected the"
+            " result of sft, dpo or rlhf"
         )
     check_files(folder)
     return config
 
 
-def check_files(folder):
-    """Raises InputError where a result has other files than its manifest says, by name and size.
+def check_files(folder: Path) -> None:
+    """Check names and sizes of a result's files against its manifest, if it has one.
 
-    Not by digest, as scripts/verify.py does: that reads all weights. A folder that came without its
-    manifest is taken as it is.
+    Digests are not checked, because that reads all weights: scripts/verify.py does it.
+
+    Raises:
+        InputError: A file is missing or has another size, or the manifest is unreadable.
     """
     result = folder.parent if folder.name == "ema" else folder
     path = result / "manifest.json"
@@ -68,118 +86,152 @@ def check_files(folder):
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete {result} and build it again")
-    for name, file in sorted(manifest["files"].items()):
-        found = result / name
-        if not found.is_file() or found.stat().st_size != file["size"]:
+    for name, entry in sorted(manifest["files"].items()):
+        file = result / name
+        if not file.is_file() or file.stat().st_size != entry["size"]:
             raise InputError(
-                f"{found} is not the file that its manifest names:"
-                f" delete {result} and build it again"
+                f"{file} is missing or differs in size from its manifest: delete {result} and"
+                " build it again"
             )
 
 
-class Conversation:
-    """Turns with a model.
+class ChatSession:
+    """A conversation with a model.
 
-    turns: (role, text) of questions and responses so far. system: what stands before them, or "".
-    positions: the most tokens that the model takes, or None where it has no limit.
+    Attributes:
+        turns: (role, text) of the prompts and responses so far.
+        system: System prompt, or "".
+        max_positions: Maximum number of tokens of the model, or None if it has no limit.
     """
 
-    def __init__(self, model, tokenizer):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         is_dialogue = tokenizer.chat_template == chat_template(tokenizer)
         self.encoder = Encoder(tokenizer, "dialogue" if is_dialogue else "chat")
-        self.positions = getattr(model.config, "max_position_embeddings", None)
-        self.turns, self.system = [], ""
+        self.max_positions = getattr(model.config, "max_position_embeddings", None)
+        self.turns: list[Turn] = []
+        self.system = ""
 
-    def make_room(self, question, max_tokens):
-        """Ids of the prompt for a question; the oldest turns are forgotten where there is no room.
+    def encode(self, prompt: str, max_tokens: int) -> tuple[list[int], int]:
+        """Encode the conversation with a new prompt, and drop the oldest turns if it is too long.
 
-        A response has room for max_tokens, or for half of the positions if that is less. Returns
-        ids, and the number of turns forgotten. Raises InputError, and forgets nothing, if the
-        question by itself is too long.
+        Reserves positions for a response of max_tokens, but not more than half of all positions.
+
+        Returns:
+            The token ids, and the number of turns dropped.
+
+        Raises:
+            InputError: The prompt alone is too long, or contains a special token. No turn is
+                dropped then.
         """
-        if any(map(self.encoder.has_special_token, (question, self.system))):
-            raise InputError("a special token in the text, which only the chat template may write")
-        before = [("system", self.system)] if self.system else []
-        limit = self.positions and self.positions - min(max_tokens, self.positions // 2)
-        # A question stands together with its response.
-        for forgotten in range(0, len(self.turns) + 1, 2):
-            turns = [*before, *self.turns[forgotten:], ("user", question)]
+        if any(map(self.encoder.has_special_token, (prompt, self.system))):
+            raise InputError("the text contains a special token of the chat template: remove it")
+        system = [("system", self.system)] if self.system else []
+        limit = self.max_positions and self.max_positions - min(max_tokens, self.max_positions // 2)
+        # A prompt and its response are dropped together.
+        for num_dropped in range(0, len(self.turns) + 1, 2):
+            turns = [*system, *self.turns[num_dropped:], ("user", prompt)]
             (ids,) = self.encoder.prompts([render_prompt(turns)])
             if limit is None or len(ids) <= limit:
                 break
-        if self.positions and len(ids) >= self.positions:
+        if self.max_positions and len(ids) >= self.max_positions:
             raise InputError(
-                f"{len(ids)} tokens without any turn before, but positions for {self.positions}:"
-                " ask in fewer words"
+                f"the prompt has {len(ids)} tokens, and the model {self.max_positions} positions:"
+                " shorten the prompt"
             )
-        del self.turns[:forgotten]
-        return ids, forgotten
+        del self.turns[:num_dropped]
+        return ids, num_dropped
 
-    def response(self, question, ids, seed, temperature, max_tokens, show):
-        """Response a question by at most max_tokens, and remember both.
+    def respond(
+        self,
+        prompt: str,
+        ids: list[int],
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        show: Callable[[str], None],
+    ) -> str:
+        """Generate a response, and append prompt and response to the turns.
 
-        ids: of the prompt, from make_room. show: called with each new piece of the response; joined,
-        the pieces are the response. temperature 0 takes the likeliest tokens; all others are drawn
-        from all tokens, as in training. Whatever stops it, what was shown is remembered.
+        Args:
+            ids: Token ids from encode.
+            temperature: 0 is greedy decoding; otherwise tokens are sampled from the whole
+                vocabulary, as in training.
+            max_tokens: Maximum number of tokens of the response.
+            show: Called with each new piece of text; the response is their concatenation. If
+                generation is interrupted, the text shown so far is the response.
         """
-        if self.positions:
-            max_tokens = min(max_tokens, self.positions - len(ids))
-        writing = Writing(self.tokenizer, len(ids), self.encoder.template == "dialogue", show)
+        if self.max_positions:
+            max_tokens = min(max_tokens, self.max_positions - len(ids))
+        one_turn = self.encoder.template == "dialogue"
+        stream = ResponseStream(self.tokenizer, len(ids), one_turn, show)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         input_ids = torch.tensor([ids], device=self.model.device)
         torch.manual_seed(seed)
+        generate: Any = self.model.generate
         try:
-            self.model.generate(
+            generate(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=max_tokens,
-                stopping_criteria=StoppingCriteriaList([writing]),
+                stopping_criteria=StoppingCriteriaList([stream]),
                 **(sampling if temperature > 0 else {"do_sample": False}),
             )
-            writing.finish()
+            stream.finish()
         finally:
-            if writing.shown:
-                self.turns += [("user", question), ("assistant", writing.shown)]
-        return writing.shown
+            if stream.shown:
+                self.turns += [("user", prompt), ("assistant", stream.shown)]
+        return stream.shown
 
 
-class Writing(StoppingCriteria):
-    """A response that is being written: shows what stays of it, and ends it where a new turn begins.
+class ResponseStream(StoppingCriteria):
+    """Shows a response while it is generated, and stops generation at the marker of a new turn.
 
-    start: the place of the response's first token. one_turn: whether markers of turns are such.
+    Args:
+        start: Position of the response's first token.
+        one_turn: Whether markers end the response.
+        show: Called with each new piece of text.
     """
 
-    def __init__(self, tokenizer, start, one_turn, show):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        start: int,
+        one_turn: bool,
+        show: Callable[[str], None],
+    ) -> None:
         self.tokenizer, self.start, self.one_turn, self.show = tokenizer, start, one_turn, show
         self.text = self.shown = ""
 
-    def __call__(self, input_ids, scores, **_):
-        """Take the tokens so far [1, T]; returns whether that was all, [1]."""
-        self.text = self.tokenizer.decode(
-            input_ids[0, self.start :], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Show the new text of input_ids [1, T]; return whether generation stops, bool [1]."""
+        ids: Any = input_ids[0, self.start :]
+        decode: Any = self.tokenizer.decode
+        self.text = decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         new_turn = MARKER.search(self.text) if self.one_turn else None
         if new_turn:
             self.text = self.text[: new_turn.start()]
-        self._show(settled(self.text))
+        self._show_up_to(stable_prefix(self.text))
         return torch.tensor([new_turn is not None], device=input_ids.device)
 
-    def finish(self):
-        """Show what was held back."""
-        self._show(self.text.strip())
+    def finish(self) -> None:
+        """Show the rest of the text."""
+        self._show_up_to(self.text.strip())
 
-    def _show(self, text):
+    def _show_up_to(self, text: str) -> None:
         new = text[len(self.shown) :]
         if new:
             self.shown = text
             self.show(new)
 
 
-def settled(text):
-    """The part of an unfinished response that stays, whatever comes: no half character or marker."""
+def stable_prefix(text: str) -> str:
+    """Return the part of an unfinished response that further tokens cannot change.
+
+    Excludes incomplete characters, and text that may become the marker of a turn.
+    """
     tail = text[text.rfind("\n\n") :] if "\n\n" in text else None
     if tail and any(f"\n\n{name}:".startswith(tail) for name in NAMES.values()):
         text = text.removesuffix(tail)
-    # What bytes become that make no character yet.
+    # Bytes of an incomplete character decode to U+FFFD.
     return text.rstrip("\ufffd").strip()

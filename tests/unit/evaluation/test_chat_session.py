@@ -1,4 +1,4 @@
-"""Conversations with a model: what it is asked, what of its responses is shown, what is loaded."""
+"""Chat sessions: prompts, streamed responses, chat templates, and errors of model folders."""
 
 import io
 import json
@@ -14,38 +14,45 @@ from snakechat.data.tokens import Ragged
 from snakechat.evaluation.chat_session import load
 from snakechat.workflow.errors import InputError
 from support.dialogues import DIALOGUES
-from support.talking import CHATML, GREEDY, SAMPLED, ask, make_folders, say
+from support.talking import (
+    CHATML,
+    GREEDY,
+    SAMPLED,
+    make_folders,
+    pieces_of_response,
+    script_response,
+)
 
 
 @pytest.fixture
 def folders(tokenizer, tmp_path):
-    """Folders of models to talk to."""
+    """Folders of chat models by name."""
     return make_folders(tokenizer, tmp_path)
 
 
 @pytest.fixture
 def dialogue(folders):
-    """A conversation in the Human/Assistant form."""
+    """A session with the dialogue template."""
     return load(folders["rlhf"])
 
 
 @pytest.fixture
 def chatml(folders):
-    """A conversation in ChatML."""
+    """A session with ChatML."""
     return load(folders["chatml"])
 
 
-# --- responses ----------------------------------------------------------------------------------
+# Responses.
 
 
-def test_what_is_shown_is_what_is_generated_without_showing_it(dialogue):
-    ids, _ = dialogue.make_room("Where?", 40)
+def test_the_streamed_text_is_the_generated_text(dialogue):
+    ids, _ = dialogue.encode("Where?", 40)
     torch.manual_seed(3)
     whole = dialogue.model.generate(
         torch.tensor([ids]), do_sample=True, top_k=0, temperature=0.5, max_new_tokens=40
     )
     text = dialogue.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
-    pieces = ask(dialogue, "Where?", (3, 0.5, 40))
+    pieces = pieces_of_response(dialogue, "Where?", (3, 0.5, 40))
     assert "".join(pieces) == text.strip()
     assert len(pieces) > 5
 
@@ -62,59 +69,57 @@ def test_what_is_shown_is_what_is_generated_without_showing_it(dialogue):
         " half a sign: \ufffd",
     ],
 )
-def test_a_response_comes_piece_by_piece_and_whole(dialogue, text):
-    say(dialogue, text)
-    assert "".join(ask(dialogue)) == text.strip()
+def test_the_pieces_add_up_to_the_response(dialogue, text):
+    script_response(dialogue, text)
+    assert "".join(pieces_of_response(dialogue)) == text.strip()
 
 
-def test_no_half_character_is_shown(dialogue):
-    say(dialogue, " 天空🙂 é")
+def test_incomplete_characters_are_not_shown(dialogue):
+    script_response(dialogue, " 天空🙂 é")
     assert len(dialogue.tokenizer("天", add_special_tokens=False).input_ids) == 3
-    assert ask(dialogue) == ["天", "空", "🙂", " é"]
+    assert pieces_of_response(dialogue) == ["天", "空", "🙂", " é"]
 
 
 @pytest.mark.parametrize("marker", ["Human:", "Assistant:", "System:"])
-def test_a_response_ends_where_it_begins_a_new_turn(dialogue, marker):
-    ids = say(dialogue, f" Yes.\n\n{marker} And now I talk to myself.")
-    passes = []
-    dialogue.model.register_forward_hook(lambda *_: passes.append(1))
-    assert "".join(ask(dialogue)) == "Yes."
+def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
+    ids = script_response(dialogue, f" Yes.\n\n{marker} And now I talk to myself.")
+    calls = []
+    dialogue.model.register_forward_hook(lambda *_: calls.append(1))
+    assert "".join(pieces_of_response(dialogue)) == "Yes."
     assert dialogue.turns[-1] == ("assistant", "Yes.")
-    # And no more is generated: the rest of the text would have taken as many passes.
-    assert len(passes) < len(ids) - 8
+    # The rest of the text was not generated: it has one forward pass per token.
+    assert len(calls) < len(ids) - 8
 
 
-def test_in_a_chat_template_a_marker_is_text(chatml):
-    say(chatml, "Write:\n\nHuman: Hello")
-    assert "".join(ask(chatml)) == "Write:\n\nHuman: Hello"
+def test_with_another_chat_template_a_marker_is_text(chatml):
+    script_response(chatml, "Write:\n\nHuman: Hello")
+    assert "".join(pieces_of_response(chatml)) == "Write:\n\nHuman: Hello"
 
 
-def test_the_same_turns_and_seed_give_the_same_response(folders):
-    one, other = load(folders["rlhf"]), load(folders["rlhf"])
-    first = ask(one, settings=SAMPLED)
+def test_turns_and_seed_determine_the_response(dialogue):
+    first = pieces_of_response(dialogue, settings=SAMPLED)
     torch.rand(5)
-    assert ask(other, settings=SAMPLED) == first
-    assert ask(other, settings=SAMPLED) != first
-    other.turns.clear()
-    assert ask(other, settings=SAMPLED) == first
-    other.turns.clear()
-    assert ask(other, settings=(2, *SAMPLED[1:])) != first
-
-
-def test_at_temperature_0_no_seed_matters(dialogue):
-    first = ask(dialogue, settings=(1, 0, 20))
+    assert pieces_of_response(dialogue, settings=SAMPLED) != first
     dialogue.turns.clear()
-    assert ask(dialogue, settings=(2, 0, 20)) == first
+    assert pieces_of_response(dialogue, settings=SAMPLED) == first
+    dialogue.turns.clear()
+    assert pieces_of_response(dialogue, settings=(2, *SAMPLED[1:])) != first
 
 
-def test_a_response_has_so_many_tokens_at_most(dialogue):
-    say(dialogue, "aaaaaaaa", ended=False)
+def test_greedy_responses_do_not_depend_on_the_seed(dialogue):
+    first = pieces_of_response(dialogue, settings=(1, 0, 20))
+    dialogue.turns.clear()
+    assert pieces_of_response(dialogue, settings=(2, 0, 20)) == first
+
+
+def test_max_tokens_limits_the_response(dialogue):
+    script_response(dialogue, "aaaaaaaa", ended=False)
     one = dialogue.tokenizer.tokenize("aaaaaaaa")[0]
-    assert "".join(ask(dialogue, settings=(1, 0, 3))) == one * 3
+    assert "".join(pieces_of_response(dialogue, settings=(1, 0, 3))) == one * 3
 
 
-def test_what_was_shown_of_a_stopped_response_is_remembered(dialogue):
-    say(dialogue, " One two three")
+def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
+    script_response(dialogue, " One two three")
     shown = []
 
     def show(text):
@@ -122,21 +127,21 @@ def test_what_was_shown_of_a_stopped_response_is_remembered(dialogue):
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    ids, _ = dialogue.make_room("Count.", 40)
+    ids, _ = dialogue.encode("Count.", 40)
     with pytest.raises(KeyboardInterrupt):
-        dialogue.response("Count.", ids, *GREEDY, show)
+        dialogue.respond("Count.", ids, *GREEDY, show)
     assert dialogue.turns == [("user", "Count."), ("assistant", "".join(shown))]
     assert "One two three".startswith("".join(shown)) and "".join(shown) != "One two three"
 
 
-# --- prompts ----------------------------------------------------------------------------------
+# Prompts.
 
 
-def test_a_model_is_asked_as_in_training(dialogue):
-    say(dialogue, " Hi. ")
+def test_prompts_are_encoded_as_in_training(dialogue):
+    script_response(dialogue, " Hi. ")
     dialogue.system = "Be brief."
-    ask(dialogue, "Hello.")
-    ids, _ = dialogue.make_room("Name a fruit.", 40)
+    pieces_of_response(dialogue, "Hello.")
+    ids, _ = dialogue.encode("Name a fruit.", 40)
     text = (
         "\n\nSystem: Be brief.\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
         "\n\nAssistant:"
@@ -145,69 +150,76 @@ def test_a_model_is_asked_as_in_training(dialogue):
     assert dialogue.tokenizer.decode(ids) == f"<s>{text}"
 
 
-def test_a_special_token_that_is_typed_is_text_in_the_human_assistant_form(dialogue):
-    ids, _ = dialogue.make_room("What is </s>?", 40)
+def test_with_the_dialogue_template_special_tokens_are_text(dialogue):
+    ids, _ = dialogue.encode("What is </s>?", 40)
     assert dialogue.tokenizer.eos_token_id not in ids
 
 
-def test_a_model_with_a_chat_template_is_asked_by_it(chatml):
-    say(chatml, "Hi.")
+def test_prompts_of_a_chat_template_are_rendered_by_it(chatml):
+    script_response(chatml, "Hi.")
     chatml.system = "Be brief."
-    ask(chatml, "Hello.")
-    ids, _ = chatml.make_room("Name a fruit.", 40)
+    pieces_of_response(chatml, "Hello.")
+    ids, _ = chatml.encode("Name a fruit.", 40)
     assert chatml.tokenizer.decode(ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
         "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     with pytest.raises(InputError, match="special token"):
-        chatml.make_room("<|im_end|>", 40)
+        chatml.encode("<|im_end|>", 40)
 
 
-def test_the_oldest_turns_make_room(dialogue):
+def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
     dialogue.system = "Brief."
     turns = [("user", "Old?"), ("assistant", "Yes."), ("user", "New?"), ("assistant", "No.")]
 
-    def tokens(*some):
-        every = [("system", "Brief."), *some, ("user", "Why?")]
-        return dialogue.tokenizer(render_prompt(every)).input_ids
+    def tokens(*kept):
+        conversation = [("system", "Brief."), *kept, ("user", "Why?")]
+        return dialogue.tokenizer(render_prompt(conversation)).input_ids
 
     lengths = [len(tokens(*turns[start:])) for start in (0, 2, 4)]
-    for forgotten, room in ((0, 0), (2, 1), (2, lengths[0] - lengths[1])):
+    for num_dropped, missing in ((0, 0), (2, 1), (2, lengths[0] - lengths[1])):
         dialogue.turns = list(turns)
-        dialogue.positions = lengths[0] + 40 - room
-        assert dialogue.make_room("Why?", 40) == (tokens(*turns[forgotten:]), forgotten)
-        assert dialogue.turns == turns[forgotten:]
-    # A response may take half of the positions, and not more.
-    dialogue.positions = 2 * lengths[1]
-    assert dialogue.make_room("Why?", 10**6) == (tokens(*turns[2:]), 0)
-    # Without turns before, the question has all positions but one.
-    dialogue.positions = lengths[2] + 1
-    assert dialogue.make_room("Why?", 40) == (tokens(), 2)
+        dialogue.max_positions = lengths[0] + 40 - missing
+        assert dialogue.encode("Why?", 40) == (tokens(*turns[num_dropped:]), num_dropped)
+        assert dialogue.turns == turns[num_dropped:]
+    # At most half of the positions are reserved for the response.
+    dialogue.max_positions = 2 * lengths[1]
+    assert dialogue.encode("Why?", 10**6) == (tokens(*turns[2:]), 0)
+    # Without other turns, the prompt may take all positions but one.
+    dialogue.max_positions = lengths[2] + 1
+    assert dialogue.encode("Why?", 40) == (tokens(), 2)
     assert dialogue.turns == []
 
 
-def test_a_response_ends_where_positions_do(dialogue):
-    say(dialogue, "a" * 500, ended=False)
-    ids, _ = dialogue.make_room("Why?", 500)
-    dialogue.positions = len(ids) + 5
-    assert len(dialogue.tokenizer("".join(ask(dialogue, settings=(1, 0, 500)))).input_ids) <= 6
+def test_the_response_ends_at_the_last_position(dialogue):
+    script_response(dialogue, "a" * 500, ended=False)
+    ids, _ = dialogue.encode("Why?", 500)
+    dialogue.max_positions = len(ids) + 5
+    assert (
+        len(
+            dialogue.tokenizer(
+                "".join(pieces_of_response(dialogue, settings=(1, 0, 500)))
+            ).input_ids
+        )
+        <= 6
+    )
 
 
-def test_a_question_that_is_too_long_is_refused_and_nothing_forgotten(dialogue):
+def test_a_prompt_that_is_too_long_is_an_error_and_drops_no_turns(dialogue):
     dialogue.turns = [("user", "Old?"), ("assistant", "Yes.")]
-    with pytest.raises(InputError, match=r"\d+ tokens .* but positions for 128: ask in fewer"):
-        dialogue.make_room("why " * 200, 40)
+    with pytest.raises(InputError, match=r"has \d+ tokens, and the model 128 positions: shorten"):
+        dialogue.encode("why " * 200, 40)
     assert len(dialogue.turns) == 2
 
 
-def test_a_model_without_a_limit_forgets_nothing(dialogue):
+def test_without_a_limit_no_turns_are_dropped(dialogue):
     dialogue.turns = [("user", "Old?"), ("assistant", "Yes.")] * 50
-    dialogue.positions = None
-    assert dialogue.make_room("Why?", 40)[1] == 0
+    dialogue.max_positions = None
+    assert dialogue.encode("Why?", 40)[1] == 0
 
 
-# --- the form as a chat template --------------------------------------------------------------
+# Chat templates.
 
 
 def messages_of(turns):
@@ -215,7 +227,7 @@ def messages_of(turns):
 
 
 @pytest.mark.parametrize("name", DIALOGUES)
-def test_the_chat_template_gives_the_text_of_training(dialogue, name):
+def test_the_chat_template_renders_the_text_of_training(dialogue, name):
     turns, prompt = DIALOGUES[name]
     messages, tokenizer = messages_of(turns), dialogue.tokenizer
     options = {"add_generation_prompt": True}
@@ -225,7 +237,7 @@ def test_the_chat_template_gives_the_text_of_training(dialogue, name):
     assert ids == Encoder(tokenizer, "dialogue").prompts([prompt])[0]
 
 
-def test_the_chat_template_disarms_markers_as_records_do(dialogue):
+def test_the_chat_template_escapes_markers_as_records_do(dialogue):
     draw = random.Random(1)
     parts = ["\n", "\n", "Human:", "System:", "Assistant:", " ", "a"]
     for _ in range(300):
@@ -236,13 +248,13 @@ def test_the_chat_template_disarms_markers_as_records_do(dialogue):
         assert text == f"<s>{render_prompt(turns)}"
 
 
-def test_a_whole_dialogue_is_closed_by_eos(dialogue):
+def test_a_complete_dialogue_ends_with_eos(dialogue):
     messages = messages_of([("user", "Hello."), ("assistant", "Hi.")])
     text = dialogue.tokenizer.apply_chat_template(messages, tokenize=False)
     assert text == "<s>\n\nHuman: Hello.\n\nAssistant: Hi.</s>"
 
 
-def test_a_tokenizer_that_puts_nothing_in_front_has_a_template_that_does_not(chatml):
+def test_the_template_of_a_tokenizer_without_bos_has_none(chatml):
     tokenizer = chatml.tokenizer
     tokenizer.backend_tokenizer.post_processor = None
     tokenizer.chat_template = chat_template(tokenizer)
@@ -250,78 +262,76 @@ def test_a_tokenizer_that_puts_nothing_in_front_has_a_template_that_does_not(cha
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "\n\nHuman: Hello."
 
 
-def test_a_role_without_a_name_is_refused(dialogue):
+def test_an_unknown_role_is_an_error(dialogue):
     with pytest.raises(Exception, match="roles are system, user and assistant, not tool"):
         dialogue.tokenizer.apply_chat_template(messages_of([("tool", "4")]), tokenize=False)
 
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
-def test_a_tokenizer_is_saved_with_the_form_of_its_tokens(folders, template):
-    # The base model has a template of its own, whatever it is then trained in.
+def test_a_tokenizer_is_saved_with_the_template_it_is_trained_with(folders, template):
+    # The template of the recipe replaces that of the base model.
     tokenizer = load_training_tokenizer(folders["chatml"], template)
     expected = {"chat": CHATML, "dialogue": chat_template(tokenizer)}
     assert tokenizer.chat_template == expected[template]
 
 
-def test_models_of_a_build_are_asked_what_they_were_trained_on(quick):
+def test_prompts_of_a_built_model_are_those_of_its_tokens(quick):
     output = quick.folder / "output"
     held_out = {"sft": "tokens/sft", "dpo": "tokens/dpo", "rlhf": "tokens/rlhf"}
     for stage, tokens in held_out.items():
         tokenizer = load_tokenizer(output / stage / "tiny")
         ids = Ragged(output / tokens / "tiny", "eval.prompt")[0].tolist()
-        question = tokenizer.decode(ids).removeprefix("<s>\n\nHuman: ")
-        messages = messages_of([("user", question.removesuffix("\n\nAssistant:"))])
-        asked = tokenizer.apply_chat_template(
+        text = tokenizer.decode(ids).removeprefix("<s>\n\nHuman: ")
+        messages = messages_of([("user", text.removesuffix("\n\nAssistant:"))])
+        chat_ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         )
-        assert asked == ids
-        assert load(output / stage / "tiny").make_room(messages[0]["content"], 40)[0] == ids
+        assert chat_ids == ids
+        assert load(output / stage / "tiny").encode(messages[0]["content"], 40)[0] == ids
 
 
-# --- folders ----------------------------------------------------------------------------------
+# Folders.
 
 
-def record(folder, **sizes):
-    """Write the manifest of a folder as it is, or with other sizes."""
+def write_manifest(folder):
+    """Write the manifest of a folder."""
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": ""}
         for path in folder.rglob("*.*")
         if path.is_file()
     }
-    for name, size in sizes.items():
-        files[name] = {"size": size, "sha256": ""}
     manifest = {"spec": {"path": "x", "inputs": {}}, "inputs": {}, "lineage": {}, "facts": {}}
     (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
 
 
-def test_a_folder_with_its_manifest_or_without_is_loaded(folders):
+def test_a_folder_is_loaded_with_or_without_a_manifest(folders):
     folder = folders["rlhf"]
     load(folder)
     shutil.copytree(folders["sft"], folder / "ema")
-    record(folder)
+    write_manifest(folder)
     load(folder)
     load(folder / "ema")
 
 
 @pytest.mark.parametrize("name", ["", "ema"])
-def test_files_that_are_not_those_of_the_manifest_are_refused(folders, name):
+def test_files_that_differ_from_the_manifest_are_an_error(folders, name):
     folder = folders["rlhf"]
     shutil.copytree(folders["sft"], folder / "ema")
-    record(folder)
+    write_manifest(folder)
     with (folder / name / "model.safetensors").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(InputError, match=r"model\.safetensors is not the file that its manifest"):
+    with pytest.raises(InputError, match=r"model\.safetensors is missing or differs in size"):
         load(folder / name)
     (folder / name / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is not the file that its manifest"):
+    with pytest.raises(InputError, match=r"model\.safetensors is missing or differs in size"):
         load(folder / name)
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"manifest.json cannot be read: delete .*/rlhf and build"):
         load(folder / name)
 
 
-def spoil(folder, name):
-    """What is wrong with a folder, by name."""
+def damage(folder, name):
+    """Damage a folder in one of the ways of FOLDERS."""
     if name == "no folder":
         shutil.rmtree(folder)
     elif name == "no model":
@@ -334,7 +344,7 @@ def spoil(folder, name):
         (folder / "model.safetensors").write_text("x" * 100)
     elif name == "no tokenizer":
         (folder / "tokenizer.json").unlink()
-    elif name == "never trained":
+    elif name == "base model":
         (folder / "chat_template.jinja").unlink()
     elif name == "own code":
         config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
@@ -349,22 +359,22 @@ FOLDERS = {
     "no weights": "no file named model.safetensors",
     "broken weights": "deserializing header",
     "no tokenizer": "tokenizer",
-    "never trained": "no chat template, as if it was never trained to chat",
+    "base model": "the tokenizer has no chat template",
     "own code": "contains custom code",
 }
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_cannot_response_is_refused_in_one_line(folders, name, monkeypatch):
-    # Nobody is asked whether code may run.
+def test_a_folder_without_a_chat_model_is_an_error_of_one_line(folders, name, monkeypatch):
+    # The answer to the question of transformers whether code may run.
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    spoil(folders["rlhf"], name)
-    with pytest.raises(InputError, match=FOLDERS[name]) as refused:
+    damage(folders["rlhf"], name)
+    with pytest.raises(InputError, match=FOLDERS[name]) as error:
         load(folders["rlhf"])
-    assert str(folders["rlhf"]) in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(folders["rlhf"]) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_reward_model_is_refused(scorer_folder):
+def test_a_reward_model_is_an_error(scorer_folder):
     with pytest.raises(InputError, match="is a reward model, which scores responses"):
         load(scorer_folder)
