@@ -1,4 +1,4 @@
-"""Responses side by side: what is asked of whom, how responses are found, what the page shows."""
+"""Responses side by side: prompts, models and decoders, the page, prompt sets."""
 
 import json
 import re
@@ -17,8 +17,8 @@ from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import load_causal, make_causal, save_model
-from snakechat.reporting.pages import PICTURES
-from snakechat.reporting.translations import ZH
+from snakechat.reporting.pages import CONTROL_SYMBOLS
+from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 
@@ -27,21 +27,21 @@ PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 
 @pytest.fixture
 def job(tokenizer, tmp_path):
-    """A job that asks three models of other weights, and an average that is the SFT model."""
+    """A job with three different models, and an average (EMA) that equals the SFT model."""
     folders = {name: tmp_path / name for name in ("rlhf", "base", "sft")}
     for seed, folder in enumerate(folders.values()):
         save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, seed), tokenizer, folder)
     shutil.copytree(folders["sft"], folders["rlhf"] / "ema")
-    return looking(tmp_path, folders, {"ours": PROMPTS})
+    return prompt_job(tmp_path, folders, {"ours": PROMPTS})
 
 
-def looking(folder, inputs, sets, kind="prompts", language="en"):
-    """A job of a look at responses, with sets of prompts or pairs."""
+def prompt_job(folder, inputs, sets, kind="prompts", language="en"):
+    """A job of prompt_eval or rw_eval, with sets of prompts or pairs."""
     (folder / kind).mkdir(parents=True)
     for name, entries in sets.items():
         (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(entries))
     settings = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": language}
-    settings |= {"prompts": list(sets), "max_response_length": 12, "temperature": 1.0}
+    settings |= {"prompt_sets": list(sets), "max_response_length": 12, "temperature": 1.0}
     result = folder / "result"
     result.mkdir()
     files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
@@ -54,7 +54,7 @@ def looking(folder, inputs, sets, kind="prompts", language="en"):
     )
 
 
-def asked(job):
+def evaluated(job):
     """Responses by model, decoder and prompt; and the page."""
     prompt_eval.main(job)
     lines = map(json.loads, (job.result / "responses.jsonl").read_text().splitlines())
@@ -86,27 +86,27 @@ class Cells(HTMLParser):
             self.texts[self.open][-1] += data
 
 
-def test_each_model_responses_each_prompt_in_each_way(job):
-    responses, page = asked(job)
+def test_each_model_responds_to_each_prompt_with_each_decoder(job):
+    responses, page = evaluated(job)
     models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled", "beam search"]
     assert list(responses) == [
         (m, d, prompt) for prompt in PROMPTS for m in models for d in decoders
     ]
     for decoder in decoders:
         for prompt in PROMPTS:
-            told = [responses[model, decoder, prompt]["text"] for model in models]
-            # Of the same weights, and no others.
-            assert told[1] == told[3] and len(set(told)) == 3
+            texts = [responses[model, decoder, prompt]["text"] for model in models]
+            # Only the models with the same weights respond the same.
+            assert texts[1] == texts[3] and len(set(texts)) == 3
     cells = Cells(page).texts
     assert cells["caption"] == PROMPTS
     assert cells["th"] == 2 * ["model", *decoders, *models]
-    cut = {True: "", False: " […]"}
-    told = [line["text"].strip() + cut[line["ended"]] for line in responses.values()]
-    assert cells["td"] == [text.translate(PICTURES) for text in told]
+    marks = {True: "", False: " […]"}
+    texts = [line["text"].strip() + marks[line["ended"]] for line in responses.values()]
+    assert cells["td"] == [text.translate(CONTROL_SYMBOLS) for text in texts]
 
 
-def test_responses_are_those_of_the_likeliest_token_and_of_the_seed(job, tokenizer):
-    responses, _ = asked(job)
+def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenizer):
+    responses, _ = evaluated(job)
     # As in training, by hand.
     ids = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
@@ -123,12 +123,12 @@ def test_responses_are_those_of_the_likeliest_token_and_of_the_seed(job, tokeniz
         assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
         assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
     job.settings.seed = 2
-    again, _ = asked(job)
+    again, _ = evaluated(job)
     changed = {key[1] for key in responses if responses[key] != again[key]}
     assert changed == {"sampled"}
 
 
-def test_a_beam_search_finds_what_is_likelier_than_the_greedy_response(tokenizer, tmp_path):
+def test_beam_search_finds_likelier_responses_than_greedy_decoding(tokenizer, tmp_path):
     save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 5), tokenizer, tmp_path / "model")
     model = load_causal(tmp_path / "model", "fp32", tokenizer)
     prompts = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
@@ -147,13 +147,13 @@ def test_a_beam_search_finds_what_is_likelier_than_the_greedy_response(tokenizer
         assert mean_logprob(prompt, ours) >= mean_logprob(prompt, theirs)
 
 
-def test_what_models_write_is_text_and_nothing_is_loaded(job, monkeypatch):
-    wicked = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
-    monkeypatch.setattr(prompt_eval, "told", lambda *_: {"text": wicked, "ended": True})
+def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
+    attack = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
+    monkeypatch.setattr(prompt_eval, "decode", lambda *_: {"text": attack, "ended": True})
     job.spec["name"] = "rlhf/<b>"
-    _, page = asked(job)
+    _, page = evaluated(job)
     cells = Cells(page)
-    assert set(cells.texts["td"]) == {wicked.strip().replace("\0", "␀")}
+    assert set(cells.texts["td"]) == {attack.strip().replace("\0", "␀")}
     assert "<h1>Responses side by side: rlhf/&lt;b&gt;</h1>" in page
     assert not cells.tags & {"script", "img", "b", "link", "iframe"}
     assert not cells.attributes & {"src", "href", "onerror"}
@@ -163,20 +163,20 @@ def test_what_models_write_is_text_and_nothing_is_loaded(job, monkeypatch):
 
 def test_a_page_in_chinese(job):
     job.settings.language = "zh"
-    _, page = asked(job)
-    assert '<html lang="zh">' in page and "各模型回答并排对照" in page
+    _, page = evaluated(job)
+    assert '<html lang="zh">' in page and "各模型回答对照" in page
     for name in (*prompt_eval.DECODERS, "model"):
-        assert ZH[name] in Cells(page).texts["th"]
+        assert translator("zh")(name) in Cells(page).texts["th"]
     assert "每个回答最多 12 个 token" in page
 
 
-def test_a_chat_template_is_the_tokenizers_own(job, tokenizer):
+def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
     job.settings.template = "chat"
     job.inputs = {"base": job.inputs["base"]}
     own = load_tokenizer(job.inputs["base"])
     own.chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     own.save_pretrained(job.inputs["base"])
-    responses, _ = asked(job)
+    responses, _ = evaluated(job)
     model = load_causal(job.inputs["base"], "fp32", tokenizer)
     ids = tokenizer(f"<{PROMPTS[0]}>", add_special_tokens=False).input_ids
     [[greedy]] = sample_responses(model, [ids], tokenizer, 12, 0, 300)
@@ -185,16 +185,16 @@ def test_a_chat_template_is_the_tokenizers_own(job, tokenizer):
     path = Path(job.placement["source"], "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")
     job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
-    with pytest.raises(InputError, match="prompt 'Say </s> twice' has a special token in its text"):
+    with pytest.raises(InputError, match="prompt 'Say </s> twice' contains a special token"):
         prompt_eval.main(job)
 
 
-def test_responses_are_as_long_as_there_are_positions(job, tmp_path):
+def test_responses_fill_the_positions_of_the_model(job, tmp_path):
     job.settings.max_response_length = 1000
-    responses, _ = asked(job)
+    responses, _ = evaluated(job)
     assert any(not line["ended"] for line in responses.values())
-    job = looking(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
-    with pytest.raises(InputError, match="positions for 64 tokens, and the longest prompt has 4"):
+    job = prompt_job(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
+    with pytest.raises(InputError, match="has 64 positions, and the longest prompt has 4"):
         prompt_eval.main(job)
 
 
@@ -202,7 +202,7 @@ def test_responses_are_as_long_as_there_are_positions(job, tmp_path):
 
 
 def test_prompts_are_read_in_the_order_of_their_sets(tmp_path):
-    job = looking(tmp_path, {}, {"zh": [" 你好\n"], "en": ["Hi?", "Two\nlines."]})
+    job = prompt_job(tmp_path, {}, {"zh": [" 你好\n"], "en": ["Hi?", "Two\nlines."]})
     assert read_prompts(job) == [("zh", "你好"), ("en", "Hi?"), ("en", "Two\nlines.")]
 
 
@@ -210,44 +210,44 @@ PAIR = {"prompt": "?", "chosen": "Yes.", "rejected": "No."}
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "told"),
+    ("kind", "text", "message"),
     [
-        ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put it in quotes"),
+        ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put the text in quotes"),
         ("prompts", "- Note: this\n", "entry 1: expected a text, found keys Note"),
         ("prompts", "- ' '\n", "entry 1: expected a text, found ' '"),
         ("prompts", "Hi?\n", "expected a list"),
         ("prompts", "# Nothing.\n", "expected a list"),
-        ("prompts", "- 'Hi\n", "is not YAML: while scanning"),
-        ("prompts/pairs", "- Hi?\n", "entry 1: expected prompt, chosen, rejected, found 'Hi?'"),
+        ("prompts", "- 'Hi\n", "is not valid YAML: while scanning"),
+        ("prompts/pairs", "- Hi?\n", "expected the keys prompt, chosen, rejected, found 'Hi?'"),
         ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found keys prompt, chosen"),
         ("prompts/pairs", "- {prompt: a, chosen: b, rejected: no}\n", "entry 1, rejected: exp"),
     ],
 )
-def test_a_file_that_is_none_is_told_by_name_and_entry(tmp_path, kind, text, told):
-    job = looking(tmp_path, {}, {"mine": []}, kind)
+def test_errors_in_a_file_name_it_and_the_entry(tmp_path, kind, text, message):
+    job = prompt_job(tmp_path, {}, {"mine": []}, kind)
     path = tmp_path / kind / "mine.yaml"
     path.write_text(text)
     job.spec["files"] = {f"{kind}/mine.yaml": file_digest(path)}
     read = read_prompts if kind == "prompts" else read_pairs
-    with pytest.raises(InputError, match=re.escape(told)) as error:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
         read(job)
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_was_edited_since_is_refused(tmp_path):
-    job = looking(tmp_path, {}, {"mine": ["Hi?"]})
+def test_a_file_that_changed_after_planning_is_rejected(tmp_path):
+    job = prompt_job(tmp_path, {}, {"mine": ["Hi?"]})
     (tmp_path / "prompts/mine.yaml").write_text("- Ho?\n")
     with pytest.raises(InputError, match="changed since this build was planned"):
         read_prompts(job)
 
 
-def test_each_set_has_prompts_and_pairs():
+def test_every_set_has_prompts_and_pairs():
     names = [path.name for path in sorted((ROOT / "prompts").glob("*.yaml"))]
     assert names == ["en.yaml", "ja.yaml", "toy.yaml", "zh.yaml"]
     sets = [Path(name).stem for name in names]
     files = {path: file_digest(ROOT / path) for name in names for path in both(name)}
     job = SimpleNamespace(
-        settings=SimpleNamespace(prompts=sets),
+        settings=SimpleNamespace(prompt_sets=sets),
         placement={"source": str(ROOT)},
         spec={"files": files},
     )
@@ -260,7 +260,7 @@ def both(name):
     return f"prompts/{name}", f"prompts/pairs/{name}"
 
 
-def test_sets_are_those_of_the_base_model_or_of_all(sources):
+def test_a_base_model_overrides_the_prompt_sets(sources):
     def planned(page, *options):
         process = sources.snakemake(f"output/prompt_eval/{page}.html", "-n", *options)
         assert process.returncode == 0, process.stdout
@@ -270,10 +270,11 @@ def test_sets_are_those_of_the_base_model_or_of_all(sources):
         return spec
 
     toy = planned("dpo/tiny")
-    assert toy["settings"]["prompts"] == ["toy"] and toy["files"].keys() == {"prompts/toy.yaml"}
+    assert toy["settings"]["prompt_sets"] == ["toy"] and toy["files"].keys() == {"prompts/toy.yaml"}
     assert toy["inputs"].keys() == {"base", "sft", "dpo"}
-    assert planned("sft/chinese")["settings"]["prompts"] == ["zh", "en"]
-    assert planned("rlhf/1.3b", "--config", "prompts=[ja]")["settings"]["prompts"] == ["ja"]
+    assert planned("sft/chinese")["settings"]["prompt_sets"] == ["zh", "en"]
+    assert planned("rlhf/1.3b", "--config", "prompt_sets=[ja]")["settings"]["prompt_sets"] == ["ja"]
     page = "output/prompt_eval/sft/1.3b.html"
-    process = sources.snakemake(page, "-n", "--config", "prompts=[fr]")
-    assert "prompts names 'fr'; prompts has no fr.yaml (there: en, ja, toy, zh)" in process.stdout
+    process = sources.snakemake(page, "-n", "--config", "prompt_sets=[fr]")
+    message = "prompt_sets names 'fr', and prompts has no fr.yaml (it has: en, ja, toy, zh)"
+    assert message in process.stdout

@@ -1,4 +1,4 @@
-"""Good and bad responses, scored: by the trained reward model, as it reads them in training."""
+"""Scores of good and bad responses by a reward model: as in training, ties, the page."""
 
 import json
 import shutil
@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from test_prompt_eval import Cells, looking
+from test_prompt_eval import Cells, prompt_job
 from transformers import AutoModelForSequenceClassification
 
 import rw_eval
 from conftest import INIT
 from snakechat.modeling.models import load_scorer, make_causal, save_model
-from snakechat.reporting.translations import ZH
+from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
 
 TOY = [
@@ -27,20 +27,20 @@ SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0, 2.5, 2.5]])
 
 @pytest.fixture
 def job(tokenizer, tmp_path):
-    """A job that has four pairs scored; the responses of the second one are the same."""
+    """A job with four pairs; the responses of the second pair are the same after stripping."""
     place = tmp_path / "model"
     save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 1), tokenizer, place)
     torch.manual_seed(2)
     scorer = load_scorer(place, "fp32", tokenizer, new_head=True)
     shutil.rmtree(place)
     save_model(scorer, tokenizer, place)
-    job = looking(tmp_path, {"model": place}, {"toy": TOY, "en": ENGLISH}, "prompts/pairs")
+    job = prompt_job(tmp_path, {"model": place}, {"toy": TOY, "en": ENGLISH}, "prompts/pairs")
     job.spec["name"] = "tiny"
     return job
 
 
 def scored(job):
-    """Rows, figures and the page."""
+    """Rows, metrics and the page."""
     rw_eval.main(job)
     rows = [json.loads(line) for line in (job.result / "scores.jsonl").read_text().splitlines()]
     return rows, json.loads((job.result / "metrics.json").read_text()), page_of(job)
@@ -50,14 +50,14 @@ def page_of(job):
     return (job.result / "scores.html").read_text(encoding="utf-8")
 
 
-def test_a_score_is_the_saved_models_at_the_end_of_the_response(job, tokenizer):
+def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
     rows, _, _ = scored(job)
     model = AutoModelForSequenceClassification.from_pretrained(job.inputs["model"]).eval()
     texts = {"\n\nHuman: No.": " Human: No."}
     assert [row["set"] for row in rows] == ["toy", "toy", "toy", "en"]
     for row, pair in zip(rows, TOY + ENGLISH, strict=True):
         for key in ("chosen", "rejected"):
-            # A marker in a response is no turn.
+            # A turn marker in a response does not start a turn.
             response = texts.get(pair[key], f" {pair[key].strip()}")
             prompt = tokenizer(f"\n\nHuman: {pair['prompt']}\n\nAssistant:").input_ids
             ids = prompt + tokenizer(response, add_special_tokens=False).input_ids
@@ -67,11 +67,11 @@ def test_a_score_is_the_saved_models_at_the_end_of_the_response(job, tokenizer):
         assert row["margin"] == row["chosen_score"] - row["rejected_score"]
 
 
-def test_a_tie_is_no_success_and_is_counted(job, monkeypatch):
+def test_ties_are_counted_and_not_correct(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
-    rows, figures, page = scored(job)
+    rows, metrics, page = scored(job)
     assert [row["winner"] for row in rows] == ["chosen", "tie", "rejected", "chosen"]
-    assert figures == {
+    assert metrics == {
         "pairs": 4,
         "accuracy": 0.5,
         "ties": 0.25,
@@ -81,14 +81,14 @@ def test_a_tie_is_no_success_and_is_counted(job, monkeypatch):
             "en": {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5},
         },
     }
-    assert "The good response has the higher score in 50.0% of 4 pairs; ties: 25.0%." in page
+    assert "The reward model ranks 50.0 % of 4 pairs correctly; ties: 25.0 %." in page
     cells = Cells(page).texts["td"]
     assert cells[:7] == [
         *("I need a hat.", "Go to the boutique.", "2.000"),
         *("Go away, you bore!", "1.000", "+1.000", "chosen"),
     ]
     assert cells[7:14:6] == ["A plum?", "tie"] and cells[19] == "-2.000"
-    # What looks like HTML is text.
+    # Markup in a response is text.
     assert cells[8] == "At the <market>." and "<market>" not in page
 
 
@@ -96,13 +96,14 @@ def test_a_page_in_chinese(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     job.settings.language = "zh"
     _, _, page = scored(job)
-    assert "好回答与差回答的得分: reward/tiny" in page
-    assert ZH["good response (chosen)"] in Cells(page).texts["th"]
+    title = translator("zh")("Scores of good and bad responses: {recipe}", recipe="reward/tiny")
+    assert f"<h1>{title}</h1>" in page
+    assert translator("zh")("good response (chosen)") in Cells(page).texts["th"]
     assert "平局" in Cells(page).texts["td"]
 
 
-def test_a_response_that_is_too_long_is_refused(tokenizer, job, tmp_path):
+def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):
     pair = {"prompt": "A hat?", "chosen": "hat " * 100, "rejected": "No."}
-    long = looking(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
-    with pytest.raises(InputError, match="positions for 64 tokens, and the longest prompt and"):
+    long = prompt_job(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
+    with pytest.raises(InputError, match="has 64 positions, and the longest prompt and"):
         rw_eval.main(long)

@@ -1,4 +1,4 @@
-"""The translation catalogues: complete, without unused texts, with the placeholders of the texts."""
+"""The translation catalogues: complete, without unused texts, with the right placeholders."""
 
 import re
 
