@@ -1,9 +1,9 @@
-"""How fast a phase is tokenized, in how much memory and to how many bytes: make bench-data
+"""Benchmark of tokenization: rate, memory and bytes on disk (make bench-data).
 
-Beside (a) the tokenizers library alone, on the same texts in memory, and (b) one call a sample,
-padded to 512 tokens and saved by torch, as DeepSpeed-Chat does. Texts: ../shared/data/hh_harmless
-and OPT's tokenizer where they are, or else generated ones. Each measurement is a process of its
-own; they take turns, and rates are medians. JSON goes to standard output.
+Compares tokenize_phase with (a) the tokenizers library alone, on the same texts in memory, and (b)
+one call per sample, padded to 512 tokens and saved by torch, as in DeepSpeed-Chat. Uses the texts
+of ../shared/data/hh_harmless and the OPT tokenizer if they exist, generated texts otherwise. The
+measurements alternate, each in a new process; rates are medians. Prints JSON.
 """
 
 import argparse
@@ -29,15 +29,15 @@ FIELDS = {
     "reward": ("prompt", "chosen", "rejected"),
     "rlhf": ("prompt",),
 }
-# Rows of a run, and runs of which the median is taken.
+# Number of rows, and number of runs for the median.
 SIZES = {16_000: 3, 160_000: 3, 1_000_000: 1}
-# (a) and (b) do not change with the number of rows: their rates are taken on fewer.
+# The rates of (a) and (b) do not depend on the number of rows.
 RAW_ROWS, SINGLE_ROWS = 16_000, 2_000
 LIMIT = 512
 
 
 def main():
-    """Prepare, measure in turns; a line for each size and phase goes to standard error."""
+    """Measure each size and phase; print one line for each to standard error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -45,24 +45,24 @@ def main():
         what, phase, rows, folder = arguments.measure
         print(json.dumps(MEASURES[what](phase, int(rows), Path(folder))))
         return
-    figures = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         source = prepare(Path(folder))
         for rows, runs in SIZES.items():
             for phase in FIELDS:
-                found = {what: [] for what in MEASURES}
+                measurements = {what: [] for what in MEASURES}
                 for turn in range(max(runs, 3)):
-                    for what, results in found.items():
+                    for what, measured in measurements.items():
                         if what != "ours" or turn < runs:
-                            results.append(measured(what, phase, rows, folder))
-                figures.append(summary(rows, phase, found))
-                print(line(figures[-1]), file=sys.stderr)
+                            measured.append(measure(what, phase, rows, folder))
+                results.append(summary(rows, phase, measurements))
+                print(line(results[-1]), file=sys.stderr)
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "texts": source}
-    print(json.dumps({**machine, "figures": figures}, indent=1))
+    print(json.dumps({**machine, "results": results}, indent=1))
 
 
 def prepare(folder):
-    """Records of the largest size, from which smaller ones are the first rows, and a tokenizer."""
+    """Write records of all sizes and a tokenizer into a folder. Returns the source of the texts."""
     from snakechat.data.records import RecordWriter
 
     if SHARED.exists():
@@ -89,41 +89,41 @@ def prepare(folder):
     return source
 
 
-def measured(what, phase, rows, folder):
-    """A measurement in a process of its own."""
+def measure(what, phase, rows, folder):
+    """Run a measurement in a new process."""
     command = [sys.executable, __file__, "--measure", what, phase, str(rows), folder]
     process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     return json.loads(process.stdout.splitlines()[-1])
 
 
 def ours(phase, rows, folder):
-    """The tokenize program's own work: read, tokenize, write, count."""
-    import importlib
-
+    """tokenize_phase: read, tokenize, write, count."""
     import numpy as np
 
+    import tokenize_phase
+
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        result, read_records, split = (Path(work, name) for name in ("result", "records", "split"))
-        for path in (result, read_records, split):
+        result, records, split = (Path(work, name) for name in ("result", "records", "split"))
+        for path in (result, records, split):
             path.mkdir()
-        (read_records / "train.parquet").symlink_to(folder / f"{rows}.parquet")
+        (records / "train.parquet").symlink_to(folder / f"{rows}.parquet")
         np.save(split / f"{phase}.train.npy", np.arange(rows))
         np.save(split / f"{phase}.eval.npy", np.arange(1))
         settings = {"datasets": [["set", 1]], "template": "dialogue", "seed": 1}
         settings |= {"max_length": LIMIT, "truncation_side": "left", "max_prompt_length": 256}
         job = SimpleNamespace(
+            spec={"rule": f"tokenize_{phase}"},
             settings=SimpleNamespace(**settings),
             inputs={
-                "records.set": read_records,
+                "records.set": records,
                 "rows.set": split,
                 "tokenizer": folder / "tokenizer",
             },
             result=result,
             facts={},
         )
-        program = importlib.import_module(f"tokenize_{phase}")
         started = time.perf_counter()
-        program.main(job)
+        tokenize_phase.main(job)
         seconds = time.perf_counter() - started
         stats = json.loads((result / "stats.json").read_text())["train"]
         return {
@@ -136,13 +136,13 @@ def ours(phase, rows, folder):
 
 
 def peak_mb():
-    """Largest resident memory of this process. (getrusage would begin with its parent's.)"""
+    """Return the peak memory of this process. getrusage would include that of its parent."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 def raw(phase, _, folder):
-    """(a) The tokenizers library on the same texts, in lists of a thousand."""
+    """(a) The tokenizers library on the same texts, in batches of 1,000."""
     from tokenizers import Tokenizer
 
     from snakechat.data.records import read_records
@@ -157,7 +157,7 @@ def raw(phase, _, folder):
 
 
 def single(phase, _, folder):
-    """(b) One call a sample, padded; the list of encodings is saved by torch."""
+    """(b) One call per sample, padded; the encodings are saved by torch."""
     import torch
 
     from snakechat.data.records import read_records
@@ -182,11 +182,11 @@ def single(phase, _, folder):
 MEASURES = {"ours": ours, "raw": raw, "single": single}
 
 
-def summary(rows, phase, found):
-    """One line of figures: medians over the runs."""
+def summary(rows, phase, measurements):
+    """Return the results of a size and phase: medians over the runs."""
 
     def median(what, name):
-        return statistics.median(result[name] for result in found[what])
+        return statistics.median(result[name] for result in measurements[what])
 
     return {
         "rows": rows,
@@ -199,14 +199,14 @@ def summary(rows, phase, found):
             (median("ours", "bytes") - 32 * median("ours", "rows")) / median("ours", "tokens"), 3
         ),
         "single_bytes_per_row": round(median("single", "bytes") / SINGLE_ROWS),
-        "peak_mb": round(max(result["peak_mb"] for result in found["ours"])),
+        "peak_mb": round(max(result["peak_mb"] for result in measurements["ours"])),
     }
 
 
-def line(figures):
-    """Figures as a line of text."""
+def line(results):
+    """Return results as a line of text."""
     return "  ".join(
-        f"{name} {value:,}" if name != "phase" else value for name, value in figures.items()
+        f"{name} {value:,}" if name != "phase" else value for name, value in results.items()
     )
 
 

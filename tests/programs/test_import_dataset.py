@@ -1,4 +1,4 @@
-"""Datasets of every source: the records that they become, the rows of the phases, the tokens."""
+"""Imports of datasets from every source: records, rows of the phases, tokens."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def pairs(name, number):
 ROWS, HELD_OUT = pairs("train", 40), pairs("test", 10)
 
 
-# Each writes ROWS under a folder, and returns what the config then says of the dataset.
+# Each function writes ROWS into a folder and returns the dataset's section of the config.
 
 
 def folder_of_parquet(folder):
@@ -145,21 +145,21 @@ def path_from_the_root(folder):
 
 def other_columns(folder):
     rows = [
-        {"ask": {"text": row["prompt"]}, "responses": [row["rejected"], row["chosen"]], "id": 1}
+        {"question": {"text": row["prompt"]}, "replies": [row["rejected"], row["chosen"]], "id": 1}
         for row in ROWS
     ]
     write(folder / "pairs.parquet", rows)
-    columns = {"prompt": "ask.text", "chosen": "responses.1", "rejected": "responses.0"}
+    columns = {"prompt": "question.text", "chosen": "replies.1", "rejected": "replies.0"}
     return {"path": folder.name, "columns": columns}
 
 
-def columns_that_nobody_needs(folder):
+def unused_columns(folder):
     extra = {"id": 7, "meta": {"tags": ["a"], "none": None}, "score": 0.5}
     write(folder / "pairs.jsonl", [{**extra, **row} for row in ROWS])
     return {"path": folder.name}
 
 
-def date_that_python_does_not_know(folder):
+def date_outside_of_pythons_range(folder):
     dates = pa.array([10**12] * len(ROWS), pa.timestamp("s"))
     folder.mkdir()
     table = pa.Table.from_pylist(ROWS).append_column("date", dates)
@@ -176,12 +176,12 @@ def saved_by_datasets(folder):
     datasets = pytest.importorskip("datasets")
     folder.mkdir()
     datasets.Dataset.from_list(ROWS).save_to_disk(folder, num_shards=2)
-    # What map() of that library left there for itself.
+    # A cache of map().
     (folder / "cache-0a1b2c.arrow").write_bytes(b"no rows")
     return {"path": folder.name}
 
 
-# These have HELD_OUT beside ROWS.
+# These write HELD_OUT in addition to ROWS.
 
 
 def split_by_words(folder):
@@ -192,7 +192,7 @@ def split_by_words(folder):
 
 def two_globs(folder):
     write(folder / "x/learn.csv", ROWS)
-    write(folder / "y/judge.jsonl", HELD_OUT)
+    write(folder / "y/check.jsonl", HELD_OUT)
     return {"path": folder.name, "train": "**/learn.csv", "eval": "y/*.jsonl"}
 
 
@@ -214,18 +214,18 @@ def wget(folder):
     return {"path": folder.name}
 
 
-def saved_by_datasets_in_parts(folder):
+def saved_by_datasets_with_splits(folder):
     datasets = pytest.importorskip("datasets")
-    parts = {
+    splits = {
         "train": datasets.Dataset.from_list(ROWS),
         "test": datasets.Dataset.from_list(HELD_OUT),
     }
     folder.mkdir()
-    datasets.DatasetDict(parts).save_to_disk(folder)
+    datasets.DatasetDict(splits).save_to_disk(folder)
     return {"path": folder.name}
 
 
-ONE_PART = [
+ONE_SPLIT = [
     folder_of_parquet,
     file_of_parquet,
     file_of_jsonl,
@@ -244,22 +244,22 @@ ONE_PART = [
     odd_names,
     path_from_the_root,
     other_columns,
-    columns_that_nobody_needs,
-    date_that_python_does_not_know,
+    unused_columns,
+    date_outside_of_pythons_range,
     copy_of_a_hub_dataset,
     saved_by_datasets,
 ]
-TWO_PARTS = [split_by_words, two_globs, git_clone, wget, saved_by_datasets_in_parts]
-SOURCES = {form.__name__: form for form in ONE_PART + TWO_PARTS}
+TWO_SPLITS = [split_by_words, two_globs, git_clone, wget, saved_by_datasets_with_splits]
+SOURCES = {form.__name__: form for form in ONE_SPLIT + TWO_SPLITS}
 
-# A row of each kind that cannot be read, behind a good one, as lines of a file; and the reason.
+# Bad rows of every kind as lines of a file, and the start of the reason.
 BAD_LINES = [
-    (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "chosen is nothing"),
+    (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "column chosen is null"),
     (b'{"prompt": "a", "chosen": "b", "rejected": 7}', "rejected is int, expected text"),
-    (b'{"prompt": "a", "chosen": "b"}', "no column rejected; it has prompt, chosen"),
+    (b'{"prompt": "a", "chosen": "b"}', "column rejected is missing; the row has prompt, chosen"),
     (b'{"prompt": "a", "chosen": "b\xff\xfe", "rejected": "c"}', "text that is not UTF-8: "),
-    (b'{"prompt": "a", "chosen": "b", "rej', "no JSON: "),
-    (b'["a", "b", "c"]', "is list, expected an object of columns"),
+    (b'{"prompt": "a", "chosen": "b", "rej', "invalid JSON: "),
+    (b'["a", "b", "c"]', "is list, expected an object with columns"),
 ]
 
 
@@ -273,7 +273,7 @@ def bad_lines(folder):
 
 
 def half_an_emoji(folder):
-    # Sound JSON, and no text: a tool that counts in UTF-16 has cut it.
+    # Valid JSON, but not valid text: truncated by a tool that counts UTF-16 units.
     write(folder / "pairs.jsonl", ROWS)
     with (folder / "pairs.jsonl").open("ab") as file:
         file.write(b'{"prompt": "a", "chosen": "b\\ud83d", "rejected": "c"}\n')
@@ -290,7 +290,7 @@ def bad_cells(folder):
 def bad_bytes_in_parquet(folder):
     texts = [row["chosen"].encode() for row in ROWS]
     texts[7] = b"b\xff"
-    # As a writer that checks nothing would leave it.
+    # The output of a writer without checks.
     chosen = pa.Array.from_buffers(pa.string(), len(ROWS), pa.array(texts, pa.binary()).buffers())
     folder.mkdir()
     table = pa.Table.from_pylist(ROWS).set_column(1, "chosen", chosen)
@@ -392,7 +392,7 @@ BLEND = ["glob", {"wget": 2}, {"git_clone": 0.5}, "messages", "kto"]
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
-    """All datasets that can be read, imported and split in one build."""
+    """A workflow in which one build has imported and split all datasets."""
     folder = tmp_path_factory.mktemp("imported")
     copy_sources(folder)
     datasets = {}
@@ -429,9 +429,9 @@ def manifest(workflow, stage, name):
     return json.loads(path.read_text())
 
 
-def records(workflow, name, part="train"):
+def records(workflow, name, split="train"):
     assert manifest(workflow, "data", name)
-    return pq.read_table(workflow.folder / f"output/data/{name}/{part}.parquet").to_pylist()
+    return pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet").to_pylist()
 
 
 def stats(workflow, stage, name):
@@ -452,7 +452,7 @@ def test_every_source_gives_the_same_records(imported, source):
     assert manifest(imported, "data", source)["facts"]["dropped"]["train"] == {}
 
 
-@pytest.mark.parametrize("source", [form.__name__ for form in TWO_PARTS])
+@pytest.mark.parametrize("source", [form.__name__ for form in TWO_SPLITS])
 def test_eval_files_become_the_eval_split(imported, source):
     if "datasets" in source:
         pytest.importorskip("datasets")
@@ -460,14 +460,14 @@ def test_eval_files_become_the_eval_split(imported, source):
 
 
 def test_train_split_alone_is_imported(imported):
-    # The tenth that is held out of it is drawn when it is split.
+    # split_dataset holds out a tenth.
     files = manifest(imported, "data", "json_array")["files"]
     assert set(files) == {"train.parquet", "stats.json"}
 
 
 def test_copy_of_a_hub_dataset_is_named_on_the_command_line(imported):
     assert records(imported, "rm-static") == ROWS
-    # It is the copy's content that counts, not the repository that it may come from.
+    # The content of the copy counts, not the repository.
     assert "hub" not in imported.spec_of("output/data/rm-static")["settings"]
 
 
@@ -476,7 +476,7 @@ def test_row_of_a_megabyte_is_imported(imported, kind):
     found = records(imported, f"big_{kind}")
     assert len(found) == len(BIG)
     assert all(len(row["chosen"].encode()) > 1 << 20 for row in found)
-    # No == inside assert: its explanation would compare megabytes line by line.
+    # Not inside assert, whose explanation would compare megabytes line by line.
     same = found == BIG
     assert same
 
@@ -495,8 +495,8 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     ]
     for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
         assert bad["reason"].startswith(reason)
-    part = stats(imported, "data", "bad_lines")["train"]
-    assert part["rows"] == len(ROWS) and part["dropped"] == {"bad row": number}
+    split = stats(imported, "data", "bad_lines")["train"]
+    assert split["rows"] == len(ROWS) and split["dropped"] == {"bad row": number}
 
 
 def test_text_that_is_not_unicode_is_a_bad_row(imported):
@@ -511,9 +511,9 @@ def test_text_that_is_not_unicode_is_a_bad_row(imported):
         (
             "bad_cells",
             [
-                ("pairs.csv", 41, "2 cells, the first line has 3"),
+                ("pairs.csv", 41, "2 cells, the header has 3 columns"),
                 ("pairs.csv", 42, "text that is not UTF-8: "),
-                ("pairs.csv", 43, "4 cells, the first line has 3"),
+                ("pairs.csv", 43, "4 cells, the header has 3 columns"),
             ],
         ),
         ("bad_bytes_in_parquet", [("pairs.parquet", 8, "text that is not UTF-8: b'\\xff'")]),
@@ -545,7 +545,7 @@ def phases(workflow, name):
 
 
 def test_tenth_is_held_out_without_an_eval_split(imported):
-    # 36 and 4 of 40 rows, each shared 2 : 4 : 4.
+    # 36 and 4 of 40 rows, each split 2 : 4 : 4.
     found = phases(imported, "json_array")
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 36
     assert sum(found[f"{phase}.eval"] for phase in ("sft", "reward", "rlhf")) == 4
@@ -567,7 +567,7 @@ def test_nothing_is_held_out_with_an_eval_split(imported):
 def test_max_rows_limits_the_dataset(imported):
     found = phases(imported, "few_of_many")
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 10
-    # All are imported: another number would not import them again.
+    # All rows are imported, so that another max_rows does not repeat the import.
     assert len(records(imported, "few_of_many")) == len(ROWS)
 
 
@@ -609,10 +609,10 @@ def test_blend_of_formats_with_training_weights(imported):
         "git_clone": rows["git_clone"]["sft.train"] // 2,
     }
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
-    for part in found.values():
-        assert part["rows"] == sum(part["rows_of"].values()) > 0
-        assert part["dropped"] == {} and part["truncated"] == 0
-        assert set(part["tokens"]) == {"prompt", "chosen"}
+    for split in found.values():
+        assert split["rows"] == sum(split["rows_of"].values()) > 0
+        assert split["dropped"] == {} and split["truncated"] == 0
+        assert set(split["tokens"]) == {"prompt", "chosen"}
 
 
 def test_dataset_with_too_few_rows_fails_before_training(imported):
@@ -620,6 +620,6 @@ def test_dataset_with_too_few_rows_fails_before_training(imported):
     assert process.returncode == 1 and "Traceback" not in process.stdout, process.stdout
     (line,) = (line for line in process.stdout.splitlines() if "error: " in line)
     assert re.match(
-        r"error: few: no row is left to (train|eval) reward, of \d rows in its share", line
+        r"error: few: the (train|eval) split of phase reward has no rows left of \d ", line
     )
     assert not (imported.folder / "output/tokens/reward/few").exists()

@@ -1,4 +1,4 @@
-"""Base models from folders of this machine, well and ill."""
+"""Base models from local folders, valid and damaged."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def test_files_of_a_model_are_selected():
     others = ["pytorch_model.bin", "tf_model.h5", "onnx/model.safetensors", "adapter/config.json"]
     kept = [name for name in listed if name not in ("notes.md", "training_args.bin")]
     assert sorted(model_files([*listed, *shards, *others])) == sorted([*kept, *shards])
-    # torch's format where there is no other.
+    # PyTorch's format if there are no safetensors.
     assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
 
 
@@ -30,7 +30,7 @@ MODELS = ("whole", "torch", "short", "bare", "edited")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tokenizer):
-    """A workflow whose models come from folders, after a build of all; and what that said."""
+    """A workflow that has built all models from folders, and Snakemake's process."""
     folder = tmp_path_factory.mktemp("local") / "work"
     copy_sources(folder)
     (folder / "mine.yaml").write_text(
@@ -84,16 +84,16 @@ def test_model_of_a_folder_is_stored_as_safetensors(made, name):
 def test_damaged_model_is_one_error_line_without_a_result(made, name, reason):
     workflow, process = made
     assert process.returncode == 1
-    said = (workflow.folder / f"output/logs/fetch_model/{name}.log").read_text()
-    assert re.search(rf"^error: model in given/{name}: {reason}", said, re.MULTILINE), said
-    assert "Traceback" not in said
+    log = (workflow.folder / f"output/logs/fetch_model/{name}.log").read_text()
+    assert re.search(rf"^error: model in given/{name}: {reason}", log, re.MULTILINE), log
+    assert "Traceback" not in log
     assert not result(workflow, name).exists()
 
 
 def test_model_that_changed_after_planning_is_an_error(made):
     workflow, _ = made
     target = "output/models/edited.manifest.json"
-    # The job's own Snakemake plans anew; a program that is started by hand has the old plan.
+    # Snakemake would plan again; a program that is started by hand has the old plan.
     assert workflow.snakemake("-n", target).returncode == 0
     [spec] = (workflow.folder / "output/specs/fetch_model").glob("edited-*.json")
     config = workflow.folder / "given/edited/config.json"

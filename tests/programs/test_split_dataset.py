@@ -1,4 +1,4 @@
-"""The split program: rows of the phases, and the held-out tenth where a set brings no eval part."""
+"""split_dataset: rows of the phases, and the held-out tenth of datasets without an eval split."""
 
 import json
 from itertools import permutations
@@ -13,12 +13,12 @@ from snakechat.data.phase_splits import PHASES, split_rows
 from snakechat.data.records import RecordWriter
 
 WEIGHTS = {"sft": 2, "reward": 4, "rlhf": 4}
-NAMES = [f"{phase}.{part}" for part in ("train", "eval") for phase in PHASES]
+NAMES = [f"{phase}.{split_name}" for split_name in ("train", "eval") for phase in PHASES]
 
 
 @pytest.fixture
 def split(tmp_path):
-    """A function that splits prompts of the parts; returns {"sft.train": rows} and the stats."""
+    """Return a function that splits prompts; it returns {"sft.train": rows} and the stats."""
     runs = []
 
     def run(train, eval=None, by="row", weights=WEIGHTS, max_rows=None, seed=1234):
@@ -27,9 +27,9 @@ def split(tmp_path):
         records, result = folder / "records", folder / "result"
         records.mkdir(parents=True)
         result.mkdir()
-        for part, prompts in {"train": train, "eval": eval}.items():
+        for split_name, prompts in {"train": train, "eval": eval}.items():
             if prompts is not None:
-                with RecordWriter(records / f"{part}.parquet") as writer:
+                with RecordWriter(records / f"{split_name}.parquet") as writer:
                     for prompt in prompts:
                         writer.write((prompt, " yes", " no"))
         settings = {"seed": seed, "weights": weights, "by": by, "max_rows": max_rows}
@@ -57,16 +57,16 @@ def numbers(name, number):
     return [f"{name}{i}" for i in range(number)]
 
 
-def lengths(rows, part):
-    return [len(rows[f"{phase}.{part}"]) for phase in PHASES]
+def lengths(rows, split_name):
+    return [len(rows[f"{phase}.{split_name}"]) for phase in PHASES]
 
 
-def all_rows(rows, part):
-    return sorted(np.concatenate([rows[f"{phase}.{part}"] for phase in PHASES]).tolist())
+def all_rows(rows, split_name):
+    return sorted(np.concatenate([rows[f"{phase}.{split_name}"] for phase in PHASES]).tolist())
 
 
 def overlaps(rows, train, held_out):
-    """{one: {other: rows of one whose prompt is in other too}}, where there are any."""
+    """Return {name: {other: rows of name whose prompt is in other}}, without zeros."""
     prompts = {
         name: [(train if name.endswith("train") else held_out)[row] for row in found]
         for name, found in rows.items()
@@ -78,12 +78,12 @@ def overlaps(rows, train, held_out):
     return counted
 
 
-def told(stats):
+def shared_prompts(stats):
     key = "rows_whose_prompt_is_in"
-    return {name: facts[key] for name, facts in stats.items() if key in facts}
+    return {name: counts[key] for name, counts in stats.items() if key in counts}
 
 
-# --- parts ------------------------------------------------------------------------------------
+# --- splits -----------------------------------------------------------------------------------
 
 
 def test_both_splits_are_divided_by_the_weights(split):
@@ -97,7 +97,7 @@ def test_both_splits_are_divided_by_the_weights(split):
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
 def test_rows_are_ascending_numbers(split, by):
-    # Of ten prompts that are held out every phase gets some.
+    # Ten held-out prompts are enough for all phases.
     rows, _ = split(numbers("p", 100) * 3, by=by)
     for found in rows.values():
         assert found.dtype == np.int64
@@ -107,10 +107,10 @@ def test_rows_are_ascending_numbers(split, by):
 
 def test_rows_equal_the_permutation_of_deepspeed_chat(split):
     rows, _ = split(numbers("p", 100), numbers("e", 50), seed=7)
-    for part, number in {"train": 100, "eval": 50}.items():
+    for split_name, number in {"train": 100, "eval": 50}.items():
         expected = split_rows(number, [2, 4, 4], 7)
         for phase, found in zip(PHASES, expected, strict=True):
-            assert rows[f"{phase}.{part}"].tolist() == sorted(found)
+            assert rows[f"{phase}.{split_name}"].tolist() == sorted(found)
 
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
@@ -133,9 +133,9 @@ def test_numbers_of_rows_as_in_rm_static(split):
     ("weights", "train", "held_out"),
     [
         ({"sft": 1, "reward": 0, "rlhf": 0}, [100, 0, 0], [51, 0, 0]),
-        # Shares of 25.5 are rounded to 26 and 26: a row more than there is.
+        # 25.5 rows each are rounded to 26 and 26, one row too many.
         ({"sft": 0, "reward": 5, "rlhf": 5}, [0, 50, 50], [0, 25, 26]),
-        # Shares of 25.5, 12.75 and 12.75 are rounded to 26, 13 and 13: likewise.
+        # 25.5, 12.75 and 12.75 rows are rounded to 26, 13 and 13, one row too many.
         ({"sft": 0.5, "reward": 0.25, "rlhf": 0.25}, [50, 25, 25], [25, 13, 13]),
     ],
 )
@@ -158,14 +158,14 @@ def test_without_an_eval_split_a_tenth_of_the_rows_is_held_out(split, by):
     assert lengths(rows, "eval") == [2, 4, 4]
     train, held_out = all_rows(rows, "train"), all_rows(rows, "eval")
     assert sorted([*train, *held_out]) == list(range(100))
-    assert told(stats) == {}
+    assert shared_prompts(stats) == {}
 
 
 def test_numbers_of_rows_as_in_synthetic_instruct(split):
     rows, _ = split([""] * 33143)
-    # Of 29,829 rows shares of 5,965.8, 11,931.6 and 11,931.6: a row more than there is by rounding.
+    # 5,965.8, 11,931.6 and 11,931.6 of 29,829 rows are rounded to one row too many.
     assert lengths(rows, "train") == [5965, 11932, 11932]
-    # Of 3,314 rows 662.8, 1,325.6 and 1,325.6: likewise.
+    # 662.8, 1,325.6 and 1,325.6 of 3,314 rows as well.
     assert lengths(rows, "eval") == [662, 1326, 1326]
     assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(33143))
 
@@ -175,10 +175,10 @@ def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
     train, held_out = split_rows(100, [9, 1], 7)
     assert all_rows(rows, "train") == sorted(train)
     assert all_rows(rows, "eval") == sorted(held_out)
-    # Its phases are cut from the rows as they were drawn, not from their numbers in order.
-    for part, drawn in (("train", train), ("eval", held_out)):
+    # Phases are slices of the rows in the order of the permutation.
+    for split_name, drawn in (("train", train), ("eval", held_out)):
         for phase, places in zip(PHASES, split_rows(len(drawn), [2, 4, 4], 7), strict=True):
-            assert rows[f"{phase}.{part}"].tolist() == sorted(drawn[places])
+            assert rows[f"{phase}.{split_name}"].tolist() == sorted(drawn[places])
 
 
 def test_eval_split_is_used_as_it_is(split):
@@ -219,14 +219,14 @@ def test_max_rows_above_the_number_of_rows_changes_nothing(split):
     assert all(limited[name].tolist() == whole[name].tolist() for name in NAMES)
 
 
-# --- prompts that stand in several rows -------------------------------------------------------
+# --- prompts that occur in several rows -------------------------------------------------------
 
 
 def test_stats_count_rows_whose_prompt_is_in_another_phase(split):
-    # All rows have the same prompt: each phase shares it with each other.
+    # All rows of a split have the same prompt.
     rows, stats = split(["a"] * 10, ["b"] * 5)
     assert lengths(rows, "train") == [2, 4, 4]
-    assert told(stats) == {
+    assert shared_prompts(stats) == {
         "sft.train": {"reward.train": 2, "rlhf.train": 2},
         "reward.train": {"sft.train": 4, "rlhf.train": 4},
         "rlhf.train": {"sft.train": 4, "reward.train": 4},
@@ -238,9 +238,9 @@ def test_stats_count_rows_whose_prompt_is_in_another_phase(split):
 
 def test_stats_count_training_prompts_in_the_eval_split(split):
     weights = {"sft": 1, "reward": 0, "rlhf": 0}
-    # Two rows of four train on prompts of the eval part, which has three such rows.
+    # Two of four training rows have prompts of the eval split, which has three such rows.
     _, stats = split(["a", "b", "c", "d"], ["a", "x", "a", "b"], weights=weights)
-    assert told(stats) == {"sft.train": {"sft.eval": 2}, "sft.eval": {"sft.train": 3}}
+    assert shared_prompts(stats) == {"sft.train": {"sft.eval": 2}, "sft.eval": {"sft.train": 3}}
 
 
 def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
@@ -249,7 +249,7 @@ def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
     assert all_rows(rows, "train") == list(range(200))
     # A fifth and two fifths of the prompts, four rows each.
     assert lengths(rows, "train") == [40, 80, 80]
-    assert overlaps(rows, prompts, numbers("e", 10)) == told(stats) == {}
+    assert overlaps(rows, prompts, numbers("e", 10)) == shared_prompts(stats) == {}
 
 
 def test_by_prompt_rows_of_a_prompt_are_held_out_together(split):
@@ -258,59 +258,53 @@ def test_by_prompt_rows_of_a_prompt_are_held_out_together(split):
     # 45 and 5 prompts; a fifth and two fifths of each.
     assert lengths(rows, "train") == [36, 72, 72]
     assert lengths(rows, "eval") == [4, 8, 8]
-    assert overlaps(rows, prompts, prompts) == told(stats) == {}
+    assert overlaps(rows, prompts, prompts) == shared_prompts(stats) == {}
 
 
 def test_prompts_are_compared_without_whitespace_around_them(split):
     _, stats = split([" a", "a\n", "a"] * 10, ["e"], by="prompt")
-    assert sorted(facts["rows"] for facts in stats.values()) == [0, 0, 0, 0, 1, 30]
-    assert told(stats) == {}
+    assert sorted(counts["rows"] for counts in stats.values()) == [0, 0, 0, 0, 1, 30]
+    assert shared_prompts(stats) == {}
 
 
 def real_prompts(shared_data, dataset):
     return [
-        pq.ParquetFile(shared_data / dataset / f"{part}.parquet").read()["prompt"].to_pylist()
-        for part in ("train", "test")
+        pq.ParquetFile(shared_data / dataset / f"{split_name}.parquet").read()["prompt"].to_pylist()
+        for split_name in ("train", "test")
     ]
 
 
-# Nearly all prompts of these two stand in several rows; none is in both of their files.
+# Nearly all prompts of these two datasets occur in several rows, none in both files.
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_occur_in_several_phases_if_split_by_row(
-    split, shared_data, dataset
-):
+def test_real_prompts_occur_in_several_phases_if_split_by_row(split, shared_data, dataset):
     train, held_out = real_prompts(shared_data, dataset)
     rows, stats = split(train, held_out)
-    assert told(stats) == overlaps(rows, train, held_out)
-    # All three phases of a part, and no phases of different parts.
-    for part in ("train", "eval"):
-        names = {f"{phase}.{part}" for phase in PHASES}
-        assert all(told(stats)[name].keys() == names - {name} for name in names)
-    # Most rows of RLHF were seen by the reward model.
-    assert told(stats)["rlhf.train"]["reward.train"] > 0.8 * len(rows["rlhf.train"])
+    assert shared_prompts(stats) == overlaps(rows, train, held_out)
+    # Phases of the same split share prompts, phases of different splits do not.
+    for split_name in ("train", "eval"):
+        names = {f"{phase}.{split_name}" for phase in PHASES}
+        assert all(shared_prompts(stats)[name].keys() == names - {name} for name in names)
+    # The reward model was trained on most prompts of RLHF.
+    assert shared_prompts(stats)["rlhf.train"]["reward.train"] > 0.8 * len(rows["rlhf.train"])
 
 
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_occur_in_both_splits_if_split_by_row(
-    split, shared_data, dataset
-):
+def test_real_prompts_occur_in_both_splits_if_split_by_row(split, shared_data, dataset):
     train, _ = real_prompts(shared_data, dataset)
     rows, stats = split(train)
-    assert told(stats) == overlaps(rows, train, train)
-    assert all(told(stats)[name].keys() == set(NAMES) - {name} for name in NAMES)
+    assert shared_prompts(stats) == overlaps(rows, train, train)
+    assert all(shared_prompts(stats)[name].keys() == set(NAMES) - {name} for name in NAMES)
 
 
 @pytest.mark.parametrize("dataset", ["qa_feedback", "pandalm"])
-def test_real_prompts_occur_in_one_phase_if_split_by_prompt(
-    split, shared_data, dataset
-):
+def test_real_prompts_occur_in_one_phase_if_split_by_prompt(split, shared_data, dataset):
     train, held_out = real_prompts(shared_data, dataset)
     rows, stats = split(train, held_out, by="prompt")
-    assert overlaps(rows, train, held_out) == told(stats) == {}
+    assert overlaps(rows, train, held_out) == shared_prompts(stats) == {}
     assert all_rows(rows, "train") == list(range(len(train)))
     assert all_rows(rows, "eval") == list(range(len(held_out)))
     rows, stats = split(train, by="prompt")
-    assert overlaps(rows, train, train) == told(stats) == {}
+    assert overlaps(rows, train, train) == shared_prompts(stats) == {}
     assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(len(train)))
 
 

@@ -1,4 +1,4 @@
-"""What the three tokenize programs make of a phase's rows."""
+"""tokenize_phase: the tokens and statistics of a phase."""
 
 import json
 import os
@@ -78,20 +78,20 @@ class Phase:
         self.facts = {}
 
     def add(self, name, weight=1, train=None, eval=None, train_rows=None, eval_rows=None):
-        """A dataset: records of each part, and the numbers of the phase's rows, all by default."""
+        """Add a dataset: records of each split, and the row numbers of the phase (default: all)."""
         records, rows = self.folder / f"records.{name}", self.folder / f"rows.{name}"
         self.inputs |= {f"records.{name}": records, f"rows.{name}": rows}
         self.settings["datasets"] = [*self.settings["datasets"], [name, weight]]
         records.mkdir()
         rows.mkdir()
         numbers = {"train": train_rows, "eval": eval_rows}
-        for part, found in {"train": train, "eval": eval}.items():
+        for split, found in {"train": train, "eval": eval}.items():
             if found is not None:
-                with RecordWriter(records / f"{part}.parquet") as writer:
+                with RecordWriter(records / f"{split}.parquet") as writer:
                     for record in found:
                         writer.write(record)
-            chosen = range(len(found or train)) if numbers[part] is None else numbers[part]
-            np.save(rows / f"{self.name}.{part}.npy", np.array(chosen, dtype=np.int64))
+            chosen = range(len(found or train)) if numbers[split] is None else numbers[split]
+            np.save(rows / f"{self.name}.{split}.npy", np.array(chosen, dtype=np.int64))
         return self
 
     def run(self):
@@ -110,9 +110,9 @@ class Phase:
     def stats(self):
         return json.loads((self.result / "stats.json").read_text())
 
-    def texts(self, name, part="train"):
+    def texts(self, name, split="train"):
         """Texts of an array's rows, special tokens included."""
-        ragged, tokenizer = Ragged(self.result, f"{part}.{name}"), load_tokenizer(self.tokenizer)
+        ragged, tokenizer = Ragged(self.result, f"{split}.{name}"), load_tokenizer(self.tokenizer)
         return [tokenizer.decode(ragged[row]) for row in range(len(ragged))]
 
 
@@ -136,7 +136,7 @@ def tokenize(phase):
     return run
 
 
-# --- what is kept, cut and dropped ------------------------------------------------------------
+# --- kept, truncated and dropped rows ---------------------------------------------------------
 
 
 # 24 tokens are <s>, 22 letters and </s>.
@@ -146,12 +146,12 @@ def test_sft_truncates_the_start_of_prompts(tokenize):
         " No.</s>",
         " No.</s>",
         " Same.</s>",
-        # A response over the limit is cut itself, and does not end.
+        # A response above the limit is truncated and has no eos.
         " One reply without end,",
     ]
     assert done.texts("prompt") == [
         "<s>Is it far?",
-        # bos stays in front of what is left: 1 + 18 + 5 = 24 tokens.
+        # bos stays at the start: 1 + 18 + 5 = 24 tokens.
         "<s>long for the limit",
         "<s>Is it so?",
         # The first token of a response needs one before it.
@@ -210,7 +210,7 @@ def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, side, lim
 
 
 def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
-    # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either it is cut.
+    # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either, the row is truncated.
     rows = [("123456789", " 12345678", "-"), ("1234567890", " 12345678", "-")]
     done = tokenize("sft", rows, max_length=20)
     assert done.texts("prompt") == ["<s>123456789", "<s>234567890"]
@@ -283,18 +283,20 @@ def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
     done = tokenize(phase_name)
     files = {path.name for path in done.result.iterdir()}
     assert files == {"stats.json"} | {
-        f"{part}.{name}.{what}.npy"
-        for part in ("train", "eval")
+        f"{split}.{name}.{what}.npy"
+        for split in ("train", "eval")
         for name in names
         for what in ("ids", "offsets")
     }
-    for part in ("train", "eval"):
-        rows = {len(Ragged(done.result, f"{part}.{name}")) for name in names}
-        assert rows == {done.stats[part]["rows"]}
+    for split in ("train", "eval"):
+        rows = {len(Ragged(done.result, f"{split}.{name}")) for name in names}
+        assert rows == {done.stats[split]["rows"]}
 
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
-@pytest.mark.parametrize("prompt", ["", " \n", render_prompt([("user", "")]), render_prompt([])], ids=repr)
+@pytest.mark.parametrize(
+    "prompt", ["", " \n", render_prompt([("user", "")]), render_prompt([])], ids=repr
+)
 def test_prompt_without_text_is_empty(tokenize, chat_tokenizer, template, prompt):
     rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
     done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
@@ -317,9 +319,7 @@ def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
     assert rejected.count(2) == 1
 
 
-@pytest.mark.parametrize(
-    ("phase_name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)]
-)
+@pytest.mark.parametrize(("phase_name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)])
 def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, phase_name, dropped):
     rows = [
         (render_prompt([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
@@ -336,9 +336,7 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, p
 
 def test_chat_template_renders_the_tokens(tokenize, chat_tokenizer):
     rows = [(QUESTION, " Yes.", " No.")]
-    done = tokenize(
-        "reward", rows, tokenizer=chat_tokenizer, template="chat", max_length=200
-    )
+    done = tokenize("reward", rows, tokenizer=chat_tokenizer, template="chat", max_length=200)
     assert done.texts("prompt") == [
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nWhy?<|im_end|>\n"
@@ -353,15 +351,15 @@ def test_chat_without_a_template_is_an_error(tokenize):
         tokenize("sft", template="chat")
 
 
-# --- datasets, parts and weights --------------------------------------------------------------
+# --- datasets, splits and weights --------------------------------------------------------------
 
 
 def numbered(name, number):
     return [(f"{name}{i}", f" yes {name}{i}", f" no {name}{i}") for i in range(number)]
 
 
-def prompts(done, part="train"):
-    return [text.removeprefix("<s>") for text in done.texts("prompt", part)]
+def prompts(done, split="train"):
+    return [text.removeprefix("<s>") for text in done.texts("prompt", split)]
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
@@ -435,28 +433,28 @@ def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
-@pytest.mark.parametrize("part", ["train", "eval"])
-def test_phase_without_rows_is_an_error_of_one_line(phase, phase_name, part):
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_phase_without_rows_is_an_error_of_one_line(phase, phase_name, split):
     job = phase(phase_name)
     for name in ("a", "b"):
         # Rows 1 and 2 have no prompt.
         rows = [("Why?", " So.", " No."), (" ", " So.", " No."), ("", " So.", " No.")]
-        job.add(name, train=rows, eval=rows, **{f"{part}_rows": [1, 2]})
+        job.add(name, train=rows, eval=rows, **{f"{split}_rows": [1, 2]})
     with pytest.raises(InputError) as error:
         job.run()
     assert str(error.value) == (
-        f"a, b: no row is left to {part} {job.name}, of 4 rows in its share"
-        " (dropped: {'empty prompt': 4}): give it more rows, or a larger share in split"
+        f"a, b: the {split} split of phase {job.name} has no rows left of 4"
+        f" (dropped: {{'empty prompt': 4}}): add rows, or increase split.weights.{job.name}"
     )
 
 
 def test_phase_without_any_source_rows_is_an_error(phase):
     job = phase("sft").add("a", train=ROWS, eval=ROWS, train_rows=[])
-    with pytest.raises(InputError, match="a: no row is left to train sft, of 0 rows in its share"):
+    with pytest.raises(InputError, match="a: the train split of phase sft has no rows left of 0"):
         job.run()
 
 
-# --- figures ----------------------------------------------------------------------------------
+# --- statistics -------------------------------------------------------------------------------
 
 
 def test_stats_and_facts_count_kept_and_dropped_rows(phase):
@@ -508,7 +506,8 @@ def test_every_row_is_kept_or_dropped(tokenize):
 
 def test_real_rows_of_pandalm(phase, shared_data):
     tables = [
-        pq.ParquetFile(shared_data / f"pandalm/{part}.parquet").read() for part in ("train", "test")
+        pq.ParquetFile(shared_data / f"pandalm/{split}.parquet").read()
+        for split in ("train", "test")
     ]
     train, held_out = (
         [(row["prompt"], row["chosen"], row["rejected"]) for row in table.to_pylist()]

@@ -76,37 +76,46 @@ MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
 
 # Content of the second file of a dataset, and the error after the name of the file. The first file
 # is good.
-CUT = "damaged or cut behind row"
+TRUNCATED = "damaged or truncated after row"
 DAMAGES = {
-    "null.jsonl": (as_jsonl(with_cell(None)), "row 8: chosen is nothing"),
-    "null.parquet": (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
+    "null.jsonl": (as_jsonl(with_cell(None)), "row 8: column chosen is null"),
+    "null.parquet": (as_parquet(with_cell(None)), "row 8: column chosen is null"),
     "number.json": (as_json(with_cell(7)), "row 8: chosen is int, expected text"),
     "numbers.parquet": (
         as_parquet([{**row, "chosen": 0.5} for row in GOOD]),
         "row 1: chosen is float, expected text",
     ),
     "list.jsonl.gz": (as_gz(with_cell(["a"])), "row 8: chosen is list, expected text"),
-    "column.parquet": (as_parquet(TWO_COLUMNS), "no column rejected; it has prompt, chosen"),
-    "column.csv": (as_csv(TWO_COLUMNS), "row 1: no column rejected; it has prompt, chosen"),
+    "column.parquet": (
+        as_parquet(TWO_COLUMNS),
+        "column rejected is missing; the file has prompt, chosen",
+    ),
+    "column.csv": (
+        as_csv(TWO_COLUMNS),
+        "row 1: column rejected is missing; the row has prompt, chosen",
+    ),
     "bytes.jsonl": (
         as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
         r"row 8: text that is not UTF-8: b'\xc3(",
     ),
     "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
-    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), CUT),
+    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), TRUNCATED),
     "surrogate.jsonl": (as_jsonl(with_cell(" \ud83d")), "row 8: "),
     "deep.jsonl": (b"[" * 100_000, "row 1: "),
-    "cut.jsonl": (as_jsonl(GOOD)[:-30], "row 20: no JSON: "),
-    "cut.json": (as_json(GOOD)[:-30], f"{CUT} 19 ("),
-    "cut.jsonl.gz": (as_gz(GOOD)[:-10], CUT),
-    "cut.csv": (as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3], f"{CUT} 7 ("),
-    "cut.parquet": (as_parquet(GOOD)[:-20], f"{CUT} 0 ("),
-    "cut.arrow": (as_arrow(GOOD)[:-60], CUT),
+    "truncated.jsonl": (as_jsonl(GOOD)[:-30], "row 20: invalid JSON: "),
+    "truncated.json": (as_json(GOOD)[:-30], f"{TRUNCATED} 19 ("),
+    "truncated.jsonl.gz": (as_gz(GOOD)[:-10], TRUNCATED),
+    "truncated.csv": (
+        as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3],
+        f"{TRUNCATED} 7 (",
+    ),
+    "truncated.parquet": (as_parquet(GOOD)[:-20], f"{TRUNCATED} 0 ("),
+    "truncated.arrow": (as_arrow(GOOD)[:-60], TRUNCATED),
     # The footer of a parquet file; its pages.
-    "footer.parquet": (overwritten(as_parquet(GOOD), -208, -8), f"{CUT} 0 ("),
-    "pages.parquet": (overwritten(as_parquet(MANY, compression="zstd"), 5000, 5300), CUT),
-    "empty.parquet": (b"", f"{CUT} 0 (0 bytes)"),
-    "empty.arrow": (b"", f"{CUT} 0 (0 bytes)"),
+    "footer.parquet": (overwritten(as_parquet(GOOD), -208, -8), f"{TRUNCATED} 0 ("),
+    "pages.parquet": (overwritten(as_parquet(MANY, compression="zstd"), 5000, 5300), TRUNCATED),
+    "empty.parquet": (b"", f"{TRUNCATED} 0 (0 bytes)"),
+    "empty.arrow": (b"", f"{TRUNCATED} 0 (0 bytes)"),
     "empty.json": (b"", "no rows"),
     "empty.jsonl": (b"", "no rows"),
     "empty.csv": (b"", "no rows"),
@@ -115,9 +124,9 @@ DAMAGES = {
     "rows.csv": (b"prompt,chosen,rejected\r\n", "no rows"),
     "object.json": (
         json.dumps({"data": GOOD}, indent=1).encode(),
-        "neither an array of objects nor one object a line",
+        "expected an array of objects or one object per line",
     ),
-    "pointer.parquet": (POINTER, "a Git LFS pointer, not the file itself: run git lfs pull"),
+    "pointer.parquet": (POINTER, "a Git LFS pointer instead of the file: run git lfs pull"),
 }
 
 # Datasets of which every row is dropped, and the reasons in the error.
@@ -189,7 +198,7 @@ def test_a_damaged_file_is_reported_by_its_name_and_row(damaged, damage):
 @pytest.mark.parametrize("name", ALL_DROPPED)
 def test_a_dataset_without_remaining_rows_is_reported_with_the_reasons(damaged, name):
     line = error_of(damaged, name)
-    assert "no row of part train is left" in line and ALL_DROPPED[name][2] in line
+    assert "the train split has no rows left" in line and ALL_DROPPED[name][2] in line
     assert line.startswith("error: ") and name in line
 
 
@@ -217,8 +226,8 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
     records = mine.folder / "output/data/mine/train.parquet"
     before, imported = records.read_bytes(), records.stat().st_mtime_ns
     for damage, expected in (
-        (as_parquet(with_cell(None)), "row 8: chosen is nothing"),
-        (as_parquet(GOOD)[:-20], "damaged or cut behind row 0 ("),
+        (as_parquet(with_cell(None)), "row 8: column chosen is null"),
+        (as_parquet(GOOD)[:-20], "damaged or truncated after row 0 ("),
     ):
         path.write_bytes(damage)
         process = mine.snakemake(target, "--cores", "1")
@@ -256,13 +265,13 @@ FOLDERS = {
     "no-shard": (
         ("data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"),
         {},
-        "config: datasets.no-shard: no-shard: data/train: 2 of 3 shards, number 1 is missing",
+        "config: datasets.no-shard: no-shard: data/train: 2 of 3 shards found, shard 1 is missing",
     ),
     "two-kinds": (
         ("train.jsonl", "train.csv"),
         {},
-        "config: datasets.two-kinds: two-kinds: files of several kinds (csv, jsonl): name those"
-        " meant by train:",
+        "config: datasets.two-kinds: two-kinds: files of several kinds (csv, jsonl): select"
+        " the files to import by train:",
     ),
     "lost-file": (("train-1.jsonl",), {}, "config: datasets.lost-file: lost-file"),
     "unknown-kind": (("rows.txt",), {"path": "unknown-kind/rows.txt"}, ""),

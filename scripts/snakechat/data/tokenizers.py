@@ -66,11 +66,11 @@ class Encoder:
         self.source = tokenizer.name_or_path or "tokenizer"
         if not tokenizer.is_fast:
             raise InputError(
-                f"{self.source}: no tokenizer.json: convert the tokenizer to a fast one"
+                f"{self.source}: the tokenizer has no tokenizer.json: convert it to a fast one"
             )
         if template == "chat" and not tokenizer.chat_template:
             raise InputError(
-                f"{self.source}: no chat template, which template: chat requires:"
+                f"{self.source}: the tokenizer has no chat template, which template: chat requires:"
                 " use template: dialogue"
             )
         self.backend = tokenizer.backend_tokenizer

@@ -732,12 +732,12 @@ def test_good_rows_of_kto_are_chosen_and_bad_ones_dropped():
 
 
 def test_missing_column_error_lists_the_columns():
-    row = {"question": "a", "chosen": "b", "response": "c"}
-    assert bad(row, "plain") == "column prompt is missing; the row has question, chosen, response"
+    row = {"question": "a", "chosen": "b", "answer": "c"}
+    assert bad(row, "plain") == "column prompt is missing; the row has question, chosen, answer"
     message = bad(row, "instruct", prompt="question.text", chosen="response.0")
     assert message == "question.text: str has no key text"
     message = bad(row, "instruct", prompt="question", chosen="response.0")
-    assert message == "column response is missing; the row has question, chosen, response"
+    assert message == "column response is missing; the row has question, chosen, answer"
 
 
 @pytest.mark.parametrize("name", PLAIN)

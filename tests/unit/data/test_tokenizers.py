@@ -284,7 +284,7 @@ def test_a_prompt_without_markers_is_one_turn_of_the_user(chat_tokenizer):
 
 
 def test_tokenizer_without_a_chat_template_is_an_error(trained):
-    with pytest.raises(InputError, match="tokenizer: no chat template"):
+    with pytest.raises(InputError, match="the tokenizer has no chat template"):
         Encoder(trained, "chat")
 
 
