@@ -1,8 +1,8 @@
-"""How well a small reward model tells held-out pairs of real data apart: make bench-reward
+"""Accuracy of a small reward model on real preference data (make bench-reward).
 
-Each quarter of ../shared/data/hh_harmless is held out once, while an OPT of 5.5 million random
-weights learns from the other three, in two epochs; so every pair is judged once by a model that has
-not seen it. Beside it what a simple rule reaches on the same pairs: the longer response wins.
+Four-fold cross-validation on ../shared/data/hh_harmless: an OPT of 5.5 million random weights
+trains on three quarters of the pairs for two epochs and ranks the fourth. The baseline chooses the
+longer response.
 """
 
 import json
@@ -32,10 +32,10 @@ RECIPE = {
 
 
 def main():
-    """Cut the pairs into quarters, build a reward model without each, count what was right."""
+    """Train a reward model for each fold and print the accuracies as JSON."""
     source = SHARED / "hh_harmless"
     if not source.exists():
-        print(f"skipped: {source} is not there", file=sys.stderr)
+        print(f"skipped: {source} does not exist", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as folder:
         names = [f"fold{number}" for number in range(FOLDS)]
@@ -49,28 +49,28 @@ def main():
             for name in names
         ]
     pairs = [fold["pairs"] for fold in metrics]
-    found = {"pairs": sum(pairs)}
+    results = {"pairs": sum(pairs)}
     for name in ("accuracy", "longer_wins_accuracy", "ties", "calibration_error"):
         values = [fold[name] for fold in metrics]
-        found[name] = {"mean": float(np.average(values, weights=pairs)), "folds": values}
-    share = found["accuracy"]["mean"]
-    reach = 1.96 * math.sqrt(share * (1 - share) / found["pairs"])
-    found["accuracy"]["interval_95"] = [share - reach, share + reach]
-    print(json.dumps({"model": MODEL, "recipe": RECIPE, **found}, indent=1))
+        results[name] = {"mean": float(np.average(values, weights=pairs)), "folds": values}
+    accuracy = results["accuracy"]["mean"]
+    margin = 1.96 * math.sqrt(accuracy * (1 - accuracy) / results["pairs"])
+    results["accuracy"]["interval_95"] = [accuracy - margin, accuracy + margin]
+    print(json.dumps({"model": MODEL, "recipe": RECIPE, **results}, indent=1))
 
 
 def configuration(source, folder, names):
-    """Datasets, a model and recipes for each fold; writes the datasets."""
+    """Write the dataset of each fold; return the config of datasets, models and recipes."""
     whole = pa.concat_tables(pq.read_table(path) for path in sorted(source.glob("t*.parquet")))
     order = np.random.default_rng(0).permutation(len(whole))
-    part = np.arange(len(whole)) % FOLDS
+    fold = np.arange(len(whole)) % FOLDS
     tiny = yaml.safe_load((ROOT / "config.yaml").read_text())["reward"]["recipes"]["tiny"]
     config = {"datasets": {}, "models": {}, "reward": {"recipes": {}}}
     for number, name in enumerate(names):
         path = Path(folder, "data", name)
         path.mkdir(parents=True)
-        pq.write_table(whole.take(order[part != number]), path / "train.parquet")
-        pq.write_table(whole.take(order[part == number]), path / "test.parquet")
+        pq.write_table(whole.take(order[fold != number]), path / "train.parquet")
+        pq.write_table(whole.take(order[fold == number]), path / "test.parquet")
         config["datasets"][name] = {
             "path": str(path),
             "train": "train.parquet",
@@ -78,7 +78,7 @@ def configuration(source, folder, names):
             "format": "plain",
             "split": {"sft": 0, "reward": 1, "rlhf": 0},
         }
-        # Its tokenizer has not seen what is held out either.
+        # The tokenizer is not trained on the evaluation pairs either.
         tokenizer = {"train_on": name, "vocab_size": 8192}
         config["models"][name] = {"tokenizer": tokenizer, "init": MODEL}
         config["reward"]["recipes"][name] = {

@@ -1,17 +1,17 @@
-"""How fast SFT, reward model and DPO train on two cores, and in how much memory: make bench-train
+"""Throughput and memory of SFT, reward model and DPO training on two cores (make bench-train).
 
-Ours beside (a) DeepSpeed-Chat's way and (b) TRL with the settings that serve it best (trl_way.py).
-All train the same small OPT (random weights; OPT's vocabulary, and one of 8,192) on the same rows
-of ../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with fp32 weights
-behind. (a) is written out below: a plain loop, which costs what DeepSpeed's does, with torch's
-fused AdamW in the place of DeepSpeed's; every sequence padded to 512, logits of all positions, a
-score at every position, the reference in every step of DPO.
+Compares Snakechat with (a) the method of DeepSpeed-Chat and (b) TRL with its fastest settings
+(trl_way.py). All train the same small OPT (random weights; the vocabulary of OPT, and one of 8,192)
+on the same rows of ../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with
+fp32 master weights. (a) is a plain loop below, with torch's fused AdamW instead of DeepSpeed's:
+every sequence is padded to 512, logits and scores are computed at all positions, and the reference
+model runs in every step of DPO.
 
-Tokens are those of prompt and response, without padding; of a pair those of both sequences, for all
-ways alike. Memory is the peak above a process that has imported all and loaded nothing. Losses of
-the first step are alike but where they differ by definition: (a) compares scores at every position
-where responses differ, ours and TRL's at the last one, and each head has random weights of its own;
-DPO begins at log 2. Each measurement is a process of its own; they take turns, figures are medians.
+Tokens are those of prompt and response without padding, of both sequences of a pair. Memory is the
+peak above that of a process after its imports. The losses of the first step agree except where they
+differ by definition: (a) compares scores at every position where the responses differ, Snakechat
+and TRL at the last one, and each score head has its own random weights; DPO starts at log 2. Each
+measurement is a separate process; the methods alternate, and the results are medians.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from data import ROOT, SHARED, peak_mb
 
 STAGES = ("sft", "reward", "dpo")
 ROWS = SHARED / "hh_harmless/train.parquet"
-# OPT's tokenizer, and one that is trained on the rows.
+# The tokenizer of OPT, and one that is trained on the rows.
 VOCABULARIES = ("50,272", "8,192")
 MODEL = {
     "model_type": "opt",
@@ -47,12 +47,12 @@ MODEL = {
     "dropout": 0.0,
 }
 THREADS, SEED, BATCH, LIMIT, RATE, BETAS = 2, 1, 8, 512, 1e-5, (0.9, 0.95)
-# Tokens of a pass of ours: a step's rows in one pass, or few.
-PASS_TOKENS = 4096
+# micro_batch_tokens of Snakechat: a step has one or a few micro-batches.
+MICRO_BATCH_TOKENS = 4096
 
 
 def main():
-    """Prepare, measure in turns; a line for each stage and way goes to standard error."""
+    """Prepare the data, measure, print a table to standard error and JSON to standard output."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="steps before those timed")
@@ -65,7 +65,7 @@ def main():
         print(json.dumps(WORK[what](stage, Path(folder))))
         return
     if not ROWS.exists():
-        print(f"skipped: {ROWS} is not there", file=sys.stderr)
+        print(f"skipped: {ROWS} does not exist", file=sys.stderr)
         return
     warm_up, steps = arguments.warm_up, arguments.steps
     with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +78,14 @@ def main():
         cases = list(product(VOCABULARIES, STAGES))
         for words in VOCABULARIES:
             child([*ours, "prepare", str(warm_up + steps), f"{folder}/{words}"], folder)
-        found = {case: {way: [] for way in commands} for case in cases}
+        measurements = {case: {way: [] for way in commands} for case in cases}
         for turn in range(arguments.rounds):
-            for (words, stage), ways in found.items():
+            for (words, stage), ways in measurements.items():
                 for way, results in ways.items():
                     results.append(child([*commands[way], stage, f"{folder}/{words}"], folder))
                     print(f"round {turn + 1}: {words} {stage} {way}", file=sys.stderr)
         figures = {words: {stage: {} for stage in STAGES} for words in VOCABULARIES}
-        for (words, stage), ways in found.items():
+        for (words, stage), ways in measurements.items():
             rows = json.loads(Path(folder, words, f"{stage}.json").read_text())
             for way, results in ways.items():
                 figures[words][stage][way] = summary(rows, warm_up, results)
@@ -99,8 +99,8 @@ def main():
 
 
 def child(command, folder):
-    """What a process of its own prints as its last line. It is quiet, unless it fails."""
-    # Two threads for all; nothing of an earlier run, and nothing from the network.
+    """Run a command in a new process and return its last line of output, parsed as JSON."""
+    # The same number of threads for all; no cache of an earlier run and no network.
     settings = {"OMP_NUM_THREADS": str(THREADS), "HF_HOME": f"{folder}/hf", "HF_HUB_OFFLINE": "1"}
     process = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     if process.returncode:
@@ -109,7 +109,7 @@ def child(command, folder):
 
 
 def summary(rows, warm_up, results):
-    """Medians and ranges over the rounds of a way. rows: those of each step."""
+    """Return medians and ranges over the rounds of a method. rows: those of each step."""
     timed = [row for step in rows[warm_up:] for row in step]
     tokens = sum(
         len(row["prompt"]) + len(row[response])
@@ -136,14 +136,14 @@ def spread(values):
 
 
 def compare(ours, figure, speed="tokens_per_second"):
-    """Put into a way's figures how ours compares: ratios of medians. speed: which figure it is."""
+    """Add the ratios of Snakechat's medians to those of a method. speed: name of the metric."""
     for name, what in (("speed", speed), ("memory", "peak_mb_above_idle")):
         ratio = ours[what]["median"] / figure[what]["median"]
         figure[f"{name}_of_ours_over_this"] = round(ratio, 2)
 
 
 def table(figures):
-    """Figures as lines of text."""
+    """Format the results as a table."""
     lines = [
         f"{'words':8}{'stage':7}{'way':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
         f"{'first loss':>12}{'ours, times':>13}"
@@ -160,10 +160,11 @@ def table(figures):
 
 
 def prepare(steps, folder):
-    """A model, tokens of each stage, and STAGE.json: the rows of each step, in ours's own order."""
+    """Write a model, tokens of each stage, and STAGE.json with the rows of each step."""
     import numpy as np
 
     from snakechat.data.records import RecordWriter, read_records
+    from snakechat.data.tokenization import tokenize_phase
     from snakechat.data.tokens import Ragged
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal, save_model
@@ -171,7 +172,7 @@ def prepare(steps, folder):
     rows = list(read_records(ROWS))
     tokenizer = make_tokenizer(folder.name, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
-    # From all over the file, and some more than the steps take: a few are dropped.
+    # Spread over the file, and more than the steps need, because a few rows are dropped.
     number = (int(steps) + 2) * BATCH
     rows = rows[:: len(rows) // number][:number]
     (folder / "records").mkdir()
@@ -183,7 +184,8 @@ def prepare(steps, folder):
         np.save(folder / f"records/{phase}.train.npy", np.arange(len(rows)))
         np.save(folder / f"records/{phase}.eval.npy", np.arange(1))
         job = make_job(stage, folder, folder / f"tokens.{stage}")
-        importlib.import_module(f"tokenize_{stage}").main(job)
+        job.spec["rule"] = f"tokenize_{stage}"
+        tokenize_phase(job)
         names = ("prompt", "chosen") if stage == "sft" else ("prompt", "chosen", "rejected")
         fields = {name: Ragged(job.result, f"train.{name}") for name in names}
         batches = global_batches(len(fields["prompt"]), BATCH, 1, SEED)
@@ -196,7 +198,7 @@ def prepare(steps, folder):
 
 
 def make_tokenizer(words, rows):
-    """OPT's tokenizer, or one of so many words that is trained on the rows."""
+    """Return the tokenizer of OPT, or one with a vocabulary of this size trained on the rows."""
     from init_model import train_tokenizer
     from snakechat.data.tokenizers import load_tokenizer
 
@@ -207,7 +209,7 @@ def make_tokenizer(words, rows):
 
 
 def make_job(stage, folder, result):
-    """A job as a program of ours gets it: a stage's defaults, but for what this benchmark says."""
+    """Return a job with the defaults of a stage and the settings of this benchmark."""
     import yaml
 
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -216,7 +218,7 @@ def make_job(stage, folder, result):
     settings |= {"learning_rate": RATE, "adam_betas": BETAS, "weight_decay": 0.0}
     del settings["placement"]
     placement = {**config["deployments"]["cpu"], "threads": THREADS}
-    placement |= {"micro_batch_tokens": PASS_TOKENS, "save_steps": 1_000_000}
+    placement |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "save_steps": 1_000_000}
     result.mkdir()
     spec = {"rule": f"train_{stage}", "name": "bench", "path": str(result), "settings": settings}
     return SimpleNamespace(
@@ -241,11 +243,11 @@ def make_job(stage, folder, result):
 
 
 class Finished(Exception):
-    """All steps are done."""
+    """Ends a program after the last measured step."""
 
 
 def ours(stage, folder):
-    """A training program's own main, until the steps are done."""
+    """Run the main function of a training program for the measured steps."""
     from transformers import OPTForCausalLM, OPTForSequenceClassification  # noqa: F401
 
     program = importlib.import_module(f"train_{stage}")
@@ -260,7 +262,7 @@ def ours(stage, folder):
 
 
 def run_steps(program, job, limit):
-    """Run a training program's main for so many steps; returns when each of them ended."""
+    """Run the main function of a training program; return the time at which each step ended."""
     from snakechat.training.checkpointing import Checkpointer
 
     ends, steps = [], Checkpointer.steps
@@ -279,31 +281,31 @@ def run_steps(program, job, limit):
 
 
 class Clock:
-    """Seconds that parts of steps take, one after the other."""
+    """Measures consecutive sections of steps."""
 
     def __init__(self):
         self.steps, self.step, self.last = [], {}, time.perf_counter()
 
     def take(self, part, **counts):
-        """Note the time since the last part, and what there was in this one, which ends now."""
+        """Record the seconds of the section that ends now, and counts of it."""
         now = time.perf_counter()
         self.step |= {part: now - self.last, **counts}
         self.last = now
 
     def end(self):
-        """Begin a new step."""
+        """End a step."""
         self.steps.append(self.step)
         self.step = {}
 
 
 def rss_mb():
-    """Resident memory of this process now."""
+    """Return the resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
 def deepspeed_chat(stage, folder):
-    """(a) DeepSpeed-Chat's batches and losses in a plain loop."""
+    """Train with the batches and losses of DeepSpeed-Chat in a plain loop."""
     import torch
     from transformers import AutoTokenizer, OPTForCausalLM, OPTModel
 
@@ -335,7 +337,7 @@ def deepspeed_chat(stage, folder):
 
 
 class Masters:
-    """fp32 copies of 16-bit weights, which torch's fused AdamW updates in their place."""
+    """fp32 master copies of 16-bit weights, updated by torch's fused AdamW."""
 
     def __init__(self, weights):
         import torch
@@ -345,7 +347,7 @@ class Masters:
         self.optimizer = torch.optim.AdamW(self.masters, RATE, BETAS, weight_decay=0.0, fused=True)
 
     def step(self):
-        """An update by the weights' gradients, clipped to a norm of 1, which are then gone."""
+        """Update the weights with their gradients, clipped to a norm of 1; free the gradients."""
         import torch
 
         for master, weight in zip(self.masters, self.weights, strict=True):
@@ -358,7 +360,7 @@ class Masters:
 
 
 def padded(rows, pad_id):
-    """input_ids and attention_mask [B, 512]: chosen sequences, then rejected ones if there are."""
+    """Return input_ids and attention_mask [B, 512]: chosen sequences, then rejected ones if any."""
     import torch
 
     responses = ["chosen", "rejected"][: len(rows[0]) - 1]
@@ -374,38 +376,38 @@ def sft_loss(model, ids, mask):
 
 
 def reward_loss(backbone, head, ids, mask):
-    """Scores of both responses, compared from where they part to the end of the longer one."""
+    """Compare the scores at all positions from the first difference to the longer end."""
     import torch
 
     hidden = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     losses = []
     for scores, tokens, real in zip(
-        *(zip(*part.chunk(2), strict=True) for part in (head(hidden).squeeze(-1), ids, mask)),
+        *(zip(*table.chunk(2), strict=True) for table in (head(hidden).squeeze(-1), ids, mask)),
         strict=True,
     ):
         start = (tokens[0] != tokens[1]).nonzero()[0]
-        end = max(part.sum() for part in real)
+        end = max(sequence.sum() for sequence in real)
         margins = scores[0][start:end] - scores[1][start:end]
         losses.append(-torch.nn.functional.logsigmoid(margins).mean())
     return torch.stack(losses).mean()
 
 
 def dpo_loss(model, reference, ids, mask, beta=0.1):
-    """log-probabilities of what follows the place where responses part, under both models."""
+    """Compare log-probabilities of the tokens from the first difference on, under both models."""
     import torch
 
     chosen, rejected = ids.chunk(2)
-    parted = (chosen != rejected).int().cummax(dim=1).values
-    learnt = (mask * torch.cat([parted, parted]))[:, 1:]
+    differs = (chosen != rejected).int().cummax(dim=1).values
+    targets = (mask * torch.cat([differs, differs]))[:, 1:]
 
     def logprobs(of):
         logits = of(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-        of_tokens = logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
-        return (of_tokens * learnt).sum(-1)
+        token_logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
+        return (token_logprobs * targets).sum(-1)
 
     with torch.no_grad():
-        expected = logprobs(reference)
-    chosen, rejected = (logprobs(model) - expected).chunk(2)
+        ref_logprobs = logprobs(reference)
+    chosen, rejected = (logprobs(model) - ref_logprobs).chunk(2)
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)).mean()
 
 

@@ -1,13 +1,16 @@
-"""One measurement of train.py: TRL's trainer of a stage, in an environment of TRL's own.
+"""One measurement of train.py: the trainer of TRL for a stage, in a separate environment.
 
-Tried with TRL 1.16.0 on this job (bf16, sdpa; tokens/s of CPU time, one thread, same rows):
-- Passes of a step of 8, whose rows are sorted by length: 1, 2, 4, 8 gave 143, 239, 317, 325 (SFT)
-  and 152, 252, 304, 319 (DPO); 1, 2, 4 gave 4,135, 4,271, 3,860 (reward). The best are taken.
-- train_sampling_strategy group_by_length: 139 for 143 in one pass, and other rows in each step.
-- Eager attention: 129 for 143 (SFT), 4,069 for 4,135 (reward).
-- Weights in bf16 too, without fp32 ones: 347 for 317. Not taken: the others have fp32 weights.
-- padding_free and packing (bfd) need FlashAttention: on a CPU, OPT would see the row before.
-- The fused head is SFTTrainer's and DPOTrainer's only one; use_liger_kernel needs a GPU.
+Settings of TRL 1.16.0 that were compared (bf16, sdpa; tokens per second of CPU time, one thread,
+the same rows):
+- Micro-batches of a step of 8 rows, sorted by length: 1, 2, 4, 8 reach 143, 239, 317, 325 (SFT) and
+  152, 252, 304, 319 (DPO); 1, 2, 4 reach 4,135, 4,271, 3,860 (reward). The fastest are used.
+- train_sampling_strategy group_by_length: 139 instead of 143 with one micro-batch, and other rows
+  in each step.
+- Eager attention: 129 instead of 143 (SFT), 4,069 instead of 4,135 (reward).
+- bf16 weights without fp32 masters: 347 instead of 317. Not used: the other methods have masters.
+- padding_free and packing (bfd) need FlashAttention: on a CPU, OPT would attend to the previous
+  row.
+- SFTTrainer and DPOTrainer always use their fused head; use_liger_kernel needs a GPU.
 """
 
 import json
@@ -16,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-# TRL and what it imports would say much that is of no use here.
+# Silences the logs of TRL and its dependencies.
 os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
@@ -32,13 +35,13 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 
 
 class TokenizedDPOTrainer(DPOTrainer):
-    """Takes rows that are tokenized already, as the other two trainers do by themselves."""
+    """Accepts tokenized rows, as the other two trainers do."""
 
     def _prepare_dataset(self, dataset, *_):
         return dataset
 
 
-# A config, a trainer, passes of a step, and settings of each stage.
+# Config, trainer, micro-batches per step and settings of each stage.
 STAGES = {
     "sft": (SFTConfig, SFTTrainer, 8, {"max_length": LIMIT}),
     "reward": (RewardConfig, RewardTrainer, 2, {"max_length": LIMIT}),
@@ -47,7 +50,7 @@ STAGES = {
 
 
 class Clock(TrainerCallback):
-    """Takes the time at the end of each optimizer step."""
+    """Records the time at the end of each optimizer step."""
 
     def __init__(self):
         self.stamps = []
@@ -57,16 +60,16 @@ class Clock(TrainerCallback):
 
 
 def main():
-    """Train on the rows of FOLDER/STAGE.json; times, the first loss and memory go out as JSON."""
+    """Train on the rows of FOLDER/STAGE.json and print times, first loss and memory as JSON."""
     stage, folder = sys.argv[1], Path(sys.argv[2])
     datasets.disable_progress_bars()
     idle = rss_mb()
-    config, trainer, passes, settings = STAGES[stage]
+    config, trainer, micro_batches, settings = STAGES[stage]
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=SEED,
-        per_device_train_batch_size=BATCH // passes,
-        gradient_accumulation_steps=passes,
+        per_device_train_batch_size=BATCH // micro_batches,
+        gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
         train_sampling_strategy="sequential",
         learning_rate=RATE,
@@ -74,7 +77,7 @@ def main():
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
         use_cpu=True,
-        # Weights stay fp32; passes run in bf16.
+        # fp32 weights, forward and backward passes in bf16.
         bf16=True,
         gradient_checkpointing=False,
         logging_first_step=True,
@@ -101,12 +104,12 @@ def main():
 
 
 def longest(row):
-    """Tokens of a row's longest sequence."""
+    """Return the tokens of the longest sequence of a row."""
     return len(row["prompt"]) + max(len(row["chosen"]), len(row.get("rejected", ())))
 
 
 def example(stage, prompt, chosen, rejected=()):
-    """A row as its trainer wants it when it is tokenized."""
+    """Return a tokenized row in the format of its trainer."""
     if stage == "sft":
         return {"input_ids": prompt + chosen, "labels": prompt + chosen}
     if stage == "reward":

@@ -55,27 +55,27 @@ REWARD_SETTINGS = {
 
 @pytest.fixture
 def copy(quick, tmp_path):
-    """The quick build, to be trained again in."""
+    """A copy of the quick build, to train in again."""
     copy = quick.copy(tmp_path / "copy")
     copy.environment["OMP_NUM_THREADS"] = "1"
     return copy
 
 
 def change(workflow, stage, **settings):
-    """Give the tiny recipe of a stage other settings, by one more config file."""
+    """Change settings of the tiny recipe of a stage, with another config file."""
     path = workflow.folder / "more.json"
     path.write_text(json.dumps({stage: {"recipes": {"tiny": settings}}}))
     workflow.options += (path.name,)
 
 
 def lines_of(workflow, result):
-    """The figures of a result, step by step."""
+    """Return the metrics of a result by step."""
     lines = (workflow.folder / result / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_the_best_model_is_kept_and_training_stops_without_a_better_one(copy):
-    # So fast that it soon becomes worse; in fp32, as merging adapters rounds in 16 bits.
+def test_early_stopping_keeps_the_best_model(copy):
+    # The loss soon increases at this rate. In fp32, because merging adapters rounds in 16 bits.
     settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "early_stopping_patience": 2}
     change(copy, "sft", **settings, save_strategy="best", dtype="fp32")
     copy.build("output/sft/tiny")
@@ -85,13 +85,13 @@ def test_the_best_model_is_kept_and_training_stops_without_a_better_one(copy):
     best = losses.index(min(losses))
     assert len(losses) == best + 3 < 16
     assert min(losses) < losses[-1]
-    figures = json.loads((copy.folder / "output/eval/sft/tiny/metrics.json").read_text())
-    assert figures["before"]["perplexity"] == pytest.approx(math.exp(first["eval_loss"]), rel=1e-5)
-    assert figures["after"]["perplexity"] == pytest.approx(math.exp(min(losses)), rel=1e-5)
+    metrics = json.loads((copy.folder / "output/eval/sft/tiny/metrics.json").read_text())
+    assert metrics["before"]["perplexity"] == pytest.approx(math.exp(first["eval_loss"]), rel=1e-5)
+    assert metrics["after"]["perplexity"] == pytest.approx(math.exp(min(losses)), rel=1e-5)
     assert (copy.folder / "output/sft/tiny/adapter/adapter_model.safetensors").exists()
 
 
-def test_a_reward_model_learns_by_each_token(copy):
+def test_a_reward_model_trains_with_the_per_token_loss(copy):
     change(copy, "reward", loss="per_token")
     copy.build("output/reward/tiny")
     steps = lines_of(copy, "output/reward/tiny")
@@ -100,7 +100,7 @@ def test_a_reward_model_learns_by_each_token(copy):
     assert last["margin"] > 0
 
 
-def test_a_run_that_diverges_says_after_which_step_and_on_which_rows(copy):
+def test_a_run_that_diverges_reports_its_step_and_rows(copy):
     change(copy, "sft", learning_rate=1.0e30)
     process = copy.snakemake("output/sft/tiny", "--cores", "1")
     assert process.returncode == 1
@@ -111,7 +111,7 @@ def test_a_run_that_diverges_says_after_which_step_and_on_which_rows(copy):
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
-def test_two_processes_train_as_one_does(stage, copy):
+def test_two_processes_train_like_one(stage, copy):
     spec = copy.folder / "spec.json"
     spec.write_text(json.dumps(copy.spec_of(f"output/{stage}/tiny")))
     before = lines_of(copy, f"output/{stage}/tiny")
@@ -125,13 +125,13 @@ def test_two_processes_train_as_one_does(stage, copy):
     assert job.returncode == 0, job.stdout
     together = lines_of(copy, f"output/{stage}/tiny")
     assert [line.keys() for line in together] == [line.keys() for line in before]
-    # In bf16, and Adam's first step takes rounding for a direction where there is no slope.
-    whole, shared = (
+    # A tolerance for bf16: Adam's first step turns rounding errors of zero gradients into updates.
+    single, distributed = (
         [line[name] for line in lines if line["step"] in (1, 2) for name in ("loss", "grad_norm")]
         for lines in (before, together)
     )
-    assert shared == pytest.approx(whole, rel=0.03)
-    # Another placement: the spec is the same, the bytes are not.
+    assert distributed == pytest.approx(single, rel=0.03)
+    # The placement is not part of the spec.
     again = (copy.folder / f"output/{stage}/tiny.manifest.json").read_text()
     assert json.loads(again)["spec"] == json.loads(manifest)["spec"]
 

@@ -1,11 +1,12 @@
-"""Peaks of training programs, measured: run by scripts/launch.py for tests/test_estimate.py.
+"""Measure peak memory of training programs; scripts/launch.py runs it for test_memory.py.
 
-Each case runs a program's own main for two steps; FOLDER/RANK.json has the most bytes of tensors
-that there were at a time, by case. On a GPU torch counts them; on a CPU its profiler does, which
-sees all that torch's allocator hands out in the thread that trains.
+Each case runs the main function of a program for two steps. FOLDER/RANK.json has the peak bytes of
+tensors by case. On a GPU torch counts them; on a CPU its profiler does, which records allocations
+in the training thread.
 """
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import json
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.planning.dry_run import PlannedJob  # noqa: E402
@@ -26,7 +27,7 @@ from snakechat.planning.memory import ZeroBuffers  # noqa: E402
 from snakechat.planning.plan import Plan  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
 
-# So wide that ZeRO 3 cuts its matrices up: DeepSpeed leaves those of 100,000 elements whole.
+# Matrices of more than 100,000 elements, which ZeRO 3 partitions: it keeps smaller ones whole.
 INIT = {
     "model_type": "opt",
     "num_hidden_layers": 3,
@@ -37,9 +38,9 @@ INIT = {
     "max_position_embeddings": 256,
     "dropout": 0.0,
 }
-WORDS, KNOWN_WORDS, PROMPT, RESPONSE = 1024, 300, 104, 24
-# DeepSpeed's own bucket of gradients, of 2 GB, would be most of so small a job.
-ZERO = ZeroBuffers(bucket=1_000_000)
+VOCABULARY, TOKENIZER_SIZE, PROMPT, RESPONSE = 1024, 300, 104, 24
+# DeepSpeed's default bucket of 2 GB would exceed everything else.
+BUFFERS = ZeroBuffers(bucket=1_000_000)
 SETTINGS = {
     "max_length": PROMPT + RESPONSE,
     "max_prompt_length": PROMPT,
@@ -81,11 +82,11 @@ CASES = {
 
 
 class Finished(Exception):
-    """All that is measured is done."""
+    """The measured steps are done."""
 
 
 def spec_of(rule, folder, settings, **inputs):
-    """The spec of a job whose result, or whose inputs, are folders in a folder."""
+    """The spec of a job whose inputs are subfolders of a folder."""
     entries = {
         key: {"rule": rule, "name": "peaks", "path": f"{folder}/{name}"}
         for key, (rule, name) in inputs.items()
@@ -94,7 +95,7 @@ def spec_of(rule, folder, settings, **inputs):
 
 
 def training(case, processes, folder):
-    """The spec and the placement of a case."""
+    """Return the spec and the placement of a case."""
     stage, settings, placement = case
     defaults = yaml.safe_load((ROOT / "config.yaml").read_text())[stage]["defaults"]
     defaults.pop("placement")
@@ -104,7 +105,7 @@ def training(case, processes, folder):
         inputs |= {"tokens.reward": ("tokenize_reward", "tokens.reward")}
     else:
         inputs["model"] = ("init_model", "model")
-    where = {
+    values = {
         "nodes": 1,
         "gpus_per_node": processes if torch.cuda.is_available() else 0,
         "zero_stage": 0,
@@ -115,15 +116,15 @@ def training(case, processes, folder):
         "save_steps": 1000,
         **placement,
     }
-    if processes > 1 and not where["gpus_per_node"]:
-        where["nodes"] = processes
+    if processes > 1 and not values["gpus_per_node"]:
+        values["nodes"] = processes
     spec = spec_of(f"train_{stage}", folder, defaults | SETTINGS | settings, **inputs)
-    return spec, where
+    return spec, values
 
 
 def plan_of(folder):
-    """The Plan of the jobs before: what tells the estimate of models and tokens."""
-    settings = {"init": INIT, "tokenizer": {"vocab_size": WORDS}}
+    """The Plan of the upstream jobs, from which estimates read models and tokens."""
+    settings = {"init": INIT, "tokenizer": {"vocab_size": VOCABULARY}}
     base = {"model": ("init_model", "model")}
     specs = {"model": spec_of("init_model", folder, settings)}
     specs |= {name: spec_of(f"train_{name}", folder, {}, **base) for name in ("sft", "reward")}
@@ -134,17 +135,17 @@ def plan_of(folder):
 
 
 def prepare(folder):
-    """A model as base, SFT and reward model, and tokens of each stage."""
+    """Create a base, SFT and reward model, and tokens of each stage."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from init_model import train_tokenizer
     from snakechat.data.tokens import RaggedWriter
     from snakechat.modeling.models import SPECIAL_IDS, load_scorer, save_model
 
-    tokenizer = train_tokenizer((f"word{i} thing{7 * i}" for i in range(300)), KNOWN_WORDS)
+    tokenizer = train_tokenizer((f"word{i} thing{7 * i}" for i in range(300)), TOKENIZER_SIZE)
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-    config = AutoConfig.for_model(**INIT, vocab_size=WORDS, **ids)
-    # In 16 bits: a CPU has the numbers of a file beside those of the model.
+    config = AutoConfig.for_model(**INIT, vocab_size=VOCABULARY, **ids)
+    # In 16 bits: a CPU holds the file's tensors in addition to the model's.
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     save_model(model, tokenizer, folder / "model")
     (folder / "sft").symlink_to(folder / "model")
@@ -155,14 +156,14 @@ def prepare(folder):
     for stage in ("sft", "reward", "rlhf"):
         tokens = folder / f"tokens.{stage}"
         tokens.mkdir()
-        for part, rows in (("train", 32), ("eval", 8)):
+        for split, rows in (("train", 32), ("eval", 8)):
             for field, length in fields.items():
-                with RaggedWriter(tokens, f"{part}.{field}", WORDS) as writer:
+                with RaggedWriter(tokens, f"{split}.{field}", VOCABULARY) as writer:
                     writer.write([random.integers(5, 250, length).tolist() for _ in range(rows)])
 
 
 class Peak:
-    """The most bytes of tensors at a time while it lasts, beyond those before."""
+    """Context that measures the peak bytes of tensors, in addition to those at its start."""
 
     def __enter__(self):
         gc.collect()
@@ -187,18 +188,35 @@ class Peak:
             if event.tag.name == "Allocation":
                 fields = event.extra_fields
                 allocations.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        there, now, self.bytes = {}, 0, 0
-        for _, place, size in sorted(allocations):
-            # What another thread has freed is not told, but its place is given away again.
-            now -= there.pop(place, 0)
+        live, current, self.bytes = {}, 0, 0
+        for _, address, size in sorted(allocations):
+            # Frees by other threads are not recorded, but their addresses are reused.
+            current -= live.pop(address, 0)
             if size > 0:
-                there[place] = size
-                now += size
-            self.bytes = max(self.bytes, now)
+                live[address] = size
+                current += size
+            self.bytes = max(self.bytes, current)
+
+
+def settings_of(spec):
+    """Return the settings of a spec; fields that it does not have are None."""
+    from snakechat.config.reward import RewardSettings
+    from snakechat.config.rlhf import RlhfSettings
+    from snakechat.config.sft import SftSettings
+
+    types = {
+        "train_sft": SftSettings,
+        "train_reward": RewardSettings,
+        "train_rlhf": RlhfSettings,
+    }
+    settings_type = types[spec["rule"]]
+    names = [field.name for field in dataclasses.fields(settings_type)]
+    return settings_type(**{name: spec["settings"].get(name) for name in names})
 
 
 def measure(case, number, folder):
-    """Bytes at the peak of two steps of a case, up to the moment before it is saved."""
+    """Return the peak bytes of two steps of a case, until before the model is saved."""
+    from snakechat.algorithms import rlhf_models
     from snakechat.training.checkpointing import Checkpointer
 
     spec, placement = training(case, ranks.world_size(), folder)
@@ -206,7 +224,7 @@ def measure(case, number, folder):
     result.mkdir(exist_ok=True)
     inputs = {key: Path(entry["path"]) for key, entry in spec["inputs"].items()}
     job = SimpleNamespace(
-        settings=SimpleNamespace(**spec["settings"]),
+        settings=settings_of(spec),
         placement=placement,
         inputs=inputs,
         result=result,
@@ -218,11 +236,12 @@ def measure(case, number, folder):
         spec=spec,
     )
     program = importlib.import_module(spec["rule"])
-    # Neither of them is what is measured: their records are not there.
-    program.check_probes = program.shared_prompts = lambda *_: None
+    # These checks need records of other jobs.
+    rlhf_models.check_probes = lambda *_: None
+    program.count_shared_prompts = lambda *_: {}
     program.save_model = finish
     steps = Checkpointer.steps
-    Checkpointer.steps = lambda self, batches: collected(islice(steps(self, batches), 2))
+    Checkpointer.steps = lambda self, batches: collect_garbage(islice(steps(self, batches), 2))
     try:
         with Peak() as peak, contextlib.suppress(Finished):
             program.main(job)
@@ -231,20 +250,20 @@ def measure(case, number, folder):
     return peak.bytes
 
 
-def collected(steps):
-    """Steps, behind each of which is no garbage: DeepSpeed leaves some, until Python finds it."""
+def collect_garbage(steps):
+    """Yield steps and collect garbage after each: DeepSpeed leaves reference cycles."""
     for step in steps:
         yield step
         gc.collect()
 
 
 def finish(*_):
-    """In the place of save_model."""
+    """Replacement of save_model."""
     raise Finished
 
 
 def main(folder):
-    """Measure the cases of so many processes."""
+    """Measure the cases of this number of processes."""
     from snakechat.training.process_group import init_process_group
 
     processes = ranks.world_size()
@@ -257,18 +276,18 @@ def main(folder):
     initialize = deepspeed.initialize
 
     def with_small_buckets(*arguments, config, **named):
-        config["zero_optimization"]["reduce_bucket_size"] = ZERO.bucket
+        config["zero_optimization"]["reduce_bucket_size"] = BUFFERS.bucket
         return initialize(*arguments, config=config, **named)
 
     deepspeed.initialize = with_small_buckets
     if ranks.rank() == 0:
         prepare(folder)
     ranks.barrier()
-    found = {
+    peaks = {
         name: measure(case, number, folder)
         for number, (name, case) in enumerate(CASES[processes].items())
     }
-    (folder / f"{ranks.rank()}.json").write_text(json.dumps(found))
+    (folder / f"{ranks.rank()}.json").write_text(json.dumps(peaks))
 
 
 if __name__ == "__main__":
