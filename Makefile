@@ -46,6 +46,7 @@ lint: $(VENV)/test
 # both languages. A broken link is an error.
 docs: $(VENV)/demo $(DOCS)/ready
 	$(ACTIVATE) python docs/config_reference.py
+	$(ACTIVATE) python scripts/update_translations.py --check
 	rm -rf docs/site
 	$(DOCS)/bin/zensical build --strict --clean --config-file docs/en.toml
 	$(DOCS)/bin/zensical build --strict --clean --config-file docs/zh.toml
