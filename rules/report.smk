@@ -20,7 +20,7 @@ CHAPTERS = {
     "lineage.svg": ("5 Lineage", "all jobs"),
     "costs.html": ("6 Costs", "1 time, memory, software"),
     "costs.svg": ("6 Costs", "2 time and memory by job"),
-    "throughput.svg": ("6 Costs", "3 throughput"),
+    "costs_throughput.svg": ("6 Costs", "3 throughput"),
 }
 # The chapter of all other pages, the last one in the order of names.
 MORE = "More pages"

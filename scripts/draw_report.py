@@ -76,7 +76,7 @@ def main(job: Job[Any]) -> None:
     runs = read_runs(job.lineage)
     write_costs(job.result / "costs.html", name, runs)
     draw_costs(job.result / "costs.svg", runs)
-    draw_curves(job.result / "throughput.svg", throughput_panels(job, stages))
+    draw_curves(job.result / "costs_throughput.svg", throughput_panels(job, stages))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

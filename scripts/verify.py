@@ -30,7 +30,7 @@ from snakechat.workflow.manifest import (
 
 SUFFIX = ".manifest.json"
 # Files that contain times or memory, by rule: they differ between any two builds.
-VARYING_FILES = {"write_record": "*", "draw_zero": "*", "draw_report": "costs.*"}
+VARYING_FILES = {"write_record": "*", "draw_zero": "*", "draw_report": "costs*"}
 
 # Size and sha256 of files, by their names in the manifest.
 Properties = Mapping[str, Mapping[str, Any]]

@@ -19,10 +19,13 @@ def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
         (tmp_path / f"{name}.manifest.json").write_text(json.dumps(manifest))
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     facts = {
-        folder: {name: {"size": 1, "sha256": f"{folder}"} for name in ("costs.html", "sft.svg")}
+        folder: {
+            name: {"size": 1, "sha256": f"{folder}"}
+            for name in ("costs.html", "costs_throughput.svg", "sft.svg")
+        }
         for folder in (ours, theirs)
     }
-    assert list(verify.differences(ours, theirs, facts)) == [
+    assert list(verify.find_differences(ours, theirs, facts)) == [
         f"{ours}/sft.svg: differs from {theirs}/sft.svg"
     ]
 
@@ -35,7 +38,7 @@ CHAPTERS = {
     "3 Training": {"sft.svg", "rlhf.svg", "reward.svg", "calibration.svg"},
     "4 Responses": {"responses.html"},
     "5 Lineage": {"lineage.svg"},
-    "6 Costs": {"costs.html", "costs.svg", "throughput.svg"},
+    "6 Costs": {"costs.html", "costs.svg", "costs_throughput.svg"},
 }
 # Okabe and Ito's palette; plots also have white, black and greys.
 PALETTE = {"#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442"}

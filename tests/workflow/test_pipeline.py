@@ -148,7 +148,7 @@ def test_two_builds_have_the_same_manifests(quick, tmp_path):
         first, second = (json.loads(file.read_text()) for file in (path, twin))
         for manifest in (first, second):
             # These show times.
-            with_times = ("costs.html", "costs.svg", "throughput.svg")
+            with_times = ("costs.html", "costs.svg", "costs_throughput.svg")
             timed = [name for name in manifest["files"] if name in with_times]
             assert bool(timed) == (path.parent.name == "report")
             for name in timed:
