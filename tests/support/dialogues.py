@@ -31,7 +31,7 @@ DIALOGUES = {
         [("user", "Fix this:\n\n```\nif a:\n    b()\n```\n\nHow?")],
         "\n\nHuman: Fix this:\n\n```\nif a:\n    b()\n```\n\nHow?\n\nAssistant:",
     ),
-    "markers that stand in a line or behind one line break": (
+    "markers within a line or after one line break": (
         [("user", "What is Human: for?\nAssistant: too\n\n Human: blank\n\nhuman: small")],
         "\n\nHuman: What is Human: for?\nAssistant: too\n\n Human: blank\n\nhuman: small"
         "\n\nAssistant:",

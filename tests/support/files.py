@@ -1,4 +1,4 @@
-"""Rows as the bytes of source files of every kind."""
+"""Source files of every kind from rows."""
 
 import csv
 import gzip
@@ -10,22 +10,22 @@ import pyarrow.parquet as pq
 
 
 def as_jsonl(rows, **options):
-    """One object a line; options are those of json.dumps."""
+    """Return one JSON object per line; options are those of json.dumps."""
     return "".join(json.dumps(row, **options) + "\n" for row in rows).encode()
 
 
 def as_gz(rows, **options):
-    """The same, compressed."""
+    """Return compressed JSON lines."""
     return gzip.compress(as_jsonl(rows, **options), mtime=0)
 
 
 def as_json(rows, **options):
-    """An array."""
+    """Return a JSON array."""
     return json.dumps(rows, **options).encode()
 
 
 def as_csv(rows, encoding="utf-8"):
-    """A line of names, and one for each row."""
+    """Return CSV with a header."""
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(rows[0]))
     writer.writeheader()
@@ -34,19 +34,19 @@ def as_csv(rows, encoding="utf-8"):
 
 
 def as_table(rows):
-    """Rows, or a table that is there already: one without rows has columns all the same."""
+    """Return a table of rows; a table is returned as it is."""
     return rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
 
 
 def as_parquet(rows, **options):
-    """Options are those of pyarrow.parquet.write_table."""
+    """Return a Parquet file; options are those of pyarrow.parquet.write_table."""
     file = io.BytesIO()
     pq.write_table(as_table(rows), file, **options)
     return file.getvalue()
 
 
 def as_arrow(rows, batch=None):
-    """A stream, as datasets.save_to_disk writes it."""
+    """Return an Arrow stream, as written by datasets.save_to_disk."""
     file, table = io.BytesIO(), as_table(rows)
     with pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table, max_chunksize=batch)
@@ -64,7 +64,7 @@ KINDS = {
 
 
 def write(path, rows, **options):
-    """Write rows into a file of the kind that its name says."""
+    """Write rows into a file; the extension determines the kind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.name.partition("?")[0]
     kind = next(kind for kind in KINDS if name.endswith(f".{kind}"))

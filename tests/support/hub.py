@@ -47,7 +47,7 @@ class Hub(ThreadingHTTPServer):
             "busy": the first response is 500, the second 429 with a wait of 55 s
             "whole": no ranges: each response is the whole file; every third ends in its middle
             "list", "head", "file": these requests get the response 500
-            "html": the list of files is a page of some other server
+            "html": the list of files is a page of another server
             "bare": the list of files has names only
             "forbidden": 403
     """

@@ -421,7 +421,7 @@ def test_last_turn_responses_without_the_dialogue():
 
 
 def whole(*turns):
-    """A whole dialogue of hh-rlhf."""
+    """Return a dialogue in the format of hh-rlhf."""
     names = ["Human", "Assistant"] * len(turns)
     return "".join(f"\n\n{name}: {text}" for name, text in zip(names, turns, strict=False))
 
@@ -538,12 +538,12 @@ def test_vicuna_prompts_without_a_user_turn_are_dropped():
 
 
 def messages(*turns):
-    """Role and content of (role, text) turns."""
+    """Return turns as messages with role and content."""
     return [{"role": role, "content": text} for role, text in turns]
 
 
 def sharegpt(*turns):
-    """from and value of (role, text) turns."""
+    """Return turns as messages with from and value."""
     return [{"from": role, "value": text} for role, text in turns]
 
 

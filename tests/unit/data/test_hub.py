@@ -570,7 +570,10 @@ FAILURES = {
     ("fetch_model", "harmful"): "hub model lab/harmful at COMMIT: weights that are more than",
     ("fetch_model", "short"): "hub model lab/short at COMMIT: .",
     ("fetch_model", "unknown"): "hub model lab/unknown at main: 404 .*Repository Not Found",
-    ("import_dataset", "nothing"): "lab/pairs: .*eval.* file matches 'data/dev-[*].parquet'",
+    (
+        "import_dataset",
+        "nothing",
+    ): "hub dataset lab/pairs: eval: no file matches 'data/dev-[*].parquet'",
     ("import_dataset", "revision"): "hub dataset lab/pairs at v2: 404 .*Revision Not Found",
     ("import_dataset", "damaged"): "hub dataset lab/damaged at main: data/.*parquet is damaged: ",
 }

@@ -1,4 +1,4 @@
-"""Records on disk: what is written comes back, some rows at a time."""
+"""Reading and writing of records."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def write(path, rows):
 
 
 def numbered(path, number):
-    """A file of records whose prompts are "0", "1", ...: row i is record i."""
+    """Write records with the prompts "0", "1", ..., which are their row numbers."""
     return write(path, ((str(i), " yes", None) for i in range(number)))
 
 

@@ -28,7 +28,7 @@ def test_a_few_records_are_counted_as_by_hand():
     ) == {
         "rows": 4,
         "pairs": 3,
-        # Characters as they stand, blanks included.
+        # Lengths in characters, including whitespace.
         "characters": {
             "prompt": {
                 **{"p0": 4, "p1": 4, "p10": 4, "p50": 4, "p90": 6, "p99": 6, "p100": 6},

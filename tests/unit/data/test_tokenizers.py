@@ -44,7 +44,7 @@ def dialogue(trained):
 
 @pytest.fixture
 def folder_of(trained, tmp_path):
-    """Saves the trained tokenizer with these special tokens and no others."""
+    """Return a function that saves the trained tokenizer with given special tokens only."""
 
     def save(**special):
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, **special)
@@ -56,7 +56,7 @@ def folder_of(trained, tmp_path):
 
 @pytest.fixture
 def chat_tokenizer(trained, tmp_path):
-    """A function of a template that returns a tokenizer with it, from disk; <|im_end|> is eos.
+    """Return a function that loads a tokenizer with a given chat template; <|im_end|> is eos.
 
     <|im_start|> is special in tokenizer.json alone, as <|start_header_id|> is in Llama 3's.
     """

@@ -1,4 +1,4 @@
-"""The toy dataset: what makes a response right, and what the rows promise."""
+"""The toy task: correct responses, and properties of its rows."""
 
 import random
 import re
