@@ -276,7 +276,7 @@ def train_on_rollouts(placement, lora=False):
     rollouts = Rollouts(PROMPTS, responses, tokenizer, 0.8, 16, torch.device("cpu"))
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
     for _ in range(3):
-        run["tables"].append(rollouts.logprobs_and_entropies(policy))
+        run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))
         if lora:
             with disable_adapters(policy.model):
                 run["base_tables"].append(rollouts.logprobs(policy))

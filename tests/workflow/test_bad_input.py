@@ -246,11 +246,11 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
 
 # Files of a dataset, its settings, and the error.
 FOLDERS = {
-    "no-folder": ((), {}, "config: datasets.no-folder.path: there is no no-folder"),
+    "no-folder": ((), {}, "config: datasets.no-folder.path: no-folder does not exist"),
     "no-data": (
         ("notes.txt", "dataset_info.json"),
         {},
-        "config: datasets.no-data: no-data: train: no parquet, jsonl, json, csv or",
+        "config: datasets.no-data: no-data: no training files: expected parquet, arrow,",
     ),
     "no-match": (
         ("train.jsonl",),
