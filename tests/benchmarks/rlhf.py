@@ -1,21 +1,21 @@
-"""How fast steps of PPO, RLOO and GRPO are on two cores, and in how much memory: make bench-rlhf
+"""Measure the speed and memory of PPO, RLOO and GRPO steps on two cores: make bench-rlhf
 
-Ours, PPO beside (a) DeepSpeed-Chat's way, RLOO and GRPO beside (b) TRL's trainers with the settings
-that serve them best (trl_rlhf.py; TRL 1.16 has no PPO). All ask the same small OPT, train.py's, for
-responses to the same prompts of ../shared/data/hh_harmless, in the same order, have them scored by
-the same reward model and update on all of them at once, in bf16 with fp32 weights behind. (a) is
-written out below: prompts padded to 256 on the left, four passes over whole padded sequences with
-logits or values at all positions, losses over the same, but for its greedy decoding, which would
-leave each way other responses to work on.
+Compares train_rlhf with (a) the algorithm of DeepSpeed-Chat for PPO and (b) TRL's trainers with
+their fastest settings for RLOO and GRPO (trl_rlhf.py; TRL 1.16 has no PPO). All of them sample from
+the same small OPT model (train.py) for the same prompts of ../shared/data/hh_harmless in the same
+order, score the responses by the same reward model, and make one update on all of them, in bf16
+with fp32 master weights. (a) is implemented below: prompts padded to 256 tokens on the left, four
+forward passes over padded sequences with logits or values at all positions, losses over the same
+positions. Unlike DeepSpeed-Chat it samples: greedy decoding would give each implementation other responses.
 
-The actor of a case is made to end its responses: eos is as likely as makes them half as long as the
-limit in the mean, and one in five reaches it. Where each ends is chance, so that responses are as
-long in all ways but for noise, which the table shows. Tokens are those of the responses.
+The actor of a case ends its responses with a probability that makes the mean length half the limit;
+one in five reaches the limit. Lengths are random, so that the implementations work on equal lengths
+up to noise, which the table shows. Tokens are response tokens.
 
-A step's time is that between ends of steps; generate (responses), score (rewards, log-probabilities,
-values) and train (the rest) are parts of it. Memory is the peak above a process that has imported
-all and loaded nothing. Each measurement is a process of its own; they take turns, each round draws
-prompts and responses anew, figures are medians.
+The time of a step is the time between the ends of two steps; generate (responses), score (rewards,
+log-probabilities, values) and train (the rest) are its sections. Memory is the peak above a process
+that has imported everything and loaded nothing. Each measurement is a separate process; the
+implementations take turns, each round draws new prompts and responses, and results are medians.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from data import ROOT, peak_mb
 from train import (
+    BETAS,
     MODEL,
     RATE,
     ROWS,
@@ -51,23 +52,25 @@ from train import (
     spread,
 )
 
-PROMPT_LIMIT, PASS_TOKENS = 256, 8192
-# (1 - exp(-x)) / x is a half: with eos as likely as x / limit, a response is half the limit long.
-ENDING = 1.594
+PROMPT_LIMIT, MICRO_BATCH_TOKENS = 256, 8192
+# (1 - exp(-x)) / x = 1/2: with an eos probability of x / limit, the mean length is limit / 2.
+EOS_RATE = 1.594
 KL_COEF, CLIP_RANGE, SCORE_CLIP, GAE_LAMBDA = 0.1, 0.2, 5.0, 0.95
 
 
 class Case(NamedTuple):
-    """One line of the table: so many responses to each of so many prompts a step, of up to limit."""
+    """A row of the table. limit: maximum number of tokens of a response."""
 
-    words: str
+    vocab_size: str
     algorithm: str
     prompts: int
     num_generations: int
     limit: int
 
     def __str__(self):
-        return f"{self.words} {self.algorithm} {self.prompts}x{self.num_generations} {self.limit}"
+        return (
+            f"{self.vocab_size} {self.algorithm} {self.prompts}x{self.num_generations} {self.limit}"
+        )
 
 
 LARGE, SMALL = VOCABULARIES
@@ -80,27 +83,29 @@ CASES = (
     Case(SMALL, "grpo", 8, 4, 64),
     Case(LARGE, "grpo", 8, 4, 64),
 )
-PARTS = ("generate", "score", "train")
-OTHERS = {"ppo": "deepspeed_chat", "rloo": "trl", "grpo": "trl"}
+SECTIONS = ("generate", "score", "train")
+BASELINES = {"ppo": "deepspeed_chat", "rloo": "trl", "grpo": "trl"}
 
 
 def main():
-    """Prepare, measure in turns; a line for each case and way goes to standard error."""
+    """Prepare and measure; print progress to standard error and results to standard output."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of a case and way")
-    parser.add_argument("--warm-up", type=int, default=1, help="steps before those timed")
-    parser.add_argument("--steps", type=int, default=3, help="steps timed")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measurements of each case and implementation"
+    )
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before the measured ones")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument(
         "--trl-python", default=str(ROOT / ".venv-trl/bin/python"), help="Python that has TRL"
     )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        what, folder, number = arguments.work
-        print(json.dumps(WORK[what](Path(folder), int(number))))
+        task, folder, number = arguments.work
+        print(json.dumps(TASKS[task](Path(folder), int(number))))
         return
     if not ROWS.exists():
-        print(f"skipped: {ROWS} is not there", file=sys.stderr)
+        print(f"skipped: {ROWS} does not exist", file=sys.stderr)
         return
     rounds, warm_up, steps = arguments.rounds, arguments.warm_up, arguments.steps
     with tempfile.TemporaryDirectory() as folder:
@@ -114,20 +119,22 @@ def main():
         Path(folder, "plan.json").write_text(json.dumps(plan))
         for number in range(len(VOCABULARIES)):
             child([*ours, "prepare", folder, str(number)], folder)
-        found = {case: {"ours": [], OTHERS[case.algorithm]: []} for case in CASES}
+        measured = {case: {"ours": [], BASELINES[case.algorithm]: []} for case in CASES}
         for turn in range(rounds):
-            for case, ways in found.items():
-                for way, results in ways.items():
-                    command = [*commands[way], str(Path(folder, str(case))), str(SEED + turn)]
+            for case, implementations in measured.items():
+                for name, results in implementations.items():
+                    command = [*commands[name], str(Path(folder, str(case))), str(SEED + turn)]
                     results.append(child(command, folder))
-                    print(f"round {turn + 1}: {case} {way}", file=sys.stderr)
+                    print(f"round {turn + 1}: {case} {name}", file=sys.stderr)
         figures = {
-            str(case): {way: summary(case, results, warm_up) for way, results in ways.items()}
-            for case, ways in found.items()
+            str(case): {
+                name: summary(case, results, warm_up) for name, results in implementations.items()
+            }
+            for case, implementations in measured.items()
         }
-    for ways in figures.values():
-        for figure in ways.values():
-            compare(ways["ours"], figure, "sequences_per_second")
+    for implementations in figures.values():
+        for figure in implementations.values():
+            compare(implementations["ours"], figure, "sequences_per_second")
     print(table(figures), file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
     about |= {"rounds": rounds, "warm_up": warm_up, "steps": steps}
@@ -135,40 +142,41 @@ def main():
 
 
 def summary(case, results, warm_up):
-    """Medians and ranges over the rounds of a way. Stops where a step has not all its responses."""
+    """Return medians and ranges over rounds; exit if a step has a wrong number of responses."""
     rounds = [result["steps"][warm_up:] for result in results]
-    if any(step["responses"] != case.prompts * case.num_generations for steps in rounds for step in steps):
-        sys.exit(f"{case}: a way has too few responses or too many")
+    num_responses = case.prompts * case.num_generations
+    if any(step["responses"] != num_responses for steps in rounds for step in steps):
+        sys.exit(f"{case}: a step has a wrong number of responses")
     means = [
         {name: statistics.fmean(step[name] for step in steps) for name in steps[0]}
         for steps in rounds
     ]
-    seconds = [sum(mean[part] for part in PARTS) for mean in means]
+    seconds = [sum(mean[section] for section in SECTIONS) for mean in means]
     figure = {
         f"{name}_per_second": spread([m[of] / s for m, s in zip(means, seconds, strict=True)])
         for name, of in (("sequences", "responses"), ("tokens", "tokens"))
     }
     memory = [result["peak_mb"] - result["idle_mb"] for result in results]
     figure["peak_mb_above_idle"] = spread(memory)
-    for part in PARTS:
-        figure[f"{part}_ms"] = spread([1000 * mean[part] for mean in means])
+    for section in SECTIONS:
+        figure[f"{section}_ms"] = spread([1000 * mean[section] for mean in means])
     tokens = statistics.fmean(mean["tokens"] / mean["responses"] for mean in means)
     return figure | {"mean_response_tokens": round(tokens, 1)}
 
 
 def table(figures):
-    """Figures as lines of text."""
+    """Return the results as a table of text."""
     lines = [
-        f"{'case':23}{'way':15}{'sequences/s':>12}{'min':>8}{'max':>8}{'tokens/s':>10}"
+        f"{'case':23}{'implementation':15}{'sequences/s':>12}{'min':>8}{'max':>8}{'tokens/s':>10}"
         f"{'generate':>10}{'score':>8}{'train':>8} ms{'MB':>5}{'response':>8}{'ours, times':>13}"
     ]
-    for case, ways in figures.items():
-        for way, figure in ways.items():
-            rate, tokens = (figure[f"{name}_per_second"] for name in ("sequences", "tokens"))
-            parts = [figure[f"{part}_ms"]["median"] for part in PARTS]
+    for case, implementations in figures.items():
+        for name, figure in implementations.items():
+            rate, tokens = (figure[f"{unit}_per_second"] for unit in ("sequences", "tokens"))
+            times = [figure[f"{section}_ms"]["median"] for section in SECTIONS]
             lines.append(
-                f"{case:23}{way:15}{rate['median']:12.2f}{rate['min']:8.2f}{rate['max']:8.2f}"
-                f"{tokens['median']:10,.0f}{parts[0]:10,.0f}{parts[1]:8,.0f}{parts[2]:8,.0f}"
+                f"{case:23}{name:15}{rate['median']:12.2f}{rate['min']:8.2f}{rate['max']:8.2f}"
+                f"{tokens['median']:10,.0f}{times[0]:10,.0f}{times[1]:8,.0f}{times[2]:8,.0f}"
                 f"{figure['peak_mb_above_idle']['median']:8,.0f}"
                 f"{figure['mean_response_tokens']:8.1f}{figure['speed_of_ours_over_this']:13.2f}"
             )
@@ -176,9 +184,9 @@ def table(figures):
 
 
 def prepare(folder, number):
-    """A folder for each case of a vocabulary: actor, reward, prompts, and prompts of each step.
+    """Write a folder for each case of a vocabulary: actor, reward model and prompts.
 
-    SEED.json: of each round, a case with the prompts of each step, in ours's own order.
+    SEED.json contains the case and the prompts of each step of a round, in the order of train_rlhf.
     """
     import torch
 
@@ -188,59 +196,59 @@ def prepare(folder, number):
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import load_scorer, make_causal, save_model
 
-    words = VOCABULARIES[number]
+    vocab_size = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())
     rows = list(read_records(ROWS))
-    tokenizer = make_tokenizer(words, rows)
-    base, reward = folder / f"{words} base", folder / f"{words} reward"
+    tokenizer = make_tokenizer(vocab_size, rows)
+    base, reward = folder / f"{vocab_size} base", folder / f"{vocab_size} reward"
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, base)
     torch.manual_seed(SEED)
     save_model(load_scorer(base, "fp32", tokenizer, new_head=True), tokenizer, reward)
-    # From all over the file, each prompt once; twice as many as a case takes: long ones go.
+    # Distinct prompts from the whole file; twice as many as needed, because long ones are skipped.
     texts = list(dict.fromkeys(prompt for prompt, *_ in rows))
-    wanted = 2 * plan["steps"] * max(case.prompts for case in CASES)
-    encoded = Encoder(tokenizer, "dialogue").prompts(texts[:: len(texts) // wanted])
+    num_texts = 2 * plan["steps"] * max(case.prompts for case in CASES)
+    encoded = Encoder(tokenizer, "dialogue").prompts(texts[:: len(texts) // num_texts])
     prompts = [ids for ids in encoded if len(ids) <= PROMPT_LIMIT]
     for case in CASES:
-        if case.words != words:
+        if case.vocab_size != vocab_size:
             continue
-        place = folder / str(case)
-        place.mkdir()
-        (place / "reward").symlink_to(reward)
+        case_folder = folder / str(case)
+        case_folder.mkdir()
+        (case_folder / "reward").symlink_to(reward)
         chosen = prompts[: case.prompts * plan["steps"]]
         actor = make_causal(MODEL, tokenizer, SEED)
-        make_eos_likely(actor, chosen[:32], tokenizer.eos_token_id, ENDING / case.limit)
-        save_model(actor, tokenizer, place / "actor")
-        with RaggedWriter(place, "train.prompt", len(tokenizer)) as writer:
+        make_eos_likely(actor, chosen[:32], tokenizer.eos_token_id, EOS_RATE / case.limit)
+        save_model(actor, tokenizer, case_folder / "actor")
+        with RaggedWriter(case_folder, "train.prompt", len(tokenizer)) as writer:
             writer.write(chosen)
         for seed in range(SEED, SEED + plan["rounds"]):
             batches = global_batches(len(chosen), case.prompts, 1, seed)
             steps = [[chosen[row] for row in batch] for batch in batches]
-            about = {**case._asdict(), "kl_coef": KL_COEF, "steps": steps}
-            (place / f"{seed}.json").write_text(json.dumps(about))
+            content = {**case._asdict(), "kl_coef": KL_COEF, "steps": steps}
+            (case_folder / f"{seed}.json").write_text(json.dumps(content))
 
 
 def make_eos_likely(model, prompts, eos_id, likelihood):
-    """Let a model end a response at each token with this likelihood, in the mean over prompts."""
+    """Change a model so that the mean probability of eos after prompts is likelihood."""
     import torch
 
     eos = model.get_output_embeddings().weight[eos_id]
     with torch.no_grad():
-        # What is added to the last norm's output changes the other logits too, a little.
+        # Iterate, because the bias of the last norm changes the other logits slightly, too.
         for _ in range(3):
             logits = torch.cat([model(torch.tensor([ids])).logits[0] for ids in prompts])
-            now = logits.softmax(dim=-1)[:, eos_id].mean()
-            missing = torch.tensor(likelihood).logit() - now.logit()
+            current = logits.softmax(dim=-1)[:, eos_id].mean()
+            missing = torch.tensor(likelihood).logit() - current.logit()
             model.model.decoder.final_layer_norm.bias += missing * eos / eos.square().sum()
 
 
 def ours(folder, seed):
-    """The training program's own main, until the steps are done."""
+    """Run main of train_rlhf for the steps of a case."""
     from transformers import OPTForCausalLM, OPTForSequenceClassification  # noqa: F401
 
     program = importlib.import_module("train_rlhf")
-    # They are recorded by the training of a reward model, which there was not.
-    program.check_probes = lambda *_: None
+    # The reward model was not trained, and has no recorded scores.
+    importlib.import_module("snakechat.algorithms.rlhf_models").check_probes = lambda *_: None
     idle, case = rss_mb(), read_case(folder, seed)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = rlhf_job(case, folder, Path(work, "result"), seed)
@@ -249,16 +257,22 @@ def ours(folder, seed):
         lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     steps = []
     for (start, end), line in zip(pairwise([started, *ends]), lines, strict=True):
-        told = json.loads(line)
-        step = {name: told[name] for name in ("generate", "score", "responses", "tokens")}
+        times = json.loads(line)
+        step = {name: times[name] for name in ("generate", "score", "responses", "tokens")}
         steps.append({**step, "train": end - start - step["generate"] - step["score"]})
     return {"steps": steps, "idle_mb": idle, "peak_mb": peak_mb()}
 
 
 def rlhf_job(case, folder, result, seed):
-    """A job as the program gets it: the stage's defaults, but for what this benchmark says."""
+    """Return a job of train_rlhf with the default settings, except for those of the case."""
+    import yaml
+
+    from snakechat.config.loading import load_config
+    from snakechat.config.rlhf import RlhfSettings
+
+    config = load_config(yaml.safe_load((ROOT / "config.yaml").read_text()), ROOT, {})
     job = make_job("rlhf", folder, result)
-    vars(job.settings).update(
+    settings = config.training_settings("rlhf", "1.3b") | dict(
         algorithm=case.algorithm,
         num_generations=case.num_generations,
         rollout_batch_size=case.prompts,
@@ -269,24 +283,28 @@ def rlhf_job(case, folder, result, seed):
         critic_learning_rate=RATE,
         kl_in="loss" if case.algorithm == "grpo" else "rewards",
         kl_coef=case.kl_coef,
+        lora_rank=0,
+        adam_betas=BETAS,
+        weight_decay=0.0,
+        dtype="bf16",
         seed=seed,
     )
-    job.placement["micro_batch_tokens"] = PASS_TOKENS
-    # The tokens of the reward phase are those of the probes.
+    job.settings = RlhfSettings(**settings)
+    job.placement["micro_batch_tokens"] = MICRO_BATCH_TOKENS
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
     return job
 
 
 def read_case(folder, seed):
-    """A case of a round: what prepare wrote of it."""
+    """Return the case and the prompts of a round, which prepare wrote."""
     return SimpleNamespace(**json.loads((folder / f"{seed}.json").read_text()))
 
 
 def deepspeed_chat(folder, seed):
-    """(a) DeepSpeed-Chat's step in a plain loop.
+    """Run the steps of a case with the algorithm of DeepSpeed-Chat.
 
-    Shapes: B sequences of T tokens, prompt and response; R tokens of the longest response.
+    Shapes: B sequences of T tokens (prompt and response); R tokens of the longest response.
     """
     import torch
     from transformers import AutoTokenizer, OPTForCausalLM, OPTForSequenceClassification
@@ -310,8 +328,8 @@ def deepspeed_chat(folder, seed):
                 pad_token_id=pad_id,
             )
             mask = (ids != pad_id).long()
-            learnt = mask[:, PROMPT_LIMIT:]
-            clock.take("generate", responses=len(ids), tokens=learnt.sum().item())
+            response_mask = mask[:, PROMPT_LIMIT:]
+            clock.take("generate", responses=len(ids), tokens=response_mask.sum().item())
 
             sequences = ids, mask
             old_logprobs = logprobs_of(actor, *sequences)
@@ -321,23 +339,23 @@ def deepspeed_chat(folder, seed):
             old_values = values_of(critic, *sequences)
             clock.take("score")
 
-            rewards = -KL_COEF * (old_logprobs - ref_logprobs) * learnt
-            rewards[range(len(rewards)), learnt.sum(dim=1) - 1] += scores.clamp(
+            rewards = -KL_COEF * (old_logprobs - ref_logprobs) * response_mask
+            rewards[range(len(rewards)), response_mask.sum(dim=1) - 1] += scores.clamp(
                 -SCORE_CLIP, SCORE_CLIP
             )
-            advantages = advantages_of(rewards, old_values * learnt)
+            advantages = advantages_of(rewards, old_values * response_mask)
             returns = advantages + old_values
 
         ratio = torch.exp(logprobs_of(actor, *sequences) - old_logprobs)
         clipped = ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE)
         loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-        ((loss * learnt).sum() / learnt.sum()).backward()
+        ((loss * response_mask).sum() / response_mask.sum()).backward()
         actor_masters.step()
 
         values = values_of(critic, *sequences)
         clipped = old_values + (values - old_values).clamp(-CLIP_RANGE, CLIP_RANGE)
         loss = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2
-        ((loss * learnt).sum() / learnt.sum()).backward()
+        ((loss * response_mask).sum() / response_mask.sum()).backward()
         critic_masters.step()
         clock.take("train")
         clock.end()
@@ -345,53 +363,53 @@ def deepspeed_chat(folder, seed):
 
 
 def load(kind, folder):
-    """A model in bf16."""
+    """Load a model in bf16."""
     import torch
 
     return kind.from_pretrained(folder, dtype=torch.bfloat16)
 
 
 def padded_left(prompts, pad_id):
-    """input_ids and attention_mask [B, 256] of prompts."""
+    """Return input_ids and attention_mask [B, 256] of prompts."""
     import torch
 
-    spaces = [PROMPT_LIMIT - len(ids) for ids in prompts]
-    ids = [[pad_id] * space + ids for space, ids in zip(spaces, prompts, strict=True)]
-    mask = [[0] * space + [1] * (PROMPT_LIMIT - space) for space in spaces]
+    paddings = [PROMPT_LIMIT - len(ids) for ids in prompts]
+    ids = [[pad_id] * padding + ids for padding, ids in zip(paddings, prompts, strict=True)]
+    mask = [[0] * padding + [1] * (PROMPT_LIMIT - padding) for padding in paddings]
     return torch.tensor(ids), torch.tensor(mask)
 
 
 def logprobs_of(model, ids, mask):
-    """Log-probabilities of the responses' tokens [B, R], from logits of all positions [B, T]."""
+    """Return log-probabilities of response tokens [B, R], from logits of all positions [B, T]."""
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     logprobs = logits.log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
     return logprobs[:, PROMPT_LIMIT - 1 :]
 
 
 def all_values(model, ids, mask):
-    """The head's output at each position [B, T]."""
+    """Return the output of the score head at each position [B, T]."""
     hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     return model.score(hidden).squeeze(-1)
 
 
 def values_of(model, ids, mask):
-    """The critic's value before each token of the responses [B, R]."""
+    """Return the value before each response token [B, R]."""
     return all_values(model, ids, mask)[:, PROMPT_LIMIT - 1 : -1]
 
 
 def advantages_of(rewards, values):
-    """Advantages [B, R] by GAE with gamma 1; rewards and values are 0 behind a response."""
+    """Return advantages [B, R] by GAE with gamma 1; rewards and values are 0 after a response."""
     import torch
 
-    found, following, value = [], 0, 0
-    for place in reversed(range(rewards.shape[1])):
-        delta = rewards[:, place] + value - values[:, place]
-        following, value = delta + GAE_LAMBDA * following, values[:, place]
-        found.append(following)
-    return torch.stack(found[::-1], dim=1)
+    advantages, next_advantage, next_value = [], 0, 0
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + next_value - values[:, t]
+        next_advantage, next_value = delta + GAE_LAMBDA * next_advantage, values[:, t]
+        advantages.append(next_advantage)
+    return torch.stack(advantages[::-1], dim=1)
 
 
-WORK = {"prepare": prepare, "ours": ours, "deepspeed_chat": deepspeed_chat}
+TASKS = {"prepare": prepare, "ours": ours, "deepspeed_chat": deepspeed_chat}
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""One measurement of rlhf.py: TRL's RLOOTrainer or GRPOTrainer, in an environment of TRL's own.
+"""One measurement of rlhf.py: RLOOTrainer or GRPOTrainer of TRL, in a separate environment.
 
-Tried with TRL 1.16.0 on this job (sequences/s of CPU time, one thread; they vary by a tenth):
-- Passes of a step of 32: 1, 2, 4 gave 3.6, 3.5, 3.5 (RLOO) and 4.6, 4.2, 4.2 (GRPO) at 8,192 words;
-  1, 4 gave .95, .98 at 50,272, in 5.1 and 3.0 GB. The best are taken.
-- Passes in fp32: 3.1 for 3.6 (RLOO), 3.6 for 4.6 (GRPO).
-- A static cache: seconds of generation 1.8 for 2.1 (GRPO), 1.8 for 2.0 (RLOO). Taken.
-- transformers' continuous batching: 15.6 seconds of generation for 2.1, in 11 GB.
-- Eager attention: 3.6 for 3.9 (GRPO).
-- Weights in bf16 too, without fp32 ones: 4.4 for 3.9 (GRPO). Not taken: the others have fp32 ones.
-- The fused head is the trainers' only one: on a CPU it scores all positions, those of prompts too.
-- GRPOTrainer leaves out the pass for old log-probabilities, as one update follows; RLOOTrainer
-  has no such way.
+Settings tried with TRL 1.16.0 on this job (sequences/s of CPU time, one thread, +-10 %):
+- Micro-batches of a step of 32: 1, 2, 4 gave 3.6, 3.5, 3.5 (RLOO) and 4.6, 4.2, 4.2 (GRPO) with a
+  vocabulary of 8,192; 1, 4 gave .95, .98 with 50,272, in 5.1 and 3.0 GB. The fastest are used.
+- Forward passes in fp32: 3.1 instead of 3.6 (RLOO), 3.6 instead of 4.6 (GRPO).
+- A static cache: 1.8 s of generation instead of 2.1 (GRPO), 1.8 instead of 2.0 (RLOO). Used.
+- Continuous batching of transformers: 15.6 s of generation instead of 2.1, in 11 GB.
+- Eager attention: 3.6 instead of 3.9 (GRPO).
+- Weights in bf16 without fp32 master weights: 4.4 instead of 3.9 (GRPO). Not used: the other
+  implementations have fp32 master weights.
+- The fused head is the only one of these trainers: on a CPU it evaluates all positions, including
+  those of prompts.
+- GRPOTrainer skips the forward pass for old log-probabilities, because one update follows;
+  RLOOTrainer has no such option.
 """
 
 import json
@@ -19,7 +21,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-# TRL and what it imports would say much that is of no use here.
+# Silences TRL and its dependencies.
 os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
@@ -28,40 +30,40 @@ from data import peak_mb
 from train import BETAS, RATE, Clock, rss_mb
 from transformers import (
     AutoTokenizer,
-    OPTForCausalLM,  # noqa: F401 imported late otherwise, when idle memory has been read
+    OPTForCausalLM,  # noqa: F401 imported lazily otherwise, after idle memory was measured
     OPTForSequenceClassification,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 TRAINERS = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}
-# Passes of an optimizer step, by words.
-PASSES = {"8,192": 1, "50,272": 4}
+# Micro-batches of an optimizer step, by size of the vocabulary.
+MICRO_BATCHES = {"8,192": 1, "50,272": 4}
 
 
 def timed(trainer, clock):
-    """A kind of trainer that takes prompts as ids, and tells a clock what it has done."""
+    """Return a subclass of a trainer that takes token ids as prompts and records times."""
 
     class Timed(trainer):
         def _tokenize_prompts(self, prompts):
             return prompts, None, {}
 
         def _generate(self, prompts):
-            found = super()._generate(prompts)
-            responses = found[1]
+            generated = super()._generate(prompts)
+            responses = generated[1]
             clock.take("generate", responses=len(responses), tokens=sum(map(len, responses)))
-            return found
+            return generated
 
         def _generate_and_score_completions(self, inputs):
-            found = super()._generate_and_score_completions(inputs)
+            scored = super()._generate_and_score_completions(inputs)
             clock.take("score")
-            return found
+            return scored
 
     return Timed
 
 
 class StepEnd(TrainerCallback):
-    """Tells a clock that a step is trained."""
+    """Records the end of a step."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -72,17 +74,20 @@ class StepEnd(TrainerCallback):
 
 
 def main():
-    """Train on the prompts of FOLDER/SEED.json; what its steps took goes out as JSON."""
+    """Train on the prompts of FOLDER/SEED.json; print the times of the steps as JSON."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     datasets.disable_progress_bars()
     idle, clock = rss_mb(), Clock()
     case = SimpleNamespace(**json.loads((folder / f"{seed}.json").read_text()))
     config, trainer = TRAINERS[case.algorithm]
+    micro_batches = MICRO_BATCHES[case.vocab_size]
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=seed,
-        per_device_train_batch_size=case.prompts * case.num_generations // PASSES[case.words],
-        gradient_accumulation_steps=PASSES[case.words],
+        per_device_train_batch_size=case.prompts
+        * case.num_generations
+        // MICRO_BATCHES[case.vocab_size],
+        gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
         shuffle_dataset=False,
         num_generations=case.num_generations,
@@ -94,7 +99,7 @@ def main():
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
         use_cpu=True,
-        # Weights stay fp32; passes run in bf16.
+        # Master weights stay in fp32; forward passes run in bf16.
         bf16=True,
         gradient_checkpointing=False,
         logging_steps=1_000_000,
@@ -117,8 +122,10 @@ def main():
 
 
 def reward_function(folder):
-    """The reward model as a function of ids. TRL's own way with a model decodes responses and
-    tokenizes them anew: those of random weights would come back longer, and without eos.
+    """Return the reward model as a function of token ids.
+
+    TRL passes decoded text to reward models, and tokenizes it again: responses of random weights
+    would become longer and lose their eos.
     """
     model = OPTForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()
     pad_id = model.config.pad_token_id

@@ -222,7 +222,7 @@ def test_a_reward_function_alone_is_enough_to_train(train, functions, monkeypatc
     # Responses without eos are accepted here.
     monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 10**6)
     (functions / "long.py").write_text(
-        "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
+        "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
     )
     settings = {"reward": None, "reward_functions": {"long": 1.0}}
     settings |= {"epochs": 8, "actor_learning_rate": 0.01, "warmup_steps": 0, "kl_coef": 0.0}
