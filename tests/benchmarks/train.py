@@ -76,26 +76,28 @@ def main():
             "trl": [arguments.trl_python, str(Path(__file__).with_name("trl_way.py"))],
         }
         cases = list(product(VOCABULARIES, STAGES))
-        for words in VOCABULARIES:
-            child([*ours, "prepare", str(warm_up + steps), f"{folder}/{words}"], folder)
-        measurements = {case: {way: [] for way in commands} for case in cases}
+        for vocabulary in VOCABULARIES:
+            child([*ours, "prepare", str(warm_up + steps), f"{folder}/{vocabulary}"], folder)
+        measurements = {case: {method: [] for method in commands} for case in cases}
         for turn in range(arguments.rounds):
-            for (words, stage), ways in measurements.items():
-                for way, results in ways.items():
-                    results.append(child([*commands[way], stage, f"{folder}/{words}"], folder))
-                    print(f"round {turn + 1}: {words} {stage} {way}", file=sys.stderr)
-        figures = {words: {stage: {} for stage in STAGES} for words in VOCABULARIES}
-        for (words, stage), ways in measurements.items():
-            rows = json.loads(Path(folder, words, f"{stage}.json").read_text())
-            for way, results in ways.items():
-                figures[words][stage][way] = summary(rows, warm_up, results)
-    for words, stage in cases:
-        for figure in figures[words][stage].values():
-            compare(figures[words][stage]["ours"], figure)
-    print(table(figures), file=sys.stderr)
+            for (vocabulary, stage), methods in measurements.items():
+                for method, results in methods.items():
+                    results.append(
+                        child([*commands[method], stage, f"{folder}/{vocabulary}"], folder)
+                    )
+                    print(f"round {turn + 1}: {vocabulary} {stage} {method}", file=sys.stderr)
+        metrics = {vocabulary: {stage: {} for stage in STAGES} for vocabulary in VOCABULARIES}
+        for (vocabulary, stage), methods in measurements.items():
+            rows = json.loads(Path(folder, vocabulary, f"{stage}.json").read_text())
+            for method, results in methods.items():
+                metrics[vocabulary][stage][method] = summary(rows, warm_up, results)
+    for vocabulary, stage in cases:
+        for entry in metrics[vocabulary][stage].values():
+            compare(metrics[vocabulary][stage]["ours"], entry)
+    print(table(metrics), file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
     about |= {"rounds": arguments.rounds, "warm_up": warm_up, "steps": steps, "batch": BATCH}
-    print(json.dumps({**about, "model": MODEL, "figures": figures}, indent=1))
+    print(json.dumps({**about, "model": MODEL, "figures": metrics}, indent=1))
 
 
 def child(command, folder):
@@ -135,26 +137,26 @@ def spread(values):
     }
 
 
-def compare(ours, figure, speed="tokens_per_second"):
+def compare(ours, entry, speed="tokens_per_second"):
     """Add the ratios of Snakechat's medians to those of a method. speed: name of the metric."""
     for name, what in (("speed", speed), ("memory", "peak_mb_above_idle")):
-        ratio = ours[what]["median"] / figure[what]["median"]
-        figure[f"{name}_of_ours_over_this"] = round(ratio, 2)
+        ratio = ours[what]["median"] / entry[what]["median"]
+        entry[f"{name}_of_ours_over_this"] = round(ratio, 2)
 
 
-def table(figures):
+def table(metrics):
     """Format the results as a table."""
     lines = [
-        f"{'words':8}{'stage':7}{'way':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
-        f"{'first loss':>12}{'ours, times':>13}"
+        f"{'vocab':8}{'stage':7}{'method':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
+        f"{'first loss':>12}{'speed ratio':>13}"
     ]
-    for words, stage in product(VOCABULARIES, STAGES):
-        for way, figure in figures[words][stage].items():
-            rate, rows = figure["tokens_per_second"], figure["rows_per_second"]["median"]
+    for vocabulary, stage in product(VOCABULARIES, STAGES):
+        for method, entry in metrics[vocabulary][stage].items():
+            rate, rows = entry["tokens_per_second"], entry["rows_per_second"]["median"]
             lines.append(
-                f"{words:8}{stage:7}{way:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
-                f"{rows:9.2f}{figure['peak_mb_above_idle']['median']:8,.0f}"
-                f"{figure['first_loss']:12.4f}{figure['speed_of_ours_over_this']:13.2f}"
+                f"{vocabulary:8}{stage:7}{method:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
+                f"{rows:9.2f}{entry['peak_mb_above_idle']['median']:8,.0f}"
+                f"{entry['first_loss']:12.4f}{entry['speed_of_ours_over_this']:13.2f}"
             )
     return "\n".join(lines)
 
@@ -197,15 +199,15 @@ def prepare(steps, folder):
     importlib.import_module("compute_reference").main(make_job("dpo", folder, folder / "reference"))
 
 
-def make_tokenizer(words, rows):
+def make_tokenizer(vocabulary, rows):
     """Return the tokenizer of OPT, or one with a vocabulary of this size trained on the rows."""
     from init_model import train_tokenizer
     from snakechat.data.tokenizers import load_tokenizer
 
-    if words == VOCABULARIES[0]:
+    if vocabulary == VOCABULARIES[0]:
         return load_tokenizer(SHARED / "tokenizer_opt")
     texts = (text for row in rows for text in row if text is not None)
-    return train_tokenizer(texts, int(words.replace(",", "")))
+    return train_tokenizer(texts, int(vocabulary.replace(",", "")))
 
 
 def make_job(stage, folder, result):
@@ -286,10 +288,10 @@ class Clock:
     def __init__(self):
         self.steps, self.step, self.last = [], {}, time.perf_counter()
 
-    def take(self, part, **counts):
+    def take(self, section, **counts):
         """Record the seconds of the section that ends now, and counts of it."""
         now = time.perf_counter()
-        self.step |= {part: now - self.last, **counts}
+        self.step |= {section: now - self.last, **counts}
         self.last = now
 
     def end(self):

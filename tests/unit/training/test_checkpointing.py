@@ -94,7 +94,7 @@ def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **setti
 def walk(job, steps=STEPS, at=None, component=None):
     """Run in a new process, which draws and logs in each step; return its component and steps.
 
-    at: functions to call in some steps, by number.
+    at: functions to call in steps, by number.
     """
     shutil.rmtree(job.result, ignore_errors=True)
     job.result.mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_a_run_killed_in_any_step_resumes_from_its_last_checkpoint(step, expecte
 
 def test_every_jsonl_file_of_a_result_is_restored():
     def responses(job):
-        """Return functions that log some steps in another file."""
+        """Return functions that log three steps in another file."""
 
         def write(step):
             with (job.result / "responses.jsonl").open("a") as file:
@@ -272,12 +272,16 @@ def test_checkpoints_are_saved_every_save_steps_and_the_last_two_are_kept(save_s
 
 
 def test_a_checkpoint_exists_when_the_next_step_begins():
-    job, found = make_job(save_steps=3), {}
+    job, saved = make_job(save_steps=3), {}
+
+    def record(step):
+        saved[step] = saved_steps(job)
+
     walk(
         job,
-        at={step: (lambda step=step: found.update({step: saved_steps(job)})) for step in (3, 4, 7)},
+        at={step: partial(record, step) for step in (3, 4, 7)},
     )
-    assert found == {3: [], 4: [3], 7: [3, 6]}
+    assert saved == {3: [], 4: [3], 7: [3, 6]}
 
 
 def test_a_resumed_run_saves_at_the_same_steps():

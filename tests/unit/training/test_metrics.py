@@ -107,8 +107,8 @@ def resumed(make_job):
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
             logger.log(step, ["loss"], loss=step / 8)
-    # The fourth step was logged, but the checkpoint is that of the third. In another format than
-    # ours: existing lines are kept as they are.
+    # The fourth step was logged, but the checkpoint is that of the third. With other
+    # spaces: existing lines are kept as they are.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
     (job.result / "metrics.jsonl").write_bytes(before)
     return job, before
