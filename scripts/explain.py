@@ -147,13 +147,13 @@ def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
     A rerun that fails leaves a result without the manifest next to it: the copy in the result
     folder is returned.
     """
-    beside = manifest_path(path)
-    if manifest := read_manifest(beside):
+    manifest_file = manifest_path(path)
+    if manifest := read_manifest(manifest_file):
         return manifest, []
-    if beside.exists():
-        problem = f"{beside} cannot be read"
+    if manifest_file.exists():
+        problem = f"{manifest_file} cannot be read"
     elif Path(path).exists():
-        problem = f"{beside} is missing"
+        problem = f"{manifest_file} is missing"
     elif Path(f"{path}.run.json").exists():
         problem = f"{path} is missing"
     else:
@@ -186,12 +186,12 @@ def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], jobs: Mapping[str, 
     changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
-        beside = manifest_path(entry["path"])
+        manifest_file = manifest_path(entry["path"])
         if entry["path"] in jobs or not recorded or job_name(recorded) != job_name(entry):
             continue
         if recorded["spec"] != entry["spec"]:
             changes |= dict.fromkeys(rebuild_causes(recorded, entry))
-        elif beside.exists() and file_digest(beside) != manifest["inputs"].get(key):
+        elif manifest_file.exists() and file_digest(manifest_file) != manifest["inputs"].get(key):
             changes[f"{job_name(entry)} was rebuilt with other content"] = None
     return list(changes)
 

@@ -116,21 +116,21 @@ def file_properties(path: Path) -> dict[str, Any]:
 
 def find_problems(folder: Path, files: Properties) -> Iterator[str]:
     """Yield what is wrong with a result, one line each."""
-    beside = manifest_path(folder)
-    if not beside.exists():
+    manifest_file = manifest_path(folder)
+    if not manifest_file.exists():
         yield f"{folder}: has no manifest"
         return
-    manifest = read_manifest(beside)
+    manifest = read_manifest(manifest_file)
     if manifest is None:
-        yield f"{beside}: cannot be read"
+        yield f"{manifest_file}: cannot be read"
         return
     if folder.is_dir():
         yield from changed_files(folder, manifest["files"], files)
         inside = folder / "manifest.json"
         if not inside.is_file():
             yield f"{inside}: missing"
-        elif inside.read_bytes() != beside.read_bytes():
-            yield f"{inside}: differs from {beside}"
+        elif inside.read_bytes() != manifest_file.read_bytes():
+            yield f"{inside}: differs from {manifest_file}"
     else:
         yield f"{folder}: missing"
     yield from changed_inputs(folder, manifest)
@@ -154,11 +154,11 @@ def changed_files(folder: Path, recorded: Properties, files: Properties) -> Iter
 
 def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield the inputs of a result whose manifests changed since the result was made."""
-    spec, beside = manifest["spec"], manifest_path(folder)
+    spec, manifest_file = manifest["spec"], manifest_path(folder)
     # The tree may have another name than "output", or be a subfolder of it.
     expected, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
     if absolute.parts[-len(expected) :] != expected:
-        yield f"{beside}: is the manifest of {spec['path']}"
+        yield f"{manifest_file}: is the manifest of {spec['path']}"
         return
     tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
@@ -174,7 +174,7 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
             problem = "changed after this result was made"
         else:
             continue
-        yield f"{beside}: input {key}: {manifest_path(entry['path'])} {problem}"
+        yield f"{manifest_file}: input {key}: {manifest_path(entry['path'])} {problem}"
 
 
 # --- two trees --------------------------------------------------------------------------------

@@ -113,17 +113,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         url = urlsplit(self.path)
-        query, words = parse_qs(url.query), url.path.split("/")
-        if words[-1] == "log":
+        query, segments = parse_qs(url.query), url.path.split("/")
+        if segments[-1] == "log":
             # As in Kubernetes: a container that never restarted has no previous log.
             previous = query.get("previous") == ["True"]
-            log, _ = self.server.pods[words[-2]]
+            log, _ = self.server.pods[segments[-2]]
             self.respond({}, 400) if previous else self.respond(log.read_text())
-        elif words[-1] == "pods":
+        elif segments[-1] == "pods":
             name = query["labelSelector"][0].removeprefix("job-name=")
             self.respond({"items": [self.server.pod(name)]})
         else:
-            self.respond({**self.server.jobs[words[-2]], "status": self.server.status(words[-2])})
+            self.respond(
+                {**self.server.jobs[segments[-2]], "status": self.server.status(segments[-2])}
+            )
 
     def do_DELETE(self):
         self.body()

@@ -424,10 +424,10 @@ def test_config_keys_of_all_settings_exist_in_the_config(quick):
         # exact_check has no key; max_rows has none here.
         for key in flatten(spec["settings"]).keys() - {"exact_check", "max_rows"}:
             first, *rest = config_key(spec, key).split(".")
-            found = config[first]["defaults"] if first in STAGES else config[first]
-            for part in rest:
-                assert part in found, (spec["rule"], key)
-                found = found[part]
+            section = config[first]["defaults"] if first in STAGES else config[first]
+            for inner in rest:
+                assert inner in section, (spec["rule"], key)
+                section = section[inner]
     split = {"rule": "split_dataset", "name": "toy"}
     assert config_key(split, "max_rows") == "datasets.toy.max_rows"
 

@@ -32,7 +32,7 @@ class PlannedJob(NamedTuple):
 
 
 def parse_arguments(
-    parser: argparse.ArgumentParser, words: list[str]
+    parser: argparse.ArgumentParser, command_line: list[str]
 ) -> tuple[argparse.Namespace, list[str]]:
     """Parse a command line that ends in options of Snakemake.
 
@@ -40,17 +40,17 @@ def parse_arguments(
 
     Args:
         parser: The parser of the program's own options and targets.
-        words: The command line.
+        command_line: The words of the command line.
 
     Returns:
         The parsed arguments, and the options for Snakemake.
     """
-    if "--" in words:
-        end = words.index("--")
-        return parser.parse_args(words[:end]), words[end + 1 :]
-    _, unrecognized = parser.parse_known_args(words)
-    end = words.index(unrecognized[0]) if unrecognized else len(words)
-    return parser.parse_args(words[:end]), words[end:]
+    if "--" in command_line:
+        end = command_line.index("--")
+        return parser.parse_args(command_line[:end]), command_line[end + 1 :]
+    _, unrecognized = parser.parse_known_args(command_line)
+    end = command_line.index(unrecognized[0]) if unrecognized else len(command_line)
+    return parser.parse_args(command_line[:end]), command_line[end:]
 
 
 def dry_run(arguments: list[str]) -> tuple[str, str]:
@@ -94,9 +94,11 @@ def planned_jobs(output: str) -> dict[str, PlannedJob]:
             reason = text
         # Rules without a command ("None") stand for the folders that users request.
         if kind == "Shell command" and "--spec" in text:
-            words = shlex.split(text)
-            spec = json.loads(Path(words[words.index("--spec") + 1]).read_text())
-            placement = words[words.index("--placement") + 1] if "--placement" in words else "{}"
+            command = shlex.split(text)
+            spec = json.loads(Path(command[command.index("--spec") + 1]).read_text())
+            placement = (
+                command[command.index("--placement") + 1] if "--placement" in command else "{}"
+            )
             jobs[spec["path"]] = PlannedJob(spec, json.loads(placement), reason)
 
     @cache

@@ -87,14 +87,14 @@ def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
     for data_folder in (folder / name for folder in folders for name in DATA_FOLDERS):
         for path in data_folder.rglob("*"):
             files.setdefault(path.relative_to(data_folder).as_posix(), []).append(path)
-    found: set[Path] = set()
+    referenced: set[Path] = set()
     pending = [name for name in names if name in files]
     while pending:
         for path in files.get(pending.pop(), ()):
-            if path.is_file() and path not in found:
-                found.add(path)
+            if path.is_file() and path not in referenced:
+                referenced.add(path)
                 pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
-    return found
+    return referenced
 
 
 def _imported_files(statement: Import, package: tuple[str, ...], root: Path) -> Iterator[Path]:
@@ -103,16 +103,21 @@ def _imported_files(statement: Import, package: tuple[str, ...], root: Path) -> 
     package: the packages around the importing module, from the outermost to the innermost.
     """
     parents = package[: len(package) - statement.level + 1] if statement.level else ()
-    parts = [*parents, *filter(None, statement.module.split("."))]
-    if not parts or not (_is_package(root / parts[0]) or (root / f"{parts[0]}.py").is_file()):
+    components = [*parents, *filter(None, statement.module.split("."))]
+    if not components or not _is_module(root / components[0]):
         return
-    for depth in range(1, len(parts) + 1):
-        yield _module_file(root.joinpath(*parts[:depth]))
+    for depth in range(1, len(components) + 1):
+        yield _module_file(root.joinpath(*components[:depth]))
     # `from package import name` imports a module of that name, if there is one.
-    folder = root.joinpath(*parts)
+    folder = root.joinpath(*components)
     for name in statement.names:
-        if _is_package(folder / name) or (folder / f"{name}.py").is_file():
+        if _is_module(folder / name):
             yield _module_file(folder / name)
+
+
+def _is_module(path: Path) -> bool:
+    """Return whether a path without suffix is a package or a module."""
+    return _is_package(path) or path.with_name(f"{path.name}.py").is_file()
 
 
 def _is_package(folder: Path) -> bool:
