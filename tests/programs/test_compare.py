@@ -98,7 +98,7 @@ def planned_with(workflow, settings, target):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "target", "said"),
+    ("sweep", "target", "message"),
     [
         ({"recipe": "none"}, "pair", "sweeps.mine.recipe names 'none', which is not under"),
         ({"over": {"seed": ["a b"]}}, "pair", "'mine-seed-a b' is no name of a recipe"),
@@ -110,18 +110,18 @@ def planned_with(workflow, settings, target):
         ({}, "tiny-vs-none", "dpo.recipes has no 'none'"),
     ],
 )
-def test_errors_in_sweeps_and_comparisons_are_one_line(quick, sweep, target, said):
+def test_errors_in_sweeps_and_comparisons_are_one_line(quick, sweep, target, message):
     settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}, **sweep}
     target = "mine" if target == "pair" else target
     text = planned_with(quick, {"sweeps": {"mine": settings}}, f"output/compare/dpo/{target}.html")
     [line] = [line for line in text.splitlines() if line.startswith("error: ")]
-    assert said in line
+    assert message in line
 
 
 def test_a_sweep_cannot_have_the_name_of_a_recipe(quick):
     settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}}
-    said = planned_with(quick, {"sweeps": {"tiny": settings}}, "output/dpo/tiny")
-    assert "error: config: sweeps.tiny has the name of a recipe of dpo\n" in said
+    output = planned_with(quick, {"sweeps": {"tiny": settings}}, "output/dpo/tiny")
+    assert "error: config: sweeps.tiny has the name of a recipe of dpo\n" in output
 
 
 # --- a build --------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def browser(profile):
     os.close(write_responses)
     with open(write_commands, "wb", buffering=0) as out, open(read_responses, "rb") as responses:
         try:
-            # Where it responses no more, nobody waits for ever.
+            # A browser that does not respond would block the test.
             end.start()
             yield Browser(out, responses)
         finally:
