@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 
-# A batch continues without its ended rows once at most this share of its rows is unfinished.
+# Ended rows leave a batch once at most this fraction of its rows is unfinished.
 COMPACTION_THRESHOLD = 7 / 8
 # Probabilities that are summed at a time to sample a token.
 CDF_BLOCK = 64
