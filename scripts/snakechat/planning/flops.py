@@ -5,8 +5,8 @@ A model is described by the keys that NAME.run.json has: weights, trained, layer
 
 from collections.abc import Mapping
 
-# Dense 16-bit operations per second from NVIDIA's data sheets, without sparsity. The first name that
-# the GPU's own name contains applies.
+# Dense 16-bit operations per second from NVIDIA's data sheets, without sparsity. The first key that
+# is in the GPU's name applies.
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
