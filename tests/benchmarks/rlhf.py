@@ -6,7 +6,8 @@ the same small OPT model (train.py) for the same prompts of ../shared/data/hh_ha
 order, score the responses by the same reward model, and make one update on all of them, in bf16
 with fp32 master weights. (a) is implemented below: prompts padded to 256 tokens on the left, four
 forward passes over padded sequences with logits or values at all positions, losses over the same
-positions. Unlike DeepSpeed-Chat it samples: greedy decoding would give each implementation other responses.
+positions. Unlike DeepSpeed-Chat it samples: with greedy decoding, the lengths of responses would
+differ between the implementations.
 
 The actor of a case ends its responses with a probability that makes the mean length half the limit;
 one in five reaches the limit. Lengths are random, so that the implementations work on equal lengths

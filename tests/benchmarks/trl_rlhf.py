@@ -84,9 +84,7 @@ def main():
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=seed,
-        per_device_train_batch_size=case.prompts
-        * case.num_generations
-        // MICRO_BATCHES[case.vocab_size],
+        per_device_train_batch_size=case.prompts * case.num_generations // micro_batches,
         gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
         shuffle_dataset=False,

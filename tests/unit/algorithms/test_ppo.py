@@ -1,4 +1,4 @@
-"""The mathematics of RLHF, against numbers checked by hand, slow loops and autograd."""
+"""The equations of PPO, RLOO and GRPO against numbers computed by hand, loops and autograd."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ def test_token_rewards_are_zero_outside_the_response():
     torch.testing.assert_close(rewards, torch.tensor([[5.1, 0.0, 0.0]]))
 
 
-def test_token_rewards_leave_the_scores_as_they_are():
+def test_token_rewards_do_not_change_the_scores():
     scores = torch.tensor([3.0])
     ppo.token_rewards(scores, torch.ones(1, 2), torch.zeros(1, 2), ragged_mask([2], 2), 0.5)
     assert scores.item() == 3.0
@@ -55,11 +55,11 @@ def test_token_rewards_leave_the_scores_as_they_are():
 @pytest.mark.parametrize(
     ("gae_lambda", "expected"),
     [
-        # Lambda 1: all rewards to come (1) less the value (.5), at each token.
+        # Lambda 1: the sum of future rewards (1) minus the value (.5), at each token.
         (1.0, [0.5, 0.5, 0.5]),
-        # Lambda 0: the errors alone: 0 + .5 - .5, 0 + .5 - .5, 1 + 0 - .5.
+        # Lambda 0: the TD errors: 0 + .5 - .5, 0 + .5 - .5, 1 + 0 - .5.
         (0.0, [0.0, 0.0, 0.5]),
-        # Lambda .5: the last error .5, halved at each token before it.
+        # Lambda .5: the last TD error .5, halved at each token before it.
         (0.5, [0.125, 0.25, 0.5]),
     ],
 )
@@ -77,7 +77,7 @@ def test_gae_discounts_by_gamma():
 
 
 def double_sum_gae(rewards, values, gamma, gae_lambda):
-    """Schulman et al. 2016, eq. 16, of one whole response (lists), as it stands there."""
+    """Schulman et al. 2016, eq. 16, of one response (lists), as the double sum of the paper."""
     length = len(rewards)
     state_values = [*values, 0.0]
     advantages = []
@@ -110,17 +110,17 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
     assert not returns[~mask].any()
 
 
-def test_gae_does_not_look_behind_the_end():
+def test_gae_ignores_values_after_the_end():
     mask = ragged_mask([2, 3], 3)
     rewards, values = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
     expected = ppo.gae(rewards, values * mask, mask, 0.9, 0.5)
-    behind = torch.where(mask, 0.0, 77.0)
-    found = ppo.gae(rewards + behind, values + behind, mask, 0.9, 0.5)
-    for ours, theirs in zip(found, expected, strict=True):
+    after_end = torch.where(mask, 0.0, 77.0)
+    actual = ppo.gae(rewards + after_end, values + after_end, mask, 0.9, 0.5)
+    for ours, theirs in zip(actual, expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_gae_of_single_tokens_is_reward_less_value():
+def test_gae_of_single_tokens_is_reward_minus_value():
     advantages, returns = ppo.gae(
         torch.tensor([[2.0], [0.0]]), torch.tensor([[0.5], [1.0]]), ragged_mask([1, 1], 1), 0.9, 0.9
     )
@@ -128,17 +128,17 @@ def test_gae_of_single_tokens_is_reward_less_value():
     assert returns.tolist() == [[2.0], [0.0]]
 
 
-def test_returns_with_lambda_1_are_the_discounted_rewards_to_come():
+def test_returns_with_lambda_1_are_discounted_future_rewards():
     rewards, values = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[7.0, -3.0, 0.2]])
     _, returns = ppo.gae(rewards, values, ragged_mask([3], 3), 0.5, 1.0)
-    # 1 + .5 * (2 + .5 * 4), 2 + .5 * 4, 4: whatever the values are.
+    # 1 + .5 * (2 + .5 * 4), 2 + .5 * 4, 4, independent of the values.
     torch.testing.assert_close(returns, torch.tensor([[3.0, 4.0, 4.0]]))
 
 
 def test_whitening_by_hand():
     x = torch.tensor([[1.0, 3.0, 99.0]])
     whitened = ppo.whiten(x, ragged_mask([2], 3))
-    # Mean 2, deviation 1.
+    # Mean 2, standard deviation 1.
     torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0, 0.0]]))
 
 
@@ -267,7 +267,7 @@ def test_statistics_can_be_stacked_and_hold_no_graph():
         assert value.shape == () and value.dtype == torch.float32 and not value.requires_grad
 
 
-def test_explained_variance_is_1_for_right_values_and_0_for_constant_ones():
+def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
     returns = torch.tensor([[1.0, 2.0, 50.0], [4.0, 50.0, 50.0]])
     mask = ragged_mask([2, 1], 3)
     # What stands outside the mask must not count.
@@ -323,7 +323,7 @@ def vocabulary(seed, size=5):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_kl_penalty_is_on_average_the_kl(seed):
+def test_the_mean_of_kl_penalty_is_the_kl(seed):
     logits, ref_logprobs = vocabulary(seed)
     logprobs = logits.log_softmax(0)
     exact = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
@@ -332,7 +332,7 @@ def test_kl_penalty_is_on_average_the_kl(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_gradient_of_kl_penalty_is_on_average_that_of_the_reverse_kl(seed):
+def test_the_mean_gradient_of_kl_penalty_is_that_of_the_reverse_kl(seed):
     logits, ref_logprobs = vocabulary(seed)
     logprobs = logits.log_softmax(0)
     sampled = logprobs.exp().detach()
@@ -358,16 +358,16 @@ def gradient(loss, *by):
         (-3.0, 0.05 * 0.98),
     ],
 )
-def test_kl_coef_follows_the_kl(kl, kl_coef):
+def test_kl_coef_increases_with_the_kl(kl, kl_coef):
     assert ppo.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
 
 
 def test_kl_coef_changes_by_a_fifth_at_most_however_short_the_horizon():
-    # Six times the horizon would take 120 % off.
+    # Without the limit, six times the horizon would subtract 120 %.
     assert ppo.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)
 
 
-def test_kl_coef_brings_the_kl_to_its_target():
+def test_kl_coef_moves_the_kl_to_its_target():
     # A policy whose KL is 2 / kl_coef: 6 nats at 1/3.
     kl_coef = 0.05
     for _ in range(200):
@@ -392,7 +392,7 @@ def test_merged_moments_by_hand():
 
 
 def test_merged_moments_of_batches_are_those_of_all_values():
-    # Far from 0, where a sum of squares less the square of the sum has no digits left.
+    # Far from 0, where the sum of squares minus the square of the sum loses all digits.
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values += 1e8
     running = (0, 0.0, 0.0)
@@ -404,7 +404,7 @@ def test_merged_moments_of_batches_are_those_of_all_values():
     assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)
 
 
-# --- Advantages without values --------------------------------------------------------------
+# Advantages without values.
 
 
 def test_rloo_advantages_by_hand():
@@ -424,11 +424,11 @@ def test_rloo_advantages_equal_a_loop_over_the_other_responses():
 
 
 def test_grpo_advantages_by_hand():
-    # Mean 3, deviation 2 (over A - 1: (4 + 0 + 4) / 2 = 4); a prompt's scale does not matter.
+    # Mean 3, standard deviation 2 (A - 1: (4 + 0 + 4) / 2 = 4), at any scale of a prompt.
     scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
     expected = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
     torch.testing.assert_close(ppo.grpo_advantages(scores), expected, rtol=1e-4, atol=0)
-    # What is added to the deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
+    # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
     close = ppo.grpo_advantages(torch.tensor([[2e-4], [0.0]]))
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
 
@@ -444,13 +444,13 @@ def test_grpo_advantages_equal_a_loop_over_prompts():
 
 
 @pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
-def test_responses_that_score_alike_have_no_advantages(score):
+def test_equal_scores_have_advantages_of_0(score):
     scores = torch.full((7, 2), score)
     assert not ppo.grpo_advantages(scores).any()
     assert ppo.rloo_advantages(scores).abs().max() < 1e-6 * abs(score)
 
 
-# --- Importance weights ---------------------------------------------------------------------
+# Importance weights.
 
 
 def test_importance_weights_by_hand():
@@ -460,7 +460,7 @@ def test_importance_weights_by_hand():
     torch.testing.assert_close(ppo.importance_weights(policy, sampler, 2.0), expected)
 
 
-def test_importance_weights_of_a_token_the_sampler_thought_impossible_are_capped():
+def test_importance_weights_are_finite_for_tokens_of_sampler_probability_0():
     weights = ppo.importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), 2.0)
     assert weights.item() == 2.0
 
@@ -472,10 +472,10 @@ def test_importance_weights_correct_the_sampler_below_the_cap(cap):
     logprobs = logits.log_softmax(0)
     weights = ppo.importance_weights(logprobs, sampler_logprobs, cap)
     assert not weights.requires_grad
-    # The estimate, over all tokens that the sampler draws.
+    # The expectation over the tokens of the sampler.
     sampled = sampler_logprobs.exp()
     estimate = gradient((sampled * weights * rewards * logprobs).sum(), logits)
-    # By logits: p * (reward - mean reward), and where capped, cap * sampler instead of p.
+    # Expected gradient: p * (reward - mean reward), with cap * sampler instead of p if capped.
     policy = logprobs.exp().detach()
     mean = (policy * rewards).sum()
     exact = policy * (rewards - mean)
@@ -490,12 +490,12 @@ def test_importance_weights_correct_the_sampler_below_the_cap(cap):
         assert (biased - exact).abs().max() > 0.1
 
 
-# --- Gradients of whole losses, by logits ---------------------------------------------------
+# Gradients of complete losses with respect to the logits.
 
 # A response of two tokens from a vocabulary of two: token 0 (.5 against .5), then 1 (.4 and .6).
 TOKENS = torch.tensor([0, 1])
 PROBABILITIES = torch.tensor([[0.5, 0.5], [0.4, 0.6]], dtype=torch.float64)
-# By logits, of a token's log-probability: 1 at the token, less the probabilities.
+# Gradient of a log-probability with respect to the logits: one-hot minus the probabilities.
 SLOPES = torch.tensor([[0.5, -0.5], [-0.4, 0.4]], dtype=torch.float64)
 
 
@@ -540,7 +540,7 @@ def test_gradient_of_the_whole_ppo_loss(score, advantages, kept):
     second = -1.5 if score == 3.0 else 0.0
     assert by_values.tolist()[0] == pytest.approx([(0.6 - 0.5 - advantages[0]) / 2, second])
 
-    # And by autograd, through the formula as it stands in the paper, token by token.
+    # By autograd, through the formula of the paper, token by token.
     naive = 0.0
     for t, token in enumerate(TOKENS):
         policy = logits[t].exp() / logits[t].exp().sum()
@@ -560,7 +560,7 @@ def test_gradient_of_the_whole_ppo_loss(score, advantages, kept):
 
 def test_gradient_of_kl_penalty_by_logits():
     logits, logprobs = policy_of_two_tokens()
-    # The reference: half as likely, and half as likely again.
+    # Probability ratios of reference and policy: 1/2 and 1/4.
     ref_logprobs = logprobs.detach() - torch.tensor([[2.0, 4.0]], dtype=torch.float64).log()
     found = gradient(ppo.kl_penalty(logprobs, ref_logprobs).sum(), logits)
     # 1 - ref / policy, by the token's log-probability.
@@ -588,7 +588,7 @@ def test_gradients_of_losses_without_values_by_logits(advantages_of, expected):
     advantages = advantages_of(torch.tensor([[3.0, 3.0], [1.0, 1.0]], dtype=torch.float64))
     loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
     found = gradient(loss, logits)
-    # The slopes of tokens 0 and 1 differ by (1, -1), whatever the policy; the mean is over four.
+    # For any policy, the gradients of tokens 0 and 1 differ by (1, -1); the mean is over four.
     by_hand = torch.tensor([[-expected[0] / 4, expected[0] / 4]] * 2, dtype=torch.float64)
     torch.testing.assert_close(found, by_hand)
     naive = 0.0
