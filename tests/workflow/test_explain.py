@@ -72,7 +72,7 @@ def test_swapped_values_are_two_changes(built):
 
 def test_two_changes_are_separate_although_one_makes_the_job_of_the_other_stale(built):
     limit = ("max_prompt_length: 48", "max_prompt_length: 47")
-    prompts = ("  temperature: 1.0\n  # Resamp", "  temperature: 0.5\n  # Resamp")
+    prompts = ("  temperature: 1.0\n  # Bootstrap", "  temperature: 0.5\n  # Bootstrap")
     with edited(built.folder / "config.yaml", limit, prompts):
         assert explain(built, TARGET) == (
             "tokenize_rlhf tiny is stale: rlhf.max_prompt_length changed from 48 to 47\n"
@@ -84,16 +84,16 @@ def test_two_changes_are_separate_although_one_makes_the_job_of_the_other_stale(
 
 
 def test_an_edited_module_makes_exactly_the_programs_stale_that_import_it(built):
-    module = built.folder / "scripts/snakechat/training/engine.py"
+    module = built.folder / "scripts/snakechat/training/deepspeed_engine.py"
     with edited(module, ('_per_gpu": 1', '_per_gpu": int(1)')):
         heading, same, stale = explain(built, TARGET).splitlines()
         planned = built.planned()
     first, _, cause = heading.partition(" is stale: ")
-    assert cause == "module snakechat/training/engine.py changed"
+    assert cause == "module snakechat/training/deepspeed_engine.py changed"
     roots = rules([first, *names_after("the same applies to", same)])
     programs = {rule: code_digests(ROOT / f"scripts/{rule}.py") for rule in planned}
     assert roots == {
-        rule for rule, code in programs.items() if "snakechat/training/engine.py" in code
+        rule for rule, code in programs.items() if "snakechat/training/deepspeed_engine.py" in code
     }
     assert rules(names_after("makes stale", stale)) == planned - roots != set()
 
