@@ -132,8 +132,10 @@ class Rollouts:
 
     def decode(self) -> tuple[list[str], list[str]]:
         """Return prompts [B] and responses [B] as text, without special tokens."""
-        responses: Any = [ids for sequences in self.examples.responses for ids in sequences]
-        prompts: Any = [*self.examples.prompts] * len(self.examples.responses)
+        rows: Any = self.examples.prompts
+        sequences: Any = self.examples.responses
+        prompts = [*rows] * len(sequences)
+        responses = [ids for responses in sequences for ids in responses]
         return (
             self.tokenizer.batch_decode(prompts, skip_special_tokens=True),
             self.tokenizer.batch_decode(responses, skip_special_tokens=True),
