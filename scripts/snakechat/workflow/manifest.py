@@ -18,8 +18,9 @@ from snakechat.workflow.errors import InputError
 Manifest = dict[str, Any]
 
 # Files in a result folder that the manifest does not list. Snakemake leaves an empty timestamp file
-# in folders that a user requests by name.
-UNLISTED_FILES = {".snakemake_timestamp", "manifest.json"}
+# in folders that a user requests by name. A model card names the options of one build, and people
+# edit it before they publish a model: neither makes another model of it.
+UNLISTED_FILES = {".snakemake_timestamp", "manifest.json", "README.md"}
 
 
 def manifest_path(folder: str | Path) -> Path:

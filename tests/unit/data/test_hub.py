@@ -567,7 +567,10 @@ def test_glob_matches_as_in_a_local_folder(built):
 
 
 FAILURES = {
-    ("fetch_model", "harmful"): "hub model lab/harmful at COMMIT: the weights file is damaged or has",
+    (
+        "fetch_model",
+        "harmful",
+    ): "hub model lab/harmful at COMMIT: the weights file is damaged or has",
     ("fetch_model", "short"): "hub model lab/short at COMMIT: .",
     ("fetch_model", "unknown"): "hub model lab/unknown at main: 404 .*Repository Not Found",
     (

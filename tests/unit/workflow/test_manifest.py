@@ -28,6 +28,8 @@ def result(tmp_path, monkeypatch):
     (folder / "weights").write_bytes(b"123")
     (folder / "deep/config").write_bytes(b"{}")
     (folder / ".snakemake_timestamp").touch()
+    # A model card, which people edit.
+    (folder / "README.md").write_text("# Tiny")
     write_manifest(folder)
     return folder
 

@@ -10,7 +10,7 @@ from snakechat.workflow.specs import Specs, spec_path
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
-    """Specs of a workflow with two rules: `read` reads a file, `train` reads the result of `read`."""
+    """Specs of two rules: `read` reads a file, `train` reads the result of `read`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").mkdir()
     for name in ("read", "train", "tool"):
