@@ -101,7 +101,7 @@ def planned_with(workflow, settings, target):
     ("sweep", "target", "message"),
     [
         ({"recipe": "none"}, "pair", "sweeps.mine.recipe names 'none', which is not under"),
-        ({"over": {"seed": ["a b"]}}, "pair", "'mine-seed-a b' is no name of a recipe"),
+        ({"over": {"seed": ["a b"]}}, "pair", "'mine-seed-a b' is not a valid recipe name"),
         ({"over": {"bets": [1, 2]}}, "pair", "bets"),
         ({"over": {"beta": [1.5, "x"]}}, "pair", "dpo.recipes.mine-beta-x.beta: 'x' is not of"),
         ({"over": {"beta": []}}, "pair", "sweeps.mine.over.beta"),
@@ -121,7 +121,7 @@ def test_errors_in_sweeps_and_comparisons_are_one_line(quick, sweep, target, mes
 def test_a_sweep_cannot_have_the_name_of_a_recipe(quick):
     settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}}
     output = planned_with(quick, {"sweeps": {"tiny": settings}}, "output/dpo/tiny")
-    assert "error: config: sweeps.tiny has the name of a recipe of dpo\n" in output
+    assert "error: config: sweeps.tiny has the name of a recipe of dpo: rename it\n" in output
 
 
 # --- a build --------------------------------------------------------------------------------

@@ -217,5 +217,5 @@ def test_a_recipe_without_a_reward_model_is_built_and_evaluated(quick, tmp_path)
     inputs = copy.spec_of("output/rlhf/tiny")["inputs"]
     assert inputs.keys() == {"actor", "tokens", "tokens.sft"}
     drawn = {path.name for path in (copy.folder / "output/report/tiny").glob("*.svg")}
-    pictures = ("lineage", "data", "sft", "rlhf", "wins", "costs", "throughput")
+    pictures = ("lineage", "data", "sft", "rlhf", "wins", "costs", "costs_throughput")
     assert drawn == {f"{name}.svg" for name in pictures}

@@ -946,7 +946,7 @@ FRESH = {
     "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
     "comments in the pins": fresh(replaced("requirements.txt", ("# The one set", "# One set"))),
     "order of the pins": fresh(reverse_the_pins),
-    "comments in the config": fresh(replaced("config.yaml", ("# Every number", "# Each number"))),
+    "comments in the config": fresh(replaced("config.yaml", ("# All settings", "# The settings"))),
     "order and style of the config": fresh(reformat_the_config),
     "spelling of values": fresh(
         replaced(
@@ -1111,7 +1111,9 @@ def cut_the_manifest(result):
 
 
 def files_of(result):
-    return (path for path in sorted(result.iterdir()) if path.name != "manifest.json")
+    """Return the files that the manifest of a result lists."""
+    unlisted = ("manifest.json", "README.md")
+    return (path for path in sorted(result.iterdir()) if path.name not in unlisted)
 
 
 def damaged(rule, damage, rules=None, targets=TINY):

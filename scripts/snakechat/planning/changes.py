@@ -109,7 +109,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_key(spec: Spec, key: str) -> str:
     """Return where the config sets a setting of a job: sft.learning_rate for one of train_sft."""
     rule, first = spec["rule"], key.partition(".")[0]
-    stage = rule.partition("_")[2]
+    stage = "dpo" if rule == "compute_reference" else rule.partition("_")[2]
     if first in TOP_LEVEL_KEYS:
         return key
     if rule == "import_dataset" or first == "max_rows":
