@@ -1,6 +1,7 @@
 """The README.md of a model folder."""
 
 import json
+import os
 import shlex
 import subprocess
 from types import SimpleNamespace
@@ -120,7 +121,14 @@ def test_shell_and_make_pass_on_the_options_unchanged(tmp_path):
     commands = rebuild_commands("output/sft/mine", options)
     assert shlex.split(commands["build"])[-5:] == options
     (tmp_path / "Makefile").write_text("reproduce:\n\t@printf '%s\\n' $(OPTIONS)\n")
+    # Without the flags of a make that runs the tests.
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     process = subprocess.run(
-        commands["compare"], shell=True, cwd=tmp_path, capture_output=True, text=True
+        commands["compare"],
+        shell=True,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert process.stdout.splitlines() == options
