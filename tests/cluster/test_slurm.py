@@ -157,7 +157,7 @@ def resumed_after(workflow):
 
 def stopped_after(log):
     """Return the step after which a job was stopped, according to its log."""
-    steps = re.findall(r"stopped by SIGTERM after step (\d+): the same command", log.read_text())
+    steps = re.findall(r"stopped by SIGTERM after step (\d+): run the same", log.read_text())
     return int(steps[0])
 
 

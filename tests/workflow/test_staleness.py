@@ -1112,8 +1112,8 @@ def cut_the_manifest(result):
 
 def files_of(result):
     """Return the files that the manifest of a result lists."""
-    unlisted = ("manifest.json", "README.md")
-    return (path for path in sorted(result.iterdir()) if path.name not in unlisted)
+    files = (path for path in sorted(result.iterdir()) if path.is_file())
+    return (path for path in files if path.name not in ("manifest.json", "README.md"))
 
 
 def damaged(rule, damage, rules=None, targets=TINY):
