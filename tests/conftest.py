@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.snakemake_fork import run_snakemake
+
 # Before torch is imported: several test processes and their builds share the cores.
 os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
@@ -54,22 +56,25 @@ class Workflow:
         self.environment = {}
 
     def snakemake(self, *arguments):
-        """Run Snakemake with the workflow's options."""
-        return self.run("snakemake", *arguments, *self.options)
+        """Run Snakemake with the workflow's options, as `run` runs a command."""
+        arguments = (*arguments, *self.options)
+        return run_snakemake(self.folder, arguments, self._whole_environment())
 
     def run(self, *command):
         """Run a command; return the finished process with its output as text."""
-        # Stubs of programs that the requirements do not install, then the environment.
-        folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
-        path = os.pathsep.join(map(str, folders))
         return subprocess.run(
             command,
             cwd=self.folder,
-            env={**os.environ, **self.environment, "PATH": path},
+            env=self._whole_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def _whole_environment(self):
+        # Stubs of programs that the requirements do not install, then the environment.
+        folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
+        return {**os.environ, **self.environment, "PATH": os.pathsep.join(map(str, folders))}
 
     def build(self, *targets):
         """Build targets on two cores; a failure shows the output of Snakemake."""

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from compare_runs import Group, Run, group_by_settings, result_rows, setting_differences
+from conftest import Workflow
 
 
 def a_run(name, seed, steps=(), metrics=None, **settings):
@@ -94,7 +95,8 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
 def planned_with(workflow, settings, target):
     """The output of a dry run with an additional config."""
     (workflow.folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
-    return workflow.run("snakemake", target, "-n", *workflow.options, "sweep.yaml").stdout
+    swept = Workflow(workflow.folder, *workflow.options, "sweep.yaml")
+    return swept.snakemake(target, "-n").stdout
 
 
 @pytest.mark.parametrize(
