@@ -22,7 +22,8 @@ Translate = Callable[..., str]
 def translator(language: str) -> Translate:
     """Return a function that translates English texts into a language (en or zh).
 
-    Its argument must be a literal outside of f-strings, so that update_translations finds it."""
+    Its argument must be a literal outside of f-strings, so that update_translations finds it.
+    """
     texts = translations(CATALOGUES[language]) if language in CATALOGUES else {}
 
     def translate(text: str, /, **values: object) -> str:
