@@ -84,7 +84,9 @@ def patched_plugin(folder):
 def on_kubernetes(workflow, *arguments):
     """Run Snakemake with the profile and short intervals."""
     intervals = ("--seconds-between-status-checks", "1", "--latency-wait", "5")
-    return workflow.snakemake("--profile", "profiles/kubernetes", *intervals, *arguments)
+    # In a new process: the client reads KUBECONFIG when it is imported.
+    profile = ("--profile", "profiles/kubernetes")
+    return workflow.run("snakemake", *profile, *intervals, *arguments, *workflow.options)
 
 
 @pytest.fixture(scope="module")
