@@ -11,6 +11,8 @@ import torch
 from conftest import ROOT
 from support.launching import launch
 
+pytestmark = pytest.mark.slow
+
 # The prompts of tests/support/worker.py.
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 

@@ -137,6 +137,7 @@ def losses_of(job):
 LOSSES = [3.0, 9.0, 18.0, 30.0]
 
 
+@pytest.mark.slow
 def test_two_processes_publish_one_result(job):
     assert job.run(2, "none") == (0, [])
     assert losses_of(job) == LOSSES
@@ -149,6 +150,7 @@ def test_two_processes_publish_one_result(job):
     assert (job.target / "manifest.json").stat().st_mtime_ns == time_of_result
 
 
+@pytest.mark.slow
 def test_a_result_is_published_after_the_last_rank_has_finished(job):
     assert job.run(2, "write late") == (0, [])
     assert (job.target / "late").exists()
@@ -161,11 +163,13 @@ def test_a_crash_while_the_interpreter_exits_is_ignored(job):
     assert (job.target / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_complete_result_is_not_built_again(job):
     assert job.run(1, "none") == (0, [])
     assert job.run(1, "error") == (0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "line"),
     [
@@ -195,6 +199,7 @@ def test_a_killed_rank_ends_all_ranks(job):
     assert not job.target.exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
     process = job.start(2, "pause")
     list(itertools.takewhile(lambda line: "pausing" not in line, process.stdout))

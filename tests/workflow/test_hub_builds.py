@@ -1,0 +1,313 @@
+"""Builds of models and datasets of a hub: a local server that implements its protocol."""
+
+import io
+import json
+import os
+import re
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from conftest import INIT, Workflow, copy_sources
+from snakechat.modeling.models import copy_causal, make_causal, save_model
+from snakechat.workflow.errors import InputError
+from support.files import as_parquet
+from support.hub import serving
+
+
+def torch_bytes(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def preferences(name, number):
+    return [
+        {
+            "prompt": f"\n\nHuman: {name} {n}?\n\nAssistant:",
+            "chosen": f" {n}.",
+            "rejected": " No.",
+        }
+        for n in range(number)
+    ]
+
+
+TRAIN = [preferences("first", 25), preferences("second", 15)]
+EVAL = preferences("eval", 7)
+PAIRS = {
+    "README.md": b"---\nlicense: mit\n---\n# Pairs\n",
+    "data/train-00000-of-00002.parquet": as_parquet(TRAIN[0]),
+    "data/train-00001-of-00002.parquet": as_parquet(TRAIN[1]),
+    "data/test-00000-of-00001.parquet": as_parquet(EVAL),
+    "top.parquet": as_parquet(preferences("top", 3)),
+}
+
+
+class Payload:
+    """An object that creates a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """A tiny model and its tokenizer."""
+    return make_causal(INIT, tokenizer, 1), tokenizer
+
+
+@pytest.fixture(scope="module")
+def models(model, tmp_path_factory):
+    """Return {repository: {file: bytes}} of the models, and the folder that Payload creates."""
+    folder = tmp_path_factory.mktemp("served")
+    save_model(*model, folder)
+    safe = {path.name: path.read_bytes() for path in folder.iterdir()}
+    bare = {name: data for name, data in safe.items() if name != "model.safetensors"}
+    weights = model[0].state_dict()
+    # The names in OPT's files on the hub: those of the model without its tied head.
+    headless = {
+        name.removeprefix("model."): tensor
+        for name, tensor in weights.items()
+        if name != "lm_head.weight"
+    }
+    harmful = {**weights, "payload": Payload(folder / "ran")}
+    # Must not be downloaded: these files contain no weights.
+    useless = {"tf_model.h5": b"", "onnx/config.json": b"", "onnx/model.safetensors": b""}
+    template = {"chat_template.jinja": b"{{ messages[0].content }}"}
+    repositories = {
+        "model/lab/safe": {**safe, **template, **useless, "pytorch_model.bin": b""},
+        "model/lab/torch": {**bare, **useless, "pytorch_model.bin": torch_bytes(headless)},
+        "model/lab/harmful": {**bare, "pytorch_model.bin": torch_bytes(harmful)},
+        "model/lab/short": {**safe, "model.safetensors": safe["model.safetensors"][:-9]},
+    }
+    return repositories, folder / "ran"
+
+
+MODELS = {
+    # Name in the config: repository, revision.
+    "safe": ("lab/safe", "main"),
+    "torch": ("lab/torch", "main"),
+    "harmful": ("lab/harmful", "main"),
+    "short": ("lab/short", "main"),
+    "unknown": ("lab/unknown", "main"),
+}
+GLOBS = {"train": "data/train-*.parquet", "eval": "data/test-*.parquet"}
+DATASETS = {
+    # Name in the config: repository, revision, globs.
+    "both": ("lab/pairs", "main", GLOBS),
+    "train": ("lab/pairs", "main", {"train": GLOBS["train"]}),
+    "deep": ("lab/pairs", "main", {"train": "**/*.parquet"}),
+    "nothing": ("lab/pairs", "main", {**GLOBS, "eval": "data/dev-*.parquet"}),
+    "revision": ("lab/pairs", "v2", GLOBS),
+    "damaged": ("lab/damaged", "main", GLOBS),
+}
+
+
+def config_of(models, datasets):
+    return {
+        "models": {name: {"hub": hub, "revision": at} for name, (hub, at) in models.items()},
+        "datasets": {
+            name: {"hub": hub, "revision": at, "format": "plain", **globs}
+            for name, (hub, at, globs) in datasets.items()
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def served(models):
+    """A hub that serves MODELS and DATASETS, except for those that do not exist."""
+    with serving() as hub:
+        hub.repositories, hub.marker = models
+        for name, fault in (("pairs", "drop"), ("damaged", "damaged")):
+            hub.repositories[f"dataset/lab/{name}"] = PAIRS
+            hub.faults[f"dataset/lab/{name}"] = fault
+        hub.faults["model/lab/safe"] = "drop"
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def built(served, tmp_path_factory):
+    """A workflow that has built all models and datasets at once, and Snakemake's process."""
+    folder = tmp_path_factory.mktemp("hub")
+    copy_sources(folder)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config_of(MODELS, DATASETS)))
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    workflow.environment = {"HF_ENDPOINT": served.endpoint, "HF_HOME": str(folder / "home")}
+    workflow.environment |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1,localhost"}
+    targets = [f"output/models/{name}.manifest.json" for name in MODELS]
+    targets += [f"output/data/{name}.manifest.json" for name in DATASETS]
+    return workflow, workflow.snakemake(*targets, "--keep-going", "--cores", "2")
+
+
+def error_of(workflow, rule, name):
+    """Return the error message of a failed job, which is one line of its log."""
+    log = (workflow.folder / f"output/logs/{rule}/{name}.log").read_text()
+    assert "Traceback" not in log
+    (line,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    return line.removeprefix("error: ")
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def rows(path):
+    return pq.read_table(path).to_pylist()
+
+
+@pytest.mark.parametrize("name", ["safe", "torch"])
+def test_model_is_stored_as_safetensors(built, served, model, name):
+    workflow, process = built
+    folder = workflow.folder / "output/models" / name
+    assert folder.exists(), process.stdout
+    assert "model.safetensors" in names(folder)
+    assert not [file for file in names(folder) if file.endswith((".bin", ".h5", ".pt"))]
+    manifest = json.loads((workflow.folder / f"output/models/{name}.manifest.json").read_text())
+    assert manifest["facts"]["commit"] == served.commit(f"model/lab/{name}")
+    # The repositories have no card.
+    assert manifest["facts"]["licence"] is None
+    weights, tokenizer = model
+    arrived = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert arrived.keys() == weights.state_dict().keys()
+    assert all(torch.equal(arrived[key], tensor) for key, tensor in weights.state_dict().items())
+    text = "\n\nHuman: Name 2 fruits.\n\nAssistant:"
+    assert AutoTokenizer.from_pretrained(folder)(text) == tokenizer(text)
+
+
+def test_chat_template_is_stored(built):
+    tokenizer = AutoTokenizer.from_pretrained(built[0].folder / "output/models/safe")
+    dialogue = [{"role": "user", "content": "Hello"}]
+    assert tokenizer.apply_chat_template(dialogue, tokenize=False) == "Hello"
+
+
+def test_only_required_files_are_downloaded(built, served):
+    loads = {name: served.loads(name) for name in served.repositories}
+    fetched = {file for files in loads.values() for file in files}
+    assert {"config.json", "model.safetensors", "pytorch_model.bin"} <= fetched
+    assert not fetched & {"tf_model.h5", "onnx/config.json", "onnx/model.safetensors"}
+    assert "pytorch_model.bin" not in loads["model/lab/safe"]
+
+
+def test_builds_download_each_file_over_connections_that_drop(built, served):
+    loads = [
+        ranges
+        for name in ("model/lab/safe", "dataset/lab/pairs")
+        for ranges in served.loads(name).values()
+    ]
+    assert sum(len(ranges) - 1 for ranges in loads) >= 2
+
+
+def test_dataset_is_imported(built, served):
+    workflow, process = built
+    folder = workflow.folder / "output/data/both"
+    assert folder.exists(), process.stdout
+    assert rows(folder / "train.parquet") == TRAIN[0] + TRAIN[1]
+    assert rows(folder / "eval.parquet") == EVAL
+    manifest = json.loads((workflow.folder / "output/data/both.manifest.json").read_text())
+    assert manifest["facts"]["commit"] == served.commit("dataset/lab/pairs")
+    assert manifest["facts"]["licence"] == "mit"
+
+
+def test_dataset_without_eval_keeps_all_rows(built):
+    folder = built[0].folder / "output/data/train"
+    assert rows(folder / "train.parquet") == TRAIN[0] + TRAIN[1]
+    assert "eval.parquet" not in names(folder)
+
+
+def test_glob_matches_as_in_a_local_folder(built):
+    folder = built[0].folder / "output/data/deep"
+    prompts = {row["prompt"].split()[1] for row in rows(folder / "train.parquet")}
+    assert prompts == {"first", "second", "eval", "top"}
+
+
+FAILURES = {
+    (
+        "fetch_model",
+        "harmful",
+    ): "hub model lab/harmful at COMMIT: the weights file is damaged or has",
+    ("fetch_model", "short"): "hub model lab/short at COMMIT: .",
+    ("fetch_model", "unknown"): "hub model lab/unknown at main: 404 .*Repository Not Found",
+    (
+        "import_dataset",
+        "nothing",
+    ): "hub dataset lab/pairs: eval: no file matches 'data/dev-[*].parquet'",
+    ("import_dataset", "revision"): "hub dataset lab/pairs at v2: 404 .*Revision Not Found",
+    ("import_dataset", "damaged"): "hub dataset lab/damaged at main: data/.*parquet is damaged: ",
+}
+FOLDERS = {"fetch_model": "output/models", "import_dataset": "output/data"}
+
+
+@pytest.mark.parametrize(("rule", "name"), FAILURES)
+def test_failed_download_is_one_error_line_without_a_result(built, rule, name):
+    workflow, process = built
+    assert process.returncode == 1
+    line = re.sub(r"\b[0-9a-f]{40}\b", "COMMIT", error_of(workflow, rule, name))
+    assert re.match(FAILURES[rule, name], line), line
+    left = [path for path in names(workflow.folder / FOLDERS[rule]) if path.startswith(name)]
+    assert left == []
+
+
+def test_pickled_objects_in_weights_are_not_run(built, served):
+    assert "lab/harmful" in error_of(built[0], "fetch_model", "harmful")
+    assert not served.marker.exists()
+    # Unpickling the object would have created the folder.
+    make, arguments = Payload(served.marker).__reduce__()
+    make(*arguments)
+    assert served.marker.exists()
+    served.marker.rmdir()
+
+
+def test_missing_weights_are_an_error(model, tmp_path):
+    save_model(*model, tmp_path)
+    weights = {key: t for key, t in model[0].state_dict().items() if "layers.1.fc2" not in key}
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"weights are missing: model.decoder.layers.1.fc2.bias, "):
+        copy_causal(tmp_path, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_next_build_succeeds_after_a_failure(built, served, monkeypatch):
+    monkeypatch.setattr(served, "faults", {})
+    workflow = built[0]
+    process = workflow.snakemake("output/data/damaged.manifest.json", "--cores", "2")
+    assert process.returncode == 0, process.stdout
+    assert rows(workflow.folder / "output/data/damaged/eval.parquet") == EVAL
+    assert ".damaged.tmp" not in names(workflow.folder / "output/data")
+
+
+def test_offline_build_reads_the_cache(built, served):
+    folder = built[0].folder
+    models = {"again": ("lab/torch", "main")}
+    datasets = {"again": ("lab/pairs", "main", GLOBS), "never": ("lab/never", "main", GLOBS)}
+    (folder / "offline.yaml").write_text(yaml.safe_dump(config_of(models, datasets)))
+    workflow = Workflow(folder, "--configfile", "offline.yaml")
+    workflow.environment = {**built[0].environment, "HF_HUB_OFFLINE": "1"}
+    requests = len(served.requests)
+    process = workflow.snakemake(
+        "output/models/again.manifest.json",
+        "output/data/again.manifest.json",
+        "output/data/never.manifest.json",
+        *("--keep-going", "--cores", "2"),
+    )
+    assert process.returncode == 1
+    assert len(served.requests) == requests
+    for result, name in (("models/again", "models/torch"), ("data/again", "data/both")):
+        files = names(folder / "output" / name) - {"manifest.json"}
+        assert files == names(folder / "output" / result) - {"manifest.json"}, process.stdout
+        for file in files:
+            online = (folder / "output" / name / file).read_bytes()
+            assert (folder / "output" / result / file).read_bytes() == online
+        facts = [
+            json.loads((folder / f"output/{path}/manifest.json").read_text())["facts"]
+            for path in (result, name)
+        ]
+        assert facts[0] == facts[1]
+    line = error_of(workflow, "import_dataset", "never")
+    assert line.startswith("hub dataset lab/never at main: Cannot find an appropriate cached")
