@@ -1,5 +1,5 @@
 # make demo        build the tiny recipe and its report
-# make test-quick  unit tests, a few minutes
+# make test-quick  unit tests, less than two minutes
 # make test        lint and all tests that need no cluster and no GPU
 # make test-slurm  tests on a local Slurm (root on Debian)
 

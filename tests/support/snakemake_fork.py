@@ -1,7 +1,7 @@
 """Snakemake in forks of a process that has imported it.
 
-The import of Snakemake and its plugins takes three seconds, a dry run one, and the tests run
-Snakemake hundreds of times.
+The import of Snakemake and its plugins takes longer than a dry run, and the tests run Snakemake
+hundreds of times.
 """
 
 import multiprocessing
