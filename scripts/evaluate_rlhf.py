@@ -22,6 +22,7 @@ from tqdm import tqdm
 from snakechat.algorithms.reward_functions import RewardFunctions
 from snakechat.algorithms.sanity_checks import check_tokenizers
 from snakechat.data import toy
+from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
@@ -92,7 +93,7 @@ class ModelResponses:
         self.prompt_texts = evaluator.prompt_texts
         self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
         self.logprobs: np.ndarray | None = None
-        ended = [[ids[-1] == tokenizer.eos_token_id for ids in row] for row in responses]
+        ended = [[ids[-1] in evaluator.stop_ids for ids in row] for row in responses]
         self.metrics: ResponseMetrics = {
             "length": self.examples.response_lengths,
             "ended_by_eos": np.array(ended),
@@ -122,6 +123,7 @@ class Evaluator:
         self.device = choose_device(job.placement)
         self.micro_batch_tokens = job.placement["micro_batch_tokens"]
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
+        self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
         rows = range(min(len(held_out), self.settings.num_prompts))
         self.prompts = [list(map(int, held_out[row])) for row in rows]
@@ -184,7 +186,7 @@ class Evaluator:
         return sample_responses(
             policy.model,
             self.prompts,
-            self.tokenizer,
+            self.stop_ids,
             self.settings.max_response_length,
             temperature,
             self.micro_batch_tokens,

@@ -14,10 +14,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
+from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.models import SPECIAL_IDS, choose_device, load_causal
+from snakechat.modeling.models import choose_device, load_causal
 from snakechat.reporting.labels import N_
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import translator
@@ -26,7 +27,7 @@ from snakechat.workflow.job import Job, run
 
 DECODERS = (N_("greedy"), N_("sampled"), N_("beam search"))
 
-# A response as text, and whether it ended with EOS: {"text", "ended"}.
+# A response as text, and whether it ended: {"text", "ended"}.
 Response = dict[str, Any]
 
 
@@ -69,15 +70,16 @@ def generate(
     model = load_causal(folder, settings.dtype, tokenizer)
     model.to(device)  # type: ignore[arg-type]  # transformers decorates it without types
     max_length = limit_response_length(model, folder, ids, settings.max_response_length)
+    ends = stop_ids(tokenizer, folder)
     generated: dict[str, list[list[int]]] = {}
     for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
         torch.manual_seed(settings.seed)
         (generated[decoder],) = sample_responses(
-            model, ids, tokenizer, max_length, temperature, max_tokens
+            model, ids, ends, max_length, temperature, max_tokens
         )
-    generated["beam search"] = search_beams(model, ids, tokenizer, max_length, settings.num_beams)
+    generated["beam search"] = search_beams(model, ids, ends, max_length, settings.num_beams)
     return {
-        decoder: [decode(response, tokenizer) for response in generated[decoder]]
+        decoder: [decode(response, tokenizer, ends) for response in generated[decoder]]
         for decoder in DECODERS
     }
 
@@ -106,20 +108,24 @@ def limit_response_length(
 def search_beams(
     model: PreTrainedModel,
     prompts: list[list[int]],
-    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
     max_response_length: int,
     num_beams: int,
 ) -> list[list[int]]:
     """Return the response to each prompt with the highest mean log-probability per token.
 
-    Prompts and responses are token ids; a response includes EOS if it ended.
+    Prompts and responses are token ids; a response includes the stop id that ended it.
+
+    Args:
+        ends: The stop ids.
     """
     # generate() would merge the defaults of the model's own generation config.
     model.generation_config = GenerationConfig(
         do_sample=False,
         num_beams=num_beams,
         max_new_tokens=max_response_length,
-        **{name: getattr(tokenizer, name) for name in SPECIAL_IDS},
+        eos_token_id=list(ends),
+        pad_token_id=ends[0],
     )
     responses = []
     for prompt in prompts:
@@ -131,10 +137,10 @@ def search_beams(
     return responses
 
 
-def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> Response:
+def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Response:
     """Return a response as text, and whether it ended."""
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return {"text": text, "ended": ids[-1] == tokenizer.eos_token_id}
+    return {"text": text, "ended": ids[-1] in ends}
 
 
 def write_responses(

@@ -28,6 +28,7 @@ from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.algorithms.sanity_checks import ResponseCheck, count_shared_prompts
 from snakechat.algorithms.step_metrics import Metrics, response_kl, step_metrics
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples, global_batches, num_steps
@@ -107,8 +108,9 @@ class RlhfTrainer:
         self.scorer = ResponseScorer(settings, models.reward, functions)
         if models.critic:
             models.critic.normalizer = self.scorer.critic_normalizer
+        self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
         self.sampler = make_sampler(
-            settings, tokenizer, self.micro_batch_tokens, job.inputs["actor"]
+            settings, self.stop_ids, self.micro_batch_tokens, job.inputs["actor"]
         )
         self.actor, self.critic = make_engines(job, models, updates_per_step(settings, batches))
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
@@ -166,6 +168,7 @@ class RlhfTrainer:
             prompts,
             responses,
             self.tokenizer,
+            self.stop_ids,
             self.settings.temperature,
             self.micro_batch_tokens,
             self.device,

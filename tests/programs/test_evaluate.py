@@ -149,7 +149,7 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     greedy = [[correct + eos, incorrect + eos, correct + eos]]
     calls = []
 
-    def sample(model, prompts, tokenizer, length, temperature, max_tokens, num_generations):
+    def sample(model, prompts, stop_ids, length, temperature, max_tokens, num_generations):
         calls.append((len(prompts), length, temperature, max_tokens, num_generations))
         return sampled if temperature else greedy
 

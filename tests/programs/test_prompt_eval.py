@@ -117,7 +117,7 @@ def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenize
     greedy = tokenizer.decode(found[len(ids[0]) :], skip_special_tokens=True)
     assert responses["rlhf", "greedy", PROMPTS[0]]["text"] == greedy
     torch.manual_seed(1)
-    [drawn] = sample_responses(model, ids, tokenizer, 12, 1.0, 300)
+    [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, 1.0, 300)
     for prompt, response in zip(PROMPTS, drawn, strict=True):
         line = responses["rlhf", "sampled", prompt]
         assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
@@ -132,8 +132,9 @@ def test_beam_search_finds_likelier_responses_than_greedy_decoding(tokenizer, tm
     save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 5), tokenizer, tmp_path / "model")
     model = load_causal(tmp_path / "model", "fp32", tokenizer)
     prompts = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
-    [greedy] = sample_responses(model, prompts, tokenizer, 6, 0, 300)
-    found = prompt_eval.search_beams(model, prompts, tokenizer, 6, 5)
+    stops = [tokenizer.eos_token_id]
+    [greedy] = sample_responses(model, prompts, stops, 6, 0, 300)
+    found = prompt_eval.search_beams(model, prompts, stops, 6, 5)
     assert found != greedy
 
     def mean_logprob(prompt, response):
@@ -179,7 +180,7 @@ def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
     responses, _ = evaluated(job)
     model = load_causal(job.inputs["base"], "fp32", tokenizer)
     ids = tokenizer(f"<{PROMPTS[0]}>", add_special_tokens=False).input_ids
-    [[greedy]] = sample_responses(model, [ids], tokenizer, 12, 0, 300)
+    [[greedy]] = sample_responses(model, [ids], [tokenizer.eos_token_id], 12, 0, 300)
     text = tokenizer.decode(greedy, skip_special_tokens=True)
     assert responses["base", "greedy", PROMPTS[0]]["text"] == text
     path = Path(job.placement["source"], "prompts/ours.yaml")

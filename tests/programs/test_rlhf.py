@@ -363,7 +363,7 @@ def constant_sample(ids):
     """A sample method that always returns the same response."""
 
     def sample(self, prompts):
-        response = [self.tokenizer.eos_token_id] if ids == "eos" else ids
+        response = [self.stop_ids[0]] if ids == "eos" else ids
         return [[response] * len(prompts)] * self.settings.num_generations, None
 
     return sample

@@ -271,9 +271,8 @@ def train_on_rollouts(placement, lora=False):
         add_lora(policy.model, 4, 8)
     engine = engine_for(policy, placement, {})
     responses, _ = ReversingSampler().sample(PROMPTS)
-    tokenizer = SimpleNamespace(eos_token_id=2)
     # With 16 tokens per micro-batch, one process has three to four of them.
-    rollouts = Rollouts(PROMPTS, responses, tokenizer, 0.8, 16, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
     for _ in range(3):
         run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))

@@ -75,10 +75,11 @@ class Rollouts:
 
     Args:
         responses: Token ids [A][n].
+        stop_ids: Token ids that end a response.
         sampler_logprobs: The sampler's log-probabilities [A, n, R or more], or None.
 
     Attributes:
-        ended: bool [B], whether a response ends with eos.
+        ended: bool [B], whether a response ends with a stop id.
         lengths: Tokens of each response [B].
         response_mask: bool [B, R].
         sampler_logprobs: Table of the sampler's log-probabilities, or None.
@@ -89,6 +90,7 @@ class Rollouts:
         prompts: Sequence[Any],
         responses: TokenLists,
         tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Sequence[int],
         temperature: float,
         micro_batch_tokens: int,
         device: torch.device,
@@ -98,7 +100,7 @@ class Rollouts:
         self.temperature, self.device = temperature, device
         self.micro_batch_tokens = micro_batch_tokens
         last_ids = [ids[-1] for sequences in responses for ids in sequences]
-        ended = [last_id == tokenizer.eos_token_id for last_id in last_ids]
+        ended = [last_id in stop_ids for last_id in last_ids]
         self.ended = torch.tensor(ended, device=device)
         self.lengths = torch.from_numpy(self.examples.response_lengths.flatten()).to(device)
         columns = torch.arange(int(self.lengths.max()), device=device)
@@ -142,7 +144,7 @@ class Rollouts:
         )
 
     def length_metrics(self) -> dict[str, float]:
-        """Return metrics of the lengths and of the share of responses that end with eos."""
+        """Return metrics of the lengths and of the share of responses that ended."""
         lengths = self.lengths.float()
         return {
             "response/length": lengths.mean().item(),

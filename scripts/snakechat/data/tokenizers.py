@@ -1,6 +1,5 @@
 """Tokenizers: loading, encoding of prompts and responses, truncation."""
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -8,16 +7,15 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import chat_template, parse_turns
+from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, special_pattern
 from snakechat.workflow.errors import InputError
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder, with an eos token and a pad token that differ.
-
-    A tokenizer without a pad token uses unk, which is only ever masked.
+    """Load the tokenizer of a model folder, with a pad token that does not end a turn.
 
     Raises:
-        InputError: The tokenizer has no eos token, or no token that can serve as pad.
+        InputError: The tokenizer has no eos token.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if tokenizer.eos_token_id is None:
@@ -25,13 +23,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             f"{folder}: the tokenizer has no eos token, which ends a response:"
             " set eos_token in tokenizer_config.json"
         )
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        if tokenizer.unk_token_id in (None, tokenizer.eos_token_id):
-            raise InputError(
-                f"{folder}: the tokenizer has no pad token that differs from eos:"
-                " set pad_token in tokenizer_config.json"
-            )
-        tokenizer.pad_token = tokenizer.unk_token
+    set_pad_token(tokenizer)
     return tokenizer
 
 
@@ -54,6 +46,9 @@ class Encoder:
         tokenizer: A fast tokenizer.
         template: "dialogue" encodes the text of a prompt as it is, with "Human:" and "Assistant:";
             "chat" renders its turns by the tokenizer's chat template.
+
+    Attributes:
+        end_id: The token that ends a response: eos, or the chat template's end of a turn.
 
     Raises:
         InputError: The tokenizer is not a fast one, or has no chat template although template is
@@ -78,10 +73,9 @@ class Encoder:
         self.backend.no_truncation()
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
         self.backend.encode_special_tokens = template == "dialogue"
-        added = self.backend.get_added_tokens_decoder().values()
-        special = {str(token.content) for token in added if token.special}
-        special |= set(tokenizer.all_special_tokens)
-        self.special = re.compile("|".join(map(re.escape, sorted(special))))
+        self.special = special_pattern(tokenizer)
+        is_chat = template == "chat"
+        self.end_id: int = end_of_turn_id(tokenizer) if is_chat else tokenizer.eos_token_id
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
@@ -90,11 +84,10 @@ class Encoder:
         return self._ids(texts, add_special_tokens=True)
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each response, followed by eos."""
+        """Return the ids of each response, followed by the token that ends a turn."""
         if self.template == "chat":
             texts = [text.strip() for text in texts]
-        eos = self.tokenizer.eos_token_id
-        return [[*ids, eos] for ids in self._ids(texts, add_special_tokens=False)]
+        return [[*ids, self.end_id] for ids in self._ids(texts, add_special_tokens=False)]
 
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.

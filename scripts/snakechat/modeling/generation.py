@@ -46,15 +46,6 @@ class GenerationSettings(Protocol):
     def max_response_length(self) -> int: ...
 
 
-class TokenIds(Protocol):
-    """Special tokens of a tokenizer."""
-
-    @property
-    def eos_token_id(self) -> int: ...
-    @property
-    def pad_token_id(self) -> int: ...
-
-
 class Sampler(Protocol):
     """Samples responses from the current weights of a model in training."""
 
@@ -65,7 +56,7 @@ class Sampler(Protocol):
         """Sample responses to prompts of token ids.
 
         Returns:
-            The ids of each response, with the eos token if it was sampled: responses[g][row]; and
+            The ids of each response, with the stop id if one was sampled: responses[g][row]; and
             the log-probability of each token under the distribution that it was sampled from, or
             None if a training forward pass gives the same.
         """
@@ -75,27 +66,28 @@ class Sampler(Protocol):
 
 
 def make_sampler(
-    settings: GenerationSettings, tokenizer: TokenIds, micro_batch_tokens: int, folder: Path
+    settings: GenerationSettings, stop_ids: Sequence[int], micro_batch_tokens: int, folder: Path
 ) -> Sampler:
     """Create the sampler of settings.generation_backend.
 
     Args:
+        stop_ids: token ids that end a response (snakechat.data.special_tokens).
         folder: a model of the same architecture, from which vLLM starts.
     """
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
-        return VllmSampler(settings, tokenizer, folder)
-    return HfSampler(settings, tokenizer, micro_batch_tokens)
+        return VllmSampler(settings, stop_ids, folder)
+    return HfSampler(settings, stop_ids, micro_batch_tokens)
 
 
 class HfSampler:
     """Samples from the trained model itself."""
 
     def __init__(
-        self, settings: GenerationSettings, tokenizer: TokenIds, micro_batch_tokens: int
+        self, settings: GenerationSettings, stop_ids: Sequence[int], micro_batch_tokens: int
     ) -> None:
-        self.settings, self.tokenizer = settings, tokenizer
+        self.settings, self.stop_ids = settings, stop_ids
         self.micro_batch_tokens = micro_batch_tokens
 
     def update(self, model: PreTrainedModel) -> None:
@@ -108,7 +100,7 @@ class HfSampler:
         responses = sample_responses(
             self.model,
             prompts,
-            self.tokenizer,
+            self.stop_ids,
             settings.max_response_length,
             settings.temperature,
             self.micro_batch_tokens,
@@ -124,7 +116,7 @@ class HfSampler:
 def sample_responses(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    tokenizer: TokenIds,
+    stop_ids: Sequence[int],
     max_response_length: int,
     temperature: float,
     micro_batch_tokens: int,
@@ -136,23 +128,25 @@ def sample_responses(
     rows of its batch, except where rounding moves a token's probability.
 
     Args:
+        stop_ids: token ids that end a response.
         temperature: 0 selects the most likely token.
         micro_batch_tokens: limit of tokens in a batch: padding and all responses included.
 
     Returns:
-        Token ids of each response, with the eos token if it was sampled: responses[g][row].
+        Token ids of each response, with the stop id if one was sampled: responses[g][row].
     """
-    eos_id, shape = tokenizer.eos_token_id, (len(prompts), num_generations, max_response_length)
+    shape = len(prompts), num_generations, max_response_length
     # From the CPU's random number generator, whatever the device.
     uniforms = torch.rand(shape, dtype=torch.float64).to(model.device)
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
     sized_rows = sort_by_size(range(len(prompts)), sizes)
     for rows in bucket_by_size(sized_rows, micro_batch_tokens):
-        padded = pad_left([prompts[row] for row in rows], tokenizer.pad_token_id, model.device)
-        tokens = generate_tokens(model, *padded, uniforms[rows], eos_id, temperature).tolist()
+        padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
+        tokens = generate_tokens(model, *padded, uniforms[rows], stop_ids, temperature).tolist()
         for index, ids in enumerate(tokens):
-            length = ids.index(eos_id) + 1 if eos_id in ids else len(ids)
+            stops = (column for column, token in enumerate(ids) if token in stop_ids)
+            length = next(stops, len(ids) - 1) + 1
             responses[index % num_generations][rows[index // num_generations]] = ids[:length]
     return responses
 
@@ -162,7 +156,7 @@ def generate_tokens(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     uniforms: torch.Tensor,
-    eos_id: int,
+    stop_ids: Sequence[int],
     temperature: float,
 ) -> torch.Tensor:
     """Generate responses [b * G, R] to left-padded prompts [b, T], those of a prompt adjacent.
@@ -172,8 +166,9 @@ def generate_tokens(
         uniforms: [b, G, R] in [0, 1), the only source of randomness.
 
     Returns:
-        Token ids, filled with eos after the end of a response.
+        Token ids, filled with a stop id after the end of a response.
     """
+    stops = torch.tensor(stop_ids, device=input_ids.device)
     uniforms = uniforms.flatten(end_dim=1)
     new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
     attention_mask = torch.cat([attention_mask, new_mask], dim=1)
@@ -181,7 +176,7 @@ def generate_tokens(
     # BLOOM derives positions from the mask.
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     cache = make_cache(model.config, attention_mask.shape[1])
-    tokens = torch.full_like(uniforms, eos_id, dtype=torch.int64)
+    tokens = torch.full_like(uniforms, stop_ids[0], dtype=torch.int64)
     # The rows of `tokens` in the current batch, and whether each has ended.
     rows = torch.arange(len(tokens), device=tokens.device)
     ended = torch.zeros_like(rows, dtype=torch.bool)
@@ -199,9 +194,9 @@ def generate_tokens(
         copies = len(rows) // len(logits)
         step_uniforms = uniforms[rows, step].view(-1, copies)
         sampled = sample_tokens(logits, step_uniforms, temperature).flatten()
-        sampled = sampled.masked_fill(ended, eos_id)
+        sampled = sampled.masked_fill(ended, stop_ids[0])
         tokens[rows, step] = sampled
-        ended = sampled == eos_id
+        ended = torch.isin(sampled, stops)
         num_unfinished = len(rows) - int(ended.sum())
         if num_unfinished == 0:
             break

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snakechat.data.special_tokens import end_of_turn_id, stop_ids
 from snakechat.modeling.lora import merged_weights, save_adapter
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
@@ -124,12 +125,15 @@ def copy_causal(source: str | Path, folder: Path) -> None:
 def load_causal(
     folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """Load a causal language model.
+    """Load a causal language model whose generation_config has all ids that end a response.
 
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    return _load(AutoModelForCausalLM, folder, dtype, _load_config(folder, tokenizer))
+    model = _load(AutoModelForCausalLM, folder, dtype, _load_config(folder, tokenizer))
+    generation: Any = model.generation_config
+    generation.eos_token_id = list(stop_ids(tokenizer, folder))
+    return model
 
 
 def load_scorer(
@@ -273,6 +277,18 @@ def supports_packing(model: PreTrainedModel) -> bool:
     )
 
 
+def _stop_ids_to_save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> int | list[int]:
+    """Return the ids that end a response, for generation_config.json: the model's and others."""
+    generation: Any = model.generation_config
+    loaded = generation.eos_token_id
+    ids = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
+    ids += loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
+    ids = list(dict.fromkeys(ids))
+    return ids if len(ids) > 1 else ids[0]
+
+
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
@@ -287,6 +303,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         weights = merged_weights(model)
     if model.can_generate():
         ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-        model.generation_config = GenerationConfig(do_sample=True, **ids)
+        model.generation_config = GenerationConfig(
+            do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
+        )
     model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)

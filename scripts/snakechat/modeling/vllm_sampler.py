@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import Generations, GenerationSettings, TokenIds
+from snakechat.modeling.generation import Generations, GenerationSettings
 from snakechat.modeling.lora import merged_weights
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.errors import InputError
@@ -23,10 +23,11 @@ GPU_MEMORY_FRACTION = 0.3
 class VllmSampler:
     """Samples from vLLM's copy of the trained model."""
 
-    def __init__(self, settings: GenerationSettings, tokenizer: TokenIds, folder: Path) -> None:
+    def __init__(self, settings: GenerationSettings, stop_ids: Sequence[int], folder: Path) -> None:
         """Import vLLM.
 
         Args:
+            stop_ids: token ids that end a response.
             folder: a model of the same architecture.
 
         Raises:
@@ -45,7 +46,7 @@ class VllmSampler:
         self.vllm = vllm
         self.llm: Any = None
         self.settings, self.folder = settings, folder
-        self.eos_id = tokenizer.eos_token_id
+        self.stop_ids = list(stop_ids)
 
     def update(self, model: PreTrainedModel) -> None:
         """Copy the model's current weights, adapters merged, to vLLM.
@@ -117,7 +118,7 @@ class VllmSampler:
             top_k=-1,
             max_tokens=settings.max_response_length,
             # A stop token stays in the ids; a stop string would be removed.
-            stop_token_ids=[self.eos_id],
+            stop_token_ids=self.stop_ids,
             # Only of the sampled token.
             logprobs=0,
             detokenize=False,

@@ -44,8 +44,7 @@ def make_settings(**changes):
 
 
 def make_rollouts(micro_batch_tokens):
-    tokenizer = SimpleNamespace(eos_token_id=2)
-    return Rollouts(PROMPTS, RESPONSES, tokenizer, 1.0, micro_batch_tokens, CPU)
+    return Rollouts(PROMPTS, RESPONSES, None, [2], 1.0, micro_batch_tokens, CPU)
 
 
 def random_experience(rollouts, logprobs, seed=1):

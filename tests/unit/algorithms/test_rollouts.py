@@ -37,8 +37,9 @@ PAIRS = [
 def make(
     max_tokens=40, prompts=PROMPTS, responses=RESPONSES, tokenizer=None, sampler_logprobs=None
 ):
-    tokenizer = tokenizer or SimpleNamespace(eos_token_id=EOS)
-    return Rollouts(prompts, responses, tokenizer, TEMPERATURE, max_tokens, CPU, sampler_logprobs)
+    return Rollouts(
+        prompts, responses, tokenizer, [EOS], TEMPERATURE, max_tokens, CPU, sampler_logprobs
+    )
 
 
 @pytest.fixture(scope="module", params=["opt", "llama", "bloom"])

@@ -103,13 +103,6 @@ def test_unk_replaces_a_pad_token_that_is_missing_or_eos(folder_of, special):
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize("special", [{}, {"unk_token": "</s>"}])
-def test_tokenizer_without_a_possible_pad_token_is_an_error(folder_of, special):
-    folder = folder_of(eos_token="</s>", **special)
-    with pytest.raises(InputError, match="no pad token that differs from eos"):
-        load_tokenizer(folder)
-
-
 def test_tokenizer_without_eos_is_an_error(folder_of):
     folder = folder_of(bos_token="<s>", pad_token="<pad>", unk_token="<unk>")
     with pytest.raises(InputError, match="no eos token"):

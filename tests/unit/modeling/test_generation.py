@@ -4,7 +4,6 @@ import copy
 import inspect
 import math
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -59,8 +58,9 @@ def sample_several(
     micro_batch_tokens=MICRO_BATCH_TOKENS,
 ):
     torch.manual_seed(seed)
+    stop_ids = tokenizer if isinstance(tokenizer, list) else [tokenizer.eos_token_id]
     return sample_responses(
-        model, prompts, tokenizer, length, temperature, micro_batch_tokens, num_generations
+        model, prompts, stop_ids, length, temperature, micro_batch_tokens, num_generations
     )
 
 
@@ -82,6 +82,21 @@ def test_responses_end_at_the_first_eos_or_at_the_limit(ending, tokenizer):
     assert all(len(response) == 8 and eos not in response for response in truncated)
     # Padding of short responses is removed.
     assert min(map(len, ended)) < 8
+
+
+def test_each_of_several_stop_ids_ends_a_response(ending, tokenizer):
+    eos = tokenizer.eos_token_id
+    [free] = sample_several(ending, [299], PROMPTS, 1)
+    # Tokens that were sampled first and second somewhere.
+    stops = [eos, free[0][1], free[1][2]]
+    responses = sample(ending, stops, PROMPTS)
+    ends = {response[-1] for response in responses} & set(stops)
+    assert len(ends) > 1
+    for response in responses:
+        assert not set(response[:-1]) & set(stops)
+        assert response[-1] in stops or len(response) == 8
+    # Their order only determines the padding.
+    assert sample(ending, stops[::-1], PROMPTS) == responses
 
 
 def test_a_limit_of_one_token(model, tokenizer):
@@ -189,13 +204,6 @@ def test_responses_have_the_distribution_of_the_logits(model, tokenizer, tempera
 # Model families, and rows that leave the batch.
 
 
-class Ids(NamedTuple):
-    """The attributes of a tokenizer that generation reads."""
-
-    eos_token_id: int
-    pad_token_id: int
-
-
 WINDOW = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
 KINDS = {name: (name, {}) for name in FAMILIES} | {
     f"{name}, window": (name, WINDOW) for name in ("mistral", "qwen2", "qwen3")
@@ -216,7 +224,7 @@ def member(request, tokenizer):
 
 
 @pytest.mark.parametrize("num_generations", [1, 3])
-def test_each_family_generates_what_uncached_passes_predict(member, tokenizer, num_generations):
+def test_each_family_generates_what_uncached_passes_predict(member, num_generations):
     whole = [greedy(member, prompt, 12) for prompt in PROMPTS]
     # As eos, a token that occurs in some of the responses, at different positions.
     positions = {
@@ -227,10 +235,9 @@ def test_each_family_generates_what_uncached_passes_predict(member, tokenizer, n
     )
     expected = [greedy(member, prompt, 12, eos) for prompt in PROMPTS]
     assert len(set(map(len, expected))) > 1
-    ids = Ids(eos, tokenizer.pad_token_id)
     options = {"temperature": 0, "length": 12}
     assert (
-        sample_several(member, ids, PROMPTS, num_generations, **options)
+        sample_several(member, [eos], PROMPTS, num_generations, **options)
         == [expected] * num_generations
     )
 
@@ -360,7 +367,7 @@ def test_the_hf_sampler_uses_the_settings_and_the_current_weights(model, tokeniz
     settings = SimpleNamespace(
         generation_backend="hf", num_generations=2, temperature=0.7, max_response_length=6
     )
-    sampler = make_sampler(settings, tokenizer, 48, "unused")
+    sampler = make_sampler(settings, [tokenizer.eos_token_id], 48, "unused")
     model = copy.deepcopy(model)
     for _ in range(2):
         sampler.update(model)

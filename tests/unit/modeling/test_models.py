@@ -105,13 +105,15 @@ def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tok
     assert weights_equal(model, load_causal(folder, "fp32", tokenizer))
 
 
-def test_a_saved_generation_config_samples_until_the_tokenizers_eos(model, tokenizer, tmp_path):
-    # Sampling settings of the base model are not saved.
+def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model(
+    model, tokenizer, tmp_path
+):
+    # Its sampling settings are not saved.
     model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
     save_model(model, tokenizer, tmp_path)
     config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
     assert config.do_sample
-    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.eos_token_id == [tokenizer.eos_token_id, 9]
     assert config.pad_token_id == tokenizer.pad_token_id
     assert config.repetition_penalty in (None, 1.0)
 

@@ -17,6 +17,8 @@ from snakechat.modeling.lora import add_lora
 from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
+# eos, and the end of a turn.
+STOPS = (2, 44)
 # Documented arguments of vllm.LLM and vllm.SamplingParams.
 ENGINE = {"model", "dtype", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size"}
 ENGINE |= {"distributed_executor_backend", "skip_tokenizer_init", "generation_config"}
@@ -75,7 +77,7 @@ class Llm:
         random = torch.Generator().manual_seed(params.seed + number)
         ids, logprobs = list(prompt), []
         while len(logprobs) < params.max_tokens and (
-            not logprobs or ids[-1] != params.stop_token_ids[0]
+            not logprobs or ids[-1] not in params.stop_token_ids
         ):
             with torch.no_grad():
                 logits = self.model(torch.tensor([ids])).logits[0, -1] / params.temperature
@@ -111,7 +113,7 @@ SETTINGS = SimpleNamespace(
 
 @pytest.fixture
 def sampler(folder, tokenizer):
-    return make_sampler(SETTINGS, tokenizer, 8192, folder)
+    return make_sampler(SETTINGS, STOPS, 8192, folder)
 
 
 def test_the_engine_gets_the_settings_of_training(sampler, model, folder):
@@ -128,13 +130,13 @@ def test_the_engine_gets_the_settings_of_training(sampler, model, folder):
     assert options["logprobs_mode"] == "processed_logprobs"
 
 
-def test_sampling_is_unrestricted_and_stops_at_eos(sampler, model, tokenizer):
+def test_sampling_is_unrestricted_and_stops_at_the_stop_ids(sampler, model):
     sampler.update(model)
     sampler.sample(PROMPTS)
     for params in sampler.llm.params:
         assert (params.n, params.temperature, params.max_tokens) == (2, 0.7, 6)
         assert (params.top_p, params.top_k) == (1.0, -1)
-        assert params.stop_token_ids == [tokenizer.eos_token_id]
+        assert params.stop_token_ids == list(STOPS)
         assert params.logprobs == 0
         assert params.detokenize is False
 
@@ -171,8 +173,8 @@ def test_responses_and_logprobs_are_ordered_by_generation_and_prompt(sampler, mo
     for generation, token_logprobs in zip(responses, logprobs, strict=True):
         for prompt, ids, values in zip(PROMPTS * 4, generation, token_logprobs, strict=True):
             assert len(ids) == len(values)
-            ends.add(ids[-1] == tokenizer.eos_token_id)
-            assert ids.count(tokenizer.eos_token_id) == (ids[-1] == tokenizer.eos_token_id)
+            ends.add(ids[-1] in STOPS)
+            assert not set(ids[:-1]) & set(STOPS)
             with torch.no_grad():
                 logits = model.eval()(torch.tensor([prompt + ids])).logits[0]
             table = (logits[len(prompt) - 1 : -1] / 0.7).log_softmax(dim=-1)
@@ -215,10 +217,10 @@ def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeyp
         InputError,
         match="pip install vllm, or set generation_backend: hf",
     ):
-        make_sampler(SETTINGS, tokenizer, 8192, folder)
+        make_sampler(SETTINGS, STOPS, 8192, folder)
     # The other backend does not import it.
     settings = SimpleNamespace(generation_backend="hf")
-    assert isinstance(make_sampler(settings, tokenizer, 8192, folder), HfSampler)
+    assert isinstance(make_sampler(settings, STOPS, 8192, folder), HfSampler)
 
 
 def test_a_model_that_vllm_rejects_raises_an_error_of_one_line(sampler, model, vllm, folder):

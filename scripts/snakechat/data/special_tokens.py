@@ -1,0 +1,165 @@
+"""Special tokens of a tokenizer: those that end a turn, that stop sampling and that pad."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+from snakechat.workflow.errors import InputError
+
+# Texts of a dialogue that probes a chat template.
+USER, ASSISTANT = "Question", "Answer"
+# "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|fim_pad|>".
+PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
+# "<|reserved_special_token_0|>", "<unused0>", "<|extra_0|>", "<|dummy_0|>".
+UNUSED = re.compile(
+    r"(?<![a-z])(reserved|unused|extra|dummy|place.?holder)(?![a-z])", re.IGNORECASE
+)
+# The byte 0xFF in the alphabet of byte-level vocabularies. UTF-8 has no such byte.
+IMPOSSIBLE_BYTE = "ÿ"
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the token that the chat template writes after an assistant turn.
+
+    This is the first special token after the text of the turn; eos if the template writes none, or
+    if there is no template.
+    """
+    rendered = render_chat(tokenizer, [("user", USER), ("assistant", ASSISTANT)])
+    if rendered is not None:
+        _, _, after = rendered.rpartition(ASSISTANT)
+        match = special_pattern(tokenizer).search(after)
+        if match:
+            return int(_id_of(tokenizer, match[0]))
+    eos_id: int = tokenizer.eos_token_id
+    return eos_id
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
+    """Return the ids that end a response: end of turn, eos, and those of the model's folder.
+
+    The folder's are all of eos_token_id in generation_config.json or, without that file, in
+    config.json, as in transformers.
+
+    Args:
+        folder: The folder of the model that responds.
+    """
+    ids = [end_of_turn_id(tokenizer), int(tokenizer.eos_token_id)]
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder, name)
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            ids += value if isinstance(value, list) else [] if value is None else [value]
+            break
+    # Without duplicates, in this order.
+    return tuple(dict.fromkeys(ids))
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, turns: list[tuple[str, str]], prompt: bool = False
+) -> str | None:
+    """Return turns rendered by the chat template; None if there is none or it rejects them.
+
+    Args:
+        prompt: Whether a response follows.
+    """
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": role, "content": text} for role, text in turns]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError:
+        return None
+    return str(text)
+
+
+def special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """Return a pattern that matches the special tokens of a tokenizer in a text."""
+    special = {token.content for token in _added(tokenizer).values() if token.special}
+    special |= set(map(str, tokenizer.all_special_tokens))
+    # The longest one where several match.
+    ordered = sorted(special, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered)))
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set the pad token to an existing token that no sequence ends with.
+
+    Our own masks come from lengths. But AutoModelForSequenceClassification takes the score at the
+    last token that is not pad, so pad must differ from the tokens that end a turn. The first of
+    these that exists:
+
+    1. the tokenizer's own pad token,
+    2. its unknown token,
+    3. an added token that names padding ("<|finetune_right_pad_id|>", "<|padding|>"),
+    4. an added token that is reserved or unused ("<|reserved_special_token_0|>", "<unused0>"),
+    5. the last of the other special added tokens, apart from bos,
+    6. in a byte-level vocabulary, the byte 0xFF, which UTF-8 does not have; as a special token it
+       changes the ids of no text except a "ÿ" that stands alone,
+    7. bos, which starts a text.
+
+    None of them may be eos or end a turn, and those of 3 to 5 neither bos nor a token that the chat
+    template writes.
+
+    Raises:
+        InputError: There is none.
+    """
+    token = next(_pad_candidates(tokenizer), None)
+    if token is None:
+        raise InputError(
+            f"{tokenizer.name_or_path}: the tokenizer has no token that can serve as pad: set"
+            " pad_token in tokenizer_config.json"
+        )
+    if token == tokenizer.pad_token:
+        return
+    if token == IMPOSSIBLE_BYTE:
+        added = AddedToken(token, single_word=True, normalized=False, special=True)
+        tokenizer.add_special_tokens({"pad_token": added})
+    else:
+        tokenizer.pad_token = token
+
+
+def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Yield the tokens that can serve as pad, the best one first."""
+    named: Mapping[str, Any] = tokenizer.special_tokens_map
+    ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer))}
+    for name in ("pad_token", "unk_token"):
+        token = named.get(name)
+        if token is not None and token not in ends:
+            yield token
+    taken = ends | {named.get("bos_token")} | _written_by_template(tokenizer)
+    added = [token for _, token in sorted(_added(tokenizer).items()) if token.content not in taken]
+    for pattern in (PADDING, UNUSED):
+        yield from (token.content for token in added if pattern.search(token.content))
+    # The first ones often mark the start of a document or a turn.
+    yield from (token.content for token in reversed(added) if token.special)
+    vocabulary = tokenizer.get_vocab()
+    if all(byte in vocabulary for byte in ByteLevel.alphabet()):
+        yield IMPOSSIBLE_BYTE
+    if named.get("bos_token") not in {None, *ends}:
+        yield named["bos_token"]
+
+
+def _written_by_template(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return the added tokens that a chat template writes, literally or put together."""
+    turns = [("system", USER), ("user", USER), ("assistant", ASSISTANT), ("user", USER)]
+    rendered = (render_chat(tokenizer, some, prompt=True) for some in (turns, turns[1:]))
+    texts = [str(tokenizer.chat_template or ""), *(text or "" for text in rendered)]
+    contents = {token.content for token in _added(tokenizer).values()}
+    return {content for content in contents if any(content in text for text in texts)}
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
+    """Return the added tokens by id."""
+    return dict(tokenizer.added_tokens_decoder)
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    found: Any = tokenizer.convert_tokens_to_ids(token)
+    return int(found)
