@@ -199,7 +199,8 @@ def test_a_reward_model_that_is_saved_with_other_weights_is_an_error(
     def save_damaged(model, *arguments):
         with torch.no_grad():
             model.score.weight *= 0.5
-        save(model, *arguments)
+            save(model, *arguments)
+            model.score.weight *= 2
 
     monkeypatch.setattr(train_reward, "save_model", save_damaged)
     job = reward_job(**changes)

@@ -22,7 +22,25 @@ FAMILIES = {
     "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8},
     "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
     "gemma": {**LLAMA, "model_type": "gemma", "head_dim": 8},
+    "phi3": {**LLAMA, "model_type": "phi3"},
+    # A layer with a window, and one without.
+    "gemma3_text": {
+        **LLAMA,
+        "model_type": "gemma3_text",
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+    },
 }
+
+# Models with windows that are shorter than the sequences of the tests: of Mistral and Phi-3 in both
+# layers, of Qwen in the second one.
+WINDOW = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+WINDOWS = {
+    f"{family}, window": {**FAMILIES[family], "sliding_window": 6} for family in ("mistral", "phi3")
+}
+WINDOWS |= {f"{family}, window": {**FAMILIES[family], **WINDOW} for family in ("qwen2", "qwen3")}
 
 GATED = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 OPT_LAYERS = ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"]
@@ -40,6 +58,8 @@ LINEAR_LAYERS = {
     "qwen3": GATED,
     "mistral": GATED,
     "gemma": GATED,
+    "phi3": ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"],
+    "gemma3_text": GATED,
 }
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
-from snakechat.modeling.models import supports_packing
-from snakechat.modeling.packing import TokenBatch
+from snakechat.modeling.models import SINGLE_WINDOW_FAMILIES, supports_packing
+from snakechat.modeling.packing import ModelInputs, TokenBatch, sliding_window_mask
 from snakechat.workflow.distributed import all_reduce_sum, rank
 
 
@@ -93,10 +93,27 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     hidden = base_model(
         input_ids=inputs.input_ids,
         position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        attention_mask=layer_masks(model.config, inputs),
         use_cache=False,
     ).last_hidden_state
     return hidden.flatten(end_dim=1)
+
+
+def layer_masks(
+    config: PreTrainedConfig, inputs: ModelInputs
+) -> torch.Tensor | dict[str, torch.Tensor] | None:
+    """Return the attention mask as a model takes it: one by layer type if its layers differ.
+
+    A mask that is given to a model replaces that of its sliding window, so this applies the window.
+    """
+    mask, positions = inputs.attention_mask, inputs.position_ids
+    window = getattr(config, "sliding_window", None)
+    if mask is None or positions is None or window is None or mask.shape[-1] <= window:
+        return mask
+    local = sliding_window_mask(mask, positions, window)
+    if config.model_type in SINGLE_WINDOW_FAMILIES:
+        return local
+    return {"full_attention": mask, "sliding_attention": local}
 
 
 def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ The model stays a transformers model whose linear layers are replaced by adapter
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -71,27 +72,81 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def merged_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights of an equivalent model without adapters, by name.
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and weights of an equivalent model without adapters, in the model's dtype.
 
-    Does not change the model. Sums are fp32: 16 bits would round small updates away.
+    Does not change the model. Merged weights are computed one at a time.
     """
-    weights = {
+    layers = adapted_layers(model)
+    for name, weight in base_weights(model).items():
+        yield name, merge(layers[name]) if name in layers else weight
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Merge adapters into the weights of their layers, and disable them."""
+    for layer in adapted_layers(model).values():
+        base: Any = layer.base_layer
+        base.weight.data.copy_(merge(layer))
+        layer.enable_adapters(False)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Return the layers that have adapters, by the names that their weights have without."""
+    return {
+        f"{name}.weight": layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+    }
+
+
+def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights below the adapters, by the names that they have without."""
+    return {
         name.replace(".base_layer.", "."): weight
         for name, weight in model.state_dict().items()
         if ".lora_" not in name
     }
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            lora_a: Any = layer.lora_A["default"]
-            lora_b: Any = layer.lora_B["default"]
-            product = lora_b.weight.detach().float() @ lora_a.weight.detach().float()
-            update = layer.scaling["default"] * product
-            base: Any = layer.base_layer
-            if isinstance(base, Conv1D):
-                update = update.T
-            weights[f"{name}.weight"] = (base.weight.detach().float() + update).cpu()
-    return weights
+
+
+def merge(layer: LoraLayer) -> torch.Tensor:
+    """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
+
+    The sum is computed in fp32 and rounded once. In 16 bits, this discards updates smaller than
+    half of the distance between two numbers.
+    """
+    lora_a: Any = layer.lora_A["default"]
+    lora_b: Any = layer.lora_B["default"]
+    base: Any = layer.base_layer
+    merged = lora_b.weight.detach().float() @ lora_a.weight.detach().float()
+    merged *= layer.scaling["default"]
+    if isinstance(base, Conv1D):
+        merged = merged.T
+    merged += base.weight.detach()
+    return merged.to(base.weight.dtype)
+
+
+def save_merged(model: PreTrainedModel, folder: Path) -> None:
+    """Write the equivalent model without adapters.
+
+    Memory holds one merged weight at a time: the files are written with the weights below the
+    adapters first, and merged ones then replace them in place.
+    """
+    model.save_pretrained(folder, state_dict=base_weights(model))
+    layers = adapted_layers(model)
+    for path in folder.glob("*.safetensors"):
+        # The format: the length of the header in 8 bytes, the header in JSON, the weights.
+        with open(path, "r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            for name in header.keys() & layers.keys():
+                file.seek(8 + length + header[name]["data_offsets"][0])
+                file.write(_tensor_bytes(merge(layers.pop(name))))
+    assert not layers, f"not in the files: {sorted(layers)}"
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor as safetensors stores them, on a little-endian machine."""
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().data
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:

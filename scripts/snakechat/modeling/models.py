@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from snakechat.data.special_tokens import end_of_turn_id, stop_ids
-from snakechat.modeling.lora import merged_weights, save_adapter
+from snakechat.modeling.lora import save_adapter, save_merged
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 
@@ -56,14 +56,20 @@ LOGIT_SETTINGS = (
 # derives positions from the columns.
 PACKING_FAMILIES = {
     "gemma",
+    "gemma3_text",
     "gpt2",
     "gpt_neox",
     "llama",
     "mistral",
     "opt",
+    "phi3",
     "qwen2",
     "qwen3",
 }
+
+# Families of these whose sliding window, if any, applies to all layers. The others take a mask for
+# each of config.layer_types.
+SINGLE_WINDOW_FAMILIES = {"mistral", "phi3"}
 
 
 def choose_device(placement: Mapping[str, Any]) -> torch.device:
@@ -267,13 +273,10 @@ def supports_packing(model: PreTrainedModel) -> bool:
     """Return whether a sequence may pack several rows, separated by a boolean mask.
 
     The model is then called with use_cache=False, position_ids and a mask [B, 1, T, T], True where
-    a token attends to another.
+    a token attends to another. A given mask replaces that of a sliding window.
     """
     return (
-        model.config.model_type in PACKING_FAMILIES
-        and model.config._attn_implementation == "sdpa"
-        # A given mask replaces that of a sliding window.
-        and getattr(model.config, "sliding_window", None) is None
+        model.config.model_type in PACKING_FAMILIES and model.config._attn_implementation == "sdpa"
     )
 
 
@@ -292,19 +295,20 @@ def _stop_ids_to_save(
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
-    Adapters are merged. The subfolder adapter also has them separately, if nothing else but a score
-    head was trained. Under ZeRO 3 the caller gathers the weights. Only the first process writes.
+    Adapters are merged, in the model's dtype. The subfolder adapter also has them separately, if
+    nothing else but a score head was trained. Under ZeRO 3 the caller gathers the weights. Only the
+    first process writes.
     """
     if rank() > 0:
         return
-    weights = None
-    if hasattr(model, "peft_config"):
-        save_adapter(model, folder / "adapter")
-        weights = merged_weights(model)
     if model.can_generate():
         ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
         model.generation_config = GenerationConfig(
             do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
         )
-    model.save_pretrained(folder, state_dict=weights)
+    if hasattr(model, "peft_config"):
+        save_adapter(model, folder / "adapter")
+        save_merged(model, folder)
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

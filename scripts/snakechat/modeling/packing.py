@@ -5,9 +5,9 @@ rollouts. It is laid out as prompt | response | response ...: the model processe
 responses of a row do not attend to one another, and the positions of each response continue from
 the end of the prompt. Several rows, which do not attend to one another, fill a packed sequence.
 
-Packing requires a model that accepts a boolean mask (models.supports_packing). For other models,
-each response takes a sequence by itself, after a copy of its prompt and padded on the right, where
-causal attention ignores the padding.
+Packing requires a model that accepts a boolean mask (models.supports_packing); forward.py narrows
+it for layers with a sliding window. For other models, each response takes a sequence by itself,
+after a copy of its prompt and padded on the right, where causal attention ignores the padding.
 """
 
 from collections.abc import Sequence
@@ -203,3 +203,18 @@ def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> t
     attended = segment_ids[:, None, :]
     # Padding attends to earlier padding: the softmax over no position at all is not defined.
     return (same_row & ((attended == 0) | (segment_ids[:, :, None] == attended)))[:, None]
+
+
+def sliding_window_mask(
+    mask: torch.Tensor, position_ids: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Return a mask [B, 1, T, T] without the tokens that lie `window` or more positions back.
+
+    Positions count, not columns: between the second response of a row and its prompt lies the first
+    one.
+
+    Args:
+        mask: bool [B, 1, T, T]. position_ids: [B, T].
+    """
+    distance = position_ids[:, :, None] - position_ids[:, None, :]
+    return mask & (distance < window)[:, None]

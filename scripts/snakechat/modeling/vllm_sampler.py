@@ -59,7 +59,7 @@ class VllmSampler:
         if self.llm is None:
             self.llm = self._start()
         weights = merged_weights(model)
-        self.llm.apply_model(lambda copy: copy.load_weights(weights.items()) and None)
+        self.llm.apply_model(lambda copy: copy.load_weights(weights) and None)
         # The prefix cache has keys and values that the previous weights computed.
         self.llm.reset_prefix_cache()
 

@@ -203,8 +203,10 @@ def training_phases(
         yield "sending", add_components(gathered, bucket, {"buffers": copy})
         yield "scoring", add_components(gathered, inference_activations(entry.model, largest))
         if entry.stage == 3:
-            # Every process gathers the whole model to save it.
-            yield "saving", {"weights": weight_bytes(entry.model)}
+            # Every process gathers the whole model to save it; a reward model is also evaluated.
+            probing = entry.model.loss == SCORE
+            scoring = inference_activations(entry.model, largest) if probing else {}
+            yield "saving", add_components({"weights": weight_bytes(entry.model)}, scoring)
     for model in frozen:
         loaded = weight_bytes(model) if placement.get("offload_frozen") else 0
         activations = inference_activations(model, largest)
@@ -275,10 +277,8 @@ def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
 
 
 def model_folder_bytes(model: ModelSpec) -> int:
-    """Return the bytes of a saved model: its weights, in fp32 if adapters were merged into them."""
-    size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
-    merged = size.layer * size.layers if model.lora_rank else 0
-    return width * (size.weights - merged) + 4 * merged
+    """Return the bytes of a saved model: its weights and, with LoRA, the adapters apart."""
+    return weight_bytes(model)
 
 
 def checkpoint_bytes(trained: Sequence[TrainedModel]) -> int:

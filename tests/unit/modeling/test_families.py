@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import SEQUENCES
+from snakechat.modeling.forward import layer_masks
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import (
     check_sequence_length,
@@ -17,8 +18,9 @@ from snakechat.modeling.models import (
     save_model,
     supports_packing,
 )
+from snakechat.modeling.packing import ModelInputs
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES
+from support.families import FAMILIES, WINDOWS
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -143,11 +145,12 @@ def test_packed_sequences_do_not_attend_to_each_other(family, folder, tokenizer)
     sequence_ids = torch.tensor([0] * len(SEQUENCES[0]) + [1] * len(SEQUENCES[1]))
     positions = [*range(len(SEQUENCES[0])), *range(len(SEQUENCES[1]))]
     mask = (sequence_ids[:, None] == sequence_ids[None, :]).tril()
+    inputs = ModelInputs(torch.tensor([ids]), torch.tensor([positions]), mask[None, None])
     with torch.no_grad():
         together = model.base_model(
-            input_ids=torch.tensor([ids]),
-            attention_mask=mask[None, None],
-            position_ids=torch.tensor([positions]),
+            input_ids=inputs.input_ids,
+            attention_mask=layer_masks(model.config, inputs),
+            position_ids=inputs.position_ids,
             use_cache=False,
         ).last_hidden_state[0]
         apart = torch.cat(
@@ -171,11 +174,21 @@ def test_attention_is_sdpa_whatever_the_config_on_disk(family, folder, tokenizer
     assert load_causal(tmp_path, "fp32", tokenizer).config._attn_implementation == expected
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"], scope="module")
-def test_a_sliding_window_does_not_support_packing(family, tokenizer):
-    window = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
-    assert not supports_packing(make_causal({**FAMILIES[family], **window}, tokenizer, 1))
-    assert supports_packing(make_causal(FAMILIES[family], tokenizer, 1))
+@pytest.mark.parametrize("name", WINDOWS)
+def test_models_with_a_sliding_window_support_packing(name, tokenizer, tmp_path):
+    save_model(make_causal(WINDOWS[name], tokenizer, 1), tokenizer, tmp_path)
+    model = load_causal(tmp_path, "fp32", tokenizer)
+    assert supports_packing(model)
+    assert model.config.sliding_window == 6
+
+
+def test_models_that_cap_logits_are_rejected(tokenizer, tmp_path):
+    init = {**FAMILIES["gemma"], "model_type": "gemma2", "sliding_window": 6}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    with pytest.raises(
+        InputError, match=r"final_logit_softcapping is 30.0: models that transform logits after"
+    ):
+        load_causal(tmp_path, "fp32", tokenizer)
 
 
 # Positions.

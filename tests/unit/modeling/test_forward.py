@@ -29,17 +29,19 @@ from snakechat.modeling.forward import (
 )
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
-from support.families import FAMILIES, spread
+from snakechat.modeling.packing import ModelInputs
+from support.families import FAMILIES, WINDOWS, spread
 
 CPU = torch.device("cpu")
-PACKING_FAMILIES = [family for family in FAMILIES if family != "bloom"]
+MODELS = FAMILIES | WINDOWS
+PACKING_FAMILIES = [family for family in MODELS if family != "bloom"]
 
 # (packing, micro_batch_tokens): several rows in a packed sequence and several sequences in a
 # micro-batch; one row, whose responses share the prompt; each response in a sequence by itself.
 LAYOUTS = {"packed": (True, 60), "shared_prompt": (True, 1), "unpacked": (False, 70)}
 CASES = [
     (family, layout)
-    for family in FAMILIES
+    for family in MODELS
     for layout in LAYOUTS
     if family in PACKING_FAMILIES or layout == "unpacked"
 ]
@@ -70,7 +72,7 @@ REFERENCE = -torch.arange(2.0 * len(PAIRS)).view(2, -1) * 7
 def family(request, tokenizer, tmp_path_factory):
     """A policy and a scorer of a family, and the expected value and gradients of each loss."""
     folder = tmp_path_factory.mktemp(request.param)
-    save_model(make_causal(FAMILIES[request.param], tokenizer, 1), tokenizer, folder)
+    save_model(make_causal(MODELS[request.param], tokenizer, 1), tokenizer, folder)
     policy = Policy(spread(load_causal(folder, "fp32", tokenizer)))
     scorer = Scorer(spread(load_scorer(folder, "fp32", tokenizer, new_head=True)))
     assert policy.supports_packing == scorer.supports_packing == (request.param in PACKING_FAMILIES)
@@ -263,6 +265,39 @@ def test_positions_by_column_change_the_gradients(family, loss, monkeypatch):
     module = module_of(family, loss)
     actual, grads = compute_loss(module, loss, "packed"), expected(family, loss)[1]
     assert relative_error(gradients(module, actual), grads) > 0.05
+
+
+def ignore_the_window(mask, position_ids, window):
+    return mask
+
+
+def count_columns(mask, position_ids, window, windowed=packing_module.sliding_window_mask):
+    return windowed(mask, torch.arange(mask.shape[-1]).expand_as(position_ids), window)
+
+
+@pytest.mark.parametrize("loss", ["last_token", "dpo"])
+@pytest.mark.parametrize("wrong", [ignore_the_window, count_columns])
+@pytest.mark.parametrize("family", [*WINDOWS, "gemma3_text"], indirect=True, scope="module")
+def test_a_wrong_window_changes_the_gradients(family, wrong, loss, monkeypatch):
+    monkeypatch.setattr(forward, "sliding_window_mask", wrong)
+    module = module_of(family, loss)
+    actual, grads = compute_loss(module, loss, "packed"), expected(family, loss)[1]
+    assert relative_error(gradients(module, actual), grads) > 0.05
+
+
+@pytest.mark.parametrize("family", ["opt", "mistral", "mistral, window"])
+def test_masks_are_changed_only_where_a_window_is_narrower_than_them(
+    family, tokenizer, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(forward, "sliding_window_mask", lambda *arguments: calls.append(arguments))
+    config = make_causal(MODELS[family], tokenizer, 1).config
+    for width in (6, 7):
+        mask = torch.ones(1, 1, width, width, dtype=torch.bool).tril()
+        inputs = ModelInputs(torch.zeros(1, width), torch.arange(width)[None], mask)
+        is_narrower = "window" in family and width > 6
+        assert (forward.layer_masks(config, inputs) is mask) == (not is_narrower)
+    assert len(calls) == ("window" in family)
 
 
 # Policies.

@@ -15,7 +15,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler, pad_left, sample_responses, sample_tokens
 from snakechat.modeling.models import make_causal
-from support.families import FAMILIES
+from support.families import FAMILIES, WINDOWS
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51], [0, 60, 61, 62, 63]]
 MICRO_BATCH_TOKENS = 8192
@@ -204,17 +204,13 @@ def test_responses_have_the_distribution_of_the_logits(model, tokenizer, tempera
 # Model families, and rows that leave the batch.
 
 
-WINDOW = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
-KINDS = {name: (name, {}) for name in FAMILIES} | {
-    f"{name}, window": (name, WINDOW) for name in ("mistral", "qwen2", "qwen3")
-}
+MODELS = FAMILIES | WINDOWS
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MODELS)
 def member(request, tokenizer):
     """A model of each family with large weights, and of some with a sliding window."""
-    family, changes = KINDS[request.param]
-    model = make_causal({**FAMILIES[family], **changes}, tokenizer, 1).eval()
+    model = make_causal(MODELS[request.param], tokenizer, 1).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:
@@ -240,6 +236,26 @@ def test_each_family_generates_what_uncached_passes_predict(member, num_generati
         sample_several(member, [eos], PROMPTS, num_generations, **options)
         == [expected] * num_generations
     )
+
+
+def test_logprobs_while_sampling_equal_those_of_training(member, tokenizer, monkeypatch):
+    # With a cache and padding on the left, and packed.
+    eos, tables, sample_tokens = tokenizer.eos_token_id, [], generation.sample_tokens
+
+    def record(logits, uniforms, temperature):
+        # No response ends, so that rows stay in their order: that of the prompts' lengths.
+        without_eos = logits.clone().index_fill(1, torch.tensor([eos]), -math.inf)
+        tokens = sample_tokens(without_eos, uniforms, temperature)
+        tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
+        return tokens
+
+    monkeypatch.setattr(generation, "sample_tokens", record)
+    responses = sample(member, [eos], PROMPTS, length=12)
+    order = sorted(range(len(PROMPTS)), key=lambda row: -len(PROMPTS[row]))
+    while_sampling = torch.empty(len(PROMPTS), 12)
+    while_sampling[order] = torch.cat(tables, dim=1)
+    trained = logprobs_of(member, responses, 1.0).view(len(PROMPTS), 12)
+    torch.testing.assert_close(while_sampling, trained, rtol=1e-4, atol=1e-4)
 
 
 def test_generation_in_bf16(ending, tokenizer):

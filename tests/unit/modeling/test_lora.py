@@ -6,12 +6,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.pytorch_utils import Conv1D
 
-from conftest import SEQUENCES
-from snakechat.modeling.lora import add_lora, disable_adapters, linear_layers, merged_weights
-from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
+from conftest import INIT, SEQUENCES
+from snakechat.modeling.lora import (
+    add_lora,
+    base_weights,
+    disable_adapters,
+    linear_layers,
+    merge_adapters,
+    merged_weights,
+)
+from snakechat.modeling.models import DTYPES, load_causal, load_scorer, make_causal, save_model
+from snakechat.planning.footprint import MemoryTracker
 from snakechat.training.engine import make_engine
 from support.families import FAMILIES, LINEAR_LAYERS
 
@@ -136,7 +146,7 @@ def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer):
     product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     # 8 / 2.
     expected = layer.base_layer.weight + 4 * product
-    torch.testing.assert_close(merged_weights(model)[f"{name}.weight"], expected.detach())
+    torch.testing.assert_close(dict(merged_weights(model))[f"{name}.weight"], expected.detach())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,25 +155,85 @@ def test_merged_weights_give_the_logits_of_the_adapters(family, tokenizer):
     before = logits_of(model)
     adapted = randomize_adapters(add_lora(model, 2, 1))
     plain = make_causal(FAMILIES[family], tokenizer, 2)
-    plain.load_state_dict(merged_weights(adapted))
+    plain.load_state_dict(dict(merged_weights(adapted)))
     torch.testing.assert_close(logits_of(plain), logits_of(adapted), rtol=1e-4, atol=1e-4)
     # The adapters change the logits, so that the comparison detects their loss.
     assert (logits_of(adapted) - before).abs().max() > 0.01
 
 
-def test_merging_keeps_updates_below_the_precision_of_bf16(folder, tokenizer, tmp_path):
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, tokenizer, tmp_path):
+    save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
+    model = randomize_adapters(add_lora(load_causal(tmp_path / "base", dtype, tokenizer), 2, 3))
+    model.to(DTYPES[dtype])
+    expected = {name: weight.double() for name, weight in base_weights(model).items()}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    assert layers
+    for name, layer in layers.items():
+        lora_a, lora_b = (m["default"].weight.double() for m in (layer.lora_A, layer.lora_B))
+        update = 3 / 2 * lora_b @ lora_a
+        # GPT-2's weights are transposed.
+        expected[f"{name}.weight"] += update.T if isinstance(layer.base_layer, Conv1D) else update
+    save_model(model, tokenizer, tmp_path / "saved")
+    assert {w.dtype for w in load_file(tmp_path / "saved/model.safetensors").values()} == {
+        DTYPES[dtype]
+    }
+    saved = load_causal(tmp_path / "saved", dtype, tokenizer).state_dict()
+    # What samplers get has the same bits.
+    synced = dict(merged_weights(model))
+    assert saved.keys() == synced.keys() == expected.keys()
+    # One unit in the last place, where fp32 and fp64 round differently.
+    tolerance = {"rtol": torch.finfo(DTYPES[dtype]).eps, "atol": 1e-6}
+    for name, weight in saved.items():
+        assert torch.equal(weight, synced[name])
+        torch.testing.assert_close(weight.double(), expected[name], **tolerance)
+    # Without a dtype, from_pretrained loads the dtype of training.
+    config = json.loads((tmp_path / "saved/config.json").read_text())
+    assert config["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").dtype == DTYPES[dtype]
+
+
+def test_updates_below_the_precision_of_bf16_are_only_in_the_adapter(folder, tokenizer, tmp_path):
     model = add_lora(load_causal(folder, "bf16", tokenizer), 2, 1)
-    # An eighth of the spacing of bf16 at 0.06, the standard deviation of the weights.
-    randomize_adapters(model, 1e-4)
     name = "model.decoder.layers.1.fc1"
     layer = model.get_submodule(name)
-    lora_a, lora_b = (m["default"].weight.float() for m in (layer.lora_A, layer.lora_B))
-    before = layer.base_layer.weight.float()
+    with torch.no_grad():
+        # Weights of 1 and updates of a quarter of the distance to the next number, 2**-7.
+        layer.base_layer.weight.fill_(1)
+        layer.lora_A["default"].weight.fill_(2**-5)
+        layer.lora_B["default"].weight.fill_(2**-4)
     save_model(model, tokenizer, tmp_path)
-    after = load_file(tmp_path / "model.safetensors")[f"{name}.weight"]
-    torch.testing.assert_close(after - before, lora_b @ lora_a / 2, rtol=1e-2, atol=1e-8)
-    # Without a dtype, from_pretrained loads the dtype of training.
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
+    merged = load_file(tmp_path / "model.safetensors")[f"{name}.weight"]
+    assert torch.equal(merged, torch.ones_like(merged))
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    lora_a, lora_b = (adapter[f"base_model.model.{name}.lora_{m}.weight"].float() for m in "AB")
+    assert torch.equal(lora_b @ lora_a / 2, torch.full(merged.shape, 2**-9))
+
+
+def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
+    init = INIT | {"num_hidden_layers": 8, "hidden_size": 256, "ffn_dim": 1024}
+    model = make_causal(init | {"word_embed_proj_dim": 256}, tokenizer, 1)
+    model = add_lora(model, 2, 1).to(torch.bfloat16)
+    largest = 256 * 1024
+    with MemoryTracker(model) as tracker:
+        save_model(model, tokenizer, tmp_path)
+    # In fp32 and in bf16.
+    assert largest * 4 < tracker.pop_peak() <= largest * (4 + 2) + 100_000
+    # The layers have 48 times as many weights as the largest of their matrices.
+    assert sum(weight.nbytes for weight in model.parameters()) > 40 * largest
+
+
+def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
+    model = randomize_adapters(add_lora(scorer, 2, 1)).to(torch.bfloat16)
+    before = logits_of(model)
+    save_model(model, tokenizer, tmp_path)
+    merge_adapters(model)
+    saved = load_file(tmp_path / "model.safetensors")
+    weights = base_weights(model)
+    assert all(torch.equal(weights[name], weight) for name, weight in saved.items())
+    # The adapters do not apply a second time.
+    torch.testing.assert_close(logits_of(model), before, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("train_base", ["none", "embeddings_and_norms"])

@@ -10,6 +10,7 @@ from snakechat.modeling.packing import (
     first_fit,
     pack_rows,
     packed_attention_mask,
+    sliding_window_mask,
 )
 
 CPU = torch.device("cpu")
@@ -173,3 +174,31 @@ def test_tokens_attend_to_themselves_and_padding_is_separate():
         assert not mask[padding][:, ~padding].any()
         assert not mask[~padding][:, padding].any()
     assert (ids == 0).any()
+
+
+def test_a_sliding_window_counts_positions_and_not_columns():
+    # A prompt of three tokens with responses of two; a prompt of one with two responses of one.
+    rows = [([11, 12, 13], [[14, 15], [16, 17]]), ([21], [[22], [23]])]
+    inputs = collate([rows], True, CPU).inputs
+    picture = [
+        "x . . . . . . . . .",
+        "x x . . . . . . . .",
+        ". x x . . . . . . .",
+        ". . x x . . . . . .",
+        ". . . x x . . . . .",
+        # Next to the prompt, after another response.
+        ". . x . . x . . . .",
+        ". . . . . x x . . .",
+        ". . . . . . . x . .",
+        ". . . . . . . x x .",
+        ". . . . . . . x . x",
+    ]
+    expected = [[mark == "x" for mark in line.split()] for line in picture]
+    mask = sliding_window_mask(inputs.attention_mask, inputs.position_ids, window=2)
+    assert mask.tolist() == [[expected]]
+
+
+def test_padding_has_a_position_to_attend_to_in_any_window():
+    inputs = collate([[PAIRS["A"]], [PAIRS["B"]]], True, CPU).inputs
+    mask = sliding_window_mask(inputs.attention_mask, inputs.position_ids, window=1)
+    assert mask.any(dim=-1).all()
