@@ -56,6 +56,17 @@ def test_a_plan_of_a_fresh_tree(sources):
     assert not (sources.folder / "output/models").exists()
 
 
+@pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-0.6b", "llama3.2-1b"])
+def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
+    targets = [f"output/{stage}/{model}" for stage in ("sft", "reward", "dpo", "rlhf")]
+    jobs = json.loads(estimate(sources, *targets, "--gpu", "rtx4090", "--json"))
+    trained = {job["job"]: job for job in jobs if job["job"].startswith("train_")}
+    assert len(trained) == 4
+    for name, job in trained.items():
+        assert sum(job["memory"].values()) < 0.9 * 24 * GIB, name
+        assert job["warnings"] == []
+
+
 @pytest.mark.parametrize("separator", [(), ("--",)])
 def test_options_of_snakemake_follow_with_or_without_a_separator(separator, sources):
     more = sources.folder / "mine.yaml"

@@ -20,6 +20,7 @@ class Gpu(NamedTuple):
 
 # From NVIDIA's data sheets; the SXM form of GPUs that have two.
 GPUS = {
+    "rtx4090": Gpu(24 * GIB, PEAK_FLOPS["RTX 4090"], 1.008e12),
     "v100-32g": Gpu(32 * GIB, PEAK_FLOPS["V100"], 0.9e12),
     "a6000": Gpu(48 * GIB, PEAK_FLOPS["RTX A6000"], 0.768e12),
     "l40s": Gpu(48 * GIB, PEAK_FLOPS["L40S"], 0.864e12),

@@ -108,7 +108,7 @@ def count_split_rows(
         num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
     elif source.get("hub") in DATASET_ROWS:
         num_rows = DATASET_ROWS[source["hub"]][split]
-        note = f"assumed: {dataset} has as many rows as in 2023"
+        note = f"assumed: {dataset} has as many rows as in the hub catalog"
     else:
         return None, f"unknown until {dataset} is imported: number of rows"
     if division["max_rows"]:

@@ -44,6 +44,9 @@ def test_sizes_are_extrapolated_to_all_layers(family):
         ("facebook/opt-6.7b", 6_658_473_984),
         ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
         ("bigscience/bloom-1b1", 1_065_314_304),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
+        ("Qwen/Qwen3-0.6B-Base", 596_049_920),
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
     ],
 )
 def test_models_of_the_catalog_have_the_hubs_number_of_weights(name, weights):

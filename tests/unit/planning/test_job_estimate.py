@@ -140,7 +140,7 @@ def test_flops_hours_and_disk_by_hand():
     assert job.seconds == pytest.approx(flops / 312e12 / 0.4)
     assert job.disk == 2 * OPT_1_3B_WEIGHTS
     assert job.notes == [
-        "assumed: a has as many rows as in 2023",
+        "assumed: a has as many rows as in the hub catalog",
         "assumed until tokenize_sft a is built: 256 tokens per row, half of the limit",
     ]
 
