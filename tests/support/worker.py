@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM
@@ -22,7 +23,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
-from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
+from snakechat.modeling.lora import (  # noqa: E402
+    add_lora,
+    base_weights,
+    disable_adapters,
+    merge_adapters,
+    save_merged,
+)
+from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
 from snakechat.training.engine import make_engine  # noqa: E402
@@ -289,6 +297,24 @@ def train_on_rollouts(placement, lora=False):
     return run
 
 
+def train_and_save(folder, placement, settings):
+    """Train adapters and save the merged model; return its weights and those of the saved one."""
+    policy = Policy(add_lora(LanguageModel().model, 4, 8))
+    engine = engine_for(policy, placement, settings)
+    ids = rows_of(0)
+    for _ in range(3):
+        batch = collate([[(ids[0].tolist(), [ids[1].tolist()])]], True, ids.device)
+        engine.backward(-engine(batch).sum(), last=True)
+        engine.step()
+    with engine.gathered_weights():
+        if distributed.rank() == 0:
+            save_merged(policy.model, folder)
+        distributed.barrier()
+        merge_adapters(policy.model)
+        merged = {name: weight.clone() for name, weight in base_weights(policy.model).items()}
+    return {"merged": merged, "saved": load_file(folder / "model.safetensors")}
+
+
 # --- all cases ----------------------------------------------------------------------------------
 
 
@@ -337,6 +363,10 @@ def all_cases(folder):
         cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
         cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
         cases[f"ema {stage}"] = lambda p=placement: train_and_average(p)
+    for stage, dtype in ((0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")):
+        cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
+            folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}
+        )
     return cases
 
 

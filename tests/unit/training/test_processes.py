@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import ROOT
+from snakechat.modeling.models import DTYPES
 from support.launching import launch
 
 pytestmark = pytest.mark.slow
@@ -199,6 +200,24 @@ def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
         assert logprobs[one["mask"]].mean().item() == pytest.approx(-loss, abs=1e-6)
         assert not logprobs[~one["mask"]].any()
     assert one["losses"][-1] < one["losses"][0] - 0.01
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "stage"), [("bf16", 0), ("fp32", 1), ("bf16", 2), ("fp32", 3), ("bf16", 3)]
+)
+def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(
+    dtype, stage, number, runs
+):
+    saved = runs[number][0][f"merged {dtype} {stage}"][0]["saved"]
+    assert {weight.dtype for weight in saved.values()} == {DTYPES[dtype]}
+    for rank in runs[number]:
+        merged = rank[f"merged {dtype} {stage}"][0]["merged"]
+        assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
+    # All stages train the same model. In bf16, an update may round to the next number.
+    tolerance = 1e-5 if dtype == "fp32" else 0.02
+    for name, weight in runs[number][0][f"merged {dtype} 3"][0]["saved"].items():
+        torch.testing.assert_close(saved[name], weight, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
