@@ -6,15 +6,16 @@
 PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
-# The documentation tools and TRL have environments of their own.
+# The documentation tools, TRL and the conversion of GGUF have environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
+QUALITY := .venv-quality
 
 # Byte-identical results need the same number of cores.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward clean
+.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward bench-quality clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -80,8 +81,13 @@ bench-reward: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/reward.py > $(VENV)/reward.json
 	test ! -s $(VENV)/reward.json || mv $(VENV)/reward.json tests/benchmarks/results/
 
+# Reward model, DPO and GRPO of a pretrained model on real data: accuracy, win rate, success.
+bench-quality: $(VENV)/demo $(QUALITY)/ready
+	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
+	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
+
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt
 	@echo "Installing requirements.txt into $(VENV); this takes a few minutes"
@@ -101,4 +107,10 @@ $(DOCS)/ready: requirements-docs.txt
 $(TRL)/ready: tests/benchmarks/requirements-trl.txt
 	$(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/pip install --quiet --requirement $<
+	touch $@
+
+# A folder of packages, which quality.py adds to its path: the others are those of $(VENV).
+$(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo
+	rm -rf $(QUALITY)
+	$(ACTIVATE) pip install --quiet --no-deps --target $(QUALITY) --requirement $<
 	touch $@

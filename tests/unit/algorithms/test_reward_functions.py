@@ -41,6 +41,28 @@ def test_shop_scores_correct_responses_1_and_others_0():
     assert scores.dtype == np.float64
 
 
+@pytest.mark.parametrize(
+    ("prompt", "response", "expected"),
+    [
+        ("What is 7 * 8?", "56", 1),
+        ("What is 7 * 8?", " 7 * 8 = 56.\n", 1),
+        ("What is 7 * 8?", "54", 0),
+        ("What is 7 + 8?", "15", 1),
+        # The model has not said yet that this is its answer.
+        ("What is 7 + 8?", "15 is the sum of", 0),
+        ("What is 7 + 8?", "115", 0),
+        ("What is 7 + 8?", "", 0),
+        # The examples in a prompt come before its question.
+        ("2 * 3 = 6\n\nCompute 2 * 4.", "6", 0),
+        ("2 * 3 = 6\n\nCompute 2 * 4.", "8", 1),
+    ],
+)
+def test_arithmetic_scores_responses_that_end_with_the_result_1_and_others_0(
+    prompt, response, expected
+):
+    assert RewardFunctions({"arithmetic": 1})([prompt], [response]).tolist() == [expected]
+
+
 def test_scores_are_0_without_functions():
     assert RewardFunctions({})(PROMPTS, RESPONSES).tolist() == [0, 0, 0]
 
