@@ -287,7 +287,7 @@ def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
         for split in ("train", "eval")
         for name in names
         for what in ("ids", "offsets")
-    }
+    } | ({"train.texts.parquet", "eval.texts.parquet"} if phase_name == "rlhf" else set())
     for split in ("train", "eval"):
         rows = {len(Ragged(done.result, f"{split}.{name}")) for name in names}
         assert rows == {done.stats[split]["rows"]}
@@ -490,7 +490,9 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
         "dropped": {
             "train": {"empty response": 1, "empty prompt": 1},
             "eval": {"empty response": 1},
-        }
+        },
+        "special_tokens": {"end_of_turn": "</s>", "pad": "<pad>"},
+        "rows_as_one_text": {"equal": 4, "checked": 4},
     }
 
 

@@ -79,6 +79,23 @@ def render_chat(
     return str(text)
 
 
+def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """Return the text that the chat template writes between the last turn and a response.
+
+    Returns:
+        The text that ends a prompt, from the user's text on; and the white space that some
+        templates write in front of a response. Both are empty if the template rejects a dialogue.
+    """
+    turns = [("user", USER), ("assistant", ASSISTANT)]
+    prompt, dialogue = render_chat(tokenizer, turns[:1], True), render_chat(tokenizer, turns)
+    if prompt is None or dialogue is None:
+        return "", ""
+    start, _, _ = dialogue.rpartition(ASSISTANT)
+    # Other text in front, such as empty thoughts, is left to the model.
+    space = start.removeprefix(prompt)
+    return prompt.rpartition(USER)[2], space if space.isspace() else ""
+
+
 def special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     """Return a pattern that matches the special tokens of a tokenizer in a text."""
     special = {token.content for token in _added(tokenizer).values() if token.special}

@@ -26,6 +26,8 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
 SPLITS = ("train", "eval")
+# Rows of each dataset that check_rows encodes a second time.
+CHECKED_ROWS = 100
 
 # Ids of each field of a row and whether they were truncated; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
@@ -105,6 +107,12 @@ def tokenize_phase(job: Job[Any]) -> None:
     tokenization = TOKENIZATIONS[job.spec["rule"]]
     tokenizer = load_tokenizer(job.inputs["tokenizer"])
     encoder = Encoder(tokenizer, job.settings.template)
+    job.facts["special_tokens"] = {
+        "end_of_turn": tokenizer.convert_ids_to_tokens(encoder.end_id),
+        "pad": tokenizer.pad_token,
+    }
+    if "chosen" in tokenization.fields:
+        job.facts["rows_as_one_text"] = check_rows(job, tokenization, encoder)
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)
@@ -112,6 +120,29 @@ def tokenize_phase(job: Job[Any]) -> None:
         print(f"{split}: {rows:,} rows, {truncated:,} truncated, dropped: {dropped}")
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> dict[str, int]:
+    """Count training rows whose prompt and response have the ids of the two as one text.
+
+    In the other rows one token spans both; the response is encoded as if it stood alone.
+
+    Returns:
+        The numbers of these rows ("equal") and of the rows that were compared ("checked").
+    """
+    rows = phase_rows(job, tokenization.phase, "train")
+    first = {dataset: numbers[:CHECKED_ROWS] for dataset, numbers in rows.items()}
+    equal: list[bool] = []
+    for _, batch in batches(job, "train", first):
+        texts: Any = zip(batch["prompt"], batch["chosen"], strict=True)
+        valid = [row for row in texts if drop_reason(encoder, *row) is None]
+        if valid:
+            equal += encoder.are_joint(*zip(*valid, strict=True))
+    print(
+        f"prompt and response have the ids of one text in {sum(equal):,} of {len(equal):,} checked"
+        " rows"
+    )
+    return {"equal": sum(equal), "checked": len(equal)}
 
 
 def _tokenize_split(

@@ -6,8 +6,13 @@ from pathlib import Path
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snakechat.data.dialogues import chat_template, parse_turns
-from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, special_pattern
+from snakechat.data.dialogues import RESPONSE, chat_template, parse_turns
+from snakechat.data.special_tokens import (
+    end_of_turn_id,
+    response_context,
+    set_pad_token,
+    special_pattern,
+)
 from snakechat.workflow.errors import InputError
 
 
@@ -24,6 +29,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             " set eos_token in tokenizer_config.json"
         )
     set_pad_token(tokenizer)
+    # Decoding returns the text of the ids. transformers warns of true, which Llama 3's files have.
+    tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
 
@@ -41,6 +48,12 @@ def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedToke
 
 class Encoder:
     """Encode prompts and responses by the tokenizers library; safe to call from several threads.
+
+    A response has the ids that follow those of a prompt when both are encoded as one text: this is
+    what a model generates after the prompt's ids. They can differ from the ids of the response
+    alone, which in SentencePiece models starts with a space. Where one token would span the end of
+    the prompt and the start of the response, which no generated response can have, the response has
+    the ids that it has alone.
 
     Args:
         tokenizer: A fast tokenizer.
@@ -76,18 +89,33 @@ class Encoder:
         self.special = special_pattern(tokenizer)
         is_chat = template == "chat"
         self.end_id: int = end_of_turn_id(tokenizer) if is_chat else tokenizer.eos_token_id
+        # The text between the last turn of a prompt and a response.
+        self.context, self.space = response_context(tokenizer) if is_chat else (RESPONSE, "")
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
-        if self.template == "chat":
-            return self._ids([self._chat(text) for text in texts], add_special_tokens=False)
-        return self._ids(texts, add_special_tokens=True)
+        return self._ids(self._rendered(texts), add_special_tokens=self.template == "dialogue")
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each response, followed by the token that ends a turn."""
-        if self.template == "chat":
-            texts = [text.strip() for text in texts]
-        return [[*ids, self.end_id] for ids in self._ids(texts, add_special_tokens=False)]
+        texts = self._as_written(texts)
+        (context,) = self._ids([self.context], add_special_tokens=False)
+        in_context = self._ids([self.context + text for text in texts], add_special_tokens=False)
+        length = len(context)
+        return [
+            [*(ids[length:] if ids[:length] == context else self._alone(text)), self.end_id]
+            for ids, text in zip(in_context, texts, strict=True)
+        ]
+
+    def are_joint(self, prompts: Sequence[str], responses: Sequence[str]) -> list[bool]:
+        """Return whether a prompt and its response together have the ids of the two as one text."""
+        texts = zip(self._rendered(prompts), self._as_written(responses), strict=True)
+        expected = self._ids(map("".join, texts), add_special_tokens=self.template == "dialogue")
+        ids = zip(self.prompts(prompts), self.responses(responses), strict=True)
+        return [
+            [*prompt, *response[:-1]] == whole
+            for (prompt, response), whole in zip(ids, expected, strict=True)
+        ]
 
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.
@@ -95,6 +123,16 @@ class Encoder:
         This happens with a chat template only, which writes special tokens as text.
         """
         return self.template == "chat" and self.special.search(text) is not None
+
+    def _rendered(self, prompts: Sequence[str]) -> Sequence[str]:
+        """Return prompts as the model reads them."""
+        return [self._chat(text) for text in prompts] if self.template == "chat" else prompts
+
+    def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
+        """Return responses as they follow a prompt that the model reads."""
+        if self.template == "dialogue":
+            return responses
+        return [self.space + text.strip() for text in responses]
 
     def _chat(self, prompt: str) -> str:
         messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
@@ -109,6 +147,10 @@ class Encoder:
             raise InputError(
                 f"{self.source}: the chat template rejects turns of {roles}: {reason}"
             ) from None
+
+    def _alone(self, text: str) -> list[int]:
+        """Return the ids of a response without its context."""
+        return self._ids([text], add_special_tokens=False)[0]
 
     def _ids(self, texts: Iterable[str], add_special_tokens: bool) -> list[list[int]]:
         encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
