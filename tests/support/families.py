@@ -29,7 +29,7 @@ FAMILIES = {
         "model_type": "gemma3_text",
         "head_dim": 8,
         "query_pre_attn_scalar": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window_pattern": 2,
         "sliding_window": 6,
     },
 }
