@@ -63,10 +63,18 @@ def render_response(text: str) -> str:
 def chat_template(tokenizer: Any) -> str:
     """Return the chat template that renders messages to this format, for inference servers.
 
-    The template writes bos if the tokenizer adds it: chat templates replace the tokenizer's prefix.
+    The template writes what the tokenizer puts in front of a text, because chat templates replace
+    it: bos, and the space of SentencePiece tokenizers, unless these also put it behind bos.
     """
     has_bos = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
-    return ("{{- bos_token -}}\n" if has_bos else "") + CHAT_TEMPLATE
+    prefix = ""
+    if has_bos:
+        ids, bos = tokenizer(RESPONSE).input_ids, tokenizer.bos_token
+        with_space = tokenizer(f"{bos} {RESPONSE}", add_special_tokens=False).input_ids
+        without = tokenizer(f"{bos}{RESPONSE}", add_special_tokens=False).input_ids
+        needs_space = ids == with_space != without
+        prefix = "{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n"
+    return prefix + CHAT_TEMPLATE
 
 
 def is_empty(prompt: str) -> bool:

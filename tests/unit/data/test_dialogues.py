@@ -2,8 +2,10 @@
 
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import normalizers, pre_tokenizers
 
-from snakechat.data.dialogues import parse_turns, render_prompt, render_response
+from snakechat.data.dialogues import chat_template, parse_turns, render_prompt, render_response
+from support import family_tokenizers
 from support.dialogues import DIALOGUES
 
 
@@ -87,6 +89,29 @@ def test_spaces_after_markers_do_not_matter():
         ("assistant", "Hi."),
         ("user", "Why?"),
     ]
+
+
+def metaspace():
+    """A tokenizer that starts a text, but not text behind bos, with a space (Llama 2's)."""
+    tokenizer = family_tokenizers.mistral()
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+MAKERS = [metaspace, *(getattr(family_tokenizers, name) for name in ("mistral", "gemma", "gpt2"))]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_chat_template_gives_the_ids_of_the_prompt(make):
+    tokenizer = make()
+    tokenizer.chat_template = chat_template(tokenizer)
+    messages = [{"role": "user", "content": "How do I boil an egg?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = render_prompt([("user", "How do I boil an egg?")])
+    expected = tokenizer(prompt).input_ids
+    assert tokenizer(text, add_special_tokens=False).input_ids == expected
 
 
 def test_real_prompts_are_reproduced_from_their_turns(shared_data):
