@@ -1,6 +1,17 @@
-"""A tiny model of each family that is trained here: keys of its transformers config."""
+"""A tiny model of each family that is trained here: keys of its transformers config.
+
+FAMILIES are architectures. CHECKPOINTS are what users start from: a model with its tokenizer, chat
+template and stop tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from snakechat.modeling.models import make_causal
+from support import family_tokenizers
 
 SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 LLAMA = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -71,3 +82,110 @@ def spread(model):
             noise = 0.25 * torch.randn_like(weight)
             weight.copy_(noise if weight.ndim > 1 else weight + noise)
     return model.train()
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as the hub has it, but with a tiny model.
+
+    Attributes:
+        config: Keys of the model's transformers config.
+        tokenizer: A function that makes the tokenizer, or the folder of the real one in the data
+            of the fixture shared_data.
+        end_of_turn: The token that ends a response.
+        stops: Further tokens of eos_token_id in generation_config.json.
+        template: The prompt template: "chat" is the tokenizer's own.
+        spare: Embeddings without a token.
+    """
+
+    config: dict[str, Any]
+    tokenizer: Callable[[], PreTrainedTokenizerBase] | str
+    end_of_turn: str
+    stops: tuple[str, ...] = ()
+    template: str = "chat"
+    spare: int = 0
+
+
+def large(family, **changes):
+    """The config of a family with space for several turns.
+
+    Its weights are so large that every token matters to those behind it.
+    """
+    positions = {"n_positions": 512} if family == "gpt2" else {"max_position_embeddings": 512}
+    std = {"init_std": 0.2} if family == "opt" else {"initializer_range": 0.2}
+    return {**FAMILIES[family], **(positions if family != "bloom" else {}), **std, **changes}
+
+
+DIALOGUE = {"template": "dialogue"}
+
+CHECKPOINTS = {
+    "opt": Checkpoint(large("opt"), "tokenizer_opt", "</s>", **DIALOGUE),
+    "gpt2": Checkpoint(large("gpt2"), family_tokenizers.gpt2, "<|endoftext|>", **DIALOGUE),
+    "pythia": Checkpoint(
+        large("gpt_neox"), family_tokenizers.pythia, "<|endoftext|>", spare=27, **DIALOGUE
+    ),
+    "bloom": Checkpoint(large("bloom"), family_tokenizers.bloom, "</s>", spare=8, **DIALOGUE),
+    "llama2": Checkpoint(large("llama"), "tokenizers/llama2", "</s>", **DIALOGUE),
+    "llama3.1": Checkpoint(
+        large("llama", tie_word_embeddings=True),
+        "tokenizers/llama3_1",
+        "<|eot_id|>",
+        # The real tokenizer has no name for <|eom_id|>.
+        ("<|end_of_text|>", "<|reserved_special_token_4|>"),
+    ),
+    # A window shorter than the dialogues.
+    "mistral": Checkpoint(large("mistral", sliding_window=16), family_tokenizers.mistral, "</s>"),
+    "qwen2.5": Checkpoint(
+        large("qwen2", tie_word_embeddings=True),
+        family_tokenizers.qwen2_5,
+        "<|im_end|>",
+        ("<|endoftext|>",),
+        spare=8,
+    ),
+    "qwen3": Checkpoint(
+        large("qwen3", tie_word_embeddings=True),
+        "tokenizers/qwen3",
+        "<|im_end|>",
+        ("<|endoftext|>",),
+        spare=8,
+    ),
+    "gemma": Checkpoint(
+        large("gemma", tie_word_embeddings=True),
+        family_tokenizers.gemma,
+        "<end_of_turn>",
+        ("<eos>",),
+    ),
+    "phi3": Checkpoint(
+        large("phi3"),
+        family_tokenizers.phi3,
+        "<|end|>",
+        ("<|endoftext|>", "<|assistant|>"),
+        spare=8,
+    ),
+    "smollm2": Checkpoint(
+        large("llama", tie_word_embeddings=True), family_tokenizers.smollm2, "<|im_end|>"
+    ),
+    "deepseek-v3": Checkpoint(
+        large("llama", tie_word_embeddings=True),
+        "tokenizers/deepseek_v3",
+        "<｜end▁of▁sentence｜>",  # noqa: RUF001
+        spare=8,
+    ),
+}
+
+
+def save_checkpoint(checkpoint, shared_data, folder):
+    """Write the folder of a checkpoint as the hub has it.
+
+    shared_data: A function that returns the folder of the data; called for real tokenizers only.
+    """
+    if isinstance(checkpoint.tokenizer, str):
+        tokenizer = AutoTokenizer.from_pretrained(shared_data() / checkpoint.tokenizer)
+    else:
+        tokenizer = checkpoint.tokenizer()
+    model = make_causal(checkpoint.config, tokenizer, seed=1)
+    model.resize_token_embeddings(len(tokenizer) + checkpoint.spare, mean_resizing=False)
+    stops = tokenizer.convert_tokens_to_ids([checkpoint.end_of_turn, *checkpoint.stops])
+    model.generation_config.eos_token_id = stops
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -53,6 +53,12 @@ def script_response(session, text, ended=True):
     tokenizer = session.tokenizer
     ids = tokenizer(text, add_special_tokens=False).input_ids
     ids += [tokenizer.eos_token_id] * ended
+    script_ids(session.model, ids)
+    return ids
+
+
+def script_ids(model, ids):
+    """Make a model generate token ids, over and over; return the hook, a context manager."""
     remaining = []
 
     def hook(model, inputs, outputs):
@@ -61,8 +67,7 @@ def script_response(session, text, ended=True):
         outputs.logits[:, -1] = -100
         outputs.logits[:, -1, remaining.pop(0)] = 100
 
-    session.model.register_forward_hook(hook)
-    return ids
+    return model.register_forward_hook(hook)
 
 
 def pieces_of_response(session, prompt="Why?", settings=GREEDY):

@@ -1,0 +1,240 @@
+"""The table of model families and stages: each family trains in each stage and is of use after it.
+
+`pytest -v tests/programs/test_families.py` prints the table, one line per cell (sft-llama3.1).
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from snakechat.data.dialogues import parse_turns
+from snakechat.data.tokens import Ragged
+from snakechat.evaluation import chat_session
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
+from snakechat.modeling.models import load_causal, load_scorer
+from support.configs import load
+from support.families import CHECKPOINTS, save_checkpoint
+from support.stages import TRAINING, Stages
+from support.talking import GREEDY, script_ids
+
+pytestmark = [
+    pytest.mark.slow,
+    # DeepSpeed calls functions of torch that are deprecated.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+STAGES = ("sft", "reward", "dpo", "grpo")
+# Two optimizer steps in fp32, where packed and unpacked agree to rounding.
+SMALL = {"epochs": 1, "global_batch_size": 4, "dtype": "fp32", "placement": {"deployment": "cpu"}}
+SMALL |= {"datasets": ["toy"], "warmup_steps": 0}
+ONE_MODEL = {**SMALL, "max_length": 384, "learning_rate": 1.0e-3}
+GRPO = {
+    **SMALL,
+    "algorithm": "grpo",
+    "actor": "family",
+    "reward": "family",
+    "max_prompt_length": 384,
+    "max_response_length": 8,
+    "rollout_batch_size": 4,
+    "num_generations": 2,
+    "global_batch_size": 8,
+    "actor_learning_rate": 1.0e-3,
+}
+DIALOGUES = [
+    ("What is the capital of France?", "The capital of France is Paris.", "I do not know."),
+    ("How do I boil an egg?", "Put it in boiling water.\n\nThen cool it.", "Buy one."),
+    ("为什么天空是蓝色的?", "因为空气散射蓝光。", "不知道。"),
+    (
+        "Name a river.\n\nAssistant: The Seine.\n\nHuman: And where is it?",
+        "In France: Paris is on the Seine.",
+        "In 1 of 200 countries.",
+    ),
+    ("Write f(x) = x² in Python.", "def f(x):\n    return x**2", "f = x"),
+]
+RESPONSE = "Put it in boiling water."
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+
+
+def records():
+    """Rows of both splits, in the form of records."""
+    rows = [
+        (f"\n\nHuman: {number}. {prompt}\n\nAssistant:", f" {chosen}", f" {rejected}")
+        for number in range(3)
+        for prompt, chosen, rejected in DIALOGUES
+    ]
+    return {"train": rows[:8], "eval": rows[8:12]}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request):
+    return CHECKPOINTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def stages(checkpoint, group, request, tmp_path_factory):
+    """The results of the family's recipes, in a working directory of their own."""
+    folder = tmp_path_factory.mktemp("family")
+    data = lambda: request.getfixturevalue("shared_data")  # noqa: E731
+    base = save_checkpoint(checkpoint, data, folder / "base")
+    changes = {"models": {"family": {"path": str(base), "template": checkpoint.template}}}
+    recipes = {"sft": ONE_MODEL, "reward": ONE_MODEL, "dpo": ONE_MODEL, "rlhf": GRPO}
+    for stage, recipe in recipes.items():
+        model = {} if stage == "rlhf" else {"model": "sft/family" if stage == "dpo" else "family"}
+        changes[stage] = {"recipes": {"family": {**recipe, **model}}}
+    before = Path.cwd()
+    os.chdir(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for program, _ in TRAINING.values():
+            patch.setattr(program, "write_card", lambda job: None)
+        yield Stages(load(changes), folder, records(), {"family": base})
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True, scope="module")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_family_trains_and_is_of_use(stage, stages, checkpoint):
+    rule = {"grpo": "train_rlhf"}.get(stage, f"train_{stage}")
+    result = stages.result(rule, "family")
+    lines = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["step"]]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert all(math.isfinite(value) for line in steps for value in line.values())
+    pairs = Examples.read(stages.result("tokenize_reward", "family"), "eval", "chosen", "rejected")
+    is_reward = stage == "reward"
+    auto_class = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+    model, tokenizer = load_silently(auto_class, result)
+    if is_reward:
+        check_scores(model, tokenizer, result, pairs)
+        return
+    check_logprobs(model, tokenizer, result, pairs)
+    check_batches(model, tokenizer)
+    check_ends_of_turns(model, tokenizer, result, checkpoint)
+    if stage == "sft":
+        check_tokens(stages.result("tokenize_sft", "family"), tokenizer, checkpoint)
+
+
+def check_scores(model, tokenizer, folder, pairs):
+    """Packed rows, padded rows and single rows have the same scores."""
+    sequences = [[*prompt, *response] for prompt, response in rows_of(pairs)]
+    with torch.no_grad():
+        single = [model(torch.tensor([ids])).logits.item() for ids in sequences]
+        padded = tokenizer.pad({"input_ids": sequences}, return_tensors="pt", padding_side="right")
+        batched = model(**padded).logits.flatten().tolist()
+    assert np.std(single) > 0.01
+    assert batched == pytest.approx(single, rel=1e-4, abs=1e-5)
+    scorer = Scorer(load_scorer(folder, "fp32", tokenizer))
+    packed = response_scores(scorer, pairs, micro_batch_tokens=1024)
+    assert packed.flatten() == pytest.approx(single, rel=1e-4, abs=1e-5)
+
+
+def check_logprobs(model, tokenizer, folder, pairs):
+    """Packed rows have the log-probabilities of single ones."""
+    single = []
+    with torch.no_grad():
+        for prompt, response in rows_of(pairs):
+            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+            targets = torch.tensor(response)[:, None]
+            single.append(logits.log_softmax(dim=-1).gather(1, targets).double().sum().item())
+    policy = Policy(load_causal(folder, "fp32", tokenizer))
+    packed = response_logprobs(policy, pairs, micro_batch_tokens=1024)
+    assert packed.flatten() == pytest.approx(single, rel=1e-5, abs=1e-3)
+
+
+def rows_of(pairs):
+    """The token ids of prompt and response: all chosen ones, then all rejected ones."""
+    return [
+        (prompts[row].tolist(), responses[row].tolist())
+        for prompts, responses in ((pairs.prompts, responses) for responses in pairs.responses)
+        for row in range(len(pairs))
+    ]
+
+
+def check_batches(model, tokenizer):
+    """A batch of prompts is continued as each prompt alone."""
+    prompts = ["How do I boil an egg?", "Name a river that is on the way to Paris."]
+    options = {"max_new_tokens": 4, "do_sample": False, "return_full_text": False}
+    with silence():
+        generate = transformers.pipeline("text-generation", model, tokenizer=tokenizer)
+        together = generate(prompts, batch_size=2, **options)
+        assert together == [generate([prompt], **options)[0] for prompt in prompts]
+
+
+def check_ends_of_turns(model, tokenizer, folder, checkpoint):
+    """Each stop token ends a response, in transformers and in chat."""
+    session = chat_session.load(folder)
+    ids = tokenizer(RESPONSE, add_special_tokens=False).input_ids
+    prompt = torch.tensor([tokenizer("How do I boil an egg?").input_ids])
+    for stop in {checkpoint.end_of_turn, *checkpoint.stops}:
+        script = [*ids, tokenizer.convert_tokens_to_ids(stop), *ids]
+        with script_ids(model, script), silence():
+            output = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=99
+            )
+        assert output[0, prompt.shape[1] :].tolist() == script[: len(ids) + 1]
+        prompt_ids, _ = session.encode("How?", GREEDY[2])
+        with script_ids(session.model, script):
+            response = session.respond("How?", prompt_ids, *GREEDY, lambda text: None)
+        assert response == RESPONSE
+
+
+def check_tokens(tokens, tokenizer, checkpoint):
+    """Prompt and response have the ids of the dialogue as the saved chat template renders it.
+
+    They end with the end of a turn.
+    """
+    end = tokenizer.convert_tokens_to_ids(checkpoint.end_of_turn)
+    prompts, responses = Ragged(tokens, "train.prompt"), Ragged(tokens, "train.chosen")
+    rows = records()["train"]
+    assert len(responses) == len(rows)
+    for row, (prompt, chosen, _) in enumerate(rows):
+        turns = [*parse_turns(prompt), ("assistant", chosen.strip())]
+        messages = [{"role": role, "content": text} for role, text in turns]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        # Qwen3 shows the thoughts of the last turn, which a prompt leaves to the model.
+        rendered = tokenizer(text.replace(NO_THOUGHTS, ""), add_special_tokens=False).input_ids
+        ids = [*prompts[row].tolist(), *responses[row].tolist()]
+        assert ids == rendered[: len(ids)]
+        assert responses[row].tolist().index(end) == len(responses[row]) - 1
+
+
+def load_silently(auto_class, folder):
+    """Load a model and its tokenizer; fail if that warns of anything."""
+    with silence():
+        model, loading = auto_class.from_pretrained(folder, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert not any(loading.values()), loading
+    return model.eval(), tokenizer
+
+
+@contextlib.contextmanager
+def silence():
+    """Fail if transformers or Python warns."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    transformers.logging.add_handler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        transformers.logging.remove_handler(handler)
+        transformers.logging.set_verbosity(verbosity)
+    assert not messages

@@ -1,0 +1,121 @@
+"""The jobs of a recipe in this process: what a build makes, without Snakemake."""
+
+import json
+import shutil
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+import compute_reference
+import tokenize_phase
+import train_dpo
+import train_reward
+import train_rlhf
+import train_sft
+from snakechat.config.dpo import DpoSettings
+from snakechat.config.job_settings import rlhf_inputs, tokenization_inputs, tokenization_settings
+from snakechat.config.reward import RewardSettings
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.sft import SftSettings
+from snakechat.data.records import RecordWriter
+from snakechat.workflow.job import Job, finish
+from snakechat.workflow.manifest import manifest_path
+
+TRAINING = {
+    "train_sft": (train_sft, SftSettings),
+    "train_reward": (train_reward, RewardSettings),
+    "train_dpo": (train_dpo, DpoSettings),
+    "train_rlhf": (train_rlhf, RlhfSettings),
+}
+LENGTHS = ("max_length", "truncation_side")
+
+
+class Stages:
+    """Results of a config's jobs, each made when it is first asked for.
+
+    The working directory is that of the build. Model cards, which need the lineage of a build, are
+    not written: the caller replaces write_card of the training programs.
+
+    Args:
+        rows: {split: records} of the datasets; each phase gets all of them.
+        models: Folders of the base models by name.
+    """
+
+    def __init__(self, config, folder, rows, models):
+        self.config, self.folder, self.models = config, folder, models
+        self.made = {}
+        for split, records in rows.items():
+            (folder / "records").mkdir(exist_ok=True)
+            with RecordWriter(folder / f"records/{split}.parquet") as writer:
+                for record in records:
+                    writer.write(record)
+            (folder / "rows").mkdir(exist_ok=True)
+            for phase in ("sft", "reward", "rlhf"):
+                np.save(folder / f"rows/{phase}.{split}.npy", np.arange(len(records)))
+        for path in (folder / "records", folder / "rows", *models.values()):
+            write_manifest(path)
+
+    def result(self, rule, name):
+        """Return the folder of a job's result."""
+        if rule == "fetch_model":
+            return self.models[name]
+        if rule in ("import_dataset", "split_dataset"):
+            return self.folder / {"import_dataset": "records", "split_dataset": "rows"}[rule]
+        if (rule, name) not in self.made:
+            self.made[rule, name] = self.run(rule, name).target
+        return self.made[rule, name]
+
+    def run(self, rule, name):
+        """Run a job; return it."""
+        main, settings_type, settings, inputs = self.describe(rule, name)
+        inputs = {key: self.result(*job) for key, job in inputs.items()}
+        spec = {"rule": rule, "name": name, "path": str(self.folder / f"output/{rule}/{name}")}
+        spec |= {"settings": settings, "files": {}}
+        spec["inputs"] = {key: {"path": str(path)} for key, path in inputs.items()}
+        manifests = {key: manifest_path(path) for key, path in inputs.items()}
+        job = Job(spec, manifests, self.placement(rule, name), settings_type)
+        # Left by a job that failed.
+        shutil.rmtree(job.result, ignore_errors=True)
+        job.result.mkdir(parents=True)
+        main(job)
+        finish(job, time.time(), complete=False)
+        return job
+
+    def describe(self, rule, name):
+        """Return main, type of the settings, settings and inputs of a job."""
+        config, (verb, _, stage) = self.config, rule.partition("_")
+        if verb == "tokenize":
+            keys = ("max_prompt_length",) if stage == "rlhf" else LENGTHS
+            settings = tokenization_settings(config, stage, name, *keys)
+            inputs = tokenization_inputs(config, stage, name)
+            return tokenize_phase.main, SimpleNamespace, settings, inputs
+        if rule == "compute_reference":
+            settings = {"dtype": config.recipe("dpo", name)["dtype"]}
+            inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
+            return compute_reference.main, SimpleNamespace, settings, inputs
+        program, settings_type = TRAINING[rule]
+        if stage == "rlhf":
+            inputs = rlhf_inputs(config, name)
+        else:
+            inputs = {
+                "model": config.base_model(stage, name),
+                "tokens": (f"tokenize_{stage}", name),
+            }
+        if stage == "dpo":
+            inputs["reference"] = ("compute_reference", name)
+        return program.main, settings_type, config.training_settings(stage, name), inputs
+
+    def placement(self, rule, name):
+        """Return the placement of a job."""
+        stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
+        steps = {"save_steps": self.config.values["save_steps"]}
+        return {**self.config.recipe(stage, name)["placement"], **steps}
+
+
+def write_manifest(path):
+    """Write the manifest of a folder that no program made."""
+    spec = {"rule": path.name, "name": path.name, "path": str(path)}
+    spec |= {"settings": {}, "inputs": {}, "files": {}}
+    manifest = {"spec": spec, "inputs": {}, "lineage": {}, "files": {}, "facts": {}}
+    manifest_path(path).write_text(json.dumps(manifest))
