@@ -5,7 +5,8 @@ report: "captions/workflow.rst"
 
 
 # Chapter and label of each file of a report. Snakemake sorts by both. A recipe without a reward model
-# lacks the last files of a chapter only, so that the numbers have no gaps.
+# lacks the last files of a chapter only, so that the numbers have no gaps. Only RLHF from a plain
+# model has no SFT model.
 CHAPTERS = {
     "results.html": ("1 Results", "1 all results"),
     "wins.svg": ("1 Results", "2 win rates and lengths"),
@@ -13,6 +14,7 @@ CHAPTERS = {
     "data.svg": ("2 Data", "1 rows, lengths, repetitions"),
     "data.csv": ("2 Data", "2 all statistics (CSV)"),
     "sft.svg": ("3 Training", "1 SFT"),
+    "dpo.svg": ("3 Training", "1 SFT, then DPO"),
     "rlhf.svg": ("3 Training", "2 RLHF"),
     "reward.svg": ("3 Training", "3 reward model"),
     "calibration.svg": ("3 Training", "4 calibration of the reward model"),

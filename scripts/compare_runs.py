@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.formatting import format_with_interval
 from snakechat.reporting.intervals import mean_interval
 from snakechat.reporting.labels import CURVES, FRACTIONS, PAIRS, PERPLEXITIES, RESPONSES, WIN_RATES
@@ -20,7 +21,7 @@ from snakechat.workflow.lineage import ancestors
 # Results of each stage: labels by path in metrics.json.
 _PAIR_KEYS = ("accuracy", "ties", "loss", "calibration_error")
 _RESPONSE_KEYS = ("score", "judge_score", "success", "greedy_success")
-_STYLE_KEYS = ("kl_to_sft", "length", "ended_by_eos")
+_STYLE_KEYS = ("kl_to_sft", "kl_to_dpo", "kl_to_base", "length", "ended_by_eos")
 _PAIR_RESULTS = {key: PAIRS[key] for key in _PAIR_KEYS}
 RESULTS = {
     "sft": {f"after.{key}": label for key, label in PERPLEXITIES.items()},
@@ -28,7 +29,11 @@ RESULTS = {
     "dpo": _PAIR_RESULTS,
     "rlhf": {
         **{f"rlhf.{key}": RESPONSES[key] for key in _RESPONSE_KEYS},
-        **{f"wins.rlhf.sft.{key}": label for key, label in WIN_RATES.items()},
+        **{
+            f"wins.rlhf.{initial}.{key}": label
+            for initial, labels in WIN_RATES.items()
+            for key, label in labels.items()
+        },
         **{f"rlhf.{key}": RESPONSES[key] for key in _STYLE_KEYS},
     },
 }
@@ -84,8 +89,13 @@ class Run:
         self.metrics = json.loads(metrics.read_text())
 
     def result(self, path: str) -> Estimate | None:
-        """Return a metric (path: keys joined by dots) and its interval, if it has one; or None."""
+        """Return a metric (path: keys joined by dots) and its interval, if it has one; or None.
+
+        Of the win rates, those against the model that RLHF started from are results.
+        """
         value, keys = self.metrics, path.split(".")
+        if keys[0] == "wins" and keys[2] != initial_model(self.metrics):
+            return None
         for key in keys:
             if key not in value:
                 return None

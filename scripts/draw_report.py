@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.costs import read_runs, write_costs
 from snakechat.reporting.data_plots import draw_data
 from snakechat.reporting.intervals import proportion_interval
-from snakechat.reporting.labels import CURVES
+from snakechat.reporting.labels import CURVES, MODELS
 from snakechat.reporting.lineage_plot import draw_lineage
 from snakechat.reporting.plots import (
     curve_panels,
@@ -27,7 +28,7 @@ from snakechat.reporting.response_examples import write_responses
 from snakechat.reporting.results import win_rates_by_length, write_results
 from snakechat.workflow.job import Job, run
 
-STAGES = ("sft", "reward", "rlhf")
+STAGES = ("sft", "dpo", "reward", "rlhf")
 # The curves of training records, and metrics that show whether RLHF is stable.
 REPORT_CURVES = {
     **CURVES,
@@ -41,7 +42,7 @@ REPORT_CURVES = {
 
 def main(job: Job[Any]) -> None:
     """Fill the report in the order of its chapters."""
-    # A recipe with reward functions only has no reward model.
+    # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
     stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
     metrics = {
         stage: json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
@@ -54,7 +55,7 @@ def main(job: Job[Any]) -> None:
         job.result / "wins.svg",
         win_rates_by_length(rlhf),
         "mean response length (tokens)",
-        "win rate against SFT (a tie is half a win)",
+        f"win rate against {MODELS[initial_model(rlhf)]} (a tie is half a win)",
     )
     write_metrics(job.result / "metrics.csv", metrics)
 

@@ -1,8 +1,9 @@
 """Compare a chat model with the models that it was trained from, on held-out prompts.
 
-Each model samples several responses to the same prompts: the base model, the SFT model, the models
-of the recipe's compare_with, the chat model, and the average of its weights, if any. All metrics
-have 95 % bootstrap intervals over the prompts.
+Each model samples several responses to the same prompts: the base model, the SFT and DPO models
+that the chat model was trained from, if any, the models of the recipe's compare_with, the chat
+model, and the average of its weights, if any. All metrics have 95 % bootstrap intervals over the
+prompts.
 
 Writes metrics.json, and every response to responses.jsonl.
 
@@ -20,9 +21,12 @@ import torch
 from tqdm import tqdm
 
 from snakechat.algorithms.reward_functions import RewardFunctions
-from snakechat.algorithms.sanity_checks import check_tokenizers
+from snakechat.algorithms.reward_models import choose_reader, conversation_scores
+from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
+from snakechat.data.conversations import response_texts
 from snakechat.data.special_tokens import stop_ids
+from snakechat.data.tokenization import read_prompt_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
@@ -31,6 +35,7 @@ from snakechat.evaluation.comparisons import (
     compare,
     distinct_n,
     evaluated_models,
+    initial_model,
     repetition,
     win_rates,
 )
@@ -39,6 +44,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import choose_device, load_causal, load_scorer
+from snakechat.reporting.labels import MODELS
 from snakechat.training.metrics import write_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -59,7 +65,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     models = {
         name: evaluator.evaluate(folder) for name, folder in evaluated_models(job.inputs).items()
     }
-    evaluator.add_kl_to_sft(models)
+    evaluator.add_kl(models)
     evaluator.add_scores(models)
 
     metrics = compare(
@@ -69,7 +75,8 @@ def main(job: Job[SimpleNamespace]) -> None:
         settings.seed,
     )
     if endpoint:
-        metrics["wins"]["rlhf"]["sft"]["endpoint"] = endpoint_win_rates(job, endpoint, models)
+        rates = endpoint_win_rates(job, endpoint, models)
+        metrics["wins"]["rlhf"][initial_model(models)]["endpoint"] = rates
     print_summary(metrics)
     write_json(job.result / "metrics.json", metrics)
     with open(job.result / "responses.jsonl", "w") as file:
@@ -89,6 +96,7 @@ class ModelResponses:
 
     def __init__(self, evaluator: "Evaluator", responses: list[list[list[int]]]) -> None:
         tokenizer, is_correct = evaluator.tokenizer, evaluator.is_correct
+        self.tokenizer = tokenizer
         self.examples = Examples(evaluator.prompts, *responses)
         self.prompt_texts = evaluator.prompt_texts
         self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
@@ -105,6 +113,13 @@ class ModelResponses:
         if is_correct:
             correct = [list(map(is_correct, self.prompt_texts, row)) for row in self.texts]
             self.metrics["success"] = np.array(correct) & self.metrics["ended_by_eos"]
+
+    def complete_texts(self) -> list[str]:
+        """Return the responses [S * n] as a reward model with another tokenizer reads them."""
+        sequences: Any = self.examples.responses
+        responses = [ids for row in sequences for ids in row]
+        ended = self.metrics["ended_by_eos"].flatten().tolist()
+        return response_texts(self.tokenizer, responses, ended)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each response with its scores, prompt by prompt."""
@@ -143,35 +158,65 @@ class Evaluator:
             responses.metrics["greedy_success"] = greedy.metrics["success"]
         return responses
 
-    def add_kl_to_sft(self, models: dict[str, ModelResponses]) -> None:
-        """Add kl_to_sft, the log-ratio of each response, whose mean estimates KL(model || sft)."""
-        sft = self._load_policy(self.inputs["sft"])
+    def add_kl(self, models: dict[str, ModelResponses]) -> None:
+        """Add the log-ratio of each response, whose mean estimates KL(model || initial model).
+
+        The metric is kl_to_sft, kl_to_dpo or kl_to_base.
+        """
+        initial = initial_model(models)
+        policy = self._load_policy(self.inputs[initial])
         for responses in models.values():
-            difference = responses.logprobs - self._logprobs(sft, responses)
-            responses.metrics["kl_to_sft"] = difference
+            difference = responses.logprobs - self._logprobs(policy, responses)
+            responses.metrics[f"kl_to_{initial}"] = difference
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
-        """Add score (reward functions and reward model) and judge_score."""
+        """Add score (reward functions and reward models) and judge_score."""
         for responses in models.values():
             num_generations = len(responses.texts)
             texts = [text for row in responses.texts for text in row]
             scores = self.functions(self.prompt_texts * num_generations, texts)
             responses.metrics["score"] = scores.reshape(num_generations, -1)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
-            if key in self.inputs:
-                scorer = self._load_scorer(self.inputs[key])
-                for responses in models.values():
-                    scores = response_scores(scorer, responses.examples, self.micro_batch_tokens)
-                    responses.metrics[name] = responses.metrics.get(name, 0) + scores
-                del scorer
+            references = getattr(self.settings, key)
+            weights = weighted_references(references)
+            for input_name, reference in input_names(key, references).items():
+                for responses, scores in self._scores(input_name, reference, models):
+                    weighted = weights[reference] * scores
+                    responses.metrics[name] = responses.metrics.get(name, 0) + weighted
 
     def _load_policy(self, folder: Path) -> Policy:
         return Policy(load_causal(folder, self.settings.dtype, self.tokenizer)).to(self.device)
 
-    def _load_scorer(self, folder: Path) -> Scorer:
-        """Load a reward model. Raises InputError if its tokenizer differs."""
-        check_tokenizers(self.tokenizer, load_tokenizer(folder), (self.inputs["rlhf"], folder))
-        return Scorer(load_scorer(folder, "fp32", self.tokenizer)).to(self.device)
+    def _scores(
+        self, input_name: str, reference: str, models: dict[str, ModelResponses]
+    ) -> Iterator[tuple[ModelResponses, np.ndarray]]:
+        """Yield a reward model's score [S, n] of each response of each model."""
+        settings, folder = self.settings, self.inputs[input_name]
+        reader = choose_reader(
+            reference,
+            folder,
+            settings.reward_templates[reference],
+            self.inputs["rlhf"],
+            settings.template,
+        )
+        scorer = Scorer(load_scorer(folder, "fp32", reader.tokenizer)).to(self.device)
+        for responses in models.values():
+            if reader.encoder is None:
+                yield (
+                    responses,
+                    response_scores(scorer, responses.examples, self.micro_batch_tokens),
+                )
+                continue
+            num_generations = len(responses.texts)
+            prompts = read_prompt_texts(self.inputs["tokens"], "eval")[: len(self.prompts)]
+            scores = conversation_scores(
+                scorer,
+                reader.encoder,
+                prompts * num_generations,
+                responses.complete_texts(),
+                self.micro_batch_tokens,
+            )
+            yield responses, scores.reshape(num_generations, -1)
 
     def _logprobs(self, policy: Policy, responses: ModelResponses) -> np.ndarray:
         """Return a model's log-probability [S, n] of each response."""
@@ -197,14 +242,14 @@ class Evaluator:
 def endpoint_win_rates(
     job: Job[SimpleNamespace], endpoint: JudgeEndpoint, models: dict[str, ModelResponses]
 ) -> dict[str, Any]:
-    """Return the win rates of the chat model over the SFT model according to an endpoint.
+    """Return the win rates of the chat model over the initial model according to an endpoint.
 
     The endpoint compares the first responses of both models to each prompt; a tie is half a win.
 
     Raises:
         InputError: No reply is readable.
     """
-    settings, pair = job.settings, [models[name] for name in ("rlhf", "sft")]
+    settings, pair = job.settings, [models[name] for name in ("rlhf", initial_model(models))]
     prompts = pair[0].prompt_texts[: settings.endpoint["prompts"]]
     rows = zip(prompts, *(responses.texts[0] for responses in pair), strict=False)
     progress = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
@@ -235,13 +280,15 @@ def endpoint_win_rates(
 
 
 def print_summary(metrics: dict[str, Any]) -> None:
-    """Print scores before and after RLHF, and win rates over the SFT model."""
+    """Print scores before and after RLHF, and win rates over the initial model."""
+    initial = initial_model(metrics)
     for key in (*SCORES, "success"):
         if key in metrics["rlhf"]:
-            print(f"{key}: {metrics['sft'][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
-    for key, rates in metrics["wins"]["rlhf"]["sft"].items():
+            print(f"{key}: {metrics[initial][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
+    for key, rates in metrics["wins"]["rlhf"][initial].items():
         low, high = rates["interval_95"]
-        print(f"win rate over SFT by {key}: {rates['mean']:.1%} ({low:.1%} to {high:.1%})")
+        rate = f"{rates['mean']:.1%} ({low:.1%} to {high:.1%})"
+        print(f"win rate over {MODELS[initial]} by {key}: {rate}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Fetch a base model and its tokenizer from the hub or a local folder; save it as safetensors."""
+"""Fetch a base model or reward model, and its tokenizer, from the hub or a local folder.
+
+The result has safetensors.
+"""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 from snakechat.data.hub import fetch, licence_of
 from snakechat.data.model_files import model_files
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.models import copy_causal
+from snakechat.modeling.models import copy_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import check_external_file
@@ -34,7 +37,7 @@ def save(job: Job, folder: Path, source: str) -> None:
     job.facts["licence"] = licence_of(folder)
     try:
         load_tokenizer(folder).save_pretrained(job.result)
-        copy_causal(folder, job.result)
+        copy_model(folder, job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__

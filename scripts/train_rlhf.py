@@ -4,8 +4,9 @@ Each step has five phases: (1) sample responses, (2) score them, (3) evaluate th
 of actor and reference and the values of the critic, (4) compute rewards, advantages and returns,
 (5) update actor and critic. The equations are in snakechat/algorithms/ppo.py.
 
-The actor starts as the SFT model, which is also the frozen reference. The critic of PPO starts as
-the reward model; RLOO and GRPO have none. Each rank samples and evaluates its share of the
+The actor starts as an SFT or DPO model or as any other language model, which is also the frozen
+reference. The critic of PPO starts as a reward model with the actor's tokenizer, or as the actor
+with a new head; RLOO and GRPO have none. Each rank samples and evaluates its share of the
 responses; every rank holds the tensors of the whole step.
 """
 
@@ -29,7 +30,8 @@ from snakechat.algorithms.sanity_checks import ResponseCheck, count_shared_promp
 from snakechat.algorithms.step_metrics import Metrics, response_kl, step_metrics
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokenization import read_prompt_texts
+from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.generation import make_sampler
@@ -53,13 +55,16 @@ def main(job: RlhfJob) -> None:
     torch.manual_seed(settings.seed)
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    job.facts["shared_prompts"] = count_shared_prompts(prompts, job.inputs)
     ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
     batches = list(
         global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed)
     )
-    tokenizer = load_tokenizer(job.inputs["actor"])
+    tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
     models = load_models(job, tokenizer, device)
+    # The ids of another tokenizer cannot be compared.
+    others = {f"tokens.{key}" for key, reward in models.rewards.items() if reward.reader.encoder}
+    comparable = {name: folder for name, folder in job.inputs.items() if name not in others}
+    job.facts["shared_prompts"] = count_shared_prompts(prompts, comparable)
     trainer = RlhfTrainer(job, tokenizer, models, prompts, ptx, batches, device)
 
     # All ranks start from the same weights, and sample different responses.
@@ -105,7 +110,12 @@ class RlhfTrainer:
         self.tokenizer, self.models, self.prompts = tokenizer, models, prompts
         self.device, self.micro_batch_tokens = device, job.placement["micro_batch_tokens"]
         functions = RewardFunctions(settings.reward_functions)
-        self.scorer = ResponseScorer(settings, models.reward, functions)
+        rewards = list(models.rewards.values())
+        reads_text = any(reward.reader.encoder for reward in rewards)
+        prompt_texts = read_prompt_texts(job.inputs["tokens"], "train") if reads_text else ()
+        self.scorer = ResponseScorer(
+            settings, rewards, functions, models.critic_origin, prompt_texts
+        )
         if models.critic:
             models.critic.normalizer = self.scorer.critic_normalizer
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])

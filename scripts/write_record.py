@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.planning.flops import peak_flops
 from snakechat.reporting.formatting import format_duration, format_estimate, format_number
 from snakechat.reporting.labels import (
@@ -101,13 +102,15 @@ def rlhf_results(metrics: dict[str, Any], translate: Translate) -> Table:
         for key, label in RESPONSES.items()
         if key in metrics["rlhf"]
     ]
-    for key, label in WIN_RATES.items():
-        if key in metrics["wins"]["rlhf"]["sft"]:
-            won = [metrics["wins"].get(model, {}).get("sft", {}).get(key) for model in models]
+    initial = initial_model(metrics)
+    for key, label in WIN_RATES[initial].items():
+        if key in metrics["wins"]["rlhf"][initial]:
+            won = [metrics["wins"].get(model, {}).get(initial, {}).get(key) for model in models]
             rows.append([translate(label), *map(format_estimate, won), ""])
     head = translate("held-out prompts: {count}", count=format_number(metrics["num_prompts"]))
     labels = [MODELS.get(model, model) for model in models]
-    return [head, *labels, translate("RLHF - SFT (95 % interval)")], rows
+    difference = translate("RLHF - {initial} (95 % interval)", initial=MODELS[initial])
+    return [head, *labels, difference], rows
 
 
 RESULTS = {"sft": sft_results, "reward": pair_results, "dpo": pair_results, "rlhf": rlhf_results}

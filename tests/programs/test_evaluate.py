@@ -6,6 +6,8 @@ import shutil
 import weakref
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -16,8 +18,8 @@ from conftest import INIT
 from evaluate_rlhf import main
 from init_model import train_tokenizer
 from snakechat.data import toy
-from snakechat.modeling.models import make_causal, save_model
-from snakechat.workflow.errors import InputError
+from snakechat.data.conversations import TurnEncoder
+from snakechat.modeling.models import load_scorer, make_causal, save_model
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 
 CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"
@@ -131,6 +133,7 @@ def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(jo
             assert new["score"] == pytest.approx(old["score"] + length, rel=1e-6)
     # Without a reward model, functions alone score.
     del job.inputs["reward"], job.inputs["judge"]
+    job.settings.reward = job.settings.judge = None
     metrics, alone = evaluated(job)
     for lines in alone.values():
         assert all(line["score"] == len(line["prompt"] + line["response"]) for line in lines)
@@ -168,14 +171,48 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     assert len(calls) == 9
 
 
-def test_a_judge_with_another_tokenizer_is_an_error(job):
+def test_a_judge_with_another_tokenizer_reads_text(job):
+    """It scores the same texts as alone, with its own tokenizer."""
     rows, _ = toy.make_rows(100, 10, random.Random(1))
     other = train_tokenizer((text for row in rows for text in row.values()), 290)
-    model = make_causal(INIT, other, 1)
-    shutil.rmtree(job.inputs["judge"])
-    save_model(model, other, job.inputs["judge"])
-    with pytest.raises(InputError, match="judge have different vocabularies"):
-        main(job)
+    folder = job.inputs["judge"]
+    shutil.rmtree(folder)
+    save_model(make_causal({**INIT, "max_position_embeddings": 128}, other, 1), other, folder)
+    torch.manual_seed(4)
+    scorer = load_scorer(folder, "fp32", other, new_head=True)
+    save_model(scorer, other, folder)
+    prompts = toy.all_prompts()[:5]
+    pq.write_table(pa.table({"prompt": prompts}), job.inputs["tokens"] / "eval.texts.parquet")
+    _, responses = evaluated(job)
+    for line in responses["rlhf"]:
+        assert line["prompt"] in prompts
+        [ids] = TurnEncoder(other, "dialogue")([line["prompt"]], [line["response"]])
+        with torch.no_grad():
+            hidden = scorer.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        assert scorer.score(hidden).item() == pytest.approx(line["judge_score"], abs=1e-4)
+
+
+def test_from_a_plain_model_the_chat_model_is_compared_with_the_base_model(job):
+    del job.inputs["sft"]
+    metrics, responses = evaluated(job)
+    assert list(responses) == ["base", "rlhf"]
+    assert metrics["base"]["kl_to_base"] == pytest.approx(0, abs=1e-4)
+    assert metrics["rlhf"]["kl_to_base"] > 0.01
+    assert metrics["wins"].keys() == {"rlhf"} and metrics["wins"]["rlhf"].keys() == {"base"}
+    difference = metrics["rlhf"]["score"] - metrics["base"]["score"]
+    assert metrics["score_difference"]["mean"] == pytest.approx(difference)
+
+
+def test_several_reward_models_are_weighted(job):
+    _, before = evaluated(job)
+    job.settings.reward = [["tiny", 0.5], ["judge", 2.0]]
+    job.inputs["reward.tiny"] = job.inputs.pop("reward")
+    job.inputs["reward.judge"] = job.inputs["judge"]
+    _, after = evaluated(job)
+    for name, lines in after.items():
+        for old, new in zip(before[name], lines, strict=True):
+            expected = 0.5 * old["score"] + 2 * old["judge_score"]
+            assert new["score"] == pytest.approx(expected, abs=1e-4)
 
 
 # Whole builds.

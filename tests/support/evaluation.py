@@ -45,7 +45,8 @@ def evaluation_job(tokenizer, tmp_path):
         "seed": 1,
     }
     settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
-    settings |= {"endpoint": None}
+    settings |= {"endpoint": None, "reward": "tiny", "judge": "judge", "template": "dialogue"}
+    settings["reward_templates"] = {"tiny": "dialogue", "judge": "dialogue"}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, reward_functions={}),
         placement=PLACEMENT,

@@ -77,6 +77,8 @@ SETTINGS = {
     "critic_lora_rank": 0,
     "critic_lora_alpha": 1,
     "critic_lora_learning_rate": None,
+    "template": "dialogue",
+    "reward_templates": {"tiny": "dialogue"},
 }
 
 

@@ -12,7 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
-from snakechat.modeling.models import copy_causal, make_causal, save_model
+from snakechat.modeling.models import copy_model, make_causal, save_model
 from snakechat.workflow.errors import InputError
 from support.files import as_parquet
 from support.hub import serving
@@ -269,7 +269,7 @@ def test_missing_weights_are_an_error(model, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(weights, tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"weights are missing: model.decoder.layers.1.fc2.bias, "):
-        copy_causal(tmp_path, tmp_path / "copy")
+        copy_model(tmp_path, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 

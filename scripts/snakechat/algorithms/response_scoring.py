@@ -1,4 +1,4 @@
-"""Scores of responses from the reward model and reward functions, normalized for training.
+"""Scores of responses from reward models and reward functions, normalized for training.
 
 Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms import ppo
+from snakechat.algorithms.reward_models import RewardModel, conversation_scores
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.forward import Scorer
-from snakechat.training.engine import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.errors import InputError
 
@@ -25,13 +25,17 @@ TextScorer = Callable[[list[str], list[str]], np.ndarray | list[float]]
 class ScoreNormalizer:
     """Normalizes scores by mean and standard deviation of the scores added so far.
 
-    The identity before any scores were added.
+    The identity before any scores were added, except for the weight.
+
+    weight: Of the scores that are normalized in those that were added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
         self.moments: ppo.Moments | None = None
 
     def __call__(self, scores: Tensor) -> Tensor:
+        scores = self.weight * scores
         if self.moments is None:
             return scores
         count, mean, squares = self.moments
@@ -44,41 +48,51 @@ class ScoreNormalizer:
 
 
 class ResponseScorer:
-    """Scores responses by a reward model and reward functions.
+    """Scores responses by reward models and reward functions.
 
     Args:
-        reward: The reward model, or None.
+        rewards: The reward models.
         functions: Scores texts (prompts, responses); called only if the recipe has reward
             functions.
+        critic_origin: The reward model that a critic is initialized from, or None.
+        prompt_texts: The text of each training prompt, for reward models that read text.
 
     Attributes:
         normalizer: Normalizes the scores of each step.
         critic_normalizer: The normalizer as it was after the first step. A critic initialized from
-            the reward model applies it to its outputs; the identity if there is no reward model.
+            a reward model applies it to its outputs; the identity without such a reward model.
     """
 
     def __init__(
-        self, settings: RlhfSettings, reward: FrozenModel | None, functions: TextScorer
+        self,
+        settings: RlhfSettings,
+        rewards: Sequence[RewardModel],
+        functions: TextScorer,
+        critic_origin: RewardModel | None = None,
+        prompt_texts: Sequence[str] = (),
     ) -> None:
-        self.settings, self.reward, self.functions = settings, reward, functions
-        self.normalizer, self.critic_normalizer = ScoreNormalizer(), ScoreNormalizer()
+        self.settings, self.rewards, self.functions = settings, rewards, functions
+        self.critic_origin, self.prompt_texts = critic_origin, prompt_texts
+        self.normalizer = ScoreNormalizer()
+        self.critic_normalizer = ScoreNormalizer(critic_origin.weight if critic_origin else 1.0)
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Tensor:
-        """Return the score of each response [B]: the reward model's plus the weighted functions.
+        """Return the score of each response [B]: weighted reward models plus weighted functions.
 
-        rows: row numbers of the prompts, for error messages.
+        rows: row numbers of the prompts.
 
         Raises:
             InputError: A score is not finite, or all scores of the first step are equal.
         """
         scores = torch.zeros(len(rollouts.ended), device=rollouts.device)
-        if self.reward:
-            with self.reward.on_device() as reward_model:
-                scores += rollouts.scores(cast(Scorer, reward_model))
+        for reward in self.rewards:
+            with reward.module.on_device() as module:
+                values = self._model_scores(cast(Scorer, module), reward, rollouts, rows)
+            scores += reward.weight * values
         if self.settings.reward_functions:
             # Only on rank 0: a function may return different scores when it is called again.
-            values = self.functions(*rollouts.decode()) if rank() == 0 else [0.0] * len(scores)
-            scores += all_reduce_sum(torch.as_tensor(values, dtype=torch.float32)).to(scores.device)
+            given = self.functions(*rollouts.decode()) if rank() == 0 else [0.0] * len(scores)
+            scores += all_reduce_sum(torch.as_tensor(given, dtype=torch.float32)).to(scores.device)
         if not scores.isfinite().all():
             index = int(scores.isfinite().logical_not().nonzero()[0])
             raise InputError(
@@ -92,6 +106,23 @@ class ResponseScorer:
             )
         return scores
 
+    def _model_scores(
+        self,
+        scorer: Scorer,
+        reward: RewardModel,
+        rollouts: Rollouts,
+        rows: Sequence[int] | np.ndarray,
+    ) -> Tensor:
+        """Return a reward model's score of each response [B]."""
+        if reward.reader.encoder is None:
+            return rollouts.scores(scorer)
+        responses = rollouts.response_texts()
+        prompts = [self.prompt_texts[row] for row in rows] * (len(responses) // len(rows))
+        scores = conversation_scores(
+            scorer, reward.reader.encoder, prompts, responses, rollouts.micro_batch_tokens
+        )
+        return torch.from_numpy(scores).float().to(rollouts.device)
+
     def normalize(self, scores: Tensor, ended: Tensor) -> Tensor:
         """Return scores [B] normalized and clipped, minus the penalty of responses without eos.
 
@@ -100,7 +131,7 @@ class ResponseScorer:
         mode = self.settings.standardize_scores
         if mode == "running" or (mode == "first" and self.normalizer.moments is None):
             self.normalizer.add(scores)
-            if self.reward and self.critic_normalizer.moments is None:
+            if self.critic_origin and self.critic_normalizer.moments is None:
                 self.critic_normalizer.moments = self.normalizer.moments
         clip = self.settings.score_clip
         normalized = self.normalizer(scores).clamp(-clip, clip)

@@ -1,18 +1,21 @@
-"""The models of RLHF (actor, reference, reward model, critic) and the engines that train them."""
+"""The models of RLHF (actor, reference, reward models, critic) and the engines that train them."""
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
-from snakechat.algorithms.sanity_checks import check_probes, check_tokenizers
+from snakechat.algorithms.reward_models import RewardModel, choose_reader
+from snakechat.algorithms.sanity_checks import check_probes
+from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
 from snakechat.modeling.models import (
@@ -22,17 +25,23 @@ from snakechat.modeling.models import (
     model_size,
 )
 from snakechat.training.engine import Engine, FrozenModel, make_engine
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job
 
 RlhfJob = Job[RlhfSettings]
 
 
 class RlhfModels(NamedTuple):
-    """The models of RLHF. reward and critic are None if the recipe has none."""
+    """The models of RLHF. critic is None if the algorithm has none.
+
+    rewards: By the names of the job's inputs.
+    critic_origin: The reward model that a critic starts from; None if it starts from the actor.
+    """
 
     actor: Policy
     reference: Reference
-    reward: FrozenModel | None
+    rewards: dict[str, RewardModel]
+    critic_origin: RewardModel | None
     critic: Scorer | None
 
 
@@ -42,35 +51,41 @@ def load_models(
     """Load the models and check that they fit together.
 
     Raises:
-        InputError: The tokenizers differ, the reward model does not reproduce its recorded scores,
-            or a model has too few positions.
+        InputError: A model is of the wrong kind or has too few positions, or a reward model does
+            not reproduce its recorded scores.
     """
     settings = job.settings
+    longest = settings.max_prompt_length + settings.max_response_length
     actor, reference = load_actor_and_reference(job, tokenizer, device)
-    reward = load_reward(job, tokenizer, device) if "reward" in job.inputs else None
-    critic = load_critic(job, tokenizer, device) if settings.algorithm == "ppo" else None
+    check_sequence_length(actor.model, longest)
+    rewards = {
+        key: load_reward(job, key, reference, actor, device)
+        for key, reference in input_names("reward", settings.reward).items()
+    }
+    origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
+    origin = origins[0] if origins else None
+    critic = None
+    if settings.algorithm == "ppo":
+        critic = load_critic(job, tokenizer, device, origin)
+        check_sequence_length(critic.model, longest)
     trained: dict[str, Policy | Scorer] = {"actor": actor}
     if critic:
         trained["critic"] = critic
-    for module in trained.values():
-        check_sequence_length(
-            module.model, settings.max_prompt_length + settings.max_response_length
-        )
     job.record["models"] = {name: model_size(module.model) for name, module in trained.items()}
-    return RlhfModels(actor, reference, reward, critic)
+    return RlhfModels(actor, reference, rewards, rewards[origin] if origin else None, critic)
 
 
 def load_actor_and_reference(
     job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> tuple[Policy, Reference]:
-    """Load the SFT model as actor and as frozen reference."""
+    """Load the model that training starts from as actor and as frozen reference."""
     settings, folder = job.settings, job.inputs["actor"]
     model = load_causal(folder, settings.dtype, tokenizer)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     actor = Policy(model).to(device)
     if settings.lora_rank and settings.train_base == "none":
-        # The actor without its adapters is the SFT model: no second copy is needed.
+        # The actor without its adapters is the initial model: no second copy is needed.
         return actor, partial(without_adapters, actor)
     reference = Policy(load_causal(folder, settings.dtype, tokenizer))
     return actor, FrozenModel(reference, device, offload_frozen(job)).on_device
@@ -84,32 +99,62 @@ def without_adapters(actor: Policy) -> Iterator[Policy]:
 
 
 def load_reward(
-    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device
-) -> FrozenModel:
-    """Load the reward model and check its tokenizer and its recorded scores."""
-    folder = job.inputs["reward"]
-    check_tokenizers(tokenizer, load_tokenizer(folder), (job.inputs["actor"], folder))
-    scorer = Scorer(load_scorer(folder, job.settings.dtype, tokenizer))
-    reward = FrozenModel(scorer, device, offload_frozen(job))
-    with reward.on_device():
-        check_probes(
-            scorer, folder, job.inputs["tokens.reward"], job.placement["micro_batch_tokens"]
+    job: RlhfJob, key: str, name: str, actor: Policy, device: torch.device
+) -> RewardModel:
+    """Load a reward model; check its recorded scores, if it is that of a recipe.
+
+    key: The job's input with the model. name: The model's reference in `reward`.
+    """
+    settings, folder = job.settings, job.inputs[key]
+    template = settings.reward_templates[name]
+    reader = choose_reader(name, folder, template, job.inputs["actor"], settings.template)
+    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer))
+    if reader.encoder is None:
+        longest = settings.max_prompt_length + settings.max_response_length
+        check_sequence_length(scorer.model, longest)
+    warn_of_family(folder, scorer, actor)
+    module = FrozenModel(scorer, device, offload_frozen(job))
+    if f"tokens.{key}" in job.inputs:
+        with module.on_device():
+            check_probes(
+                scorer, folder, job.inputs[f"tokens.{key}"], job.placement["micro_batch_tokens"]
+            )
+    return RewardModel(module, weighted_references(settings.reward)[name], reader)
+
+
+def warn_of_family(folder: Path, scorer: Scorer, actor: Policy) -> None:
+    """Print a warning if reward model and actor are of different families.
+
+    A reward model is most accurate on responses like those that it was trained on.
+    """
+    families = [module.model.config.model_type for module in (scorer, actor)]
+    if families[0] != families[1] and rank() == 0:
+        print(
+            f"warning: {folder} is a {families[0]} model, and the actor a {families[1]} model: a"
+            " reward model is less accurate on responses of another family: check the results with"
+            " a judge",
+            file=sys.stderr,
         )
-    return reward
 
 
-def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Scorer:
-    """Load the reward model as critic; without a reward model, the actor with a new score head."""
+def load_critic(
+    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device, origin: str | None
+) -> Scorer:
+    """Load the critic.
+
+    origin: The job's input with the reward model that it starts from; None starts from the actor
+        with a new score head.
+    """
     settings = job.settings
-    folder = job.inputs.get("reward", job.inputs["actor"])
-    model = load_scorer(folder, settings.dtype, tokenizer, new_head="reward" not in job.inputs)
+    folder = job.inputs[origin or "actor"]
+    model = load_scorer(folder, settings.dtype, tokenizer, new_head=origin is None)
     if settings.critic_lora_rank:
         model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
     return Scorer(model).to(device)
 
 
 def offload_frozen(job: RlhfJob) -> bool:
-    """Whether reference and reward model stay in CPU memory while they are not in use."""
+    """Whether reference and reward models stay in CPU memory while they are not in use."""
     return job.placement.get("offload_frozen", False)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.data.conversations import response_texts
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.packing import TokenBatch
@@ -142,6 +143,12 @@ class Rollouts:
             self.tokenizer.batch_decode(prompts, skip_special_tokens=True),
             self.tokenizer.batch_decode(responses, skip_special_tokens=True),
         )
+
+    def response_texts(self) -> list[str]:
+        """Return the text of each response [B], for reward models with another tokenizer."""
+        sequences: Any = self.examples.responses
+        responses = [ids for responses in sequences for ids in responses]
+        return response_texts(self.tokenizer, responses, self.ended.tolist())
 
     def length_metrics(self) -> dict[str, float]:
         """Return metrics of the lengths and of the share of responses that ended."""

@@ -1,18 +1,16 @@
 """Checks that stop RLHF early: incompatible models before training, degenerate rollouts in it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.models import SPECIAL_IDS
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
@@ -28,32 +26,6 @@ MAX_UNENDED = 500
 
 
 # Before training.
-
-
-def check_tokenizers(
-    actor: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase, folders: Sequence[str | Path]
-) -> None:
-    """Check that a reward model reads a response as the actor wrote it.
-
-    Args:
-        actor, reward: Their tokenizers.
-        folders: The folders of the two models, for error messages.
-
-    Raises:
-        InputError: Vocabularies or special tokens differ.
-    """
-    if actor.get_vocab() != reward.get_vocab():
-        raise InputError(
-            f"{folders[0]} and {folders[1]} have different vocabularies: a reward model can only"
-            " score tokens of its own vocabulary: train both from models of one family"
-        )
-    for name in SPECIAL_IDS:
-        ids = [getattr(tokenizer, name) for tokenizer in (actor, reward)]
-        if ids[0] != ids[1]:
-            raise InputError(
-                f"{folders[0]} and {folders[1]} have different values of {name}: {ids[0]} and"
-                f" {ids[1]}: train both from models of one family"
-            )
 
 
 def check_probes(scorer: Scorer, folder: Path, tokens: Path, micro_batch_tokens: int) -> None:

@@ -2,11 +2,18 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import STAGES, Config
+from snakechat.config.references import weighted_references
 from snakechat.config.schema import check_schema, placement_schema
 from snakechat.data.formats import columns_of, has_pairs
+from snakechat.data.model_files import (
+    language_model_problem,
+    read_model_config,
+    reward_model_problem,
+)
 from snakechat.workflow.code_digests import code_digests
 
 
@@ -38,7 +45,9 @@ def check_references(config: Config) -> None:
                 _check_rlhf_models(config, name)
                 _check_rlhf_scores(config, name)
             else:
-                config.base_model(stage, name)
+                rule, model = config.base_model(stage, name)
+                if rule == "fetch_model":
+                    _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
 
 
 def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> None:
@@ -58,13 +67,18 @@ def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> No
 
 
 def _check_rlhf_models(config: Config, name: str) -> None:
-    """Check that the models of a recipe have the same template and, where needed, tokenizer."""
+    """Check the models of a recipe: their kind, and the tokenizer where it must be the actor's."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    actor = config.template("sft", settings["actor"])
+    actor = config.actor(name)
+    if actor.section == "models":
+        _check_is_no_classifier(config, actor.name, f"rlhf.recipes.{name}.actor")
     for key in ("reward", "judge"):
-        other = actor if settings[key] is None else config.template("reward", settings[key])
-        if other != actor:
-            raise ConfigError(f"{place}: actor and {key} have the templates {actor} and {other}")
+        for text, model in config.reward_models(name, key).items():
+            if model.section == "models":
+                _check_is_classifier(config, model.name, f"{place}.{key} names {text}")
+        weights = weighted_references(settings[key])
+        if weights and not any(weights.values()):
+            raise ConfigError(f"{place}.{key}: all weights are 0, expected another one: set one")
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
         if other not in config.values[stage]["recipes"]:
@@ -75,13 +89,43 @@ def _check_rlhf_models(config: Config, name: str) -> None:
         if config.tokenizer_model(stage, other) != config.tokenizer_model("rlhf", name):
             raise ConfigError(f"{place}.compare_with: {model} and {name} have different tokenizers")
     if settings["ptx"] is not None:
-        _, actor_model = config.tokenizer_model("sft", settings["actor"])
+        _, actor_model = config.tokenizer_model("rlhf", name)
         _, ptx_model = config.tokenizer_model("sft", settings["ptx"])
         if actor_model != ptx_model:
             raise ConfigError(
                 f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
                 f" the actor has that of {actor_model}"
             )
+
+
+def _check_is_classifier(config: Config, name: str, use: str) -> None:
+    """Check that a model of `models` is a reward model, as far as local files show.
+
+    use: Who uses it, for the error.
+    """
+    if "init" in config.values["models"][name]:
+        raise ConfigError(
+            f"{use}, which is no classifier but a language model with random weights: use a reward"
+            " recipe or a sequence classifier"
+        )
+    keys = _local_model_config(config, name)
+    problem = keys and reward_model_problem(keys)
+    if problem:
+        raise ConfigError(f"{use}, which {problem}")
+
+
+def _check_is_no_classifier(config: Config, name: str, used_by: str) -> None:
+    """Check that a model of `models` is a language model, as far as local files show."""
+    keys = _local_model_config(config, name)
+    problem = keys and language_model_problem(keys)
+    if problem:
+        raise ConfigError(f"config: {used_by} names {name}, which {problem}")
+
+
+def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
+    """Return config.json of a model in a local folder; None if it is elsewhere or unreadable."""
+    path = config.values["models"][name].get("path")
+    return None if path is None else read_model_config(config.local_path(path))
 
 
 def _check_rlhf_scores(config: Config, name: str) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from snakechat.config.recipes import Config, Job
+from snakechat.config.references import input_names, ordered_references
 from snakechat.data.formats import columns_of
 
 Jobs = dict[str, Job]
@@ -82,9 +83,12 @@ def training_job(stage: str, name: str) -> Job:
 def models_of(config: Config, stage: str, name: str) -> Jobs:
     """Return the jobs of a recipe's model and of the models it is compared with, by label."""
     if stage == "rlhf":
-        recipe = config.recipe("rlhf", name)
-        jobs = models_of(config, "sft", recipe["actor"])
-        for model in recipe["compare_with"]:
+        section, actor = config.actor(name)
+        if section == "models":
+            jobs = {"base": config.pretrained_model(actor, "the target")}
+        else:
+            jobs = models_of(config, section, actor)
+        for model in config.recipe("rlhf", name)["compare_with"]:
             jobs[f"compare_with.{model}"] = training_job(*model.split("/"))
     else:
         rule, origin = config.base_model(stage, name)
@@ -95,18 +99,24 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
 
 def rlhf_inputs(config: Config, name: str) -> Jobs:
     """Return the inputs of an RLHF training."""
-    recipe = config.recipe("rlhf", name)
-    actor, reward, ptx = (recipe[key] for key in ("actor", "reward", "ptx"))
-    jobs = {
-        "actor": ("train_sft", actor),
-        "tokens": ("tokenize_rlhf", name),
-        "tokens.sft": ("tokenize_sft", actor),
-    }
-    if reward is not None:
-        jobs |= {"reward": ("train_reward", reward), "tokens.reward": ("tokenize_reward", reward)}
+    actor, ptx = config.actor(name), config.recipe("rlhf", name)["ptx"]
+    jobs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
+    for stage, recipe in config.recipes_behind(*actor).items():
+        jobs[f"tokens.{stage}"] = (f"tokenize_{stage}", recipe)
+    jobs |= reward_inputs(config, name, "reward")
+    for key, (rule, recipe) in reward_inputs(config, name, "reward").items():
+        if rule == "train_reward":
+            jobs[f"tokens.{key}"] = ("tokenize_reward", recipe)
     if ptx is not None:
         jobs["ptx"] = ("tokenize_sft", ptx)
     return jobs
+
+
+def reward_inputs(config: Config, name: str, key: str) -> Jobs:
+    """Return the jobs that make the models of `reward` or `judge` (key) of an rlhf recipe."""
+    models = config.reward_models(name, key)
+    inputs = input_names(key, config.recipe("rlhf", name)[key])
+    return {input_name: config.model_job(models[text]) for input_name, text in inputs.items()}
 
 
 def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
@@ -117,8 +127,12 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     recipe, datasets = config.recipe("rlhf", name), config.blend("rlhf", name)
     dataset = config.values["datasets"][datasets[0][0]]
     keys = ("seed", "dtype", "max_response_length", "reward_functions")
+    templates = [config.reward_templates(recipe[key]) for key in ("reward", "judge")]
     return {
         **{key: recipe[key] for key in keys},
+        **{key: ordered_references(recipe[key]) for key in ("reward", "judge")},
+        "template": config.template("rlhf", name),
+        "reward_templates": templates[0] | templates[1],
         "exact_check": dataset.get("generate") if len(datasets) == 1 else None,
         **config.values["evaluation"],
     }
@@ -126,12 +140,12 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
 
 def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
     """Return the inputs of an RLHF evaluation: models, reward model, judge and prompts."""
-    recipe = config.recipe("rlhf", name)
-    jobs = models_of(config, "rlhf", name)
-    for key in ("reward", "judge"):
-        if recipe[key] is not None:
-            jobs[key] = ("train_reward", recipe[key])
-    return {**jobs, "tokens": ("tokenize_rlhf", name)}
+    return {
+        **models_of(config, "rlhf", name),
+        **reward_inputs(config, name, "reward"),
+        **reward_inputs(config, name, "judge"),
+        "tokens": ("tokenize_rlhf", name),
+    }
 
 
 def prompt_page_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
@@ -160,10 +174,14 @@ def lm_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
 
 
 def report_inputs(config: Config, name: str) -> Jobs:
-    """Return the jobs whose results the report of an RLHF recipe shows."""
-    recipe = config.recipe("rlhf", name)
-    recipes = {"sft": recipe["actor"], "reward": recipe["reward"], "rlhf": name}
-    recipes = {stage: name for stage, name in recipes.items() if name is not None}
+    """Return the jobs whose results the report of an RLHF recipe shows.
+
+    Of several reward recipes, it shows the first one.
+    """
+    rewards = config.reward_models(name, "reward").values()
+    trained = [model.name for model in rewards if model.section == "reward"]
+    recipes = config.recipes_behind(*config.actor(name))
+    recipes |= {**({"reward": trained[0]} if trained else {}), "rlhf": name}
     datasets = {
         dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
     }

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.errors import ConfigError
+from snakechat.config.references import (
+    Reference,
+    RewardReferences,
+    ordered_references,
+    parse_reference,
+    weighted_references,
+)
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # As common.Name; a recipe of a sweep is named after its values.
@@ -94,8 +101,10 @@ class Config:
         and what only evaluation uses are no part of them.
         """
         settings = {**self.recipe(stage, name), "datasets": self.blend(stage, name)}
-        if stage != "rlhf":
-            settings["template"] = self.template(stage, name)
+        settings["template"] = self.template(stage, name)
+        if stage == "rlhf":
+            settings["reward_templates"] = self.reward_templates(settings["reward"])
+            settings["reward"] = ordered_references(settings["reward"])
         for key in ("placement", "judge", "compare_with"):
             settings.pop(key, None)
         return settings
@@ -120,13 +129,64 @@ class Config:
             sft_recipe = model.removeprefix("sft/")
             self.recipe("sft", sft_recipe)
             return "train_sft", sft_recipe
-        origin = self.entry("models", model, f"{stage}.recipes.{name}.model")
-        return ("init_model" if "init" in origin else "fetch_model"), model
+        return self.pretrained_model(model, f"{stage}.recipes.{name}.model")
+
+    def pretrained_model(self, name: str, used_by: str) -> Job:
+        """Return the job that fetches or initializes a model of `models`."""
+        origin = self.entry("models", name, used_by)
+        return ("init_model" if "init" in origin else "fetch_model"), name
+
+    def actor(self, name: str) -> Reference:
+        """Return what the actor of an rlhf recipe starts from."""
+        text = self.recipe("rlhf", name)["actor"]
+        sections = ("sft", "dpo", "models")
+        return self._reference(text, sections, f"rlhf.recipes.{name}.actor")
+
+    def reward_models(self, name: str, key: str) -> dict[str, Reference]:
+        """Return what the reward models of an rlhf recipe are, by their names in the config.
+
+        key: `reward` or `judge`.
+        """
+        models = weighted_references(self.recipe("rlhf", name)[key])
+        used_by = f"rlhf.recipes.{name}.{key}"
+        return {text: self._reference(text, ("reward", "models"), used_by) for text in models}
+
+    def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
+        """Return the recipe or model that a key of a recipe names; NAME is of the first section."""
+        found = parse_reference(text, sections[0])
+        if found.section not in sections:
+            *others, last = ["NAME", *(f"{section}/NAME" for section in sections)]
+            raise ConfigError(
+                f"config: {used_by} names {text!r}, expected {', '.join(others)} or {last}"
+            )
+        if found.section == "models":
+            self.entry("models", found.name, used_by)
+        else:
+            self.recipe(*found)
+        return found
+
+    def model_job(self, model: Reference) -> Job:
+        """Return the job that makes the model of a recipe, or a model of `models`."""
+        if model.section == "models":
+            return self.pretrained_model(model.name, "the target")
+        return f"train_{model.section}", model.name
+
+    def recipes_behind(self, stage: str, name: str) -> dict[str, str]:
+        """Return the recipes of sft and dpo that trained a model, by stage; "models" has none."""
+        if stage == "models":
+            return {}
+        rule, origin = self.base_model(stage, name)
+        return {**({"sft": origin} if rule == "train_sft" else {}), stage: name}
 
     def tokenizer_model(self, stage: str, name: str) -> Job:
-        """Return the job that makes the base model whose tokenizer a recipe uses."""
+        """Return the job that makes the base model whose tokenizer a recipe uses.
+
+        stage: "models" for a model of `models` itself.
+        """
         if stage == "rlhf":
-            return self.tokenizer_model("sft", self.recipe("rlhf", name)["actor"])
+            return self.tokenizer_model(*self.actor(name))
+        if stage == "models":
+            return self.pretrained_model(name, "the target")
         rule, model = self.base_model(stage, name)
         return self.tokenizer_model("sft", model) if rule == "train_sft" else (rule, model)
 
@@ -134,6 +194,11 @@ class Config:
         """Return the prompt template of the base model of a recipe: dialogue or chat."""
         _, model = self.tokenizer_model(stage, name)
         return self.values["models"][model].get("template", self.values["template"])
+
+    def reward_templates(self, models: RewardReferences) -> dict[str, str]:
+        """Return the prompt template of each model of `reward` or `judge`, by reference."""
+        references = weighted_references(models)
+        return {text: self.template(*parse_reference(text, "reward")) for text in references}
 
     def prompt_sets(self, stage: str, name: str) -> list[str]:
         """Return the prompt sets for the base model of a recipe."""

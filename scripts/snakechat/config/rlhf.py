@@ -1,18 +1,24 @@
 """Settings of reinforcement learning from human feedback (RLHF)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from snakechat.config.common import (
     Count,
     DecayRate,
     Fraction,
+    Keyword,
     Name,
     NonNegative,
     NonNegativeInt,
     Positive,
+    Template,
     TrainingSettings,
+    Written,
 )
+
+# Weighted models: {NAME: weight}.
+WeightedModels = Annotated[dict[str, float], Keyword("minProperties", 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +26,11 @@ class RlhfSettings(TrainingSettings):
     """Settings of `train_rlhf`."""
 
     algorithm: Literal["ppo", "rloo", "grpo"]
+    # References (snakechat/config/references.py).
     actor: str
-    # Recipes of stage reward and of stage sft.
-    reward: str | None
+    # Of several reward models, a program receives pairs: the first one may initialize the critic.
+    reward: Annotated[str | list[tuple[str, float]] | None, Written(str | WeightedModels | None)]
+    # A recipe of stage sft.
     ptx: str | None
     ptx_coef: Positive
     # Weight of each function.
@@ -62,3 +70,8 @@ class RlhfSettings(TrainingSettings):
     score_clip: Positive
     missing_eos_penalty: NonNegative
     log_responses_steps: Count
+
+    # Not keys of a recipe: the models determine them. Templates of the actor, and of the models of
+    # `reward` by reference.
+    template: Template
+    reward_templates: dict[str, Template]

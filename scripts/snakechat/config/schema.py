@@ -77,6 +77,8 @@ def _union(members: tuple[Any, ...]) -> Schema:
     if types.NoneType in members:
         if "enum" in union:
             union["enum"].append(None)
+        elif "oneOf" in union:
+            union["oneOf"].append({"type": "null"})
         else:
             given = union["type"]
             union["type"] = [*(given if isinstance(given, list) else [given]), "null"]
@@ -123,8 +125,9 @@ def _placement_changes(stage: str) -> Schema:
 def recipe_schema(stage: str) -> Schema:
     """Return the schema of a recipe, all of whose keys are optional."""
     properties: Schema = _record(SETTINGS[stage])["properties"]
-    # The model of a recipe determines the template.
-    properties.pop("template", None)
+    # The models of a recipe determine the templates.
+    for key in ("template", "reward_templates"):
+        properties.pop(key, None)
     if stage == "rlhf":
         properties |= _record(RlhfKeys)["properties"]
     properties["placement"] = _placement_changes(stage)

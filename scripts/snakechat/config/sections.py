@@ -12,6 +12,7 @@ from snakechat.config.common import (
     Template,
 )
 from snakechat.config.placement import CompletePlacement
+from snakechat.config.rlhf import WeightedModels
 from snakechat.data.formats import FORMATS
 
 BadRowPolicy = Literal["fail", "skip"]
@@ -151,7 +152,7 @@ class RlhfKeys(TypedDict):
     """Keys of rlhf recipes that training does not use; `placement` is one of every recipe."""
 
     preset: str | None
-    judge: str | None
+    judge: str | WeightedModels | None
     compare_with: list[
         Annotated[str, Keyword("pattern", "^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     ]

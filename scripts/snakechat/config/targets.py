@@ -23,9 +23,12 @@ def default_targets(config: Config) -> list[str]:
     upstream = set()
     for stage, name in built:
         if stage == "rlhf":
-            recipe = config.recipe(stage, name)
-            upstream |= {("sft", recipe["actor"])}
-            upstream |= {("reward", recipe[key]) for key in ("reward", "judge")}
+            upstream |= set(config.recipes_behind(*config.actor(name)).items())
+            upstream |= {
+                (model.section, model.name)
+                for key in ("reward", "judge")
+                for model in config.reward_models(name, key).values()
+            }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
     pages = [
         f"output/{folder}/{stage}/{name}.{suffix}"

@@ -1,14 +1,21 @@
-"""Tokenization of a phase: its rows of all datasets in, ragged arrays and statistics out."""
+"""Tokenization of a phase: its rows of all datasets in, ragged arrays and statistics out.
+
+RLHF also keeps the text of its prompts (SPLIT.texts.parquet, a row for each row of the arrays): a
+reward model with another tokenizer reads text.
+"""
 
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from snakechat.data.dialogues import is_empty
@@ -45,11 +52,13 @@ class Tokenization(NamedTuple):
         fields: Columns of the records, and names of the ragged arrays.
         encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
             field, the texts of the rows.
+        texts: Columns of the records whose text is kept too.
     """
 
     phase: str
     fields: tuple[str, ...]
     encode: Callable[..., Iterator[EncodedRow]]
+    texts: tuple[str, ...] = ()
 
 
 def encode_responses(
@@ -94,7 +103,7 @@ TOKENIZATIONS = {
     "tokenize_sft": Tokenization("sft", ("prompt", "chosen"), encode_responses),
     "tokenize_reward": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
     "tokenize_dpo": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts),
+    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts, ("prompt",)),
 }
 
 
@@ -149,29 +158,37 @@ def _tokenize_split(
     job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
 ) -> dict[str, Any]:
     """Write the ragged arrays of a split. Returns its statistics."""
-    phase, fields, _ = tokenization
+    phase, fields = tokenization.phase, tokenization.fields
     rows = phase_rows(job, phase, split)
     total = sum(map(len, rows.values()))
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     truncated = 0
 
-    def encode_batch(dataset: str, batch: Batch) -> tuple[str, list[EncodedRow]]:
-        return dataset, _encode_batch(encoder, job.settings, tokenization, batch)
+    def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[EncodedRow]]:
+        return dataset, batch, _encode_batch(encoder, job.settings, tokenization, batch)
 
     with ExitStack() as stack:
         writers = [
             stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
             for name in fields
         ]
+        text_writer = None
+        if tokenization.texts:
+            path = texts_path(job.result, split)
+            schema = pa.schema([(name, pa.string()) for name in tokenization.texts])
+            text_writer = stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd"))
         bar = stack.enter_context(tqdm(total=total, desc=split, unit="row", mininterval=2))
-        for dataset, encoded in map_in_order(encode_batch, batches(job, split, rows)):
+        for dataset, batch, encoded in map_in_order(encode_batch, batches(job, split, rows)):
             valid = [row for row in encoded if not isinstance(row, str)]
             dropped.update(row for row in encoded if isinstance(row, str))
             kept[dataset] += len(valid)
             truncated += sum(is_truncated for *_, is_truncated in valid)
             for writer, *ids in zip(writers, *(row[:-1] for row in valid), strict=True):
                 writer.write(ids)
+            if text_writer:
+                table = pa.table({name: batch[name] for name in tokenization.texts})
+                text_writer.write_table(table.filter([not isinstance(row, str) for row in encoded]))
             bar.update(len(encoded))
     if not kept.total():
         raise InputError(
@@ -187,6 +204,17 @@ def _tokenize_split(
         "truncated": truncated,
         "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
     }
+
+
+def texts_path(folder: Path, split: str) -> Path:
+    """Return the file with the texts of a split."""
+    return folder / f"{split}.texts.parquet"
+
+
+def read_prompt_texts(folder: Path, split: str) -> list[str]:
+    """Return the text of each prompt of a split, in the order of the ragged array."""
+    texts: list[str] = pq.read_table(texts_path(folder, split)).column("prompt").to_pylist()
+    return texts
 
 
 def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:

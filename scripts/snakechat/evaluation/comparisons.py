@@ -3,7 +3,7 @@
 Shapes: n prompts, S responses of each model to each prompt.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,15 @@ import numpy as np
 # Metrics [S, n] by name; [1, n] for a metric with one value for each prompt.
 ResponseMetrics = dict[str, np.ndarray]
 
+# Models that RLHF may start from, the last one in training first.
+INITIAL_MODELS = ("dpo", "sft", "base")
 # Tokens of an n-gram that counts as repetition when it occurs again.
 REPETITION_N = 4
+
+
+def initial_model(models: Container[str]) -> str:
+    """Return which of the models is the one that RLHF started from: dpo, sft or base."""
+    return next(name for name in INITIAL_MODELS if name in models)
 
 
 def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
@@ -32,17 +39,19 @@ def compare(
     bootstrap_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compare models, one of which is sft, by the metrics of their responses.
+    """Compare models with the one that RLHF started from, by the metrics of their responses.
 
     Args:
         models: Metrics by model.
         scores: Names of the metrics that decide wins.
 
     Returns:
-        The means of each model by its name; intervals_95 of these means; for each model but sft,
-        the difference from sft in each score and in success; wins of each model over sft and base.
+        The means of each model by its name; intervals_95 of these means; for each model but the
+        initial one, the difference from it in each score and in success; wins of each model over
+        those that were trained before it: dpo, sft and base, where they exist.
     """
-    num_generations, num_prompts = models["sft"]["length"].shape
+    initial = initial_model(models)
+    num_generations, num_prompts = models[initial]["length"].shape
     bootstrap = BootstrapSamples(num_prompts, bootstrap_resamples, seed)
     metrics: dict[str, Any] = {
         "num_prompts": num_prompts,
@@ -57,14 +66,15 @@ def compare(
         metrics["intervals_95"][name] = {
             key: bootstrap.interval(mean) for key, mean in means.items()
         }
-        if name != "sft":
+        if name != initial:
             for key in (*scores, "success"):
                 if key in values:
-                    difference = means[key] - np.mean(models["sft"][key], axis=0)
+                    difference = means[key] - np.mean(models[initial][key], axis=0)
                     prefix = "" if name == "rlhf" else f"{name}_"
                     metrics[f"{prefix}{key}_difference"] = bootstrap.mean_and_interval(difference)
-        others = [other for other in ("sft", "base") if other in models and other != name]
-        if name == "base" or not others:
+        place = INITIAL_MODELS.index(name) + 1 if name in INITIAL_MODELS else 0
+        others = [other for other in INITIAL_MODELS[place:] if other in models]
+        if not others:
             continue
         metrics["wins"][name] = {
             other: {

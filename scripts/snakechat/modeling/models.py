@@ -4,7 +4,7 @@ import math
 import os
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snakechat.data.model_files import (
+    is_classifier,
+    language_model_problem,
+    read_model_config,
+    reward_model_problem,
+)
 from snakechat.data.special_tokens import end_of_turn_id, stop_ids
 from snakechat.modeling.lora import save_adapter, save_merged
 from snakechat.workflow.distributed import rank
@@ -105,15 +111,23 @@ def make_causal(
         raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
 
 
-def copy_causal(source: str | Path, folder: Path) -> None:
-    """Copy a causal language model as safetensors, in its own dtype.
+def copy_model(source: str | Path, folder: Path) -> None:
+    """Copy a causal language model or a reward model as safetensors, in its own dtype.
 
     Raises:
-        InputError: weights are missing, which transformers would initialize at random, or the file
-            has pickled objects other than tensors, which are never loaded.
+        InputError: weights are missing, which transformers would initialize at random, the file has
+            pickled objects other than tensors, which are never loaded, or the model is a classifier
+            that cannot score responses.
     """
+    config = read_model_config(Path(source))
+    auto_class: Any = AutoModelForCausalLM
+    if config and is_classifier(config):
+        problem = reward_model_problem(config)
+        if problem:
+            raise InputError(f"the model {problem}")
+        auto_class = AutoModelForSequenceClassification
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class.from_pretrained(
             source, dtype="auto", local_files_only=True, output_loading_info=True
         )
     except pickle.UnpicklingError:
@@ -125,7 +139,22 @@ def copy_causal(source: str | Path, folder: Path) -> None:
     model, loading = loaded
     if loading["missing_keys"]:
         raise InputError(f"weights are missing: {', '.join(sorted(loading['missing_keys']))}")
+    if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
+        raise InputError(
+            f"{type(model).__name__} has no score at each position: use a classifier of a"
+            " decoder-only family"
+        )
     model.save_pretrained(folder)
+
+
+def _check_kind(
+    folder: str | Path, find_problem: Callable[[Mapping[str, Any]], str | None]
+) -> None:
+    """Raise InputError if the model of a folder is not of the kind that is needed."""
+    config = read_model_config(Path(folder))
+    problem = find_problem(config) if config else None
+    if problem:
+        raise InputError(f"{folder} {problem}")
 
 
 def load_causal(
@@ -136,7 +165,9 @@ def load_causal(
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    model = _load(AutoModelForCausalLM, folder, dtype, _load_config(folder, tokenizer))
+    config = _load_config(folder, tokenizer)
+    _check_kind(folder, language_model_problem)
+    model = _load(AutoModelForCausalLM, folder, dtype, config)
     generation: Any = model.generation_config
     generation.eos_token_id = list(stop_ids(tokenizer, folder))
     return model
@@ -156,6 +187,7 @@ def load_scorer(
         InputError: the model is not supported, or its weights do not match its config.
     """
     config = _load_config(folder, tokenizer, num_labels=1)
+    _check_kind(folder, language_model_problem if new_head else reward_model_problem)
     model = _load(AutoModelForSequenceClassification, folder, dtype, config, new_head)
     if new_head:
         head: Any = model.score

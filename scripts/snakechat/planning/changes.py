@@ -20,7 +20,10 @@ MAX_LISTED = 5
 # Largest text file whose rows are counted by reading them, in about a second.
 MAX_COUNTED_BYTES = 1 << 26
 # Settings of evaluate_rlhf that belong to the recipe, not to the section `evaluation`.
-RECIPE_SETTINGS = ("dtype", "max_response_length", "reward_functions")
+RECIPE_SETTINGS = (
+    *("dtype", "max_response_length", "reward_functions"),
+    *("reward", "judge", "reward_templates"),
+)
 # Settings that the config has at its top level.
 TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "exact_check", "language", "prompt_sets")
 # Config sections of the rules whose jobs are named STAGE/NAME.

@@ -155,7 +155,8 @@ def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig
         if layers:
             keys[config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = layers
             if "layer_types" in keys:
-                keys["layer_types"] = keys["layer_types"][:layers]
+                # Repeated, for a model with fewer layers than are measured.
+                keys["layer_types"] = (keys["layer_types"] * layers)[:layers]
         config = config_class(**keys)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"invalid config of a model: {str(error).splitlines()[0]}") from None

@@ -1,10 +1,13 @@
 """The workload of each kind of job, from its spec."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from snakechat.config.references import input_names
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.planning import compute_time
 from snakechat.planning.footprint import POLICY, SCORE, SFT, BatchShape, ModelSpec
 from snakechat.planning.memory import TrainedModel
@@ -41,6 +44,23 @@ class JobDescription:
             settings.get("train_base", "none") if lora == "lora" else "none",
             bool(lora) and self.placement["activation_checkpointing"],
         )
+
+    def scorers(self, *keys: str) -> list[str]:
+        """Return the inputs with models of `reward` or `judge` (keys), in their given order."""
+        return [name for key in keys for name in input_names(key, self.settings[key])]
+
+    def critic_origin(self) -> str:
+        """Return the input that a critic starts from: a reward model with the actor's tokenizer.
+
+        Until the models exist, equal vocabulary sizes stand for equal tokenizers.
+        """
+        sizes = {
+            name: json.loads(model_config(self.inputs[name]["path"], self.plan)).get("vocab_size")
+            for name in ("actor", *self.scorers("reward"))
+        }
+        same = [name for name in sizes if sizes[name] == sizes["actor"]]
+        # The actor itself comes first.
+        return same[min(1, len(same) - 1)]
 
     def tokens(self, split: str = "train") -> TokenCounts:
         """Return the counts of a split of the job's tokens."""
@@ -99,16 +119,16 @@ def train_rlhf(job: JobDescription) -> Workload:
     tokens = with_responses(prompts, num_generations, response_length)
     actor, reference = job.model("actor", POLICY, lora="lora"), job.model("actor", POLICY)
     trained = [TrainedModel(actor, zero_stage)]
-    frozen = [job.model("reward", SCORE)] if "reward" in job.inputs else []
+    rewards = [job.model(name, SCORE) for name in job.scorers("reward")]
+    frozen = list(rewards)
     # Without its adapters, the actor is the reference model.
     if actor.lora_rank == 0 or actor.train_base != "none":
         frozen.append(reference)
     if settings["algorithm"] == "ppo":
-        key = "reward" if "reward" in job.inputs else "actor"
-        critic = job.model(key, SCORE, lora="critic_lora")
+        critic = job.model(job.critic_origin(), SCORE, lora="critic_lora")
         critic_stage = job.placement.get("critic_zero_stage")
         trained.append(TrainedModel(critic, zero_stage if critic_stage is None else critic_stage))
-    evaluated = [entry.model for entry in trained] + [reference] + frozen[:1]
+    evaluated = [entry.model for entry in trained] + [reference] + rewards
     flops = [forward_flops(model, tokens) for model in evaluated]
     flops += [settings["ppo_epochs"] * training_flops(entry.model, tokens) for entry in trained]
     # Generation runs the actor on each prompt once more.
@@ -172,15 +192,13 @@ def evaluate_sft(job: JobDescription) -> Workload:
 
 
 def evaluate_rlhf(job: JobDescription) -> Workload:
-    """Return the workload of the comparison of a chat model with its SFT model."""
+    """Return the workload of the comparison of a chat model with its initial model."""
     settings, prompts = job.settings, job.tokens("eval")
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]
     num_prompts = min(prompts.num_rows or math.inf, settings["num_prompts"])
     tokens = with_responses(prompts, num_generations, response_length)
-    models = [job.model(key, POLICY) for key in ("rlhf", "sft")]
-    scorers = [
-        job.model(key, SCORE, dtype="fp32") for key in ("reward", "judge") if key in job.inputs
-    ]
+    models = [job.model(key, POLICY) for key in ("rlhf", initial_model(job.inputs))]
+    scorers = [job.model(key, SCORE, dtype="fp32") for key in job.scorers("reward", "judge")]
     # Each model evaluates the responses of both.
     flops = 2 * sum(forward_flops(model, tokens) for model in (*models, *scorers))
     return Workload(

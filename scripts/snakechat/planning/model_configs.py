@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.planning.footprint import SFT, ModelSpec
+from snakechat.data.model_files import is_classifier
+from snakechat.planning.footprint import SCORE, SFT, ModelSpec
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import model_folder_bytes
 from snakechat.planning.plan import Plan
@@ -48,7 +49,9 @@ def base_model_bytes(path: str, plan: Plan) -> float | None:
     dtype = BASE_MODEL_DTYPES.get(plan.jobs[path].spec["rule"])
     if dtype is None:
         return None
-    return model_folder_bytes(ModelSpec(model_config(path, plan), SFT, dtype))
+    config = model_config(path, plan)
+    loss = SCORE if is_classifier(json.loads(config)) else SFT
+    return model_folder_bytes(ModelSpec(config, loss, dtype))
 
 
 def vocabulary_size(tokenizer: Mapping[str, Any], placement: Mapping[str, Any]) -> int:

@@ -21,7 +21,7 @@ CURVES = {
     "dpo": _PAIR_CURVES,
     "rlhf": {
         "objective/scores": N_("score"),
-        "objective/kl": N_("KL to the SFT model (nats per response)"),
+        "objective/kl": N_("KL to the reference model (nats per response)"),
         "objective/entropy": N_("entropy (nats per token)"),
         "response/length": N_("response length (tokens)"),
     },
@@ -47,6 +47,8 @@ RESPONSES = {
     "success": N_("correct (fraction)"),
     "greedy_success": N_("correct with greedy decoding (fraction)"),
     "kl_to_sft": N_("KL to the SFT model (nats per response)"),
+    "kl_to_dpo": N_("KL to the DPO model (nats per response)"),
+    "kl_to_base": N_("KL to the base model (nats per response)"),
     "length": N_("response length (tokens)"),
     "ended_by_eos": N_("ended by EOS (fraction)"),
     "distinct_1": N_("distinct unigrams (fraction)"),
@@ -55,10 +57,23 @@ RESPONSES = {
 }
 # By what a response wins over another response to the same prompt.
 WIN_CRITERIA = {"score": "score", "judge_score": "judge", "endpoint": "endpoint"}
+# By the model that RLHF started from.
 WIN_RATES = {
-    "score": N_("win rate against SFT by score"),
-    "judge_score": N_("win rate against SFT by the judge"),
-    "endpoint": N_("win rate against SFT by the endpoint"),
+    "sft": {
+        "score": N_("win rate against SFT by score"),
+        "judge_score": N_("win rate against SFT by the judge"),
+        "endpoint": N_("win rate against SFT by the endpoint"),
+    },
+    "dpo": {
+        "score": N_("win rate against DPO by score"),
+        "judge_score": N_("win rate against DPO by the judge"),
+        "endpoint": N_("win rate against DPO by the endpoint"),
+    },
+    "base": {
+        "score": N_("win rate against the base model by score"),
+        "judge_score": N_("win rate against the base model by the judge"),
+        "endpoint": N_("win rate against the base model by the endpoint"),
+    },
 }
 # Metrics of RESPONSES and PAIRS that lie between 0 and 1.
 FRACTIONS = {

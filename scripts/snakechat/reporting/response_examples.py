@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.labels import RESPONSES
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.results import model_label
@@ -32,7 +33,7 @@ def write_responses(path: Path, name: str, lines: Sequence[Line], num_generation
     def question(row: int) -> dict[str, Any]:
         """Return a prompt and the responses to it."""
         return {
-            "prompt": responses["sft"][row]["prompt"].strip(),
+            "prompt": responses["rlhf"][row]["prompt"].strip(),
             "responses": [
                 {
                     "model": model_label(model),
@@ -48,17 +49,19 @@ def write_responses(path: Path, name: str, lines: Sequence[Line], num_generation
         "report_responses.html",
         language="en",
         title=f"{name}: responses side by side",
+        initial=model_label(initial_model(responses)),
         score_labels=[RESPONSES[key] for key in score_keys],
-        first=[question(row) for row in range(min(FIRST, len(responses["sft"])))],
+        first=[question(row) for row in range(min(FIRST, len(responses["rlhf"])))],
         decreased=[question(row) for row in largest_decreases(responses)],
     )
 
 
 def largest_decreases(responses: dict[str, list[Line]]) -> list[int]:
-    """Return the rows where the score decreased most from SFT to RLHF, the largest first."""
+    """Return the rows where the score decreased most by RLHF, the largest decrease first."""
+    initial = initial_model(responses)
     changes = [
         after["score"] - before["score"]
-        for after, before in zip(responses["rlhf"], responses["sft"], strict=True)
+        for after, before in zip(responses["rlhf"], responses[initial], strict=True)
     ]
     rows = sorted(range(len(changes)), key=changes.__getitem__)
     return [row for row in rows if changes[row] < 0][:DECREASED]

@@ -4,6 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from snakechat.config.references import (
+    Reference,
+    RewardReferences,
+    parse_reference,
+    weighted_references,
+)
+from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.formatting import (
     format_estimate,
     format_number,
@@ -57,12 +64,14 @@ def summary(metrics: dict[str, Metrics]) -> Iterator[str]:
             f" pairs correctly (95 % interval: {low} to {high})."
         )
     rlhf = metrics["rlhf"]
+    initial = initial_model(rlhf)
     for key, criterion in WIN_CRITERIA.items():
-        if won := rlhf["wins"]["rlhf"]["sft"].get(key):
+        if won := rlhf["wins"]["rlhf"][initial].get(key):
             low, high = map(format_percent, won["interval_95"])
             rate = format_percent(won["mean"])
             yield (
-                f"Responses of the RLHF model win against those of the SFT model in {rate} of"
+                f"Responses of the RLHF model win against those of the {MODELS[initial]} model in"
+                f" {rate} of"
                 f" comparisons by {criterion} (95 % interval: {low} to {high})."
             )
 
@@ -86,8 +95,8 @@ def recipe_rows(name: str, lineage: dict[str, Any]) -> list[list[Any]]:
         ["recipe", name],
         ["algorithm", settings["algorithm"]],
         ["seed", str(settings["seed"])],
-        ["SFT model", f"sft/{settings['actor']}"],
-        ["reward model", f"reward/{settings['reward']}" if settings["reward"] else "none"],
+        model_row(parse_reference(settings["actor"], "sft")),
+        ["reward model", weighted_sum(settings["reward"])],
     ]
     if functions := settings["reward_functions"]:
         terms = (f"{weight} * {function}" for function, weight in functions.items())
@@ -103,24 +112,40 @@ def recipe_rows(name: str, lineage: dict[str, Any]) -> list[list[Any]]:
     return rows
 
 
+def model_row(actor: Reference) -> list[str]:
+    """Return the row of the model that RLHF started from."""
+    label = "base" if actor.section == "models" else actor.section
+    return [f"{MODELS[label]} model", "/".join(actor)]
+
+
+def weighted_sum(rewards: RewardReferences) -> str:
+    """Return reward models as text: reward/NAME, or 0.5 * reward/A, 1 * models/B."""
+    weights = weighted_references(rewards)
+    names = {text: "/".join(parse_reference(text, "reward")) for text in weights}
+    if isinstance(rewards, str):
+        return names[rewards]
+    return ", ".join(f"{weight} * {names[text]}" for text, weight in weights.items()) or "none"
+
+
 def stage_tables(metrics: dict[str, Metrics]) -> Iterator[Table]:
-    """Yield the tables of held-out rows: the SFT model and, if there is one, the reward model."""
-    sft = metrics["sft"]
-    rows = [[label, sft["before"][key], sft["after"][key]] for key, label in PERPLEXITIES.items()]
-    yield (
-        f"SFT on {format_number(sft['rows'])} held-out rows",
-        ["", "before training", "after training"],
-        rows,
-    )
-    if "reward" in metrics:
-        yield pair_table(metrics["reward"])
+    """Yield the tables of held-out rows: SFT, DPO and reward model, those that exist."""
+    if "sft" in metrics:
+        sft = metrics["sft"]
+        yield (
+            f"SFT on {format_number(sft['rows'])} held-out rows",
+            ["", "before training", "after training"],
+            [[label, sft["before"][key], sft["after"][key]] for key, label in PERPLEXITIES.items()],
+        )
+    for stage, label in (("dpo", "DPO"), ("reward", "Reward model")):
+        if stage in metrics:
+            yield pair_table(metrics[stage], label)
 
 
-def pair_table(reward: Metrics) -> Table:
-    """Return the table of a reward model's metrics on held-out pairs."""
+def pair_table(reward: Metrics, label: str) -> Table:
+    """Return the table of the metrics of a reward model or a DPO model on held-out pairs."""
 
-    def row(label: str, fraction: float, pairs: int) -> list[Any]:
-        return [label, format_with_interval(fraction, proportion_interval(fraction, pairs))]
+    def row(name: str, fraction: float, pairs: int) -> list[Any]:
+        return [name, format_with_interval(fraction, proportion_interval(fraction, pairs))]
 
     pairs = reward["pairs"]
     keys = ("accuracy", "longer_wins_accuracy", "ties")
@@ -130,7 +155,7 @@ def pair_table(reward: Metrics) -> Table:
         for dataset, of in reward.get("by_dataset", {}).items()
     ]
     rows.append([PAIRS["calibration_error"], reward["calibration_error"]])
-    return f"Reward model on {format_number(pairs)} held-out pairs", [], rows
+    return f"{label} on {format_number(pairs)} held-out pairs", [], rows
 
 
 def response_table(metrics: Metrics) -> Table:
@@ -152,7 +177,8 @@ def response_table(metrics: Metrics) -> Table:
         f"Responses to {format_number(metrics['num_prompts'])} held-out prompts,"
         f" {metrics['num_generations']} of each model to each prompt"
     )
-    return title, ["", *map(model_label, models), "RLHF - SFT"], rows
+    difference = f"RLHF - {MODELS[initial_model(metrics)]}"
+    return title, ["", *map(model_label, models), difference], rows
 
 
 def win_table(metrics: Metrics) -> Table:
@@ -182,17 +208,18 @@ def win_table(metrics: Metrics) -> Table:
 def win_rates_by_length(metrics: Metrics) -> dict[str, dict[str, TradeOff]]:
     """Return panels of draw_trade_off: mean length of the responses of models, and win rates."""
     panels: dict[str, dict[str, TradeOff]] = {}
+    initial = initial_model(metrics)
     for key, criterion in WIN_CRITERIA.items():
-        if key not in metrics["wins"]["rlhf"]["sft"]:
+        if key not in metrics["wins"]["rlhf"][initial]:
             continue
         models = panels[f"by {criterion}"] = {}
         for model in ordered_models(metrics):
             length = metrics[model]["length"]
             interval = metrics["intervals_95"][model]["length"]
-            won = metrics["wins"].get(model, {}).get("sft", {}).get(key)
+            won = metrics["wins"].get(model, {}).get(initial, {}).get(key)
             if won:
                 models[model_label(model)] = (length, interval, won["mean"], won["interval_95"])
-            elif model == "sft":
+            elif model == initial:
                 # A model ties with itself.
                 models[model_label(model)] = (length, interval, 0.5, None)
     return panels

@@ -5,12 +5,15 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from snakechat.algorithms import response_scoring
 from snakechat.algorithms.kl_controller import KLController
 from snakechat.algorithms.response_scoring import ResponseScorer, ScoreNormalizer
 from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.workflow.errors import InputError
 
 CPU = torch.device("cpu")
@@ -48,10 +51,14 @@ def length(prompts, responses):
     return [len(a) + 10 * (p == "q") for p, a in zip(prompts, responses, strict=True)]
 
 
-def make(reward=True, functions=None, **changes):
+def make(reward=True, functions=None, weights=None, **changes):
+    weights = weights or ([1.0] if reward else [])
     settings = {"standardize_scores": "none", "score_clip": 1e9, "missing_eos_penalty": 0.0}
     settings |= {"reward_functions": {"length": 1.0} if functions else {}, **changes}
-    return ResponseScorer(SimpleNamespace(**settings), Reward() if reward else None, functions)
+    rewards = [RewardModel(Reward(), weight, Reader(None, None, True)) for weight in weights]
+    return ResponseScorer(
+        SimpleNamespace(**settings), rewards, functions, rewards[0] if rewards else None
+    )
 
 
 def run_step(scorer, *scores, step=1):
@@ -66,6 +73,26 @@ def run_step(scorer, *scores, step=1):
 
 def test_the_reward_models_scores_are_the_scores():
     assert run_step(make(), 1.0, 2.0, 3.0, 4.0)[0] == [1, 2, 3, 4]
+
+
+def test_several_reward_models_are_weighted():
+    assert run_step(make(weights=[0.5, 2.0, -1.0]), 1.0, 2.0, 3.0, 4.0)[0] == [1.5, 3, 4.5, 6]
+
+
+def test_a_reward_model_with_another_tokenizer_reads_the_text_of_prompts_and_responses(monkeypatch):
+    def score(scorer, encoder, prompts, responses, micro_batch_tokens):
+        assert (scorer, encoder) == ("reward model on its device", "encoder")
+        return np.array([float(f"{p}.{len(r)}") for p, r in zip(prompts, responses, strict=True)])
+
+    monkeypatch.setattr(response_scoring, "conversation_scores", score)
+    reward = RewardModel(Reward(), 10.0, Reader(None, "encoder", False))
+    settings = SimpleNamespace(reward_functions={})
+    texts = {70: "7", 50: "5"}
+    scorer = ResponseScorer(settings, [reward], None, prompt_texts=texts)
+    rollouts = Rollouts()
+    rollouts.response_texts = lambda: ["a", "bb", "ccc", "dddd"]
+    rollouts.micro_batch_tokens = 100
+    assert scorer.score(rollouts, 1, ROWS).tolist() == pytest.approx([71, 52, 73, 54])
 
 
 def test_scores_of_functions_are_added():
@@ -184,6 +211,13 @@ def test_without_a_reward_model_the_critic_normalizer_is_the_identity(standardiz
     scorer = make(reward=False, functions=length, standardize_scores=standardize)
     run_step(scorer)
     assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
+
+
+def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
+    scorer = make(weights=[0.5, 2.0], standardize_scores="first")
+    # Sums of 2.5, 12.5, 2.5 and 12.5: mean 7.5, deviation 5.
+    run_step(scorer, 1.0, 5.0, 1.0, 5.0)
+    assert scorer.critic_normalizer(torch.tensor([15.0])).tolist() == [0]
 
 
 def test_a_normalizer_without_scores_is_the_identity():

@@ -1,6 +1,5 @@
 """Checks of RLHF: models that do not fit together, degenerate responses, inconsistent updates."""
 
-import copy
 import json
 import math
 from types import SimpleNamespace
@@ -14,14 +13,11 @@ from snakechat.algorithms.sanity_checks import (
     ResponseCheck,
     check_first_update,
     check_probes,
-    check_tokenizers,
     count_shared_prompts,
 )
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
-
-FOLDERS = ("output/sft/a", "output/reward/b")
 
 
 def write(folder, **arrays):
@@ -30,40 +26,6 @@ def write(folder, **arrays):
         with RaggedWriter(folder, name.replace("_", "."), 300) as writer:
             writer.write(rows)
     return folder
-
-
-# Tokenizers.
-
-
-def test_equal_tokenizers_are_accepted(tokenizer):
-    check_tokenizers(tokenizer, copy.deepcopy(tokenizer), FOLDERS)
-
-
-# An additional token, or another one.
-@pytest.mark.parametrize("words", [(["snake"], ["snake", "bird"]), (["snake"], ["bird"])])
-def test_a_reward_model_with_another_vocabulary_is_an_error(words, tokenizer):
-    actor, reward = (copy.deepcopy(tokenizer) for _ in range(2))
-    actor.add_tokens(words[0])
-    reward.add_tokens(words[1])
-    with pytest.raises(InputError) as error:
-        check_tokenizers(actor, reward, FOLDERS)
-    assert str(error.value) == (
-        "output/sft/a and output/reward/b have different vocabularies: a reward model can only"
-        " score tokens of its own vocabulary: train both from models of one family"
-    )
-
-
-@pytest.mark.parametrize("name", ["bos", "eos", "pad"])
-def test_a_different_special_token_is_an_error_that_names_it(name, tokenizer):
-    other = copy.deepcopy(tokenizer)
-    number = getattr(tokenizer, f"{name}_token_id")
-    setattr(other, f"{name}_token", tokenizer.convert_ids_to_tokens(20))
-    with pytest.raises(InputError) as error:
-        check_tokenizers(tokenizer, other, FOLDERS)
-    assert str(error.value) == (
-        f"output/sft/a and output/reward/b have different values of {name}_token_id: {number} and"
-        " 20: train both from models of one family"
-    )
 
 
 # Probes.

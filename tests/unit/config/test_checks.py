@@ -1,11 +1,12 @@
 """Mistakes in the config: one line that names the key, before anything is planned."""
 
+import json
 import shutil
 
 import pytest
 import yaml
 
-from conftest import INIT, ROOT
+from conftest import ROOT
 from snakechat.config.errors import ConfigError
 from support.configs import load
 
@@ -21,18 +22,6 @@ def tiny(stage, **settings):
     """Return settings of a stage's tiny recipe."""
     return {stage: {"recipes": {"tiny": settings}}}
 
-
-# A reward model with another template.
-CHAT_TEMPLATE = {
-    "models": {
-        "chatty": {
-            "tokenizer": {"train_on": "toy", "vocab_size": 300},
-            "init": INIT,
-            "template": "chat",
-        }
-    },
-    "reward": {"recipes": {"chatty": {"model": "chatty", "datasets": ["toy"]}}},
-}
 
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
@@ -158,13 +147,44 @@ MISTAKES = {
         tiny("sft", datasets=["toy", {"toy": 2}]),
         "config: sft.recipes.tiny.datasets names a dataset twice",
     ),
-    "templates of actor and reward model": (
-        {**CHAT_TEMPLATE, **tiny("rlhf", reward="chatty")},
-        "config: rlhf.recipes.tiny: actor and reward have the templates dialogue and chat",
+    "unknown actor of models": (
+        tiny("rlhf", actor="models/tinny"),
+        "config: rlhf.recipes.tiny.actor names 'tinny', which is not under models (available: ",
     ),
-    "templates of actor and judge": (
-        {**CHAT_TEMPLATE, **tiny("rlhf", judge="chatty")},
-        "config: rlhf.recipes.tiny: actor and judge have the templates dialogue and chat",
+    "unknown actor of dpo": (
+        tiny("rlhf", actor="dpo/tinny"),
+        "config: dpo.recipes has no 'tinny' (available: tiny, 350m,",
+    ),
+    "stage of an actor": (
+        tiny("rlhf", actor="reward/tiny"),
+        "config: rlhf.recipes.tiny.actor names 'reward/tiny', expected NAME, sft/NAME, dpo/NAME or"
+        " models/NAME",
+    ),
+    "unknown reward model of models": (
+        tiny("rlhf", reward={"tiny": 1, "models/tinny": 1}),
+        "config: rlhf.recipes.tiny.reward names 'tinny', which is not under models (available: ",
+    ),
+    "stage of a reward model": (
+        tiny("rlhf", reward="sft/tiny"),
+        "config: rlhf.recipes.tiny.reward names 'sft/tiny', expected NAME, reward/NAME or"
+        " models/NAME",
+    ),
+    "reward model with random weights": (
+        tiny("rlhf", reward="models/tiny"),
+        "config: rlhf.recipes.tiny.reward names models/tiny, which is no classifier but a language"
+        " model with random weights: use a reward recipe or a sequence classifier",
+    ),
+    "reward models that do not count": (
+        tiny("rlhf", reward={"tiny": 0, "judge": 0.0}),
+        "config: rlhf.recipes.tiny.reward: all weights are 0, expected another one",
+    ),
+    "no reward models": (
+        tiny("rlhf", reward={}),
+        "config: rlhf.recipes.tiny.reward: {} ",
+    ),
+    "weight of a reward model as text": (
+        tiny("rlhf", judge={"tiny": "1e-1"}),
+        "config: rlhf.recipes.tiny.judge",
     ),
     "unknown judge": (
         tiny("rlhf", judge="tinny"),
@@ -225,7 +245,7 @@ MISTAKES = {
     "unknown reward function": (
         tiny("rlhf", reward_functions={"shopping": 1}),
         "config: rlhf.recipes.tiny.reward_functions: rewards/shopping.py does not exist (available:"
-        " broken, bytes, lost, shop)",
+        " arithmetic, broken, bytes, lost, shop)",
     ),
     "reward function outside of its folder": (
         tiny("rlhf", reward_functions={"../shop": 1}),
@@ -320,3 +340,64 @@ def test_dataset_without_pairs_serves_sft_and_rlhf(root):
     changes = with_dataset("rlhf", format="messages")
     changes["rlhf"]["recipes"]["mine"] = {"actor": "tiny", "reward": "tiny", "datasets": ["mine"]}
     load(changes, root)
+
+
+# Kinds of models in local folders: keys of config.json, and the use that they do not have.
+LANGUAGE_MODEL = {"architectures": ["LlamaForCausalLM"]}
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "SCORE"}}
+
+
+def load_with(folder, keys, changes):
+    """Load the config with models.mine in a folder that has a config.json."""
+    (folder / "config.json").write_text(json.dumps(keys))
+    load({"models": {"mine": {"path": str(folder)}}, **changes}, ROOT)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (
+            LANGUAGE_MODEL,
+            "is no classifier but LlamaForCausalLM: use a sequence classifier with one label, or"
+            " train a reward recipe on it",
+        ),
+        (
+            {**CLASSIFIER, "id2label": {"0": "NO", "1": "YES", "2": "MAYBE"}},
+            "has 3 labels, expected 1, the score: use another classifier",
+        ),
+        # The default of transformers.
+        (
+            {"architectures": CLASSIFIER["architectures"]},
+            "has 2 labels, expected 1, the score: use another classifier",
+        ),
+    ],
+)
+@pytest.mark.parametrize("key", ["reward", "judge"])
+def test_a_local_model_that_cannot_score_is_no_reward_model(keys, problem, key, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load_with(tmp_path, keys, tiny("rlhf", **{key: "models/mine"}))
+    assert str(error.value) == f"config: rlhf.recipes.tiny.{key} names models/mine, which {problem}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (tiny("sft", model="mine"), "sft.recipes.tiny.model"),
+        (tiny("reward", model="mine"), "reward.recipes.tiny.model"),
+        (tiny("rlhf", actor="models/mine"), "rlhf.recipes.tiny.actor"),
+    ],
+)
+def test_a_local_classifier_is_no_language_model(changes, key, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load_with(tmp_path, CLASSIFIER, changes)
+    assert str(error.value) == (
+        f"config: {key} names mine, which is a sequence classifier, expected a language model: use"
+        " it as a reward model (reward: models/NAME), or use another model here"
+    )
+
+
+def test_models_of_the_right_kind_and_unreadable_ones_are_accepted(tmp_path):
+    load_with(tmp_path, CLASSIFIER, tiny("rlhf", reward={"models/mine": 0.5, "reward/tiny": 1}))
+    load_with(tmp_path, LANGUAGE_MODEL, tiny("rlhf", actor="models/mine"))
+    (tmp_path / "config.json").write_text("{")
+    load({"models": {"mine": {"path": str(tmp_path)}}, **tiny("rlhf", reward="models/mine")}, ROOT)

@@ -116,6 +116,60 @@ def test_a_model_is_compared_with_those_that_it_is_made_from(load):
     }
 
 
+def test_rlhf_from_a_dpo_model_reads_the_stages_before_it(load):
+    config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny"}}}})
+    inputs = rlhf_inputs(config, "tiny")
+    assert inputs["actor"] == ("train_dpo", "tiny")
+    assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny")
+    assert inputs["tokens.sft"] == ("tokenize_sft", "tiny")
+    assert list(models_of(config, "rlhf", "tiny")) == ["base", "sft", "dpo", "rlhf"]
+    assert report_inputs(config, "tiny")["evaluate_dpo"] == ("evaluate_dpo", "tiny")
+
+
+# An actor from a folder with a chat template, and a classifier without one.
+PLAIN = {
+    "models": {
+        "actor": {"path": "actor", "template": "chat"},
+        "judge": {"path": "judge", "template": "dialogue"},
+    },
+    "rlhf": {"recipes": {"tiny": {"actor": "models/actor", "reward": "models/judge"}}},
+}
+
+
+def test_rlhf_from_plain_models_needs_no_other_recipe(load):
+    config = load(PLAIN)
+    actor, judge = ("fetch_model", "actor"), ("fetch_model", "judge")
+    assert rlhf_inputs(config, "tiny") == {
+        "actor": actor,
+        "reward": judge,
+        "tokens": ("tokenize_rlhf", "tiny"),
+    }
+    assert tokenization_inputs(config, "rlhf", "tiny")["tokenizer"] == actor
+    rlhf = ("train_rlhf", "tiny")
+    assert models_of(config, "rlhf", "tiny") == {"base": actor, "rlhf": rlhf}
+    settings = config.training_settings("rlhf", "tiny")
+    assert settings["template"] == "chat"
+    assert settings["reward_templates"] == {"models/judge": "dialogue"}
+    stages = {key for key in report_inputs(config, "tiny") if key.startswith("train_")}
+    assert stages == {"train_rlhf"}
+
+
+def test_several_reward_models_keep_their_order_and_weights(load):
+    rewards = {"tiny": 1, "reward/judge": 0.5}
+    config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
+    settings = config.training_settings("rlhf", "tiny")
+    assert settings["reward"] == [("tiny", 1), ("reward/judge", 0.5)]
+    inputs = rlhf_inputs(config, "tiny")
+    assert inputs["reward.tiny"] == ("train_reward", "tiny")
+    assert inputs["tokens.reward.reward/judge"] == ("tokenize_reward", "judge")
+    assert "reward" not in inputs
+    assert (
+        rlhf_evaluation_inputs(config, "tiny")["reward.reward/judge"]
+        == inputs["reward.reward/judge"]
+    )
+    assert report_inputs(config, "tiny")["train_reward"] == ("train_reward", "tiny")
+
+
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
     inputs = rlhf_evaluation_inputs(load(), "tiny")
     assert inputs["judge"] == ("train_reward", "judge")

@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
     GenerationConfig,
 )
 
@@ -22,7 +24,7 @@ from init_model import train_tokenizer
 from snakechat.data import toy
 from snakechat.modeling.models import (
     choose_device,
-    copy_causal,
+    copy_model,
     load_causal,
     load_scorer,
     make_causal,
@@ -131,7 +133,7 @@ def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
 def test_copying_keeps_weights_and_their_dtype(model, tokenizer, tmp_path):
     source = tmp_path / "source"
     save_model(model.to(torch.bfloat16), tokenizer, source)
-    copy_causal(source, tmp_path / "copy")
+    copy_model(source, tmp_path / "copy")
     copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype="auto")
     assert next(copied.parameters()).dtype == torch.bfloat16
     assert weights_equal(model, copied)
@@ -140,7 +142,7 @@ def test_copying_keeps_weights_and_their_dtype(model, tokenizer, tmp_path):
 def test_copying_converts_torch_files_to_safetensors(model, folder, tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    copy_causal(folder, tmp_path / "copy")
+    copy_model(folder, tmp_path / "copy")
     names = files(tmp_path / "copy")
     assert "model.safetensors" in names
     assert "pytorch_model.bin" not in names
@@ -151,8 +153,48 @@ def test_copying_converts_torch_files_to_safetensors(model, folder, tmp_path):
 
 
 def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
+    with pytest.raises(InputError, match="causal is no classifier but OPTForCausalLM: use"):
+        load_scorer(folder, "fp32", tokenizer)
+    # Without architectures, the weights decide.
+    change_config(folder, architectures=None)
     with pytest.raises(InputError, match=r"weights are missing: score\.weight"):
         load_scorer(folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize(("labels", "number"), [({"0": "NO", "1": "YES", "2": "?"}, 3), (None, 2)])
+def test_a_classifier_with_more_than_one_label_is_no_reward_model(
+    labels, number, scorer_folder, tokenizer, tmp_path
+):
+    # transformers does not write its default of two labels.
+    change_config(scorer_folder, id2label=labels)
+    message = f"has {number} labels, expected 1, the score: use another classifier"
+    with pytest.raises(InputError, match=f"scorer {message}"):
+        load_scorer(scorer_folder, "fp32", tokenizer)
+    with pytest.raises(InputError, match=f"the model {message}"):
+        copy_model(scorer_folder, tmp_path / "copy")
+
+
+def test_a_copied_classifier_keeps_its_head(scorer_folder, tokenizer, tmp_path):
+    copy_model(scorer_folder, tmp_path / "copy")
+    copied, given = (load_scorer(f, "fp32", tokenizer) for f in (tmp_path / "copy", scorer_folder))
+    assert weights_equal(copied, given)
+    assert json.loads((tmp_path / "copy/config.json").read_text())["architectures"] == [
+        "OPTForSequenceClassification"
+    ]
+
+
+def test_a_classifier_without_a_score_at_each_position_is_an_error(tmp_path):
+    config = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=20,
+        num_labels=1,
+    )
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match="BertForSequenceClassification has no score at each"):
+        copy_model(tmp_path / "bert", tmp_path / "copy")
 
 
 def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
@@ -226,8 +268,11 @@ def test_only_a_new_head_may_be_missing(folder, tokenizer, changes):
 
 
 def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokenizer):
-    with pytest.raises(InputError, match=r"weights are not in the model: score\.weight"):
+    message = "scorer is a sequence classifier, expected a language model: use it as a reward model"
+    with pytest.raises(InputError, match=message):
         load_causal(scorer_folder, "fp32", tokenizer)
+    with pytest.raises(InputError, match=message):
+        load_scorer(scorer_folder, "fp32", tokenizer, new_head=True)
 
 
 def test_an_untied_output_layer_is_ignored_under_a_new_head(tokenizer, tmp_path):

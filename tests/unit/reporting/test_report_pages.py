@@ -115,7 +115,7 @@ def test_win_rates_by_length_include_sft_as_a_tie_with_itself():
 
 
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_row():
-    title, _, rows = pair_table(REWARD)
+    title, _, rows = pair_table(REWARD, "Reward model")
     assert title == "Reward model on 400 held-out pairs"
     assert [row[0] for row in rows] == [
         "accuracy",

@@ -1,0 +1,94 @@
+"""Reward models: how they read responses, and their scores.
+
+A reward model that encodes conversations as the actor does reads the actor's token ids. Any other
+one reads their text, in the form that it was trained on (snakechat/data/conversations.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from snakechat.config.references import parse_reference
+from snakechat.data.conversations import ChatEncoder, ConversationEncoder, TurnEncoder
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.training.engine import FrozenModel
+
+# A conversation whose encoding shows whether two models read responses alike.
+SAMPLE_PROMPT, SAMPLE_RESPONSE = "\n\nHuman: Name two fruits.\n\nAssistant:", " Apples, pears."
+
+
+class Reader(NamedTuple):
+    """How a reward model reads responses.
+
+    encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
+    shares_tokenizer: Whether it can read the actor's token ids. The critic can then start from it,
+        even if its own chat template differs.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    encoder: ConversationEncoder | None
+    shares_tokenizer: bool
+
+
+class RewardModel(NamedTuple):
+    """A frozen reward model. weight: of its scores in their sum."""
+
+    module: FrozenModel
+    weight: float
+    reader: Reader
+
+
+def choose_reader(
+    reference: str, folder: Path, template: str, actor: Path, actor_template: str
+) -> Reader:
+    """Return how the reward model in a folder reads the responses of an actor.
+
+    Args:
+        reference: The model's name in `reward` or `judge`.
+        template: Its prompt template.
+        actor, actor_template: Folder and prompt template of the actor.
+
+    Raises:
+        InputError: A tokenizer has no chat template, although its template is "chat".
+    """
+    tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(actor)
+    encoder: ConversationEncoder
+    if template == "chat" and parse_reference(reference, "reward").section == "models":
+        encoder = ChatEncoder(tokenizer)
+    else:
+        encoder = TurnEncoder(tokenizer, template)
+    sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
+    shared = is_same_tokenizer(actor_tokenizer, tokenizer)
+    if shared and TurnEncoder(actor_tokenizer, actor_template)(*sample) == encoder(*sample):
+        return Reader(tokenizer, None, shared)
+    return Reader(tokenizer, encoder, shared)
+
+
+def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Return whether two tokenizers give the same meaning to every token id that models read."""
+    return first.get_vocab() == second.get_vocab() and all(
+        getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
+    )
+
+
+def conversation_scores(
+    scorer: Scorer,
+    encoder: ConversationEncoder,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    micro_batch_tokens: int,
+) -> np.ndarray:
+    """Return the score of each response to the prompt at the same place, float64 [B].
+
+    A conversation that exceeds the positions of the model is truncated at its start.
+    """
+    positions = getattr(scorer.model.config, "max_position_embeddings", None) or 0
+    sequences = [ids[-positions:] for ids in encoder(prompts, responses)]
+    # The score is read at the last token.
+    examples = Examples([ids[:-1] for ids in sequences], [ids[-1:] for ids in sequences])
+    return response_scores(scorer, examples, micro_batch_tokens)[0]

@@ -1,0 +1,49 @@
+"""References of rlhf recipes to models: NAME, STAGE/NAME or models/NAME.
+
+Standard library only: the workflow and the programs import this module.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# A reference; the weights of several, as a mapping in the config and as ordered pairs in a spec,
+# whose keys are sorted; or None.
+RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | None
+
+
+class Reference(NamedTuple):
+    """A recipe of a stage, or an entry of `models`."""
+
+    section: str
+    name: str
+
+
+def parse_reference(text: str, default: str) -> Reference:
+    """Return the section and the name of a reference; a plain NAME is one of the default section.
+
+    The name of a recipe has no slash.
+    """
+    section, slash, name = text.partition("/")
+    return Reference(section, name) if slash else Reference(default, text)
+
+
+def weighted_references(value: RewardReferences) -> dict[str, float]:
+    """Return the weight of each reference of `reward` or `judge`."""
+    if value is None:
+        return {}
+    return {value: 1.0} if isinstance(value, str) else dict(value)
+
+
+def ordered_references(value: RewardReferences) -> RewardReferences:
+    """Return the value of `reward` or `judge` as a spec has it: a mapping as ordered pairs."""
+    return list(value.items()) if isinstance(value, Mapping) else value
+
+
+def input_names(key: str, value: RewardReferences) -> dict[str, str]:
+    """Return the reference of each job input with a model of `reward` or `judge`.
+
+    The input of a single model has the name of the key, those of several are KEY.REFERENCE.
+    """
+    if isinstance(value, str):
+        return {key: value}
+    return {f"{key}.{name}": name for name in weighted_references(value)}

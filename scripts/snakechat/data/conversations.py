@@ -1,0 +1,107 @@
+"""Whole conversations as reward models read them: a prompt and its response in one sequence.
+
+A reward model whose tokenizer or template differs from the actor's reads the text of a response, in
+the form that it was trained on. Special tokens that occur in the text are text.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from snakechat.data.dialogues import parse_turns, render_response
+from snakechat.data.tokenizers import Encoder
+from snakechat.workflow.errors import InputError
+
+# Returns the token ids of each conversation, given the texts of prompts and of responses.
+ConversationEncoder = Callable[[Sequence[str], Sequence[str]], list[list[int]]]
+
+# Characters that stand for special tokens in a text while a chat template renders it. Unicode
+# assigns them no meaning.
+PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+class TurnEncoder:
+    """Encode conversations as the trainers of the pipeline do: prompt, response, end of turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        self.encoder = Encoder(tokenizer, template)
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
+        if self.encoder.template == "dialogue":
+            responses = [render_response(text) for text in responses]
+        prompt_ids = self.encoder.prompts(prompts)
+        with_special = self.encoder.backend.encode_special_tokens
+        # A response is text from its first to its last character.
+        self.encoder.backend.encode_special_tokens = True
+        response_ids = self.encoder.responses(responses)
+        self.encoder.backend.encode_special_tokens = with_special
+        return [[*a, *b] for a, b in zip(prompt_ids, response_ids, strict=True)]
+
+
+class ChatEncoder:
+    """Encode conversations by the chat template of a classifier, with the response as last turn.
+
+    Raises:
+        InputError: The tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        encoder = Encoder(tokenizer, "chat")
+        self.tokenizer, self.source = tokenizer, encoder.source
+        self.backend, self.special = encoder.backend, encoder.special
+        # The characters that stand for special tokens, and back.
+        self.marks: dict[str, str] = {}
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
+        texts = map(self._render, prompts, responses)
+        return [self._ids(text) for text in texts]
+
+    def _render(self, prompt: str, response: str) -> str:
+        turns = [*parse_turns(prompt), ("assistant", response.strip())]
+        messages = [
+            {"role": role, "content": self.special.sub(self._mark, text)} for role, text in turns
+        ]
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError as error:
+            roles = ", ".join(role for role, _ in turns)
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"{self.source}: the chat template rejects turns of {roles}: {reason}"
+            ) from None
+
+    def _mark(self, match: re.Match[str]) -> str:
+        """Return the character that stands for a special token in a text."""
+        return self.marks.setdefault(match[0], chr(PRIVATE_USE[len(self.marks)]))
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the ids of a rendered conversation. Marked special tokens are encoded as text."""
+        if not self.marks:
+            return list(self.backend.encode(text, add_special_tokens=False).ids)
+        texts = {mark: special for special, mark in self.marks.items()}
+        ids: list[int] = []
+        for piece in re.split(f"([{''.join(texts)}])", text):
+            if not piece:
+                continue
+            self.backend.encode_special_tokens = piece in texts
+            ids += self.backend.encode(texts.get(piece, piece), add_special_tokens=False).ids
+        self.backend.encode_special_tokens = False
+        return ids
+
+
+def response_texts(
+    tokenizer: PreTrainedTokenizerBase, responses: Sequence[Sequence[int]], ended: Sequence[bool]
+) -> list[str]:
+    """Return sampled responses as text, without the tokens that end them.
+
+    Other special tokens that the actor sampled stay visible: they are not part of a good response.
+    """
+    ids = [
+        list(ids[:-1] if is_ended else ids) for ids, is_ended in zip(responses, ended, strict=True)
+    ]
+    texts: list[str] = tokenizer.batch_decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return texts

@@ -1,0 +1,196 @@
+"""RLHF from plain model folders: an actor and a classifier of another family, no other recipe."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from conftest import INIT, Workflow, copy_sources
+from init_model import train_tokenizer
+from snakechat.data import toy
+from snakechat.data.tokenization import read_prompt_texts
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged
+from snakechat.modeling.models import load_scorer, make_causal, save_model
+from support.families import FAMILIES
+from support.talking import as_chatml
+
+# The actor is an OPT with the dialogue format, the classifier a Qwen2 with ChatML.
+ACTOR = {**INIT, "max_position_embeddings": 128}
+CLASSIFIER = {**FAMILIES["qwen2"], "max_position_embeddings": 256, "initializer_range": 0.2}
+RECIPE = {
+    "actor": "models/actor",
+    "reward": "models/scorer",
+    "judge": {"models/scorer": 2},
+    "datasets": ["toy"],
+    "max_prompt_length": 64,
+    "max_response_length": 8,
+    "rollout_batch_size": 64,
+    "global_batch_size": 64,
+    "actor_learning_rate": 1.0e-3,
+    "critic_learning_rate": 1.0e-3,
+    "warmup_steps": 0,
+    "log_responses_steps": 1,
+    "dtype": "fp32",
+    "placement": "cpu",
+}
+SHORT = {**RECIPE, "max_response_length": 100, "max_prompt_length": 40}
+CONFIG = {
+    "datasets": {"toy": {"rows": 400, "eval_rows": 50}},
+    "models": {
+        "actor": {"path": "actor", "template": "dialogue"},
+        "scorer": {"path": "scorer", "template": "chat"},
+        "bare": {"path": "bare", "template": "chat"},
+    },
+    "rlhf": {
+        "recipes": {
+            "plain": RECIPE,
+            "long": SHORT,
+            "bare": {**RECIPE, "reward": "models/bare", "judge": None},
+        }
+    },
+    "evaluation": {"num_prompts": 10, "num_generations": 2, "bootstrap_resamples": 100},
+}
+
+
+def make_tokenizer(size, seed):
+    rows, _ = toy.make_rows(100, 10, random.Random(seed))
+    return train_tokenizer((text for row in rows for text in row.values()), size)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A workflow with the model folders, and Snakemake's process that built the recipe."""
+    folder = tmp_path_factory.mktemp("plain") / "work"
+    copy_sources(folder)
+    tokenizer = make_tokenizer(300, 1)
+    save_model(make_causal(ACTOR, tokenizer, 1), tokenizer, folder / "actor")
+    # As the tokenizer of a Qwen2 model is loaded: transformers adds the family's own tokens.
+    (folder / "chatml").mkdir()
+    (folder / "chatml/config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    as_chatml(make_tokenizer(290, 2)).save_pretrained(folder / "chatml")
+    chatml = load_tokenizer(folder / "chatml")
+    save_model(make_causal(CLASSIFIER, chatml, 2), chatml, folder / "base")
+    torch.manual_seed(2)
+    save_model(
+        load_scorer(folder / "base", "fp32", chatml, new_head=True), chatml, folder / "scorer"
+    )
+    shutil.copytree(folder / "scorer", folder / "bare")
+    (folder / "bare/chat_template.jinja").unlink()
+    (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    process = workflow.snakemake("output/rlhf/plain", "--cores", "2")
+    assert process.returncode == 0, process.stdout
+    return workflow, process
+
+
+def test_no_other_recipe_is_built(built):
+    workflow, _ = built
+    output = workflow.folder / "output"
+    assert {path.name for path in (output / "rlhf").glob("*.manifest.json")} == {
+        "plain.manifest.json"
+    }
+    assert not any((output / stage).exists() for stage in ("sft", "reward", "dpo"))
+    lineage = json.loads((output / "rlhf/plain/manifest.json").read_text())["lineage"]
+    assert {"output/models/actor", "output/models/scorer"} <= lineage.keys()
+
+
+def test_a_warning_names_the_families(built):
+    _, process = built
+    [line] = [line for line in process.stdout.splitlines() if line.startswith("warning: output")]
+    assert line.startswith(
+        "warning: output/models/scorer is a qwen2 model, and the actor a opt model: a reward model"
+    )
+
+
+def test_the_critic_starts_from_the_actor(built):
+    workflow, _ = built
+    run = json.loads((workflow.folder / "output/rlhf/plain.run.json").read_text())
+    actor, critic = run["models"]["actor"], run["models"]["critic"]
+    # A score for each hidden state more, and a tied output layer as large as the embeddings.
+    assert critic["weights"] == actor["weights"] + ACTOR["hidden_size"]
+
+
+def test_logged_scores_are_those_of_the_classifier_on_its_own_rendering(built):
+    workflow, _ = built
+    output = workflow.folder / "output"
+    tokenizer = AutoTokenizer.from_pretrained(output / "models/scorer")
+    scorer = AutoModelForSequenceClassification.from_pretrained(output / "models/scorer").eval()
+    lines = (output / "rlhf/plain/responses.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines[:8]):
+        question = line["prompt"].removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:").strip()
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": line["response"].strip()},
+        ]
+        ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=False)
+        with torch.no_grad():
+            assert scorer(ids).logits.item() == pytest.approx(line["score"], abs=1e-4)
+
+
+def test_the_evaluation_compares_with_the_base_model(built):
+    workflow, _ = built
+    output = workflow.folder / "output"
+    metrics = json.loads((output / "eval/rlhf/plain/metrics.json").read_text())
+    assert metrics["intervals_95"].keys() == {"base", "rlhf"}
+    assert metrics["wins"]["rlhf"].keys() == {"base"}
+    for model in ("base", "rlhf"):
+        judged = metrics[model]["judge_score"]
+        assert judged == pytest.approx(2 * metrics[model]["score"], rel=1e-4)
+    page = (output / "report/plain/results.html").read_text()
+    assert "models/actor" in page and "models/scorer" in page and "RLHF - base" in page
+
+
+def test_prompt_texts_are_those_of_the_arrays(built):
+    workflow, _ = built
+    tokens = workflow.folder / "output/tokens/rlhf/plain"
+    tokenizer = AutoTokenizer.from_pretrained(workflow.folder / "actor")
+    for split in ("train", "eval"):
+        ids, texts = Ragged(tokens, f"{split}.prompt"), read_prompt_texts(tokens, split)
+        assert len(ids) == len(texts)
+        for row in (0, len(ids) // 2, len(ids) - 1):
+            assert np.array_equal(ids[row], tokenizer(texts[row]).input_ids)
+
+
+def test_the_model_is_chatted_with_and_recorded(built):
+    workflow, _ = built
+    workflow.build("output/record/rlhf/plain.md")
+    record = (workflow.folder / "output/record/rlhf/plain.md").read_text()
+    assert "RLHF - base (95 % interval)" in record
+    template = (workflow.folder / "output/rlhf/plain/chat_template.jinja").read_text()
+    assert "Assistant" in template
+
+
+def test_estimates_know_the_folders(built):
+    workflow, _ = built
+    process = workflow.run(
+        *("python", "scripts/estimate.py", "output/rlhf/plain", "--configfile", "mine.yaml")
+    )
+    assert process.returncode == 0, process.stdout
+    rows = [line.split()[:2] for line in process.stdout.splitlines()]
+    assert ["train_rlhf", "plain"] in rows and ["evaluate_rlhf", "plain"] in rows
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "long",
+            "output/models/actor: sequences of up to 140 tokens exceed the model's 128 positions",
+        ),
+        ("bare", "output/models/bare: the tokenizer has no chat template, which template: chat"),
+    ],
+)
+def test_an_actor_or_classifier_that_does_not_fit_is_one_line_before_training(name, message, built):
+    workflow, _ = built
+    process = workflow.snakemake(f"output/rlhf/{name}", "--cores", "2")
+    assert process.returncode == 1
+    log = (workflow.folder / f"output/logs/train_rlhf/{name}.log").read_text()
+    assert f"error: {message}" in log
+    assert "Traceback" not in log
+    assert not (workflow.folder / f"output/logs/train_rlhf/{name}").exists()
