@@ -1,6 +1,7 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -222,6 +223,30 @@ def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
     assert largest * 4 < tracker.pop_peak() <= largest * (4 + 2) + 100_000
     # The layers have 48 times as many weights as the largest of their matrices.
     assert sum(weight.nbytes for weight in model.parameters()) > 40 * largest
+
+
+def test_weights_are_merged_in_each_of_several_files(folder, tokenizer, tmp_path, monkeypatch):
+    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
+    save = partial(model.save_pretrained, max_shard_size="10KB")
+    monkeypatch.setattr(model, "save_pretrained", save)
+    save_model(model, tokenizer, tmp_path / "saved")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
+    saved = load_causal(tmp_path / "saved", "bf16", tokenizer).state_dict()
+    assert all(torch.equal(saved[name], weight) for name, weight in merged_weights(model))
+
+
+def test_weights_that_are_renamed_in_the_files_are_merged(folder, tokenizer, tmp_path, monkeypatch):
+    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
+    save = model.save_pretrained
+
+    def save_renamed(folder, state_dict):
+        save(folder, state_dict={name.replace("fc1", "mlp"): w for name, w in state_dict.items()})
+
+    monkeypatch.setattr(model, "save_pretrained", save_renamed)
+    save_model(model, tokenizer, tmp_path / "saved")
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    merged = {name.replace("fc1", "mlp"): weight for name, weight in merged_weights(model)}
+    assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
 
 
 def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
