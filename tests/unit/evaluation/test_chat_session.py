@@ -12,9 +12,11 @@ from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer, load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.chat_session import load
+from snakechat.modeling.models import make_causal, save_model
 from snakechat.workflow.errors import InputError
 from support.dialogues import DIALOGUES
 from support.talking import (
+    CHAT_INIT,
     CHATML,
     GREEDY,
     SAMPLED,
@@ -135,6 +137,30 @@ def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
 
 
 # Prompts.
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", "<unk>"])
+def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folders, tmp_path, end):
+    # The template ends turns with <|im_end|>; eos is another token, as in Gemma and Phi-3.
+    tokenizer = load_tokenizer(folders["chatml"])
+    tokenizer.eos_token = "</s>"
+    model = make_causal(CHAT_INIT, tokenizer, 1)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<unk>")
+    save_model(model, tokenizer, tmp_path / "model")
+    session = load(tmp_path / "model")
+    end_id = tokenizer.convert_tokens_to_ids(end)
+    scripted = tokenizer("Hi.", add_special_tokens=False).input_ids
+    steps = []
+
+    def hook(model, inputs, outputs):
+        token = ([*scripted, end_id] + [scripted[0]] * 40)[len(steps)]
+        steps.append(token)
+        outputs.logits[:, -1] = -100
+        outputs.logits[:, -1, token] = 100
+
+    session.model.register_forward_hook(hook)
+    assert "".join(pieces_of_response(session)) == "Hi."
+    assert steps == [*scripted, end_id]
 
 
 def test_prompts_are_encoded_as_in_training(dialogue):
