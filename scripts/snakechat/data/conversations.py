@@ -31,12 +31,12 @@ class TurnEncoder:
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         if self.encoder.template == "dialogue":
             responses = [render_response(text) for text in responses]
-        prompt_ids = self.encoder.prompts(prompts)
-        with_special = self.encoder.backend.encode_special_tokens
-        # A response is text from its first to its last character.
-        self.encoder.backend.encode_special_tokens = True
-        response_ids = self.encoder.responses(responses)
-        self.encoder.backend.encode_special_tokens = with_special
+        prompt_ids, response_ids = self.encoder.prompts(prompts), self.encoder.responses(responses)
+        for row, text in enumerate(responses):
+            if self.encoder.has_special_token(text):
+                self.encoder.backend.encode_special_tokens = True
+                [response_ids[row]] = self.encoder.responses([text])
+                self.encoder.backend.encode_special_tokens = False
         return [[*a, *b] for a, b in zip(prompt_ids, response_ids, strict=True)]
 
 
