@@ -62,7 +62,7 @@ RECIPES = {
             "algorithm": "rloo",
             "reward": "hh",
             "compare_with": ["dpo/hh"],
-            "datasets": [{"prompts": 0.005}],
+            "datasets": ["prompts"],
             "max_response_length": 64,
             "rollout_batch_size": 4,
             "num_generations": 2,
@@ -76,7 +76,7 @@ RECIPES = {
             "reward": None,
             "reward_functions": {"arithmetic": 1},
             "datasets": [{"arithmetic": 0.5}],
-            "max_response_length": 24,
+            "max_response_length": 32,
             "rollout_batch_size": 8,
             "num_generations": 8,
             "global_batch_size": 32,
@@ -144,14 +144,16 @@ def configuration(folder, smoke):
     if HH.exists():
         whole = pa.concat_tables(pq.read_table(path) for path in sorted(HH.glob("t*.parquet")))
         order = np.random.default_rng(SEED).permutation(len(whole))
-        (folder / "hh").mkdir()
-        held_out = 8 if smoke else HELD_OUT
-        pq.write_table(whole.take(order[:held_out]), folder / "hh/test.parquet")
+        held_out = order[: 8 if smoke else HELD_OUT]
         rest = order[HELD_OUT : HELD_OUT + pairs]
-        pq.write_table(whole.take(rest), folder / "hh/train.parquet")
-        hh = {"path": str(folder / "hh"), "format": "plain"}
-        datasets["hh"] = {**hh, "split": {"sft": 0, "reward": 1, "rlhf": 0}}
-        datasets["prompts"] = {**hh, "split": {"sft": 0, "reward": 0, "rlhf": 1}}
+        # The recipe `wins` only evaluates: a few prompts are enough to train on.
+        for name, phase, rows in (("hh", "reward", rest), ("prompts", "rlhf", rest[:8])):
+            path = folder / name
+            path.mkdir()
+            pq.write_table(whole.take(rows), path / "train.parquet")
+            pq.write_table(whole.take(held_out), path / "test.parquet")
+            split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
+            datasets[name] = {"path": str(path), "format": "plain", "split": split}
     return {
         "seed": SEED,
         "template": "chat",
