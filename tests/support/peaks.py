@@ -49,7 +49,7 @@ SETTINGS = {
     "rollout_batch_size": 16,
     "dtype": "fp32",
     "seed": 1,
-    "template": "chat",
+    "template": "dialogue",
 }
 LORA = {"lora_rank": 8}
 BF16 = {"dtype": "bf16"}
@@ -103,6 +103,7 @@ def training(case, processes, folder):
     if stage == "rlhf":
         inputs |= {"actor": ("train_sft", "sft"), "reward": ("train_reward", "reward")}
         inputs |= {"tokens.reward": ("tokenize_reward", "tokens.reward")}
+        defaults["reward_templates"] = {defaults["reward"]: SETTINGS["template"]}
     else:
         inputs["model"] = ("init_model", "model")
     values = {

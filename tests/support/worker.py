@@ -268,7 +268,7 @@ def score():
         device=torch.device("cpu"),
         decode=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
     )
-    scorer = ResponseScorer(SimpleNamespace(reward_functions={"length": 1}), None, length)
+    scorer = ResponseScorer(SimpleNamespace(reward_functions={"length": 1}), [], length)
     return {"scores": scorer.score(rollouts, 1, [0, 1, 2]).tolist(), "calls": len(calls)}
 
 
