@@ -35,9 +35,9 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 HH = SHARED / "hh_harmless"
 SEED = 1234
 HELD_OUT, PAIRS = 400, 1500
-# A tenth of the pairs of a question and its mirror image, each in all wordings, is held out.
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
 OPERATORS = "+*"
+# Fraction of the questions; all wordings of a question are in the same split.
 QUESTIONS_HELD_OUT = 1 / 5
 TRAINING = {
     "dtype": "bf16",
@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--smoke", action="store_true", help="a few rows, to try the program")
     arguments = parser.parse_args()
-    if not HH.exists() and set(arguments.parts) != {"rl"}:
+    if not HH.exists():
         print(f"skipped: {HH} does not exist", file=sys.stderr)
         return
     results = {}
@@ -141,19 +141,18 @@ def configuration(folder, smoke):
     """Write the datasets; return the config with them, the model and the recipes."""
     pairs, num_prompts = (8, 4) if smoke else (PAIRS, EVALUATION["num_prompts"])
     datasets = {"arithmetic": write_questions(folder / "arithmetic", smoke)}
-    if HH.exists():
-        whole = pa.concat_tables(pq.read_table(path) for path in sorted(HH.glob("t*.parquet")))
-        order = np.random.default_rng(SEED).permutation(len(whole))
-        held_out = order[: 8 if smoke else HELD_OUT]
-        rest = order[HELD_OUT : HELD_OUT + pairs]
-        # The recipe `wins` only evaluates: a few prompts are enough to train on.
-        for name, phase, rows in (("hh", "reward", rest), ("prompts", "rlhf", rest[:8])):
-            path = folder / name
-            path.mkdir()
-            pq.write_table(whole.take(rows), path / "train.parquet")
-            pq.write_table(whole.take(held_out), path / "test.parquet")
-            split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
-            datasets[name] = {"path": str(path), "format": "plain", "split": split}
+    whole = pa.concat_tables(pq.read_table(path) for path in sorted(HH.glob("t*.parquet")))
+    order = np.random.default_rng(SEED).permutation(len(whole))
+    held_out = order[: 8 if smoke else HELD_OUT]
+    rest = order[HELD_OUT : HELD_OUT + pairs]
+    # The recipe `wins` only evaluates: a few prompts are enough to train on.
+    for name, phase, rows in (("hh", "reward", rest), ("prompts", "rlhf", rest[:8])):
+        path = folder / name
+        path.mkdir()
+        pq.write_table(whole.take(rows), path / "train.parquet")
+        pq.write_table(whole.take(held_out), path / "test.parquet")
+        split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
+        datasets[name] = {"path": str(path), "format": "plain", "split": split}
     return {
         "seed": SEED,
         "template": "chat",
