@@ -169,6 +169,7 @@ OURS = {
         "far": {"hub": "lab/far", "revision": "main"},
         "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
         "near": {"path": "model"},
+        "classifier": {"path": "classifier"},
         "other": MODEL,
     },
     "sft": {
@@ -204,6 +205,11 @@ FILES = {
 }
 
 
+def add_label(path):
+    """Make the config of a classifier that of a reward model."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "SCORE"}}))
+
+
 @pytest.fixture(scope="module")
 def built(quick, tmp_path_factory):
     """The quick build with all of TARGETS. No test changes it."""
@@ -222,6 +228,12 @@ def built(quick, tmp_path_factory):
     (folder / "model").mkdir()
     for name in model:
         (folder / "model" / name).write_bytes(model[name])
+    # Never built: only its config tells what it is.
+    (folder / "classifier").mkdir()
+    for name, content in model.items():
+        content = content.replace(b"ForCausalLM", b"ForSequenceClassification")
+        (folder / "classifier" / name).write_bytes(content)
+    add_label(folder / "classifier/config.json")
     with serving() as hub:
         rows = {"train.jsonl": lines(*range(40)).encode()}
         hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
@@ -554,7 +566,9 @@ def settings_of(schema, config):
             found |= walk(inner, [value[key] for value in values if key in (value or ())], below)
         others = node.get("additionalProperties", node.get("type") == "object")
         if isinstance(others, dict):
-            found |= walk(others, [inner for value in values for inner in value.values()], path)
+            # One of several types: {NAME: weight}, or the name of one model.
+            mappings = [value for value in values if isinstance(value, dict)]
+            found |= walk(others, [inner for value in mappings for inner in value.values()], path)
         elif others:
             found |= {".".join([*path, key]) for value in values for key in value}
         return found or {".".join(path)}
@@ -607,6 +621,28 @@ VALUES = {
     "DPO from another SFT model": Row(
         setting("dpo.recipes.tiny.model", "sft/other"),
         {"tokenize_sft", "train_sft", *stale("compute_reference")},
+    ),
+    # Which is there for the comparison.
+    "RLHF from another DPO model": Row(tiny_rlhf(actor="dpo/other"), stale("train_rlhf")),
+    "RLHF from a model of models": Row(
+        tiny_rlhf(actor="models/near", reward=None, judge=None, reward_functions={"shop": 1}),
+        stale("tokenize_rlhf"),
+    ),
+    "a base model instead of the SFT model as actor": Row(
+        tiny_rlhf(actor="models/tiny"), stale("train_rlhf")
+    ),
+    "a reward model with a weight": Row(tiny_rlhf(reward={"tiny": 0.5}), stale("train_rlhf")),
+    # mine.yaml has the keys in their order: the report shows the first one.
+    "another reward model in addition": Row(
+        tiny_rlhf(reward={"other": 0.5, "tiny": 1}),
+        REWARD | stale("train_rlhf"),
+    ),
+    "a classifier as reward model": Row(
+        tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
+    ),
+    "a classifier as judge": Row(
+        tiny_rlhf(judge={"models/classifier": 2, "tiny": 1}),
+        {"fetch_model", *stale("evaluate_rlhf")},
     ),
     "prompts of a dataset taken twice": Row(
         setting("rlhf.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_rlhf")
