@@ -94,12 +94,12 @@ class Run:
         Of the win rates, those against the model that RLHF started from are results.
         """
         value, keys = self.metrics, path.split(".")
-        if keys[0] == "wins" and keys[2] != initial_model(self.metrics):
-            return None
         for key in keys:
             if key not in value:
                 return None
             value = value[key]
+        if keys[0] == "wins" and keys[2] != initial_model(self.metrics):
+            return None
         if isinstance(value, dict):
             return value["mean"], value["interval_95"]
         model, name = keys[0], keys[-1]

@@ -59,6 +59,7 @@ def test_only_settings_that_differ_have_a_row():
 
 
 METRICS = {
+    "sft": {"score": 1.0},
     "rlhf": {"score": 2.0, "success": 0.5, "length": 10.0},
     "intervals_95": {"rlhf": {"score": [1.5, 2.5]}},
     "wins": {"rlhf": {"sft": {"score": {"mean": 0.75, "interval_95": [0.5, 1.0], "longer": 1}}}},

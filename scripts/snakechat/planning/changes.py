@@ -115,6 +115,8 @@ def config_key(spec: Spec, key: str) -> str:
     stage = "dpo" if rule == "compute_reference" else rule.partition("_")[2]
     if first in TOP_LEVEL_KEYS:
         return key
+    if first == "reward_templates":
+        return "template"
     if rule == "import_dataset" or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
     if rule == "split_dataset":

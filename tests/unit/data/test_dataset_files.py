@@ -411,6 +411,11 @@ MIRACL = (
 )
 HH = ["harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"]
 HC3 = ["baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology"]
+ULTRAFEEDBACK = {
+    f"{split}_{rows}": f"data/{split}_{rows}-00000-of-00001.parquet"
+    for split in ("train", "test")
+    for rows in ("prefs", "sft", "gen")
+}
 # Files of the repositories for which config.yaml has globs, and the splits that they select.
 REPOSITORIES = {
     "SHP": (
@@ -437,6 +442,10 @@ REPOSITORIES = {
             "train": [f"{name}/train.jsonl.gz" for name in HH],
             "eval": [f"{name}/test.jsonl.gz" for name in HH],
         },
+    ),
+    "ultrafeedback": (
+        ["README.md", *ULTRAFEEDBACK.values()],
+        {"train": [ULTRAFEEDBACK["train_prefs"]], "eval": [ULTRAFEEDBACK["test_prefs"]]},
     ),
 }
 

@@ -45,6 +45,11 @@ def question(text):
     return f"\n\nHuman: {text}\n\nAssistant:"
 
 
+def messages(*turns):
+    """Return turns as messages with role and content."""
+    return [{"role": role, "content": text} for role, text in turns]
+
+
 # --- one row of every dataset of config.yaml, in its real layout, and its record ----------
 
 DIALOGUE = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
@@ -53,7 +58,14 @@ PLAIN = {
     "chosen": " An apple.",
     "rejected": " A stone.",
 }
+QUESTION = [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
 PLAIN_RECORD = (f"{DIALOGUE}\n\nAssistant:", " An apple.", " A stone.")
+ULTRAFEEDBACK = {
+    "prompt": "Name a fruit.",
+    "chosen": messages(*QUESTION, ("assistant", "An apple.")),
+    "rejected": messages(*QUESTION, ("assistant", "A stone.")),
+    "score_chosen": 7.0,
+}
 WEBGPT = {
     "question": {
         "dataset": "triviaqa",
@@ -241,6 +253,11 @@ ROWS = {
         },
         PLAIN_RECORD,
     ),
+    "smol-smoltalk": (
+        {"messages": messages(*QUESTION, ("assistant", "An apple.")), "source": "everyday"},
+        (PLAIN["prompt"], PLAIN["chosen"], None),
+    ),
+    "ultrafeedback": (ULTRAFEEDBACK, PLAIN_RECORD),
 }
 
 
@@ -537,17 +554,11 @@ def test_vicuna_prompts_without_a_user_turn_are_dropped():
 # Lists of messages.
 
 
-def messages(*turns):
-    """Return turns as messages with role and content."""
-    return [{"role": role, "content": text} for role, text in turns]
-
-
 def sharegpt(*turns):
     """Return turns as messages with from and value."""
     return [{"from": role, "value": text} for role, text in turns]
 
 
-QUESTION = [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
 SHAREGPT_QUESTION = [("human", "Hello."), ("gpt", "Hi."), ("human", "Name a fruit.")]
 
 
@@ -637,17 +648,10 @@ def test_turn_without_a_role_is_bad(turn):
 
 
 def test_message_pairs_as_whole_dialogues():
-    # As in ultrafeedback_binarized.
-    row = {
-        "prompt": "Name a fruit.",
-        "chosen": messages(*QUESTION, ("assistant", "An apple.")),
-        "rejected": messages(*QUESTION, ("assistant", "A stone.")),
-        "score_chosen": 7.0,
-    }
-    assert read(row, "message_pairs") == PLAIN_RECORD
+    assert read(ULTRAFEEDBACK, "message_pairs") == PLAIN_RECORD
     # A prompt column is not repeated.
     same = {name: name for name in ("prompt", "chosen", "rejected")}
-    assert read(row, "message_pairs", **same) == PLAIN_RECORD
+    assert read(ULTRAFEEDBACK, "message_pairs", **same) == PLAIN_RECORD
 
 
 PAIRED = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}

@@ -1,6 +1,6 @@
 """The table of model families and stages: each family trains in each stage and is of use after it.
 
-`pytest -v tests/programs/test_families.py` prints the table, one line per cell (sft-llama3.1).
+`pytest -v tests/programs/test_family_stages.py` prints the table, one line per cell (sft-llama3.1).
 """
 
 import contextlib
