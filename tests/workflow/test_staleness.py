@@ -228,7 +228,7 @@ def built(quick, tmp_path_factory):
     (folder / "model").mkdir()
     for name in model:
         (folder / "model" / name).write_bytes(model[name])
-    # Never built: only its config tells what it is.
+    # This model is never built; planning reads only its config.json.
     (folder / "classifier").mkdir()
     for name, content in model.items():
         content = content.replace(b"ForCausalLM", b"ForSequenceClassification")
