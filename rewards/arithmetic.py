@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 QUESTION = re.compile(r"(\d+) ([+*]) (\d+)")
 # The last number of a response, with nothing but punctuation and spaces after it.
-ANSWER = re.compile(r"(\d+)\W*$")
+FINAL_NUMBER = re.compile(r"(\d+)\W*$")
 
 
 def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -20,8 +20,15 @@ def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 
 def is_correct(prompt: str, response: str) -> bool:
-    """Return whether a response ends with the result of the question in its prompt."""
-    first, operator, second = QUESTION.findall(prompt)[-1]
+    """Return whether a response ends with the result of the question in its prompt.
+
+    Raises:
+        ValueError: The prompt has no question.
+    """
+    questions = QUESTION.findall(prompt)
+    if not questions:
+        raise ValueError(f"no question such as 3 + 4 in the prompt {prompt!r}")
+    first, operator, second = questions[-1]
     result = int(first) + int(second) if operator == "+" else int(first) * int(second)
-    answer = ANSWER.search(response)
-    return answer is not None and int(answer[1]) == result
+    number = FINAL_NUMBER.search(response)
+    return number is not None and int(number[1]) == result

@@ -63,6 +63,11 @@ def test_arithmetic_scores_responses_that_end_with_the_result_1_and_others_0(
     assert RewardFunctions({"arithmetic": 1})([prompt], [response]).tolist() == [expected]
 
 
+def test_arithmetic_names_a_prompt_without_a_question():
+    with pytest.raises(InputError, match=r"no question such as 3 \+ 4 in the prompt 'Hello\.'"):
+        RewardFunctions({"arithmetic": 1})(["Hello."], ["7"])
+
+
 def test_scores_are_0_without_functions():
     assert RewardFunctions({})(PROMPTS, RESPONSES).tolist() == [0, 0, 0]
 
