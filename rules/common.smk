@@ -98,7 +98,8 @@ CONFIG, SPECS, STALENESS = prepare()
 # own prefix, which this one replaces: a job fails if its program fails.
 shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
-# The commands of all rules. LAUNCH starts the processes that the placement has.
+# The commands of all rules. LAUNCH starts the processes that the placement has, unless the result
+# exists already.
 ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
 TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
 RUN = f"python {ARGUMENTS}{TO_LOG}"

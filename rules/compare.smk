@@ -13,6 +13,7 @@ SPECS.describe(
         for result, verb in (("training", "train"), ("evaluation", "evaluate"))
         for recipe in CONFIG.compared_recipes(stage, names)
     },
+    shows_provenance=True,
 )
 
 

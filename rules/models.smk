@@ -28,12 +28,13 @@ rule fetch_model:
     conda:
         "../envs/snakechat.yaml"
     params:
+        launcher=LAUNCHER,
         program=program("fetch_model"),
         placement=source_json(model_folder),
     message:
         "Fetching model {wildcards.name}"
     shell:
-        RUN
+        LAUNCH
 
 
 use rule fetch_model as init_model with:
@@ -44,6 +45,7 @@ use rule fetch_model as init_model with:
     wildcard_constraints:
         name=models_with("init"),
     params:
+        launcher=LAUNCHER,
         program=program("init_model"),
         placement=source_json(tokenizer_folder),
     message:

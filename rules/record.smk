@@ -10,6 +10,7 @@ SPECS.describe(
         "training": (f"train_{stage}", name),
         "evaluation": (f"evaluate_{stage}", name),
     },
+    shows_provenance=True,
 )
 
 

@@ -33,6 +33,7 @@ SPECS.describe(
     folder="report",
     settings=lambda _: {},
     inputs=lambda name: report_inputs(CONFIG, name),
+    shows_provenance=True,
 )
 
 

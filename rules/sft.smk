@@ -42,12 +42,13 @@ rule tokenize_sft:
         "../envs/snakechat.yaml"
     threads: threads_of("sft")
     params:
+        launcher=LAUNCHER,
         program=program("tokenize_phase"),
         placement="{}",
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        f"RAYON_NUM_THREADS={{threads}} {RUN}"
+        f"RAYON_NUM_THREADS={{threads}} {LAUNCH}"
 
 
 rule train_sft:

@@ -16,6 +16,7 @@ SPECS.describe(
     folder="zero",
     settings=lambda *_: {"language": config["language"]},
     inputs=lambda stage, name: {"runs": ("compare_zero", f"{stage}/{name}")},
+    shows_provenance=True,
 )
 
 

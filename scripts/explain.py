@@ -23,8 +23,8 @@ from snakechat.planning.changes import (
     summarize,
 )
 from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs, upstream_paths
-from snakechat.workflow.digests import digest, file_digest
-from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest
+from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.manifest import Manifest, input_digest, manifest_path, read_manifest
 from snakechat.workflow.specs import spec_path
 
 NEVER_BUILT = "has never been built"
@@ -50,6 +50,8 @@ def main() -> None:
     if not jobs:
         verb = "is" if len(targets) == 1 else "are"
         print(f"{', '.join(targets) or 'all results'} {verb} up to date")
+        for line in replaced_versions(targets):
+            print(f"  {line}")
     groups: dict[tuple[str, ...], list[StaleJob]] = {}
     for job in jobs.values():
         find_causes(job, jobs)
@@ -77,13 +79,9 @@ def print_group(
     for job in jobs.values():
         if job not in reached and any(upstream in reached for upstream in job.upstream(jobs)):
             reached.append(job)
-    downstream = reached[len(roots) :]
-    # These results are kept if the manifests of their inputs come out unchanged.
-    conditional = [job for job in downstream if job.has_same_spec and not job.causes]
-    if stale := [str(job) for job in downstream if job not in conditional]:
-        print(f"  makes stale: {', '.join(stale)}")
-    if conditional:
-        print(f"  makes stale if its content changes: {', '.join(map(str, conditional))}")
+    if downstream := reached[len(roots) :]:
+        # A job whose inputs come out with the same content keeps its result.
+        print(f"  makes stale if the content changes: {', '.join(map(str, downstream))}")
 
 
 # --- stale jobs -------------------------------------------------------------------------------
@@ -98,7 +96,6 @@ class StaleJob:
         reason: Why Snakemake runs it.
         causes: Why it is stale, apart from its upstream jobs; set by find_causes.
         reported: Every cause found for it or its upstream jobs, so that none is printed twice.
-        has_same_spec: Whether its result was made from the spec of today.
     """
 
     def __init__(self, spec: dict[str, Any], source: str | None, reason: str) -> None:
@@ -107,7 +104,6 @@ class StaleJob:
         self.reason = reason
         self.causes: list[str] = []
         self.reported: set[str] = set()
-        self.has_same_spec = False
 
     def __str__(self) -> str:
         return job_name(self.spec)
@@ -127,7 +123,6 @@ def find_causes(job: StaleJob, jobs: Mapping[str, StaleJob]) -> None:
     job.reported = set().union(*(other.reported for other in upstream))
     if manifest:
         recorded = manifest["spec"]
-        job.has_same_spec = digest(recorded) == digest(spec)
         job.causes += spec_changes(recorded, spec, manifest.get("facts", {}), job.source)
         job.causes += damaged_files(spec["path"], manifest["files"])
         rebuilt = rebuilt_inputs(manifest, spec, jobs)
@@ -182,44 +177,68 @@ def file_size(path: Path) -> int | None:
 
 
 def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], jobs: Mapping[str, Any]) -> list[str]:
-    """Describe the inputs that were rebuilt after a result was made from them."""
+    """Describe the inputs that were rebuilt with other content after a result was made from them."""
     changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
-        manifest_file = manifest_path(entry["path"])
-        if entry["path"] in jobs or not recorded or job_name(recorded) != job_name(entry):
+        current = read_manifest(manifest_path(entry["path"]))
+        if entry["path"] in jobs or recorded != entry or current is None:
             continue
-        if recorded["spec"] != entry["spec"]:
-            changes |= dict.fromkeys(rebuild_causes(recorded, entry))
-        elif manifest_file.exists() and file_digest(manifest_file) != manifest["inputs"].get(key):
-            changes[f"{job_name(entry)} was rebuilt with other content"] = None
+        if input_digest(spec, current) != manifest["inputs"].get(key):
+            versions = manifest["lineage"], merge_lineages([current])
+            changes |= dict.fromkeys(rebuild_causes(entry["path"], *versions))
     return list(changes)
 
 
-def rebuild_causes(recorded: Mapping[str, str], entry: Mapping[str, str]) -> list[str]:
-    """Describe what changed before an input was rebuilt, if the spec files of both builds exist.
+def rebuild_causes(path: str, old: Lineage, new: Lineage) -> list[str]:
+    """Describe what changed before an upstream job was done again.
 
     Args:
-        recorded: The entry of the input in the recorded spec.
-        entry: Its entry in the spec of today.
+        path: Path of its result.
+        old, new: The lineages that contain its two versions.
     """
-    rebuilt = f"{job_name(entry)} was rebuilt"
+    job, before = new[path], old.get(path)
+    rebuilt = f"{job_name(job)} was rebuilt"
+    if before is None:
+        return [rebuilt]
+    if before["spec"] != job["spec"]:
+        changes = recorded_changes(before, job)
+        return [f"{rebuilt}: {'; '.join(changes)}" if changes else rebuilt]
+    causes: dict[str, None] = {}
+    for upstream in job["inputs"]:
+        if old.get(upstream, {}).get("content") != new[upstream]["content"]:
+            causes |= dict.fromkeys(rebuild_causes(upstream, old, new))
+    return list(causes) or [f"{rebuilt} with other content"]
+
+
+def recorded_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Describe the differences of two versions of a job, if the spec files of both exist.
+
+    before, now: its entries in two lineages.
+    """
     try:
         old, new = (
             json.loads(spec_path(job["rule"], job["name"], job["spec"]).read_text())
-            for job in (recorded, entry)
+            for job in (before, now)
         )
     except FileNotFoundError:
-        return [rebuilt]
-    if changes := spec_changes(old, new, {}):
-        return [f"{rebuilt}: {'; '.join(changes)}"]
-    # The spec differs in its upstream jobs only.
-    causes: dict[str, None] = {}
-    for key, inner in new["inputs"].items():
-        before = old["inputs"].get(key)
-        if before and before["spec"] != inner["spec"]:
-            causes |= dict.fromkeys(rebuild_causes(before, inner))
-    return list(causes) or [rebuilt]
+        return []
+    return spec_changes(old, new, {}) + replaced_inputs(old, new)
+
+
+def replaced_versions(targets: list[str]) -> list[str]:
+    """Describe the jobs upstream of results that were done again since, with the same content."""
+    lines: dict[str, None] = {}
+    for target in targets:
+        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        for path, recorded in manifest["lineage"].items() if manifest else ():
+            if current := read_manifest(manifest_path(path)):
+                [now] = merge_lineages([{**current, "lineage": {}}]).values()
+                if now["spec"] != recorded["spec"] and now["content"] == recorded["content"]:
+                    changes = "; ".join(recorded_changes(recorded, now))
+                    line = f"{job_name(now)} was rebuilt with the same content"
+                    lines[f"{line}: {changes}" if changes else line] = None
+    return list(lines)
 
 
 if __name__ == "__main__":

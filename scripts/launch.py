@@ -10,6 +10,9 @@ first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 
 Options before the program are options of torchrun, which replace the placement.
 
+Where the result exists already, for example because the inputs were rebuilt and came out the same,
+no process is started: this program publishes it, within a second.
+
 Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
 killed cannot report anything: this program reports it.
 """
@@ -22,6 +25,7 @@ import socket
 import sys
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
+from snakechat.workflow.job import reuse_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -39,10 +43,14 @@ def main() -> None:
         run_torchrun(command)
         return
     placement = json.loads(command[command.index("--placement") + 1])
-    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    nodes, gpus = placement.get("nodes", 1), placement.get("gpus_per_node", 0)
     # Snakemake lowers the threads of a job if the machine has fewer cores.
-    threads = int(os.environ.get("OMP_NUM_THREADS", placement["threads"]))
+    threads = int(os.environ.get("OMP_NUM_THREADS", placement.get("threads", 1)))
     node_options = options_of_this_node(nodes)
+    # Several nodes that were started separately decide together, in the program.
+    decides_alone = nodes == 1 or node_options is None
+    if decides_alone and reuse_result(command[command.index("--spec") + 1], placement):
+        return
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:

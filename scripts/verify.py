@@ -20,10 +20,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.manifest import (
     UNLISTED_FILES,
     Manifest,
+    input_digest,
     manifest_path,
     read_manifest,
 )
@@ -153,7 +154,7 @@ def changed_files(folder: Path, recorded: Properties, files: Properties) -> Iter
 
 
 def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield the inputs of a result whose manifests changed since the result was made."""
+    """Yield the inputs of a result whose content changed since the result was made."""
     spec, manifest_file = manifest["spec"], manifest_path(folder)
     # The tree may have another name than "output", or be a subfolder of it.
     expected, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
@@ -168,9 +169,7 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
             problem = "is missing"
         elif upstream is None:
             problem = "cannot be read"
-        elif digest(upstream["spec"]) != entry["spec"]:
-            problem = "was made from another spec"
-        elif file_digest(path) != manifest["inputs"].get(key):
+        elif input_digest(spec, upstream) != manifest["inputs"].get(key):
             problem = "changed after this result was made"
         else:
             continue

@@ -9,10 +9,17 @@ import pytest
 import yaml
 
 from conftest import ROOT, edited
-from explain import StaleJob, damaged_files, find_causes
+from explain import (
+    StaleJob,
+    damaged_files,
+    find_causes,
+    rebuild_causes,
+    replaced_versions,
+)
 from snakechat.planning.changes import config_key, flatten
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import read_manifest
 
 TARGET = "output/rlhf/tiny"
 STAGES = ("sft", "reward", "dpo", "rlhf")
@@ -54,7 +61,7 @@ def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(b
     with edited(built.folder / "config.yaml", learning_rate):
         assert explain(built, TARGET) == (
             "train_sft tiny is stale: sft.learning_rate changed from 0.004 to 1e-05\n"
-            "  makes stale: evaluate_sft tiny, train_reward tiny, evaluate_reward tiny,"
+            "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny, evaluate_reward tiny,"
             " train_rlhf tiny, evaluate_rlhf tiny, draw_report tiny\n"
         )
 
@@ -66,7 +73,7 @@ def test_swapped_values_are_two_changes(built):
             "train_rlhf tiny is stale:\n"
             "  rlhf.gae_lambda changed from 0.95 to 1.0\n"
             "  rlhf.gamma changed from 1.0 to 0.95\n"
-            "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
+            "  makes stale if the content changes: evaluate_rlhf tiny, draw_report tiny\n"
         )
 
 
@@ -77,9 +84,9 @@ def test_two_changes_are_separate_although_one_makes_the_job_of_the_other_stale(
         assert explain(built, TARGET) == (
             "tokenize_rlhf tiny is stale: rlhf.max_prompt_length changed from 48 to 47\n"
             "  the same applies to: train_rlhf tiny\n"
-            "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
+            "  makes stale if the content changes: evaluate_rlhf tiny, draw_report tiny\n"
             "evaluate_rlhf tiny is stale: evaluation.temperature changed from 1.0 to 0.5\n"
-            "  makes stale: draw_report tiny\n"
+            "  makes stale if the content changes: draw_report tiny\n"
         )
 
 
@@ -95,7 +102,9 @@ def test_an_edited_module_makes_exactly_the_programs_stale_that_import_it(built)
     assert roots == {
         rule for rule, code in programs.items() if "snakechat/training/deepspeed_engine.py" in code
     }
-    assert rules(names_after("makes stale", stale)) == planned - roots != set()
+    assert (
+        rules(names_after("makes stale if the content changes", stale)) == planned - roots != set()
+    )
 
 
 def names_after(label, line):
@@ -118,7 +127,7 @@ def test_an_edited_program_and_a_new_import_are_two_changes(built):
             "evaluate_reward tiny is stale:\n"
             "  program evaluate_reward.py changed\n"
             "  module snakechat/data/toy.py is now imported\n"
-            "  makes stale: draw_report tiny\n"
+            "  makes stale if the content changes: draw_report tiny\n"
         )
 
 
@@ -149,7 +158,7 @@ def test_a_setting_that_explains_another_input_replaces_it(built):
     options = ("--config", "reward={recipes: {tiny: {model: tiny}}}")
     assert explain(built, TARGET, options=options) == (
         "train_reward tiny is stale: reward.model changed from sft/tiny to tiny\n"
-        "  makes stale: evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny,"
+        "  makes stale if the content changes: evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny,"
         " draw_report tiny\n"
     )
 
@@ -195,7 +204,7 @@ def test_jobs_downstream_of_a_missing_file_become_stale_only_if_its_content_chan
     (copy.folder / "output/tokens/rlhf/tiny/stats.json").unlink()
     assert explain(copy, TARGET) == (
         "tokenize_rlhf tiny is stale: output/tokens/rlhf/tiny/stats.json is missing\n"
-        "  makes stale if its content changes: train_rlhf tiny, evaluate_rlhf tiny,"
+        "  makes stale if the content changes: train_rlhf tiny, evaluate_rlhf tiny,"
         " draw_report tiny\n"
     )
 
@@ -208,7 +217,7 @@ def test_after_a_failed_rerun_changes_are_read_from_the_manifest_in_the_folder(c
             "train_rlhf tiny is stale:\n"
             "  output/rlhf/tiny.manifest.json is missing\n"
             "  rlhf.gae_lambda changed from 0.95 to 0.9\n"
-            "  makes stale: evaluate_rlhf tiny, draw_report tiny\n"
+            "  makes stale if the content changes: evaluate_rlhf tiny, draw_report tiny\n"
         )
 
 
@@ -217,51 +226,73 @@ def rewrite(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_an_input_with_other_content_is_reported(copy):
-    # As a library that is not pinned might have made it from the same spec.
-    rewrite(copy.folder / "output/tokens/rlhf/tiny.manifest.json", facts={"dropped": 7})
-    assert explain(copy, TARGET) == (
-        "train_rlhf tiny is stale: tokenize_rlhf tiny was rebuilt with other content\n"
-        "  makes stale if its content changes: evaluate_rlhf tiny, draw_report tiny\n"
-    )
+@pytest.fixture
+def rebuilt(built, tmp_path):
+    """A function that rebuilds the tokens of the RLHF prompts in a copy, with these properties."""
+
+    def rebuild(files=(), **settings):
+        folder = built.copy(tmp_path / "copy").folder
+        manifest = folder / "output/tokens/rlhf/tiny.manifest.json"
+        content = json.loads(manifest.read_text())
+        content["spec"]["settings"].update(settings)
+        for name in files:
+            content["files"][name]["sha256"] = "0" * 64
+        manifest.write_text(json.dumps(content))
+        write_spec(folder, content["spec"])
+        return folder
+
+    return rebuild
 
 
-def test_a_rebuilt_input_is_reported_with_the_change_that_caused_it(copy, monkeypatch):
-    monkeypatch.chdir(copy.folder)
-    # A reward model from an SFT model that was trained on longer rows.
-    tokens, sft, reward = map(
-        copy.spec_of, ("output/tokens/sft/tiny", "output/sft/tiny", "output/reward/tiny")
-    )
-    now = StaleJob(json.loads(json.dumps(reward)), None, "none")
-    tokens["settings"]["max_length"] = 95
-    sft["inputs"]["tokens"]["spec"] = write_spec(tokens)
-    assert causes_if_made_from(now, reward, sft) == [
-        "tokenize_sft tiny was rebuilt: sft.max_length changed from 95 to 96"
-    ]
-    # And at another learning rate.
-    sft["settings"]["learning_rate"] = 0.1
-    assert causes_if_made_from(now, reward, sft) == [
-        "train_sft tiny was rebuilt: sft.learning_rate changed from 0.1 to 0.004"
+def causes_of(folder, path, monkeypatch):
+    """Return the causes of a stale result, whose spec is unchanged."""
+    monkeypatch.chdir(folder)
+    job = StaleJob(read_manifest(Path(f"{path}.manifest.json"))["spec"], None, "none")
+    find_causes(job, {})
+    return job.causes
+
+
+def write_spec(folder, spec):
+    """Write a spec file as planning does."""
+    name = f"{spec['name']}-{digest(spec)[:16]}.json"
+    (folder / "output/specs" / spec["rule"] / name).write_text(json.dumps(spec))
+
+
+def test_an_input_with_other_content_is_reported(rebuilt, monkeypatch):
+    # As another machine might have made it from the same spec.
+    folder = rebuilt(["stats.json"])
+    causes = causes_of(folder, "output/rlhf/tiny", monkeypatch)
+    assert causes == ["tokenize_rlhf tiny was rebuilt with other content"]
+
+
+def test_a_rebuilt_input_is_reported_with_the_change_that_caused_it(rebuilt, monkeypatch):
+    folder = rebuilt(["stats.json"], max_prompt_length=95)
+    causes = causes_of(folder, "output/rlhf/tiny", monkeypatch)
+    assert causes == [
+        "tokenize_rlhf tiny was rebuilt: rlhf.max_prompt_length changed from 48 to 95"
     ]
     # Users may delete the spec files of old builds.
-    shutil.rmtree("output/specs")
-    find_causes(now, {})
-    assert now.causes == ["train_sft tiny was rebuilt"]
+    shutil.rmtree(folder / "output/specs")
+    causes = causes_of(folder, "output/rlhf/tiny", monkeypatch)
+    assert causes == ["tokenize_rlhf tiny was rebuilt"]
 
 
-def causes_if_made_from(now, reward, sft):
-    """Return the causes of a reward model that was made from an SFT model of this spec."""
-    reward["inputs"]["model"]["spec"] = write_spec(sft)
-    rewrite(Path("output/reward/tiny.manifest.json"), spec=reward)
-    find_causes(now, {})
-    return now.causes
+def test_a_change_further_upstream_is_reported_as_the_cause(built):
+    old = json.loads((built.folder / "output/rlhf/tiny.manifest.json").read_text())["lineage"]
+    new = json.loads(json.dumps(old))
+    for path in ("output/models/tiny", "output/sft/tiny"):
+        new[path]["content"] = "0"
+    causes = rebuild_causes("output/sft/tiny", old, new)
+    assert causes == ["init_model tiny was rebuilt with other content"]
 
 
-def write_spec(spec):
-    """Write a spec file as planning does; return the digest of the spec."""
-    path = Path("output/specs", spec["rule"], f"{spec['name']}-{digest(spec)[:16]}.json")
-    path.write_text(json.dumps(spec))
-    return digest(spec)
+def test_an_input_that_was_rebuilt_with_the_same_content_makes_nothing_stale(rebuilt, monkeypatch):
+    folder = rebuilt(max_prompt_length=95)
+    assert causes_of(folder, "output/rlhf/tiny", monkeypatch) == []
+    assert replaced_versions(["output/rlhf/tiny"]) == [
+        "tokenize_rlhf tiny was rebuilt with the same content:"
+        " rlhf.max_prompt_length changed from 48 to 95"
+    ]
 
 
 def test_options_of_snakemake_may_follow_the_targets_or_a_separator(built):
@@ -311,7 +342,7 @@ def test_changed_files_of_a_dataset_are_listed_with_their_rows(mine):
     target, folder = "output/split/mine.manifest.json", mine.folder / "mine"
     with (folder / "train-1.jsonl").open("a") as file:
         file.write(rows(60))
-    stale = "  makes stale: split_dataset mine\n"
+    stale = "  makes stale if the content changes: split_dataset mine\n"
     assert explain(mine, target) == (
         "import_dataset mine is stale: dataset mine: train/train-1.jsonl changed (40 -> 41 rows)\n"
         f"{stale}"

@@ -91,9 +91,13 @@ def other_build(tree):
     edit(tree / "rlhf/tiny.manifest.json", change)
 
 
-def downstream(problem, path="output/rlhf/tiny", **readers):
-    """Return the lines of results that read a manifest, by default that of the RLHF model."""
-    readers = readers or {"eval/rlhf": "rlhf", "report": "train_rlhf"}
+# Results that read the RLHF model, by their keys for it. The report shows its provenance too.
+SHOWN = {"report": "train_rlhf"}
+READ = {"eval/rlhf": "rlhf", **SHOWN}
+
+
+def downstream(problem, readers=READ, path="output/rlhf/tiny"):
+    """Return the lines of results that read a manifest."""
     return [
         f"output/{stage}/tiny.manifest.json: input {key}: {path}.manifest.json {problem}"
         for stage, key in readers.items()
@@ -146,13 +150,13 @@ DAMAGES = {
             tree / "rlhf/tiny.manifest.json",
             lambda manifest: manifest["spec"]["settings"].update(gamma=0.5),
         ),
-        [INSIDE, *downstream("was made from another spec")],
+        [INSIDE, *downstream("changed after this result was made", SHOWN)],
     ),
     "edited facts": (
         lambda tree: edit(
             tree / "rlhf/tiny.manifest.json", lambda manifest: manifest["facts"].update(more=1)
         ),
-        [INSIDE, *downstream("changed after this result was made")],
+        [INSIDE, *downstream("changed after this result was made", SHOWN)],
     ),
     "an edited copy of the manifest": (
         lambda tree: edit(
@@ -169,7 +173,7 @@ DAMAGES = {
         [
             "output/rlhf/tiny/model.safetensors: changed",
             INSIDE,
-            *downstream("was made from another spec"),
+            *downstream("changed after this result was made"),
         ],
     ),
     "a result and its manifest under another name": (
@@ -195,12 +199,12 @@ DAMAGES = {
         lambda tree: (tree / "tokens/rlhf/tiny.manifest.json").unlink(),
         [
             "output/tokens/rlhf/tiny: has no manifest",
-            *downstream("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+            *downstream("is missing", TOKENS, "output/tokens/rlhf/tiny"),
         ],
     ),
     "a missing input": (
         lambda tree: shutil.rmtree(tree / "tokens/rlhf"),
-        downstream("is missing", "output/tokens/rlhf/tiny", **TOKENS),
+        downstream("is missing", TOKENS, "output/tokens/rlhf/tiny"),
     ),
     "a folder among results": (
         lambda tree: (

@@ -1,12 +1,16 @@
 """Run a program of the build: read a spec, fill a result folder, publish it with its manifest.
 
-A spec (output/specs/RULE/NAME-DIGEST.json) contains everything that determines a result. The result
-appears by one rename, with NAME.manifest.json and NAME.run.json next to it.
+A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. The
+result appears by one rename, with NAME.manifest.json and NAME.run.json next to it. If it exists
+already, `reuse_result` publishes it without running the program.
+
+Standard library only: scripts/launch.py calls `reuse_result` before the program imports torch.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -17,12 +21,20 @@ from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.digests import digest, file_digest, write_atomically
+from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.manifest import check_input, is_complete, read_manifest, result_files
+from snakechat.workflow.manifest import (
+    Manifest,
+    check_input,
+    input_digest,
+    is_complete,
+    read_input,
+    result_files,
+    result_key,
+)
 from snakechat.workflow.run_record import run_record
 
 # Seconds that the first process has to report an error before another process reports it.
@@ -45,6 +57,7 @@ class Job(Generic[S]):
             becomes part of the manifest.
         record: Measurements of this run (throughput, GPU memory) for NAME.run.json.
         lineage: All upstream jobs, back to the sources.
+        key: Digest of everything that determines the content of the result.
         states: Folder where an interrupted run keeps its checkpoints.
         log_folder: Folder of the TensorBoard logs.
     """
@@ -52,7 +65,7 @@ class Job(Generic[S]):
     def __init__(
         self,
         spec: dict[str, Any],
-        manifests: Mapping[str, Path],
+        manifests: Mapping[str, Manifest],
         placement: dict[str, Any],
         settings_type: Callable[..., S],
     ) -> None:
@@ -60,13 +73,14 @@ class Job(Generic[S]):
         self.settings = settings_type(**spec["settings"])
         self.placement = placement
         self.inputs = {name: Path(entry["path"]) for name, entry in spec["inputs"].items()}
-        self.input_digests = {name: file_digest(path) for name, path in manifests.items()}
-        self.lineage = merge_lineages(filter(None, map(read_manifest, manifests.values())))
+        self.input_digests = {
+            name: input_digest(spec, manifest) for name, manifest in manifests.items()
+        }
+        self.lineage = merge_lineages(manifests.values())
+        self.key = result_key(spec, self.input_digests)
         self.target = Path(spec["path"])
         self.result = self.target.with_name(f".{self.target.name}.tmp")
-        self.old = self.target.with_name(f".{self.target.name}.old")
-        made_from = digest([spec, self.input_digests])[:16]
-        self.states = Path("output/state", spec["rule"], spec["name"], made_from)
+        self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
         self.facts: dict[str, Any] = {}
         self.record: dict[str, Any] = {}
@@ -95,36 +109,32 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
     )
     arguments = parser.parse_args()
     started = time.time()
-    target = arguments.spec
-    try:
-        spec = json.loads(Path(arguments.spec).read_text())
-        target = spec["path"]
-        check_code(spec)
+
+    def work() -> None:
+        spec = read_spec(arguments.spec)
+        check_code(spec, sys.argv[0])
         if rank() == 0:
-            acquire_lock(Path(target).with_name(f".{Path(target).name}.lock"))
-        manifests = {name: check_input(entry) for name, entry in spec["inputs"].items()}
+            lock(spec)
+        manifests = read_manifests(spec)
+        for name, manifest in manifests.items():
+            check_input(spec["inputs"][name]["path"], manifest)
         job = Job(spec, manifests, arguments.placement, settings_type)
-        complete = is_complete(job.target, spec, job.input_digests)
-        if not complete:
+        if world_size() == 1:
+            recover(job)
+        if not is_complete(job.target, spec, job.input_digests):
             if rank() == 0:
                 shutil.rmtree(job.result, ignore_errors=True)
                 job.result.mkdir(parents=True)
             main(job)
             # Slower processes may still read or write in the folder that rank 0 moves next.
             barrier()
+            if rank() == 0:
+                write_manifest(job, started)
+                publish(job)
         if rank() == 0:
-            finish(job, started, complete)
-    except InputError as error:
-        exit_with_line(f"error: {error}")
-    except AlreadyLocked as holder:
-        sys.exit(f"error: {target} is being made by {holder}: wait for it, or stop it")
-    except KeyboardInterrupt:
-        sys.exit("stopped by SIGINT" if rank() == 0 else 1)
-    except Exception as error:
-        line = describe_environment_error(error, target, arguments.placement)
-        if line is None:
-            raise
-        exit_with_line(f"error: {line}")
+            finish(job)
+
+    report_errors(work, arguments.spec, arguments.placement)
     if world_size() > 1:
         # DeepSpeed keeps references to process groups. Their threads outlive the groups and now and
         # then abort the interpreter while it shuts down.
@@ -133,16 +143,57 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         os._exit(0)
 
 
-def check_code(spec: Mapping[str, Any]) -> None:
-    """Raise InputError unless the code that runs is the code that was planned."""
-    rewards = spec["settings"].get("reward_functions", ())
-    planned, current = spec["code"], code_digests(sys.argv[0], rewards)
-    names = planned.keys() | current.keys()
-    changed = sorted(name for name in names if planned.get(name) != current.get(name))
-    if changed:
-        raise InputError(
-            f"{', '.join(changed)} changed since this build was planned: start it again"
-        )
+def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
+    """Publish the result of a job without running its program, if it exists already.
+
+    It exists if its inputs were rebuilt and came out the same, or if the job was killed between the
+    end of its program and the end of publishing.
+
+    Args:
+        spec_file: Path of the spec.
+        placement: Where and how the job would run.
+
+    Returns:
+        Whether the result is published. If not, the program has to run.
+
+    Exits with code 1 and one line on standard error if the inputs or the spec are wrong.
+    """
+    published = False
+
+    def work() -> None:
+        nonlocal published
+        spec = read_spec(spec_file)
+        lock(spec)
+        job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
+        recover(job)
+        published = is_complete(job.target, spec, job.input_digests)
+        if published:
+            finish(job)
+
+    report_errors(work, spec_file, placement)
+    return published
+
+
+def report_errors(work: Callable[[], None], spec_file: str, placement: Mapping[str, Any]) -> None:
+    """Call a function; exit with code 1 and one line at an error that the user can act on."""
+    try:
+        work()
+    except InputError as error:
+        exit_with_line(f"error: {error}")
+    except AlreadyLocked as holder:
+        target = read_spec(spec_file)["path"]
+        sys.exit(f"error: {target} is being made by {holder}: wait for it, or stop it")
+    except KeyboardInterrupt:
+        sys.exit("stopped by SIGINT" if rank() == 0 else 1)
+    except Exception as error:
+        try:
+            target = read_spec(spec_file)["path"]
+        except (InputError, OSError):
+            target = spec_file
+        line = describe_environment_error(error, target, placement)
+        if line is None:
+            raise
+        exit_with_line(f"error: {line}")
 
 
 def exit_with_line(line: str) -> NoReturn:
@@ -156,20 +207,62 @@ def exit_with_line(line: str) -> NoReturn:
     sys.exit(line)
 
 
-def finish(job: Job[Any], started: float, complete: bool) -> None:
-    """Publish the result if it is new, write its manifest and delete temporary files."""
-    if not complete:
-        publish(job, started)
-    # A failed or interrupted rerun may have removed the manifest next to a complete result: the
-    # copy in the folder restores it, without computing anything.
-    write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
-    # The states of other specs are superseded too.
-    for leftover in (job.result, job.old, job.states.parent):
-        shutil.rmtree(leftover, ignore_errors=True)
+# --- inputs -----------------------------------------------------------------------------------
 
 
-def publish(job: Job[Any], started: float) -> None:
-    """Replace the old result by the new folder, with its manifest inside."""
+def read_spec(path: str | Path) -> dict[str, Any]:
+    """Return the spec in a file.
+
+    Raises:
+        InputError: The file is not the spec that it is named after.
+    """
+    text = Path(path).read_text(errors="replace")
+    planned = re.search("-([0-9a-f]{16})$", Path(path).stem)
+    try:
+        spec = json.loads(text)
+        is_spec = not planned or digest(spec).startswith(planned[1])
+    except ValueError:
+        is_spec = False
+    if not is_spec:
+        raise InputError(f"{path} was edited or damaged: start the build again")
+    return spec
+
+
+def lock(spec: Mapping[str, Any]) -> None:
+    """Make this process the only one that writes the result of a spec."""
+    target = Path(spec["path"])
+    acquire_lock(target.with_name(f".{target.name}.lock"))
+
+
+def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
+    """Return the manifests of the inputs of a job."""
+    return {name: read_input(entry) for name, entry in spec["inputs"].items()}
+
+
+def check_code(spec: Mapping[str, Any], program: str) -> None:
+    """Raise InputError unless the code that runs is the code that was planned."""
+    rewards = spec["settings"].get("reward_functions", ())
+    planned, current = spec["code"], code_digests(program, rewards)
+    names = planned.keys() | current.keys()
+    changed = sorted(name for name in names if planned.get(name) != current.get(name))
+    if changed:
+        raise InputError(
+            f"{', '.join(changed)} changed since this build was planned: start it again"
+        )
+
+
+# --- publishing -------------------------------------------------------------------------------
+
+# A job may be killed between any two of these steps. Its next run continues from what is there:
+# 1. The run record is written next to the result, then the manifest in the new folder, which is
+#    complete from now on.
+# 2. The old result is moved aside, and the new folder takes its place.
+# 3. The manifest is written next to the result, which makes it visible to the build.
+# 4. Leftovers are deleted.
+
+
+def write_manifest(job: Job[Any], started: float) -> None:
+    """Complete the new folder of a job with its manifest, and store both on disk."""
     manifest = {
         "spec": job.spec,
         "inputs": job.input_digests,
@@ -177,14 +270,67 @@ def publish(job: Job[Any], started: float) -> None:
         "facts": job.facts,
         "files": result_files(job.result),
     }
+    write_next_to(job, "run", run_record(job.spec, job.placement, job.record, started))
+    for path in sorted(job.result.rglob("*"), reverse=True):
+        fsync(path)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_atomically(job.result / "manifest.json", text)
-    # Before the rename: after it, a job that is started again is complete and writes no record.
-    write_next_to(job, "run", run_record(job.spec, job.placement, job.record, started))
-    shutil.rmtree(job.old, ignore_errors=True)
+
+
+def publish(job: Job[Any]) -> None:
+    """Replace the old result by the new folder."""
     if job.target.exists():
-        os.replace(job.target, job.old)
+        os.replace(job.target, unused_name(job))
     os.replace(job.result, job.target)
+    fsync(job.target.parent)
+
+
+def recover(job: Job[Any]) -> None:
+    """Complete the publishing of a job that was killed during it.
+
+    A complete new folder takes the place of the result. Without one, an old result that was moved
+    aside returns to its place.
+    """
+    if is_complete(job.result, job.spec, job.input_digests):
+        publish(job)
+    elif not job.target.exists() and (replaced := replaced_results(job)):
+        os.replace(replaced[-1], job.target)
+
+
+def finish(job: Job[Any]) -> None:
+    """Write the manifest next to the result and delete temporary files."""
+    # A failed or interrupted rerun may have removed the manifest next to a complete result: the
+    # copy in the folder restores it, without computing anything.
+    write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
+    # The states of other specs are superseded too.
+    for leftover in (job.result, *replaced_results(job), job.states.parent):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def replaced_results(job: Job[Any]) -> list[Path]:
+    """Return the folders of results that were moved aside, from the oldest to the newest.
+
+    Usually there is none. A network file system keeps a folder while a process reads its files.
+    """
+    pattern = re.compile(rf"\.{re.escape(job.target.name)}\.old(\d+)")
+    found = [pattern.fullmatch(path.name) for path in job.target.parent.iterdir()]
+    numbers = sorted(int(match[1]) for match in found if match)
+    return [job.target.with_name(f".{job.target.name}.old{number}") for number in numbers]
+
+
+def unused_name(job: Job[Any]) -> Path:
+    """Return where the old result is moved to."""
+    number = 1 + max((int(path.suffix[4:]) for path in replaced_results(job)), default=0)
+    return job.target.with_name(f".{job.target.name}.old{number}")
+
+
+def fsync(path: Path) -> None:
+    """Store a file or the names in a folder on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_next_to(job: Job[Any], kind: str, text: str) -> None:

@@ -2,7 +2,11 @@
 
 Each manifest contains its whole lineage, so that a checkpoint that was copied elsewhere still has
 it. A lineage is a dict of jobs by path: rule, name, settings, facts (a commit, rows dropped),
-number and digest of the external files, digest of the spec, and the paths of the inputs.
+number and digest of the external files, digest of the spec, digest of the content, and the paths of
+the inputs.
+
+A lineage is what a result was really made from: it stays if an upstream job is done again from
+another spec and yields the same content.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -11,16 +15,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import content_digest
 
 Lineage = dict[str, dict[str, Any]]
 
 
 def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
-    """Return the lineage of a job, given the manifests of its inputs."""
+    """Return the lineage of a job, given the manifests of its inputs.
+
+    Two inputs may have been made from different versions of an upstream job with the same content;
+    an input of the job itself is listed as it is.
+    """
+    manifests = list(manifests)
     jobs: Lineage = {}
     for manifest in manifests:
-        spec = manifest["spec"]
         jobs |= manifest["lineage"]
+    for manifest in manifests:
+        spec = manifest["spec"]
         jobs[spec["path"]] = {
             "rule": spec["rule"],
             "name": spec["name"],
@@ -28,6 +39,7 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
             "facts": manifest["facts"],
             "files": {"number": len(spec["files"]), "digest": digest(spec["files"])},
             "spec": digest(spec),
+            "content": content_digest(manifest),
             "inputs": input_paths(spec["inputs"]),
         }
     return jobs

@@ -1,8 +1,12 @@
 """Manifests: which files a result has and what it was made from.
 
-NAME.manifest.json repeats the spec of the job, records the lineage and the facts that the job found
-out, and lists the size and sha256 of every file of the result. It contains no times, so that two
-builds of the same spec write the same bytes.
+NAME.manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
+the facts that the job found out, and lists the size and sha256 of every file of the result. It
+contains no times, so that two builds of the same spec write the same bytes.
+
+An input counts by its content, that is by its files: a result stays up to date if an input was
+rebuilt and came out the same ("early cutoff": Mokhov, Mitchell and Peyton Jones, Build Systems a la
+Carte, 2018, section 2.3).
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -62,45 +66,63 @@ def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def content_digest(manifest: Mapping[str, Any]) -> str:
+    """Return the digest of the files of a result, whatever they were made from."""
+    return digest(manifest["files"])
+
+
+def input_digest(spec: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
+    """Return the digest of an input as a job records it.
+
+    Args:
+        spec: The spec of the job. If its program shows what its inputs were made from, their whole
+            manifests count.
+        upstream: The manifest of the input.
+    """
+    return digest(upstream) if spec.get("shows_provenance") else content_digest(upstream)
+
+
+def result_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
+    """Return the digest of everything that determines the content of a result."""
+    return digest([spec, input_digests])
+
+
 def is_complete(folder: Path, spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> bool:
     """Return whether a result was made from this spec and these inputs and is undamaged."""
     manifest = read_manifest(folder / "manifest.json")
     return (
         manifest is not None
-        and manifest["spec"] == spec
+        and digest(manifest["spec"]) == digest(spec)
         and manifest["inputs"] == input_digests
         and manifest["files"] == result_files(folder)
     )
 
 
-def check_input(entry: Mapping[str, str]) -> Path:
-    """Check an input of a job: its manifest must have the planned spec, its files must match.
+def read_input(entry: Mapping[str, str]) -> Manifest:
+    """Return the manifest of an input of a job.
 
     Args:
-        entry: An entry of the `inputs` of a spec: `path` of the result, `spec` digest.
-
-    Returns:
-        The path of the manifest.
+        entry: An entry of the `inputs` of a spec, with the `path` of the result.
 
     Raises:
-        InputError: The manifest or a file is missing, damaged or from another spec.
+        InputError: The manifest is missing or damaged.
     """
     path = manifest_path(entry["path"])
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
-    if digest(manifest["spec"]) != entry["spec"]:
-        raise InputError(
-            f"{path} was made from another spec than this job's: start the build again"
-        )
-    files = result_files(entry["path"])
+    return manifest
+
+
+def check_input(folder: str | Path, manifest: Manifest) -> None:
+    """Raise InputError unless the files of a result are those of its manifest."""
+    files = result_files(folder)
     for name in sorted(manifest["files"].keys() | files):
         if manifest["files"].get(name) != files.get(name):
             raise InputError(
-                f"{entry['path']}/{name} does not match its manifest:"
-                f" delete {entry['path']} and start the build again"
+                f"{folder}/{name} does not match its manifest:"
+                f" delete {folder} and start the build again"
             )
-    return path
 
 
 def check_external_file(path: Path, planned_digest: str) -> None:

@@ -1,7 +1,8 @@
 """Specs of jobs: everything that determines a result.
 
-A spec is canonical JSON: settings, digests of code, pins and external files, and for each input the
-digest of the spec that it is made from. Rule files describe their jobs by `Specs.describe`.
+A spec is canonical JSON: settings, digests of code, pins and external files, and the jobs whose
+results are the inputs. The inputs themselves count by their content, which the manifest records
+(snakechat.workflow.manifest). Rule files describe their jobs by `Specs.describe`.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -32,6 +33,8 @@ class Rule(NamedTuple):
         settings: JSON values that the program reads.
         inputs: Upstream jobs by the keys that the program uses for them.
         files: External files by the names that the spec has for them.
+        shows_provenance: Whether the program shows what its inputs were made from, so that their
+            whole manifests count, and not only their content.
     """
 
     folder: str
@@ -39,6 +42,7 @@ class Rule(NamedTuple):
     settings: Callable[..., dict[str, Any]]
     inputs: Callable[..., dict[str, Job]]
     files: Callable[..., dict[str, Path]]
+    shows_provenance: bool
 
 
 def _nothing(*_: str) -> dict[str, Any]:
@@ -74,6 +78,7 @@ class Specs:
         inputs: Callable[..., dict[str, Job]] = _nothing,
         files: Callable[..., dict[str, Path]] = _nothing,
         program: str | None = None,
+        shows_provenance: bool = False,
     ) -> None:
         """Describe the jobs of a rule: see Rule.
 
@@ -81,7 +86,7 @@ class Specs:
             program: Name of the program in scripts/; by default, the name of the rule.
         """
         path = self.root / f"scripts/{program or rule}.py"
-        self.rules[rule] = Rule(folder, path, settings, inputs, files)
+        self.rules[rule] = Rule(folder, path, settings, inputs, files, shows_provenance)
 
     def result(self, rule: str, name: str) -> str:
         """Return the result folder of a job."""
@@ -104,12 +109,11 @@ class Specs:
                 "rule": upstream,
                 "name": upstream_name,
                 "path": self.result(upstream, upstream_name),
-                "spec": self.spec(upstream, upstream_name)[1],
             }
             for key, (upstream, upstream_name) in self.inputs(rule, name).items()
         }
         reward_functions = tuple(settings.get("reward_functions", ()))
-        spec = {
+        spec: dict[str, Any] = {
             "rule": rule,
             "name": name,
             "path": self.result(rule, name),
@@ -122,4 +126,6 @@ class Specs:
             "code": self._code_digests(description.program, reward_functions),
             "requirements": self.requirements,
         }
+        if description.shows_provenance:
+            spec["shows_provenance"] = True
         return spec, digest(spec)

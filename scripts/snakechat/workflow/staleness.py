@@ -1,7 +1,8 @@
 """Decides which results are stale, and shows it to Snakemake as file times.
 
-A result is up to date if its manifest holds today's spec and the digests of today's inputs, and its
-files are there. Snakemake looks at nothing but times (profiles/default), so a stale result gets an
+A result is up to date if its manifest holds today's spec and the content of today's inputs, and its
+files are there. An input that is stale itself is rebuilt first: its readers then run, find whether
+its content changed, and keep their results if not (snakechat.workflow.job). Snakemake looks at nothing but times (profiles/default), so a stale result gets an
 old time, and a result that is up to date gets one that is as new as everything it is made from.
 
 Standard library only: the workflow imports this module while it plans.
@@ -10,13 +11,21 @@ Standard library only: the workflow imports this module while it plans.
 import errno
 import json
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.digests import digest, file_digest, write_atomically
+from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import parse_manifest
+from snakechat.workflow.lineage import Lineage
+from snakechat.workflow.manifest import (
+    content_digest,
+    input_digest,
+    manifest_path,
+    parse_manifest,
+    read_manifest,
+)
 from snakechat.workflow.specs import Specs, spec_path
 
 # The time of a stale result, in ns. Snakemake takes 0 for no time at all.
@@ -37,7 +46,7 @@ class Staleness:
         # Times of the inputs of results that do not exist, by result folder.
         self._missing: dict[str, int] = {}
         self.spec_file = cache(self._spec_file)
-        self._manifest_digest = cache(_manifest_digest)
+        self._manifest = cache(lambda result: read_manifest(manifest_path(result)))
 
     def _spec_file(self, rule: str, name: str) -> str:
         """Write a job's spec if it is new, set the times of its result, and return its path.
@@ -50,8 +59,9 @@ class Staleness:
         for upstream in spec["inputs"].values():
             self.spec_file(upstream["rule"], upstream["name"])
         try:
-            if not path.exists():
-                write_atomically(path, json.dumps(spec, indent=1, sort_keys=True) + "\n")
+            text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
+            if not path.exists() or path.read_text(errors="replace") != text:
+                write_atomically(path, text)
             self._set_times(spec, path)
         except OSError as error:
             raise InputError(f"{spec['path']} cannot be written: {error.strerror}") from None
@@ -61,13 +71,33 @@ class Staleness:
         """Return whether a manifest describes a complete result of this spec and these inputs."""
         if manifest is None or digest(manifest["spec"]) != digest(spec):
             return False
+        if manifest["inputs"].keys() != spec["inputs"].keys():
+            return False
         for key, upstream in spec["inputs"].items():
-            current = self._manifest_digest(f"{upstream['path']}.manifest.json")
-            if current is not None and current != manifest["inputs"].get(key):
+            current = self._manifest(upstream["path"])
+            if current is None:
+                if not self._was_made_as_planned(upstream, manifest["lineage"]):
+                    return False
+            elif input_digest(spec, current) != manifest["inputs"][key]:
                 return False
         for name, properties in manifest["files"].items():
             file = Path(spec["path"], name)
             if not file.is_file() or file.stat().st_size != properties["size"]:
+                return False
+        return True
+
+    def _was_made_as_planned(self, upstream: Mapping[str, str], lineage: Lineage) -> bool:
+        """Return whether a missing input of a result would be made as the lineage has it."""
+        recorded = lineage.get(upstream["path"])
+        spec, spec_digest = self.specs.spec(upstream["rule"], upstream["name"])
+        if recorded is None or recorded["spec"] != spec_digest:
+            return False
+        for entry in spec["inputs"].values():
+            current = self._manifest(entry["path"])
+            if current is None:
+                if not self._was_made_as_planned(entry, lineage):
+                    return False
+            elif content_digest(current) != lineage[entry["path"]]["content"]:
                 return False
         return True
 
@@ -121,8 +151,3 @@ class Staleness:
         page = Path(f"{spec['path']}{self.pages.get(spec['rule'], '')}")
         if page.is_file() and page.stat().st_mtime_ns != time:
             os.utime(page, ns=(time, time))
-
-
-def _manifest_digest(path: str) -> str | None:
-    """Return the digest of an upstream manifest, or None if there is none."""
-    return file_digest(path) if Path(path).exists() else None

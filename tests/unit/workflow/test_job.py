@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.job import Job
+from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job, finish, publish, read_spec, recover
+from snakechat.workflow.manifest import result_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,45 +27,109 @@ def spec():
         "rule": "train_sft",
         "name": "tiny",
         "path": "output/sft/tiny",
-        "inputs": {"data": {"path": "output/data/toy", "spec": "0"}},
+        "inputs": {"data": {"path": "output/data/toy"}},
         "settings": {"epochs": 3},
     }
 
 
-def make_job(spec, folder, settings_type, **facts):
-    """Return a job whose input has a manifest with these facts."""
+def make_job(spec, settings_type, content="a", **facts):
+    """Return a job whose input has a file with this digest and these facts."""
     upstream = {"rule": "import_dataset", "name": "toy", "path": "output/data/toy"}
     upstream |= {"settings": {}, "inputs": {}, "files": {}}
-    manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": {}}
-    path = folder / "toy.manifest.json"
-    path.write_text(json.dumps(manifest))
-    return Job(spec, {"data": path}, {"nodes": 1}, settings_type)
+    files = {"rows": {"size": 1, "sha256": content}}
+    manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": files}
+    return Job(spec, {"data": manifest}, {"nodes": 1}, settings_type)
 
 
-def test_settings_are_an_instance_of_the_settings_class(spec, tmp_path):
-    assert make_job(spec, tmp_path, Settings).settings == Settings(epochs=3)
-    assert make_job(spec, tmp_path, SimpleNamespace).settings.epochs == 3
+def test_settings_are_an_instance_of_the_settings_class(spec):
+    assert make_job(spec, Settings).settings == Settings(epochs=3)
+    assert make_job(spec, SimpleNamespace).settings.epochs == 3
 
 
-def test_settings_that_the_class_does_not_have_are_an_error(spec, tmp_path):
+def test_settings_that_the_class_does_not_have_are_an_error(spec):
     spec["settings"]["epoch"] = 4
     with pytest.raises(TypeError, match="epoch"):
-        make_job(spec, tmp_path, Settings)
+        make_job(spec, Settings)
 
 
-def test_paths_and_lineage_of_a_job(spec, tmp_path):
-    job = make_job(spec, tmp_path, Settings, commit="abc")
+def test_paths_and_lineage_of_a_job(spec):
+    job = make_job(spec, Settings, commit="abc")
     assert str(job.inputs["data"]) == "output/data/toy"
     assert str(job.result) == "output/sft/.tiny.tmp"
     assert job.lineage["output/data/toy"]["facts"] == {"commit": "abc"}
 
 
-def test_checkpoints_of_other_settings_or_inputs_are_in_other_folders(spec, tmp_path):
-    folders = {make_job(spec, tmp_path, Settings, commit=commit).states for commit in "aab"}
+def test_checkpoints_of_other_settings_or_inputs_are_in_other_folders(spec):
+    folders = {make_job(spec, Settings, content).states for content in "aab"}
     spec["settings"]["epochs"] = 4
-    folders.add(make_job(spec, tmp_path, Settings, commit="a").states)
+    folders.add(make_job(spec, Settings, "a").states)
     assert len(folders) == 3
     assert {str(folder.parent) for folder in folders} == {"output/state/train_sft/tiny"}
+
+
+def test_an_input_counts_by_its_content_unless_the_program_shows_its_provenance(spec):
+    digests = {make_job(spec, Settings, commit=commit).input_digests["data"] for commit in "ab"}
+    assert len(digests) == 1
+    spec["shows_provenance"] = True
+    digests |= {make_job(spec, Settings, commit=commit).input_digests["data"] for commit in "ab"}
+    assert len(digests) == 3
+
+
+def write_result(job, folder, text):
+    """Write a result of a job, with its manifest inside."""
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text(text)
+    content = {"lineage": {}, "facts": {}, "files": result_files(folder)}
+    manifest = {"spec": job.spec, "inputs": job.input_digests, **content}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def job(spec, tmp_path, monkeypatch):
+    """A job in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output/sft").mkdir(parents=True)
+    return make_job(spec, Settings)
+
+
+@pytest.mark.parametrize("replaced", [None, ".tiny.old1"])
+def test_a_complete_folder_of_a_killed_job_becomes_the_result(job, replaced):
+    """The job was killed before, or between, the two renames."""
+    write_result(job, job.result, "new")
+    write_result(job, job.target.with_name(replaced or job.target.name), "old")
+    recover(job)
+    finish(job)
+    assert (job.target / "weights").read_text() == "new"
+    assert {path.name for path in job.target.parent.iterdir()} == {"tiny", "tiny.manifest.json"}
+
+
+def test_without_a_complete_folder_the_old_result_returns(job):
+    write_result(job, job.result, "new")
+    (job.result / "manifest.json").unlink()
+    write_result(job, job.target.with_name(".tiny.old1"), "old")
+    recover(job)
+    assert (job.target / "weights").read_text() == "old"
+
+
+def test_an_old_result_that_cannot_be_deleted_does_not_prevent_publishing(job):
+    write_result(job, job.target.with_name(".tiny.old1"), "kept by a network file system")
+    write_result(job, job.target, "old")
+    write_result(job, job.result, "new")
+    publish(job)
+    assert (job.target / "weights").read_text() == "new"
+    assert (job.target.with_name(".tiny.old2") / "weights").read_text() == "old"
+
+
+def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):
+    path = tmp_path / f"tiny-{digest(spec)[:16]}.json"
+    path.write_text(json.dumps(spec))
+    assert read_spec(path) == spec
+    path.write_text(json.dumps({**spec, "settings": {"epochs": 4}}))
+    with pytest.raises(InputError, match="was edited or damaged: start the build again"):
+        read_spec(path)
+    path.write_text("")
+    with pytest.raises(InputError, match="was edited or damaged"):
+        read_spec(path)
 
 
 # Modules that Snakemake imports while it plans, in an environment that may have no other library.

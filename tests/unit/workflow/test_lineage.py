@@ -7,6 +7,7 @@ import pytest
 
 from snakechat.workflow.digests import digest
 from snakechat.workflow.lineage import direct_inputs, lineage_columns, merge_lineages
+from snakechat.workflow.manifest import content_digest
 
 
 def spec(path, *inputs, **settings):
@@ -16,7 +17,7 @@ def spec(path, *inputs, **settings):
         "name": path,
         "path": f"output/{path}",
         "settings": settings,
-        "inputs": {one["name"]: {"path": one["path"], "spec": digest(one)} for one in inputs},
+        "inputs": {one["name"]: {"path": one["path"]} for one in inputs},
         "files": {},
         "code": {},
         "requirements": "pins",
@@ -25,7 +26,8 @@ def spec(path, *inputs, **settings):
 
 def manifest(of, *inputs, **facts):
     """Return the manifest of a spec whose inputs have these manifests."""
-    return {"spec": of, "lineage": merge_lineages(inputs), "facts": facts}
+    files = {"rows": {"size": 1, "sha256": of["name"]}}
+    return {"spec": of, "lineage": merge_lineages(inputs), "facts": facts, "files": files}
 
 
 @pytest.fixture
@@ -50,10 +52,20 @@ def test_a_lineage_has_every_upstream_job_once(chain):
         "facts": {"commit": "abc123"},
         "files": {"number": 0, "digest": digest({})},
         "spec": digest(data["spec"]),
+        "content": content_digest(data),
         "inputs": [],
     }
     assert tokens["lineage"]["output/split"]["inputs"] == ["output/data"]
     assert data["lineage"] == {}
+
+
+def test_an_input_that_was_rebuilt_is_listed_as_it_is(chain):
+    """The other input was made from the version before, which had the same content."""
+    data, split = chain[0], chain[1]
+    rebuilt = manifest(spec("data", hub="mine/data", revision="v2"), commit="def456")
+    jobs = merge_lineages([rebuilt, split])
+    assert jobs["output/data"]["facts"] == {"commit": "def456"}
+    assert split["lineage"]["output/data"]["spec"] == digest(data["spec"])
 
 
 def test_each_job_is_in_a_column_right_of_its_inputs(chain):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     check_external_file,
@@ -12,6 +12,7 @@ from snakechat.workflow.manifest import (
     is_complete,
     manifest_path,
     parse_manifest,
+    read_input,
     read_manifest,
     result_files,
 )
@@ -39,10 +40,6 @@ def write_manifest(folder, **changes):
     text = json.dumps({**manifest, "files": result_files(folder), **changes})
     (folder / "manifest.json").write_text(text)
     manifest_path(folder).write_text(text)
-
-
-def entry(spec=SPEC):
-    return {"path": spec["path"], "spec": digest(spec)}
 
 
 def test_files_of_a_result_have_their_size_and_digest(result):
@@ -77,18 +74,13 @@ def test_a_missing_or_binary_manifest_is_none(tmp_path):
 
 
 def test_an_input_that_matches_its_manifest_is_accepted(result):
-    assert check_input(entry()) == manifest_path("output/sft/tiny")
+    check_input(result, read_input(SPEC))
 
 
 def test_an_input_without_a_readable_manifest_is_an_error(result):
     manifest_path(result).write_text("{")
     with pytest.raises(InputError, match=r"tiny.manifest.json cannot be read: delete it"):
-        check_input(entry())
-
-
-def test_an_input_of_another_spec_is_an_error(result):
-    with pytest.raises(InputError, match="was made from another spec than this job's"):
-        check_input(entry({**SPEC, "name": "other"}))
+        read_input(SPEC)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +96,16 @@ def test_a_damaged_input_is_an_error_and_makes_a_result_incomplete(result, damag
     damage(result)
     assert not is_complete(result, SPEC, {"data": "0"})
     with pytest.raises(InputError, match=f"output/sft/tiny/{name} does not match its manifest"):
-        check_input(entry())
+        check_input(SPEC["path"], read_input(SPEC))
 
 
 def test_a_result_of_another_spec_or_other_inputs_is_incomplete(result):
     assert not is_complete(result, {**SPEC, "name": "other"}, {"data": "0"})
     assert not is_complete(result, SPEC, {"data": "1"})
+    # As digests, and unlike Python, true is not 1.
+    write_manifest(result, spec={**SPEC, "settings": {"packed": True}})
+    assert is_complete(result, {**SPEC, "settings": {"packed": True}}, {"data": "0"})
+    assert not is_complete(result, {**SPEC, "settings": {"packed": 1}}, {"data": "0"})
     (result / "manifest.json").unlink()
     assert not is_complete(result, SPEC, {"data": "0"})
 

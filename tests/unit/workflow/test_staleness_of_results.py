@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import result_files
+from snakechat.workflow.lineage import merge_lineages
+from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
 from snakechat.workflow.specs import Specs
 from snakechat.workflow.staleness import STALE, Staleness
 
@@ -43,10 +43,13 @@ def build(specs, rule, root, seconds=10**6):
     manifest = {
         "spec": spec,
         "inputs": {
-            key: file_digest(root / f"{upstream['path']}.manifest.json")
+            key: input_digest(spec, read_manifest(manifest_path(root / upstream["path"])))
             for key, upstream in spec["inputs"].items()
         },
-        "lineage": {},
+        "lineage": merge_lineages(
+            read_manifest(manifest_path(root / upstream["path"]))
+            for upstream in spec["inputs"].values()
+        ),
         "facts": {},
         "files": result_files(result),
     }
@@ -87,18 +90,73 @@ def test_a_damaged_result_and_its_page_are_old(specs, tmp_path, damage):
     assert second == page == STALE < first
 
 
+def rebuild_first(specs, root, setting, text="first"):
+    """Rebuild `first` from another spec: with this text, and then with the spec of today."""
+    specs.describe("first", "first", lambda name: {"setting": setting})
+    specs.spec.cache_clear()
+    build(specs, "first", root)
+    (root / "output/first/a/rows.txt").write_text(text)
+    manifest = read_manifest(root / "output/first/a.manifest.json")
+    manifest["files"] = result_files(root / "output/first/a")
+    (root / "output/first/a.manifest.json").write_text(json.dumps(manifest))
+
+
 def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(specs, tmp_path):
-    manifest = tmp_path / "output/first/a.manifest.json"
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"facts": {"rows": 1}}))
-    (_, second, _), _ = times(specs, tmp_path)
-    assert second == STALE
+    rebuild_first(specs, tmp_path, 1, "other")
+    (first, second, _), _ = times(specs, tmp_path)
+    assert second == STALE < first
+
+
+def test_a_result_stays_if_its_input_was_rebuilt_with_the_same_content(specs, tmp_path):
+    rebuild_first(specs, tmp_path, 1)
+    (first, second, _), _ = times(specs, tmp_path)
+    assert second >= first
+
+
+def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs, tmp_path):
+    inputs = specs.rules["second"].inputs
+    specs.describe("second", "second", lambda name: {}, inputs, shows_provenance=True)
+    specs.spec.cache_clear()
+    build(specs, "second", tmp_path)
+    rebuild_first(specs, tmp_path, 1)
+    (first, second, _), _ = times(specs, tmp_path)
+    assert second == STALE < first
 
 
 def test_a_missing_input_leaves_a_result_up_to_date(specs, tmp_path):
     (tmp_path / "output/first/a.manifest.json").unlink()
     (_, second, _), newest = times(specs, tmp_path)
     assert second >= newest
+
+
+def test_a_missing_input_that_would_be_made_from_another_spec_makes_a_result_stale(specs, tmp_path):
+    (tmp_path / "output/first/a.manifest.json").unlink()
+    specs.describe("first", "first", lambda name: {"setting": 1})
+    specs.spec.cache_clear()
+    (_, second, _), _ = times(specs, tmp_path)
+    assert second == STALE
+
+
+def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs, tmp_path):
+    specs.describe("third", "third", lambda name: {}, lambda name: {"second": ("second", name)})
+    (tmp_path / "scripts/third.py").write_text("")
+    build(specs, "third", tmp_path)
+    (tmp_path / "output/second/a.manifest.json").unlink()
+    third = tmp_path / "output/third/a.manifest.json"
+    Staleness(specs, {}, False).spec_file("third", "a")
+    assert third.stat().st_mtime_ns != STALE
+    rebuild_first(specs, tmp_path, 0, "other")
+    Staleness(specs, {}, False).spec_file("third", "a")
+    assert third.stat().st_mtime_ns == STALE
+
+
+def test_an_emptied_or_edited_spec_file_is_written_again(specs, tmp_path):
+    path = tmp_path / Staleness(specs, {}, False).spec_file("second", "a")
+    text = path.read_text()
+    for damaged in ("", text.replace("second", "other", 1)):
+        path.write_text(damaged)
+        Staleness(specs, {}, False).spec_file("second", "a")
+        assert path.read_text() == text
 
 
 def test_a_report_rejects_a_stale_result(specs, tmp_path):
