@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(workflow.basedir)
-sys.path.insert(0, str(ROOT / "scripts"))
+# On a cluster, Snakemake plans again in each job, with the code of the build that submitted it.
+CODE = Path(os.environ.get("SNAKECHAT_CODE", ROOT)) if workflow.remote_exec else ROOT
+sys.path.insert(0, str(CODE / "scripts"))
 
 from snakechat.config.job_files import (
     base_model_files,
@@ -44,6 +46,7 @@ from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.snapshot import delete_old_snapshots, take_snapshot
 from snakechat.workflow.specs import Specs
 from snakechat.workflow.staleness import Staleness
 
@@ -73,13 +76,18 @@ def fails_in_one_line(function):
 
 @fails_in_one_line
 def prepare():
-    """Check Snakemake's version and the config; return the config, specs and staleness."""
+    """Check Snakemake's version and the config; return config, snapshot, specs and staleness."""
     snakemake_adapter.check_version()
     snakemake_adapter.hide_missing_folder_warnings()
     snakemake_adapter.use_shared_volume(workflow)
     checked = load_config(config, ROOT, snakemake_adapter.command_line_config(workflow))
-    specs = Specs(ROOT)
-    return checked, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
+    try:
+        snapshot = take_snapshot(CODE)
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+    os.environ["SNAKECHAT_CODE"] = str(snapshot.absolute())
+    specs = Specs(CODE)
+    return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
 
 
 # Suffix of the page that a rule copies next to its result, for users to ask for by name.
@@ -90,7 +98,7 @@ PAGES = {
     "prompt_eval": ".html",
     "rw_eval": ".html",
 }
-CONFIG, SPECS, STALENESS = prepare()
+CONFIG, SNAPSHOT, SPECS, STALENESS = prepare()
 
 
 # Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
@@ -103,7 +111,7 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
 TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
 RUN = f"python {ARGUMENTS}{TO_LOG}"
-LAUNCHER = os.path.relpath(ROOT / "scripts/launch.py")
+LAUNCHER = f"{SNAPSHOT}/scripts/launch.py"
 LAUNCH = f"python {{params.launcher:q}} {ARGUMENTS}{TO_LOG}"
 
 
@@ -113,6 +121,7 @@ onstart:
         acquire_lock("output/.lock")
     except AlreadyLocked as other:
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
+    delete_old_snapshots(SNAPSHOT)
 
 
 def inputs(rule):
@@ -165,8 +174,8 @@ def models_with(*origins):
 
 
 def program(name):
-    """Return the path of a program, relative to the working directory."""
-    return os.path.relpath(ROOT / f"scripts/{name}.py")
+    """Return the path of a program in the snapshot."""
+    return f"{SNAPSHOT}/scripts/{name}.py"
 
 
 def placement_of(stage, wildcards, single_process):

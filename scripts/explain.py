@@ -177,7 +177,7 @@ def file_size(path: Path) -> int | None:
 
 
 def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], jobs: Mapping[str, Any]) -> list[str]:
-    """Describe the inputs that were rebuilt with other content after a result was made from them."""
+    """Describe the inputs that were rebuilt with other content since a result was made."""
     changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)

@@ -49,8 +49,10 @@ def main() -> None:
     node_options = options_of_this_node(nodes)
     # Several nodes that were started separately decide together, in the program.
     decides_alone = nodes == 1 or node_options is None
-    if decides_alone and reuse_result(command[command.index("--spec") + 1], placement):
-        return
+    if "--spec" in command and decides_alone:
+        spec = command[command.index("--spec") + 1]
+        if reuse_result(spec, placement):
+            return
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:

@@ -61,8 +61,8 @@ def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(b
     with edited(built.folder / "config.yaml", learning_rate):
         assert explain(built, TARGET) == (
             "train_sft tiny is stale: sft.learning_rate changed from 0.004 to 1e-05\n"
-            "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny, evaluate_reward tiny,"
-            " train_rlhf tiny, evaluate_rlhf tiny, draw_report tiny\n"
+            "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny,"
+            " evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny, draw_report tiny\n"
         )
 
 
@@ -158,8 +158,8 @@ def test_a_setting_that_explains_another_input_replaces_it(built):
     options = ("--config", "reward={recipes: {tiny: {model: tiny}}}")
     assert explain(built, TARGET, options=options) == (
         "train_reward tiny is stale: reward.model changed from sft/tiny to tiny\n"
-        "  makes stale if the content changes: evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny,"
-        " draw_report tiny\n"
+        "  makes stale if the content changes: evaluate_reward tiny, train_rlhf tiny,"
+        " evaluate_rlhf tiny, draw_report tiny\n"
     )
 
 

@@ -169,6 +169,7 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         published = is_complete(job.target, spec, job.input_digests)
         if published:
             finish(job)
+            print(f"{job.target} is kept: it was made from the same spec and inputs")
 
     report_errors(work, spec_file, placement)
     return published

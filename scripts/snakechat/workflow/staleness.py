@@ -1,9 +1,10 @@
 """Decides which results are stale, and shows it to Snakemake as file times.
 
-A result is up to date if its manifest holds today's spec and the content of today's inputs, and its
-files are there. An input that is stale itself is rebuilt first: its readers then run, find whether
-its content changed, and keep their results if not (snakechat.workflow.job). Snakemake looks at nothing but times (profiles/default), so a stale result gets an
-old time, and a result that is up to date gets one that is as new as everything it is made from.
+A result is up to date if its manifest holds today's spec and the digests of today's inputs, and its
+files are there. An input that is stale itself is rebuilt first; its readers then run, and keep
+their results if its content is the same (snakechat.workflow.job). Snakemake looks at nothing but
+times (profiles/default), so a stale result gets an old time, and a result that is up to date gets
+one that is as new as everything it is made from.
 
 Standard library only: the workflow imports this module while it plans.
 """

@@ -1,0 +1,65 @@
+"""Snapshots of the sources: a build runs the code that it was planned with.
+
+output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
+sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+FOLDER = Path("output/code")
+# What jobs run and read, below the folder of the Snakefile.
+SOURCES = ("scripts", "rewards", "requirements.txt")
+# Snapshots that no build has used for so long are deleted. Jobs may still be in a cluster's queue.
+MAX_AGE_SECONDS = 7 * 24 * 3600
+
+
+def take_snapshot(root: Path) -> Path:
+    """Copy the sources, unless a snapshot of them exists; return the folder of the snapshot.
+
+    Raises:
+        OSError: The snapshot cannot be written.
+    """
+    files = source_files(root)
+    sha = hashlib.sha256()
+    for name, content in files.items():
+        sha.update(f"{name}\0{len(content)}\0".encode() + content)
+    folder = FOLDER / sha.hexdigest()[:16]
+    if not folder.is_dir():
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        for name, content in files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            # Another process has taken the same snapshot.
+            shutil.rmtree(temporary)
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def source_files(root: Path) -> dict[str, bytes]:
+    """Return the content of the sources by their paths below root, in the order of the paths."""
+    paths = [root / name for name in SOURCES if (root / name).is_file()]
+    for name in SOURCES:
+        for parent, folders, files in os.walk(root / name):
+            folders[:] = [folder for folder in folders if folder != "__pycache__"]
+            paths += [Path(parent, file) for file in files]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
+
+
+def delete_old_snapshots(current: Path) -> None:
+    """Mark a snapshot as used, and delete those that no build has used for a week."""
+    os.utime(current)
+    oldest = time.time() - MAX_AGE_SECONDS
+    for folder in FOLDER.iterdir():
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)

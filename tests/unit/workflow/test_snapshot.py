@@ -1,0 +1,69 @@
+"""Snapshots of the sources."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snakechat.workflow.snapshot import MAX_AGE_SECONDS, delete_old_snapshots, take_snapshot
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Sources, beside the folder of a build."""
+    for name in ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py"):
+        path = tmp_path / "sources" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    (tmp_path / "build").mkdir()
+    monkeypatch.chdir(tmp_path / "build")
+    return tmp_path / "sources"
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_snapshot_keeps_the_sources_as_they_were(root):
+    (root / "scripts/__pycache__").mkdir()
+    (root / "scripts/__pycache__/train.pyc").touch()
+    (root / "README.md").touch()
+    before = contents(root)
+    snapshot = take_snapshot(root)
+    assert take_snapshot(root) == snapshot
+    (root / "scripts/train.py").write_text("# edited\n")
+    assert take_snapshot(root) != snapshot
+    names = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py")
+    assert contents(snapshot) == {name: before[name] for name in names}
+
+
+def test_a_moved_line_between_two_files_is_another_snapshot(root):
+    """The digest covers where each file ends."""
+    (root / "scripts/a.py").write_text("x")
+    (root / "scripts/b.py").write_text("yz")
+    snapshot = take_snapshot(root)
+    (root / "scripts/a.py").write_text("xy")
+    (root / "scripts/b.py").write_text("z")
+    assert take_snapshot(root) != snapshot
+
+
+def test_an_interrupted_copy_is_not_used(root):
+    snapshot = take_snapshot(root)
+    interrupted = snapshot.with_name(f".{snapshot.name}.1")
+    snapshot.rename(interrupted)
+    (interrupted / "scripts/train.py").unlink()
+    assert contents(take_snapshot(root)) == contents(root)
+
+
+def test_snapshots_that_no_build_used_for_a_week_are_deleted(root):
+    old = take_snapshot(root)
+    (root / "scripts/train.py").write_text("# edited\n")
+    current = take_snapshot(root)
+    for folder in (old, current):
+        os.utime(folder, (1, os.stat(folder).st_mtime - MAX_AGE_SECONDS - 1))
+    delete_old_snapshots(current)
+    assert [path.name for path in Path("output/code").iterdir()] == [current.name]
