@@ -1,16 +1,23 @@
-"""Digests of programs, of the modules that they import and of the templates that they render.
+"""Digests of programs: of the definitions that they reach and of the templates that they render.
+
+A program is its file and the module-level statements of our other modules that it can reach by
+name. Statements that do more than bind a name count as soon as their module is imported. What
+cannot be resolved (star imports, names that are made at run time, modules used as values) makes the
+module that it is about count whole.
 
 Standard library only: the workflow imports this module while it plans.
 """
 
 import ast
+import os
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.reachability import REWARDS, Reach
 
 REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
 
@@ -19,66 +26,97 @@ DATA_FOLDERS = ("templates", "locale")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 
 
-class Source(NamedTuple):
-    """What a Python file consists of: its digest, its import statements and its strings."""
+class Code(NamedTuple):
+    """What a program consists of.
 
-    digest: str
-    imports: tuple["Import", ...]
-    literals: frozenset[str]
+    Attributes:
+        digests: Digests of what it reaches of each file, by the file's path in scripts/; with
+            rewards/ in front if it is there. Files of which it reaches nothing are left out.
+        imports: Top-level names of the libraries that it uses, without the standard library.
+    """
 
-
-class Import(NamedTuple):
-    """One import statement: `from ..module import names` has level 2, `import module` no names."""
-
-    module: str
-    names: tuple[str, ...] = ()
-    level: int = 0
+    digests: dict[str, str]
+    imports: frozenset[str]
 
 
-def source_digest(path: str | Path) -> str:
-    """Return the digest of a Python file; comments, docstrings and layout do not change it."""
-    return _parse(Path(path).read_text(), str(path)).digest
+def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
+    """Return the digests of what a program reaches, by file, and the libraries that it uses.
 
+    Our modules are those in the folder of the program. A template or a translation counts if a
+    string in the code is its path, relative to the folder `templates` or `locale` next to one of
+    the modules; so do the templates that it extends or includes.
 
-def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
-    """Return the digest of a program and of each module of ours that it imports, by file name.
-
-    A module is ours if it lies in the folder of the program. Imports are followed through packages,
-    with each `__init__.py` that Python runs on the way, and wherever in a file they stand.
-
-    A template or a translation counts if a string in one of these modules is its path, relative to
-    the folder `templates` or `locale` next to one of these modules; so do the templates that it
-    extends or includes.
+    A reward function may import files beside it and our modules. Files that it reads are those that
+    it declares: `FILES = ["words.txt"]`, relative to rewards/.
 
     Args:
         program: Path of scripts/NAME.py.
         reward_functions: Names of the files in rewards/ that the program runs.
 
     Raises:
-        FileNotFoundError: A module of one of our packages does not exist.
+        InputError: A file that a reward function declares does not exist.
+        FileNotFoundError: A module of ours does not exist.
         SyntaxError, ValueError, OSError: A file cannot be read.
     """
-    root = Path(program).parent
-    rewards = [root.parent / f"rewards/{name}.py" for name in reward_functions]
-    digests: dict[str, str] = {}
-    literals: set[str] = set()
-    folders: set[Path] = set()
-    pending = [Path(program), *rewards]
-    while pending:
-        path = pending.pop()
-        is_reward = path in rewards
-        name = path.relative_to(root.parent if is_reward else root).as_posix()
-        if name not in digests:
-            source = _parse(path.read_text(), str(path))
-            digests[name] = source.digest
-            literals |= source.literals
-            package = () if is_reward else path.relative_to(root).parent.parts
-            folders |= set() if is_reward else {path.parent}
-            for statement in source.imports:
-                pending += _imported_files(statement, package, root)
-    for path in sorted(_data_files(folders, literals)):
-        digests[path.relative_to(root).as_posix()] = file_digest(path)
-    return digests
+    program = Path(program)
+    reach = Reach(program.parent)
+    reach.count_whole((program.stem,), is_program=True)
+    return _code(reach, reward_functions)
+
+
+def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
+    """Return program_code(...).digests."""
+    return program_code(program, reward_functions).digests
+
+
+def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set[Path]:
+    """Return all files of the project that reward functions import or declare.
+
+    Raises:
+        As program_code.
+    """
+    reach = Reach(scripts)
+    _code(reach, reward_functions)
+    return {*map(reach.path, reach.modules), *_declared_files(reach).values()}
+
+
+def _code(reach: Reach, reward_functions: Iterable[str]) -> Code:
+    for name in reward_functions:
+        reach.count_whole((REWARDS, name))
+    reach.finish()
+    digests = {reach.name(key): state.digest() for key, state in reach.modules.items() if state}
+    digests |= {name: file_digest(path) for name, path in _declared_files(reach).items()}
+    folders = {reach.path(key).parent for key in reach.modules if key[0] != REWARDS}
+    for path in _data_files(folders, reach.literals):
+        digests[path.relative_to(reach.scripts).as_posix()] = file_digest(path)
+    return Code(dict(sorted(digests.items())), frozenset(reach.libraries))
+
+
+def _declared_files(reach: Reach) -> dict[str, Path]:
+    """Return the files of the constants FILES of modules in rewards/, by name in digests."""
+    files = {}
+    for key, state in reach.modules.items():
+        if key[0] != REWARDS or "FILES" not in state.module.bindings:
+            continue
+        place, names = reach.name(key), _constant(state.module.constants.get("FILES"))
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise InputError(f'{place}: FILES must be a list of names, such as ["words.txt"]')
+        for name in names:
+            path = Path(os.path.normpath(reach.rewards / name))
+            if not path.is_file():
+                raise InputError(f"{place}: FILES names {name}: there is no file {path}")
+            project = reach.scripts.parent
+            inside = path.is_relative_to(project)
+            files[path.relative_to(project).as_posix() if inside else str(path)] = path
+    return files
+
+
+def _constant(node: ast.expr | None) -> object:
+    """Return the value of an expression; None if it is not constant."""
+    try:
+        return ast.literal_eval(node) if node else None
+    except ValueError:
+        return None
 
 
 def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
@@ -95,74 +133,6 @@ def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
                 referenced.add(path)
                 pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
     return referenced
-
-
-def _imported_files(statement: Import, package: tuple[str, ...], root: Path) -> Iterator[Path]:
-    """Yield the files under root that an import statement runs.
-
-    package: the packages around the importing module, from the outermost to the innermost.
-    """
-    parents = package[: len(package) - statement.level + 1] if statement.level else ()
-    components = [*parents, *filter(None, statement.module.split("."))]
-    if not components or not _is_module(root / components[0]):
-        return
-    for depth in range(1, len(components) + 1):
-        yield _module_file(root.joinpath(*components[:depth]))
-    # `from package import name` imports a module of that name, if there is one.
-    folder = root.joinpath(*components)
-    for name in statement.names:
-        if _is_module(folder / name):
-            yield _module_file(folder / name)
-
-
-def _is_module(path: Path) -> bool:
-    """Return whether a path without suffix is a package or a module."""
-    return _is_package(path) or path.with_name(f"{path.name}.py").is_file()
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file()
-
-
-def _module_file(path: Path) -> Path:
-    """Return the file that Python runs for a module; as Python does, prefer a package."""
-    return path / "__init__.py" if _is_package(path) else path.with_name(f"{path.name}.py")
-
-
-# Most modules are part of several programs.
-@cache
-def _parse(source: str, filename: str) -> Source:
-    """Parse the text of a Python file."""
-    tree = ast.parse(source, filename=filename)
-    imports, literals = [], set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [Import(alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = tuple(alias.name for alias in node.names)
-            imports.append(Import(node.module or "", names, node.level))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            literals.add(node.value)
-    return Source(digest(_canonical(tree)), tuple(imports), frozenset(literals))
-
-
-def _canonical(node: Any) -> Any:
-    """Return a syntax tree as nested lists without docstrings, positions and empty fields.
-
-    Newer versions of Python add fields (type_params), which are empty for the same code: the digest
-    must not depend on the Python that plans.
-    """
-    if isinstance(node, list):
-        return [_canonical(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return f"{type(node).__name__} {node!r}"
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        first = node.body[0] if node.body else None
-        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-            fields["body"] = node.body[1:]
-    kept = {key: _canonical(value) for key, value in fields.items() if value not in (None, [])}
-    return [type(node).__name__, kept]
 
 
 def requirements_digest(path: str | Path) -> str:
