@@ -2,18 +2,26 @@
 
 Each program defines score(prompts, responses), which takes two lists of texts without special
 tokens and returns one number for each response.
+
+It may import modules of scripts/ and files beside it, and read the files beside it that it declares
+(`FILES = ["words.txt"]`): all of them are part of its code (snakechat.workflow.code_digests).
 """
 
+import builtins
 import math
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from snakechat.workflow.code_digests import reward_function_files
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.file_watch import FileWatch
 
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # Characters of a text that an error message quotes.
@@ -38,26 +46,32 @@ class RewardFunction:
     """The function score of rewards/NAME.py.
 
     Raises:
-        InputError: The program cannot be run, defines no score, or score raises or returns
-            anything but a finite number for each response.
+        InputError: The program cannot be run, defines no score, reads a file that it does not
+            declare, or score raises or returns anything but a finite number for each response.
     """
 
     def __init__(self, name: str) -> None:
         self.path = FOLDER / f"{name}.py"
-        # Not imported: an import could find another module of that name, or stale bytecode.
-        module: dict[str, Any] = {"__name__": f"rewards.{name}", "__file__": str(self.path)}
         try:
-            exec(compile(self.path.read_text(), self.path, "exec"), module)
+            known = reward_function_files(FOLDER.parent / "scripts", [name])
+            self.watch = FileWatch(FOLDER.parent, known, self._undeclared_file_error)
+            with self.watch.watching():
+                module = RewardModules().load(name)
+        except InputError:
+            raise
         except Exception as error:
             raise self._exception_error(error) from error
-        if "score" not in module:
+        if not hasattr(module, "score"):
             raise self._error("has no function score(prompts, responses)")
-        self.score: Callable[[list[str], list[str]], Any] = module["score"]
+        self.score: Callable[[list[str], list[str]], Any] = module.score
 
     def __call__(self, prompts: list[str], responses: list[str]) -> np.ndarray:
         """Return the score of each response, float64 [n]."""
         try:
-            scores = self.score(prompts, responses)
+            with self.watch.watching():
+                scores = self.score(prompts, responses)
+        except InputError:
+            raise
         except Exception as error:
             raise self._exception_error(error) from error
         # Converts arrays and tensors on any device to Python numbers.
@@ -82,6 +96,25 @@ class RewardFunction:
     def _error(self, message: str) -> InputError:
         return InputError(f"rewards/{self.path.name}: {message}")
 
+    def _undeclared_file_error(self, path: Path) -> InputError:
+        folder = FOLDER.resolve()
+        if path.suffix in (".py", ".so"):
+            return self._error(
+                f"imports {path}, which is not part of the code that was planned: put it into"
+                " rewards/ or scripts/ and name it in an import statement"
+            )
+        if path.is_relative_to(folder):
+            name = path.relative_to(folder).as_posix()
+            return self._error(
+                f"reads {name}, which is not part of the code that was planned: declare it by the"
+                f' line FILES = ["{name}"]'
+            )
+        return self._error(
+            f"reads {path}, which is not part of the code that was planned: put it into rewards/,"
+            f' declare it by the line FILES = ["{path.name}"] and open it as'
+            f' Path(__file__).with_name("{path.name}")'
+        )
+
     def _exception_error(self, error: Exception) -> InputError:
         """Return the error for an exception of the program, with the program's innermost line."""
         lines = [
@@ -91,6 +124,65 @@ class RewardFunction:
         ]
         place = f"line {lines[-1]}: " if lines else ""
         return self._error(f"{place}{type(error).__name__}: {shorten(str(error))}")
+
+
+class RewardModules:
+    """Modules of rewards/, run from their source.
+
+    They are not imported as others are: that could find another module of the same name, or stale
+    bytecode.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+
+    def load(self, name: str) -> ModuleType:
+        """Return the module rewards/NAME.py.
+
+        Raises:
+            Exception: What running it raises.
+        """
+        if name not in self.modules:
+            path = FOLDER / f"{name}.py"
+            module = self.modules[name] = ModuleType(f"rewards.{name}")
+            vars(module).update(
+                {
+                    "__file__": str(path),
+                    "__package__": "rewards",
+                    "__builtins__": {**vars(builtins), "__import__": self._import},
+                }
+            )
+            exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
+        return self.modules[name]
+
+    def _import(
+        self,
+        name: str,
+        namespace: Mapping[str, Any] | None = None,
+        local_names: Mapping[str, Any] | None = None,
+        attributes: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Import a module as an import statement of a module in rewards/ does.
+
+        A file beside it comes before a library, but not before the standard library.
+        """
+        importer = (namespace or {}).get("__name__")
+        if level == 1 and name:
+            return self.load(name)
+        if level == 1:
+            package = ModuleType("rewards")
+            for attribute in attributes or ():
+                setattr(package, attribute, self.load(attribute))
+            return package
+        is_beside = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
+        if level == 0 and is_beside and name not in sys.stdlib_module_names:
+            return self.load(name)
+        # The function __import__, which programs do not name in another way: what a reward function
+        # imports is found where it is planned.
+        python_import = vars(builtins)["__import__"]
+        module: ModuleType = python_import(name, namespace, local_names, attributes or (), level)
+        return module
 
 
 def shorten(text: str) -> str:

@@ -47,7 +47,7 @@ def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> C
     the modules; so do the templates that it extends or includes.
 
     A reward function may import files beside it and our modules. Files that it reads are those that
-    it declares: `FILES = ["words.txt"]`, relative to rewards/.
+    it declares, in rewards/: `FILES = ["words.txt"]`.
 
     Args:
         program: Path of scripts/NAME.py.
@@ -105,9 +105,9 @@ def _declared_files(reach: Reach) -> dict[str, Path]:
             path = Path(os.path.normpath(reach.rewards / name))
             if not path.is_file():
                 raise InputError(f"{place}: FILES names {name}: there is no file {path}")
-            project = reach.scripts.parent
-            inside = path.is_relative_to(project)
-            files[path.relative_to(project).as_posix() if inside else str(path)] = path
+            if not path.is_relative_to(reach.rewards):
+                raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
+            files[path.relative_to(reach.rewards.parent).as_posix()] = path
     return files
 
 

@@ -112,7 +112,7 @@ class Reach:
 
     def _import(self, key: Key) -> State:
         """Import a module and the packages around it."""
-        for depth in range(2 if key[0] == REWARDS else 1, len(key) + 1):
+        for depth in range(1, len(key) + 1):
             if key[:depth] not in self.modules:
                 self._run(key[:depth])
         return self.modules[key]
@@ -170,9 +170,17 @@ class Reach:
             is_package = self.path(key).name == "__init__.py"
             package = key if is_package else key[:-1]
             return (*package[: len(package) - each.level + 1], *names) or None
-        if key[0] == REWARDS and self._find((REWARDS, names[0])):
+        if key[0] == REWARDS and self._is_beside(key, names[0]):
             return (REWARDS, *names)
         return names if self._find(names[:1]) else None
+
+    def _is_beside(self, key: Key, name: str) -> bool:
+        """Return whether a module of rewards/ imports the file of this name beside it.
+
+        As snakechat.algorithms.reward_functions imports it.
+        """
+        is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
+        return is_file and name != key[-1] and name not in sys.stdlib_module_names
 
     def _count_library(self, each: Import) -> bool:
         """Count an imported library, unless it is part of Python; return whether it counts."""

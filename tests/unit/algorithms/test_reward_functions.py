@@ -21,12 +21,14 @@ RESPONSES = [
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """A function that writes rewards/mine.py from source code or a returned expression."""
-    monkeypatch.setattr(rewards, "FOLDER", tmp_path)
+    folder = tmp_path / "rewards"
+    folder.mkdir()
+    monkeypatch.setattr(rewards, "FOLDER", folder)
 
     def write(text, name="mine"):
         if "\n" not in text:
             text = f"def score(prompts, responses):\n    return {text}\n"
-        (tmp_path / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").write_text(text)
 
     return write
 
@@ -109,7 +111,114 @@ def test_an_edited_function_is_read_again(write, tmp_path):
     for number in (1.0, 2.0):
         write(f"[{number}] * len(responses)")
         assert mine().tolist() == [number] * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+    assert [path.name for path in (tmp_path / "rewards").iterdir()] == ["mine.py"]
+
+
+def test_modules_beside_a_function_are_imported_from_their_source(write, tmp_path):
+    before = dict(sys.modules)
+    write(
+        "import helper\nimport json\nfrom . import second as other\nfrom .second import WEIGHT\n"
+        "def score(prompts, responses):\n"
+        "    number = json.loads(helper.NUMBER) * WEIGHT + other.WEIGHT\n"
+        "    return [number] * len(responses)\n"
+    )
+    # A function of the same name as a module of the standard library is not imported.
+    write("raise ValueError\n", "json")
+    write("WEIGHT = 5\n", "second")
+    for number in (1, 2):
+        write(f"from second import *\n\nNUMBER = '{number}'\n", "helper")
+        assert mine().tolist() == [number * 5 + 5] * 3
+    assert sys.modules == before
+    assert {path.suffix for path in (tmp_path / "rewards").iterdir()} == {".py"}
+
+
+READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
+
+
+def test_a_function_reads_files_that_it_declares(write, tmp_path):
+    (tmp_path / "rewards/words.txt").write_text("good")
+    read = "open(__file__.replace('mine.py', 'words.txt')).read()"
+    write(f'FILES = ["words.txt"]\nWORDS = {read}\n\n\n{READER.format("WORDS")}')
+    assert mine().tolist() == [4] * 3
+    write(f'FILES = ["words.txt"]\n{READER.format(read)}')
+    assert mine().tolist() == [4] * 3
+
+
+@pytest.mark.parametrize("place", ["../words.txt", "output/words.txt", ".cache/words.txt"])
+def test_a_function_reads_files_outside_the_project(write, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("12345")
+    write(READER.format(f"open({str(path)!r}).read()"))
+    assert mine().tolist() == [5] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (
+            "open(FOLDER + '/rewards/words.txt').read()",
+            'declare it by the line FILES = ["words.txt"]',
+        ),
+        (
+            "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
+            'open it as Path(__file__).with_name("words.txt")',
+        ),
+        (
+            "__import__('os').read(__import__('os').open(FOLDER + '/data/words.txt', 0), 9)",
+            "open it",
+        ),
+        ("open('data/words.txt').read()", "open it as"),
+        # Even if it goes on without the file.
+        ("caught()", "open it as"),
+        (
+            "__import__('sys').path.insert(0, FOLDER + '/data') or __import__('tool').TEXT",
+            "imports ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("when", ["imported", "scoring"])
+def test_a_file_of_the_project_that_is_not_declared_is_refused(
+    write, tmp_path, monkeypatch, line, advice, when
+):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/words.txt").write_text("good")
+    (tmp_path / "data/tool.py").write_text("TEXT = 'good'\n")
+    (tmp_path / "rewards/words.txt").write_text("good")
+    start = (
+        f"FOLDER = {str(tmp_path)!r}\n\n\ndef caught():\n    try:\n"
+        "        return open('data/words.txt').read()\n    except BaseException:\n"
+        "        return ''\n\n\n"
+    )
+    read = f"TEXT = {line}\n\n\n{READER.format('TEXT')}"
+    write(start + (read if when == "imported" else READER.format(line)))
+    with pytest.raises(InputError, match=r"^rewards/mine\.py: (reads|imports) ") as error:
+        mine()
+    assert advice in str(error.value)
+    assert "tool" not in sys.modules
+    # Others may read it.
+    assert (tmp_path / "data/words.txt").read_text() == "good"
+
+
+def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(
+        "import warnings\n\n\ndef score(prompts, responses):\n"
+        "    open('scores.log', 'a').write('scored')\n"
+        "    warnings.warn('odd', stacklevel=3)\n    return [1.0] * len(responses)\n"
+    )
+    with pytest.warns(UserWarning, match="odd"):
+        assert mine().tolist() == [1] * 3
+    assert (tmp_path / "scores.log").read_text() == "scored"
+
+
+def test_a_wrong_declaration_is_an_error(write):
+    write('FILES = ["none.txt"]\n')
+    with pytest.raises(InputError, match=r"rewards/mine\.py: FILES names none\.txt: there is no"):
+        mine()
 
 
 MISTAKES = {

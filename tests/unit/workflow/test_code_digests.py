@@ -758,15 +758,15 @@ REWARD = {
     "pkg/tools.py": "def sign():\n    return 1\n\n\ndef other():\n    return 2\n",
     "tools.py": "def weight():\n    return 3\n",
     "../rewards/mine.py": "from pkg.tools import sign\nfrom words import count\n\n"
-    'FILES = ["words.txt", "../lists/more.txt"]\n\n\n'
+    'FILES = ["words.txt", "lists/more.txt"]\n\n\n'
     "def score(prompts, responses):\n    return [sign() * count(each) for each in responses]\n",
-    "../rewards/words.py": "from .length import length\n\n\ndef count(text):\n"
-    "    return length(text)\n\n\ndef unused():\n    return 4\n",
+    "../rewards/words.py": "from . import length\n\n\ndef count(text):\n"
+    "    return length.length(text)\n\n\ndef unused():\n    return 4\n",
     "../rewards/length.py": "import scipy\nfrom tools import weight\n\n\n"
     "def length(text):\n    return weight() * len(text) + bool(scipy)\n",
     "../rewards/other.py": "print()\n",
     "../rewards/words.txt": "good\n",
-    "../lists/more.txt": "better\n",
+    "../rewards/lists/more.txt": "better\n",
 }
 
 
@@ -782,7 +782,7 @@ REWARD = {
         ("../rewards/length.py", "* len", "* -len", "rewards/length.py"),
         ("../rewards/other.py", "print()", "print(1)", None),
         ("../rewards/words.txt", "good", "bad", "rewards/words.txt"),
-        ("../lists/more.txt", "better", "worse", "lists/more.txt"),
+        ("../rewards/lists/more.txt", "better", "worse", "rewards/lists/more.txt"),
     ],
 )
 def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file, old, new, name):
@@ -803,7 +803,11 @@ def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file
     ("files", "message"),
     [
         ('["none.txt"]', "rewards/mine.py: FILES names none.txt: there is no file "),
-        ('["../lists"]', "rewards/mine.py: FILES names ../lists: there is no file "),
+        ('["lists"]', "rewards/mine.py: FILES names lists: there is no file "),
+        (
+            '["../scripts/tools.py"]',
+            "rewards/mine.py: FILES names ../scripts/tools.py, which is not in rewards/",
+        ),
         ('"words.txt"', "rewards/mine.py: FILES must be a list of names, such as"),
         ("glob('*')", "rewards/mine.py: FILES must be a list of names, such as"),
     ],

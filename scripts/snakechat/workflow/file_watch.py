@@ -1,0 +1,110 @@
+"""Refusal of files that a user's program reads or imports although planning does not know them.
+
+Python reports each file that it opens to an audit hook. Files that a library opens without Python,
+and those that another process opens, are not seen.
+"""
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.errors import InputError
+
+
+class FileWatch:
+    """What a program may read of the project.
+
+    A file of the project is one below `project` or the working directory. Results (output/), hidden
+    folders (.cache, .venv) and installed libraries are not part of it.
+
+    Args:
+        project: The folder with scripts/ and rewards/.
+        known: Files that are part of the program.
+        describe: Returns the error for another file.
+    """
+
+    def __init__(
+        self, project: Path, known: Iterable[Path], describe: Callable[[Path], InputError]
+    ) -> None:
+        self.folders = [os.path.realpath(project), os.path.realpath(Path.cwd())]
+        self.known = {os.path.realpath(path) for path in known}
+        self.describe = describe
+        self.error: InputError | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what runs inside.
+
+        Raises:
+            InputError: It opened a file of the project that is not known.
+        """
+        _install()
+        _active.append(self)
+        try:
+            yield
+        finally:
+            _active.remove(self)
+            if self.error is not None:
+                # Even if the program caught the error.
+                raise self.error
+
+    def check(self, path: str) -> None:
+        """Raise the error for a file that is opened, unless the program may read it."""
+        path = os.path.realpath(path)
+        if path.endswith(".pyc"):
+            with contextlib.suppress(ValueError):
+                path = importlib.util.source_from_cache(path)
+        if path not in self.known and self._is_of_project(path) and not _is_loaded(path):
+            self.error = self.describe(Path(path))
+            raise self.error
+
+    def _is_of_project(self, path: str) -> bool:
+        for folder in self.folders:
+            if path.startswith(f"{folder}{os.sep}"):
+                *parents, _ = path[len(folder) + 1 :].split(os.sep)
+                return not (
+                    parents[:1] == ["output"]
+                    or "site-packages" in parents
+                    or any(parent.startswith(".") for parent in parents)
+                    or path.startswith((f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}"))
+                )
+        return False
+
+
+_active: list[FileWatch] = []
+_installed: list[bool] = []
+
+
+def _install() -> None:
+    """Install the audit hook. Python has no way to remove one."""
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _active or event not in ("open", "import"):
+        return
+    if event == "open":
+        path, _, flags = arguments
+        is_read = (flags or 0) & os.O_ACCMODE != os.O_WRONLY
+    else:
+        # Only of compiled modules; Python opens others as files.
+        path, is_read = arguments[1], True
+    if is_read and isinstance(path, (str, bytes, os.PathLike)):
+        for watch in list(_active):
+            watch.check(os.fsdecode(path))
+
+
+def _is_loaded(path: str) -> bool:
+    """Return whether a file is an imported module, which warnings and errors quote."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.realpath(file) == path:
+            # A module is there before its file is read.
+            return not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return False
