@@ -3,13 +3,40 @@
 Standard library only: the workflow imports this module while it plans.
 """
 
+import atexit
+import errno
 import hashlib
 import json
 import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+AnyPath = TypeVar("AnyPath", bound=str | Path)
 
 CHUNK_BYTES = 1 << 20
+# Seconds after the last change of a file in which another change may leave its times as they are:
+# FAT has the coarsest times, 2 s. One more for the clock of a file server.
+RECENT = 3.0
+# Seconds of work after which a digest cache is saved: as many are lost with a process that is
+# killed.
+UNSAVED_SECONDS = 1.0
+# Reading from more disks or servers at once than this rarely helps.
+MAX_THREADS = 8
+# Seconds before the first line of progress, and between the later ones in a terminal and in a log.
+FIRST_PROGRESS, TERMINAL_PROGRESS, LOG_PROGRESS = 2.0, 0.5, 30.0
+
+# Size, modification and change time in ns, and inode of a file: an edit changes at least one of
+# them, unless it follows another one within RECENT. ctime is among them because an edit can restore
+# mtime but not ctime.
+Identity = list[int]
 
 
 def canonical_json(value: Any) -> str:
@@ -36,37 +63,220 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(normalized(value)).encode()).hexdigest()
 
 
-def file_digest(path: str | Path) -> str:
-    """Return the sha256 (hex) of the bytes of a file."""
+# --- files ------------------------------------------------------------------------------------
+
+
+def file_digest(path: str | Path, report: Callable[[int], None] = lambda _: None) -> str:
+    """Return the sha256 (hex) of the bytes of a file.
+
+    report: Called with the number of bytes of each chunk that was read.
+    """
     sha = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
             sha.update(chunk)
+            report(len(chunk))
     return sha.hexdigest()
 
 
-class DigestCache:
-    """Cached digests of files; `cache[path]` reads a file only if it changed.
+def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
+    """Return the sha256 (hex) of many files.
 
-    Entries are keyed by (size, mtime_ns, ctime_ns, inode). ctime is part of the key because an edit
-    can restore mtime but not ctime.
+    Several threads read them, because hashlib releases the interpreter's lock. Progress appears on
+    standard error if it takes longer than two seconds.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    queue = deque(dict.fromkeys(paths))
+    progress = _Progress(len(queue), sum(os.stat(path).st_size for path in queue))
+    digests: dict[AnyPath, str] = {}
+    stopped = threading.Event()
+
+    def report(size: int) -> None:
+        if stopped.is_set():
+            raise _Stopped
+        progress.add_bytes(size)
+
+    def work() -> None:
+        try:
+            while True:
+                # The methods of a deque are atomic: each path is taken by one thread.
+                try:
+                    path = queue.popleft()
+                except IndexError:
+                    return
+                digests[path] = file_digest(path, report)
+        except BaseException:
+            stopped.set()
+            raise
+
+    threads = min(MAX_THREADS, os.cpu_count() or 1, len(queue))
+    if not threads:
+        return {}
+    with ThreadPoolExecutor(threads) as pool:
+        tasks = [pool.submit(work) for _ in range(threads)]
+        try:
+            while wait(tasks, timeout=TERMINAL_PROGRESS, return_when=FIRST_EXCEPTION).not_done:
+                progress.show(len(digests))
+                if stopped.is_set():
+                    break
+        finally:
+            # Also after Ctrl+C, which should not wait for a file of many gigabytes.
+            stopped.set()
+            progress.erase()
+    # The first error stopped the other threads.
+    failures = filter(None, map(Future.exception, tasks))
+    for failure in sorted(failures, key=lambda error: isinstance(error, _Stopped)):
+        raise failure
+    return digests
+
+
+class _Stopped(Exception):
+    """Another thread failed."""
+
+
+class _Progress:
+    """A line on standard error: rewritten in a terminal, repeated now and then in a log."""
+
+    def __init__(self, files: int, size: int) -> None:
+        self.files, self.size, self.read = files, size, 0
+        self.lock = threading.Lock()
+        self.is_terminal = sys.stderr.isatty()
+        self.shown = False
+        self.next = time.monotonic() + FIRST_PROGRESS
+
+    def add_bytes(self, size: int) -> None:
+        with self.lock:
+            self.read += size
+
+    def show(self, digested: int) -> None:
+        """Show the number of digested files, if it is time."""
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.next = now + (TERMINAL_PROGRESS if self.is_terminal else LOG_PROGRESS)
+        self.shown = True
+        gigabytes = f"{self.read / 1e9:.1f} of {self.size / 1e9:.1f} GB"
+        line = f"digesting files: {digested:,} of {self.files:,}, {gigabytes}"
+        text = f"\r{line}\033[K" if self.is_terminal else f"{line}\n"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    def erase(self) -> None:
+        """Remove the line from a terminal."""
+        if self.shown and self.is_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def file_identity(path: str | Path) -> Identity:
+    """Return what an edit or a replacement of a file changes: see Identity.
+
+    Raises:
+        OSError: The file does not exist or cannot be examined.
+    """
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def is_recent(identity: Identity, now: float) -> bool:
+    """Return whether an edit may leave the identity of a file as it is.
+
+    As git does for its index ("racy git"): on a file system with coarse times, a second edit within
+    the same tick changes no time. Files with a time in the future are recent too.
+
+    now: The time in seconds at which the identity was read.
+    """
+    _, modified, changed, _ = identity
+    return max(modified, changed) / 1e9 > now - RECENT
+
+
+class DigestCache:
+    """Cached digests of files; `cache[path]` reads a file only if its identity changed.
+
+    The cache is saved when it has cost a second, and at exit: a process that is killed loses at
+    most a second of work. Whatever is wrong with the file of the cache costs time only.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.entries = json.loads(self.path.read_text()) if self.path.exists() else {}
+        # Identity and digest by real path.
+        self.entries = self._read()
+        self.unsaved: dict[str, list[Any]] = {}
+        self.unsaved_seconds = 0.0
+        atexit.register(self.save)
 
     def __getitem__(self, path: str | Path) -> str:
-        path = os.path.realpath(path)
-        status = os.stat(path)
-        key = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        if self.entries.get(path, [None])[0] != key:
-            self.entries[path] = [key, file_digest(path)]
-            write_atomically(self.path, canonical_json(self.entries))
-        return self.entries[path][1]
+        return self.digests([str(path)])[str(path)]
+
+    def digests(self, paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
+        """Return the digests of files, which several threads read.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        found: dict[AnyPath, str] = {}
+        changed: dict[AnyPath, tuple[str, Identity]] = {}
+        started = time.time()
+        for path in paths:
+            real = os.path.realpath(str(path))
+            identity = file_identity(real)
+            entry = self.entries.get(real)
+            if entry and entry[:-1] == identity:
+                found[path] = entry[-1]
+            else:
+                changed[path] = real, identity
+        if changed:
+            found |= file_digests(changed)
+            # An edit after or during the digest must not be hidden by equal times.
+            self.unsaved |= {
+                real: [*before, found[path]]
+                for path, (real, before) in changed.items()
+                if not is_recent(before, started) and file_identity(real) == before
+            }
+            self.entries |= self.unsaved
+            self.unsaved_seconds += time.time() - started
+            if self.unsaved_seconds > UNSAVED_SECONDS:
+                self.save()
+        return found
+
+    def save(self) -> None:
+        """Write new entries to the file of the cache; an error costs time only."""
+        if self.unsaved:
+            # With the entries that another process wrote in the meantime.
+            self.entries = self._read() | self.unsaved
+            with suppress(OSError):
+                write_atomically(self.path, canonical_json(self.entries), durable=False)
+        self.unsaved, self.unsaved_seconds = {}, 0.0
+
+    def _read(self) -> dict[str, list[Any]]:
+        """Return the valid entries of the file of the cache."""
+        try:
+            entries = json.loads(self.path.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(entries, dict):
+            return {}
+        return {path: entry for path, entry in entries.items() if _is_entry(entry)}
 
 
-def write_atomically(path: str | Path, text: str, writer: str | None = None) -> None:
+def _is_entry(entry: Any) -> bool:
+    """Return whether a JSON value has the form of an entry: an identity and a digest."""
+    if not isinstance(entry, list) or len(entry) != 5:
+        return False
+    *identity, digest = entry
+    return (
+        all(type(number) is int for number in identity)
+        and isinstance(digest, str)
+        and re.fullmatch("[0-9a-f]{64}", digest) is not None
+    )
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_atomically(
+    path: str | Path, text: str, writer: str | None = None, durable: bool = True
+) -> None:
     """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
     Args:
@@ -74,9 +284,36 @@ def write_atomically(path: str | Path, text: str, writer: str | None = None) -> 
         text: The content.
         writer: Suffix of the temporary file, unique among the writers of this path. Defaults to the
             process id.
+        durable: Whether a power cut after this call must not lose the text, nor a power cut during
+            it leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which
+            a thousand spec files need not spend: their names contain their digests, so that a
+            damaged one is noticed and rewritten.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{writer or os.getpid()}")
-    temporary.write_text(text)
+    with temporary.open("w") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, path)
+    if durable:
+        fsync_folder(path.parent)
+
+
+def fsync_folder(folder: str | Path) -> None:
+    """Store the names in a folder on disk, so that a rename in it survives a power cut.
+
+    Raises:
+        OSError: The disk failed. File systems that cannot do this (some network file systems) raise
+            nothing.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,18 +1,28 @@
 """Digests of values and files, the cache of file digests, and atomic writes."""
 
+import errno
 import hashlib
+import io
+import json
 import os
+import stat
+import subprocess
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from conftest import ROOT
 from snakechat.workflow import digests
 from snakechat.workflow.digests import (
     DigestCache,
     canonical_json,
     digest,
     file_digest,
+    file_digests,
+    fsync_folder,
     write_atomically,
 )
 
@@ -103,6 +113,27 @@ def edit_in_place(path, content):
     )
 
 
+@pytest.fixture
+def later(monkeypatch):
+    """Move the clock forward, so that no file is recent."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 10)
+
+
+@pytest.fixture
+def coarse_times(monkeypatch):
+    """Give files the times of a file system whose clock ticks once a second, within one tick."""
+    status_of, tick = os.stat, int(time.time()) * 10**9
+
+    def coarse(path, **options):
+        status = status_of(path, **options)
+        return SimpleNamespace(
+            st_size=status.st_size, st_ino=status.st_ino, st_mtime_ns=tick, st_ctime_ns=tick
+        )
+
+    monkeypatch.setattr(os, "stat", coarse)
+
+
 def test_the_cache_returns_the_digest_of_the_content(cache_path, file):
     assert DigestCache(cache_path)[file] == hashlib.sha256(b"first").hexdigest()
 
@@ -130,14 +161,189 @@ def test_a_touched_or_rewritten_file_keeps_its_digest(cache_path, file):
     assert cache[file] == first
 
 
-def test_an_unchanged_file_is_not_read_again(cache_path, file, monkeypatch):
-    first = DigestCache(cache_path)[file]
+def test_an_unchanged_file_is_not_read_again(cache_path, file, later, monkeypatch):
+    cache = DigestCache(cache_path)
+    first = cache[file]
+    cache.save()
 
-    def fail(path):
+    def fail(path, report):
         raise AssertionError(f"{path} was read again")
 
     monkeypatch.setattr(digests, "file_digest", fail)
-    assert DigestCache(cache_path)[file] == first
+    assert cache[file] == DigestCache(cache_path)[file] == first
+
+
+def test_an_edit_within_one_tick_of_coarse_times_is_detected(cache_path, file, coarse_times):
+    cache = DigestCache(cache_path)
+    first = cache[file]
+    file.write_bytes(b"other")
+    assert cache[file] == hashlib.sha256(b"other").hexdigest() != first
+    cache.save()
+    file.write_bytes(b"again")
+    assert DigestCache(cache_path)[file] == hashlib.sha256(b"again").hexdigest()
+
+
+def test_a_file_that_changes_while_it_is_digested_is_not_cached(
+    cache_path, file, later, monkeypatch
+):
+    cache = DigestCache(cache_path)
+
+    def slow_digest(path, report):
+        found = file_digest(path, report)
+        file.write_bytes(b"a longer text")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "file_digest", slow_digest)
+        assert cache[file]
+    assert cache[file] == hashlib.sha256(b"a longer text").hexdigest()
+
+
+def entry_of(path, digest="0" * 64):
+    """An entry with today's identity of a file."""
+    return [*digests.file_identity(path), digest]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: b"",
+        lambda path: b'{"a": [1, 2',
+        lambda path: b"\xff\xfe\x00",
+        lambda path: b"[" * 100_000,
+        lambda path: b"[]",
+        lambda path: b"null",
+        lambda path: json.dumps({str(path): 7}).encode(),
+        lambda path: json.dumps({str(path): entry_of(path)[:4]}).encode(),
+        lambda path: json.dumps({str(path): entry_of(path, "")}).encode(),
+        lambda path: json.dumps({str(path): entry_of(path, None)}).encode(),
+        lambda path: json.dumps({str(path): [entry_of(path)[:4], "0" * 64]}).encode(),
+    ],
+)
+def test_a_damaged_cache_is_ignored_and_rewritten(cache_path, file, later, damage):
+    cache_path.parent.mkdir()
+    cache_path.write_bytes(damage(file))
+    cache = DigestCache(cache_path)
+    expected = hashlib.sha256(b"first").hexdigest()
+    assert cache[file] == expected
+    cache.save()
+    assert json.loads(cache_path.read_text()) == {str(file): entry_of(file, expected)}
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, file, later):
+    (tmp_path / "no folder").write_bytes(b"")
+    cache = DigestCache(tmp_path / "no folder/digests.json")
+    assert cache[file] == hashlib.sha256(b"first").hexdigest()
+    cache.save()
+
+
+def test_a_saved_cache_keeps_the_entries_of_other_processes(cache_path, tmp_path, file, later):
+    first, second = DigestCache(cache_path), DigestCache(cache_path)
+    (tmp_path / "other").write_bytes(b"other")
+    assert first[file] and second[tmp_path / "other"]
+    first.save()
+    second.save()
+    assert len(json.loads(cache_path.read_text())) == 2
+
+
+def test_a_process_saves_the_cache_when_it_ends(cache_path, file):
+    os.utime(file, (1, 1))
+    program = f"""
+import time
+now = time.time
+time.time = lambda: now() + 10
+from snakechat.workflow.digests import DigestCache
+DigestCache({str(cache_path)!r})[{str(file)!r}]
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert str(file) in json.loads(cache_path.read_text())
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    paths = [folder / f"{number}.jsonl" for number in range(3000)]
+    for number, path in enumerate(paths):
+        path.write_text(f"{number}\n")
+    return paths
+
+
+def test_thousands_of_files_are_digested_in_seconds(cache_path, many, later):
+    # A tenth of a second for the first time, where rewriting the cache for each file took ten.
+    started = time.monotonic()
+    cache = DigestCache(cache_path)
+    found = [cache[path] for path in many]
+    cache.save()
+    assert time.monotonic() - started < 4
+    again = time.monotonic()
+    assert list(DigestCache(cache_path).digests(many).values()) == found
+    assert time.monotonic() - again < 2
+
+
+def test_the_cache_is_not_written_for_each_file(cache_path, many, later, monkeypatch):
+    writes = []
+    monkeypatch.setattr(digests, "write_atomically", lambda *_, **__: writes.append(1))
+    cache = DigestCache(cache_path)
+    for path in many[:100]:
+        assert cache[path]
+    assert len(writes) <= 1
+
+
+def test_many_digests_are_those_of_each_file(many, tmp_path):
+    large = tmp_path / "large"
+    large.write_bytes(bytes(3 << 20))
+    paths = [*many[:50], large, many[0]]
+    assert file_digests(paths) == {path: file_digest(path) for path in paths}
+    assert file_digests([]) == {}
+
+
+def test_a_file_that_cannot_be_read_is_the_error(many, tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        file_digests([*many[:10], tmp_path / "missing"])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        file_digests([tmp_path / "folder", *many[:1000]])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def slow_digests(monkeypatch, stream, waits):
+    """Digest three files slowly; return what appears on standard error."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name in ("FIRST_PROGRESS", "TERMINAL_PROGRESS"):
+        monkeypatch.setattr(digests, name, 0.01)
+    monkeypatch.setattr(digests, "LOG_PROGRESS", waits)
+
+    def slow_digest(path, report):
+        time.sleep(0.1)
+        report(10**9)
+        return "digest"
+
+    monkeypatch.setattr(digests, "file_digest", slow_digest)
+    monkeypatch.setattr(digests, "MAX_THREADS", 1)
+    file_digests([ROOT / name for name in ("Snakefile", "config.yaml", "README.md")])
+    return stream.getvalue()
+
+
+def test_progress_is_one_line_in_a_terminal(monkeypatch):
+    text = slow_digests(monkeypatch, Terminal(), 30)
+    assert "\rdigesting files: 2 of 3, 2.0 of 0.0 GB" in text
+    assert "\n" not in text
+    assert text.endswith("\r\033[K")
+
+
+def test_progress_is_a_few_lines_in_a_log(monkeypatch):
+    text = slow_digests(monkeypatch, io.StringIO(), 30)
+    assert text == "digesting files: 0 of 3, 0.0 of 0.0 GB\n"
+
+
+def test_short_work_shows_no_progress(many, capsys):
+    file_digests(many[:100])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_link_has_the_digest_of_its_current_target(cache_path, file, tmp_path):
@@ -165,6 +371,53 @@ def test_an_atomic_write_creates_folders_and_leaves_no_temporary_file(tmp_path):
     write_atomically(path, "two")
     assert path.read_text() == "two"
     assert [file.name for file in path.parent.iterdir()] == ["file.json"]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the system calls that store and rename, in order."""
+    names, fsync, replace = [], os.fsync, os.replace
+
+    def record_fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        names.append("fsync folder" if is_folder else "fsync file")
+        fsync(descriptor)
+
+    def record_replace(*paths):
+        names.append("rename")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    return names
+
+
+def test_a_text_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path, calls):
+    write_atomically(tmp_path / "file.json", "text")
+    assert calls == ["fsync file", "rename", "fsync folder"]
+
+
+def test_a_text_that_may_be_lost_is_not_waited_for(tmp_path, calls):
+    write_atomically(tmp_path / "file.json", "text", durable=False)
+    assert calls == ["rename"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_store_folders_is_no_error(tmp_path, monkeypatch, number):
+    def fail(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    fsync_folder(tmp_path)
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write_atomically(tmp_path / "file.json", "text")
 
 
 def test_a_failed_write_keeps_the_old_text(tmp_path):
