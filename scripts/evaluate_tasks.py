@@ -23,7 +23,7 @@ def main(job: Job[Any]) -> None:
     """Run lm_eval and keep its metrics.
 
     Raises:
-        InputError: lm_eval is not installed, or fails.
+        InputError: lm_eval is not installed, or fails, or a task file has changed.
     """
     program = shutil.which("lm_eval")
     if program is None:
@@ -32,9 +32,12 @@ def main(job: Job[Any]) -> None:
             " version of envs/lm-eval.yaml"
         )
     output = job.result / "lm_eval"
+    check_task_files(job)
     process = subprocess.run([program, *arguments(job, output)])
     if process.returncode:
         raise InputError(f"lm_eval exited with status {process.returncode}: see its output above")
+    # What lm_eval has read since then.
+    check_task_files(job)
     [path] = output.rglob("results_*.json")
     results = json.loads(path.read_text())
     shutil.rmtree(output)
@@ -60,16 +63,18 @@ def arguments(job: Job[Any], output: Path) -> list[str]:
 
 
 def task_argument(job: Job[Any], task: str) -> str:
-    """Return the name of a task of lm_eval, or the path of a task file of the workflow.
+    """Return the name of a task of lm_eval, or the path of a task file of the workflow."""
+    return str(Path(job.placement["source"], task)) if task in job.spec["files"] else task
+
+
+def check_task_files(job: Job[Any]) -> None:
+    """Check task files and the files that they refer to.
 
     Raises:
-        InputError: The file changed after the build was planned.
+        InputError: A file changed after the build was planned.
     """
-    if task not in job.spec["files"]:
-        return task
-    path = Path(job.placement["source"], task)
-    check_external_file(path, job.spec["files"][task])
-    return str(path)
+    for name, planned_digest in job.spec["files"].items():
+        check_external_file(Path(job.placement["source"], name), planned_digest)
 
 
 if __name__ == "__main__":

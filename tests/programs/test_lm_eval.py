@@ -77,6 +77,20 @@ def test_a_task_that_changed_after_planning_is_rejected(job, tmp_path):
         evaluate_tasks.main(job)
 
 
+def test_a_file_that_a_task_refers_to_may_not_change_while_lm_eval_runs(job, tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    job.spec["files"]["rows.jsonl"] = file_digest(tmp_path / "rows.jsonl")
+    run = evaluate_tasks.subprocess.run
+
+    def run_and_edit(arguments):
+        (tmp_path / "rows.jsonl").write_text("[]\n")
+        return run(arguments)
+
+    monkeypatch.setattr(evaluate_tasks.subprocess, "run", run_and_edit)
+    with pytest.raises(InputError, match=r"rows\.jsonl changed since this build was planned"):
+        evaluate_tasks.main(job)
+
+
 def test_the_environment_has_the_pins_and_one_version_of_lm_eval():
     packages = yaml.safe_load((ROOT / "envs/lm-eval.yaml").read_text())["dependencies"]
     requirements, harness = packages[-1]["pip"]

@@ -3,9 +3,11 @@
 Paths are relative to the working directory, in the form in which specs record them.
 """
 
+import os
 from pathlib import Path
 
 from snakechat.config.recipes import Config
+from snakechat.config.task_references import referenced_files
 from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.model_files import model_files
 from snakechat.workflow.errors import InputError
@@ -108,15 +110,23 @@ def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict
 
 
 def task_files(config: Config) -> dict[str, Path]:
-    """Return the task files of lm-evaluation-harness that users wrote.
+    """Return the task files of lm-evaluation-harness that users wrote, and what they refer to.
+
+    Names are relative to the folder of the Snakefile; a full path outside of it stays as it is.
 
     Raises:
-        InputError: A file does not exist.
+        InputError: A file does not exist or cannot be read.
     """
-    tasks = [task for task in config.values["lm_eval"]["tasks"] if task.endswith(".yaml")]
-    for task in tasks:
+    files: dict[str, Path] = {}
+    for task in config.values["lm_eval"]["tasks"]:
+        if not task.endswith(".yaml"):
+            continue
         if not (config.root / task).is_file():
             raise InputError(
                 f"config: lm_eval.tasks names {task}: there is no {config.root / task}"
             )
-    return {task: config.root / task for task in tasks}
+        files[task] = config.root / task
+        for path in sorted(referenced_files(config.root / task) - {config.root / task}):
+            inside = not path.is_absolute() or path.is_relative_to(config.root)
+            files[os.path.relpath(path, config.root) if inside else str(path)] = path
+    return files

@@ -249,6 +249,21 @@ def test_missing_prompt_sets_and_tasks_are_errors(load, tmp_path):
     assert task_files(config).keys() == {"mine.yaml"}
 
 
+def test_files_that_a_task_refers_to_are_files_of_its_job(load, tmp_path):
+    config = load({"lm_eval": {"tasks": ["hellaswag", "tasks/mine.yaml"]}})
+    folder, elsewhere = tmp_path / "tasks", tmp_path.with_name(f"{tmp_path.name}.jsonl")
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        f"include: base.yaml\ndata_files: [rows.jsonl, {elsewhere}]\nprocess_docs: !function a.b\n"
+    )
+    for path in (folder / "base.yaml", folder / "a.py", tmp_path / "rows.jsonl", elsewhere):
+        path.write_text("")
+    files = task_files(config)
+    names = {"tasks/mine.yaml", "tasks/base.yaml", "tasks/a.py", "rows.jsonl", str(elsewhere)}
+    assert files.keys() == names
+    assert all((tmp_path / name).samefile(path) for name, path in files.items())
+
+
 # --- default targets -----------------------------------------------------------------------------
 
 
