@@ -198,21 +198,38 @@ def sources(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def build_once(tmp_path_factory, worker_id):
-    """A function that returns a copy of a build; the first worker that needs the build makes it."""
+def make_once(tmp_path_factory, worker_id):
+    """A function that returns a folder which all workers share.
+
+    The first worker that needs it makes it, by a function of the folder; the others wait.
+    """
     shared = tmp_path_factory.getbasetemp()
     shared = shared if worker_id == "master" else shared.parent
 
-    def build(name, options, *targets):
-        folder = shared / f"{name}_build"
+    def folder_of(name, make):
+        folder, done = shared / f"{name}_build", shared / f"{name}.done"
         with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "built").exists():
+            if not done.exists():
                 # Left by a build that failed.
                 shutil.rmtree(folder, ignore_errors=True)
-                copy_sources(folder)
-                Workflow(folder, *options).build(*targets)
-                (folder / "built").touch()
+                make(folder)
+                done.touch()
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def build_once(make_once, tmp_path_factory):
+    """A function that returns a copy of a build, which is made once for all workers."""
+
+    def build(name, options, *targets):
+        def make(folder):
+            copy_sources(folder)
+            Workflow(folder, *options).build(*targets)
+
+        folder = make_once(name, make)
         return Workflow(folder, *options).copy(tmp_path_factory.mktemp(name) / "work")
 
     return build

@@ -1,0 +1,309 @@
+"""Tables of edits to a build and the rules that must run after each.
+
+A row is an edit and the rules that Snakemake has to plan after it, no more and no less. Every
+setting and every program has a row, and so has a module of every room. The build is the fixture
+`built`: the quick build, and what OURS adds to its config.
+"""
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from snakechat.config.schema import config_schema
+from snakechat.workflow.code_digests import code_digests
+
+# The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
+# model start from the SFT model; their base model is not fetched.
+TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
+READERS = {
+    "import_dataset": {"split_dataset", "init_model", *TOKENIZERS, "draw_report"},
+    "split_dataset": {*TOKENIZERS, "draw_report"},
+    "fetch_model": set(),
+    "init_model": {
+        *TOKENIZERS,
+        "train_sft",
+        "evaluate_sft",
+        "evaluate_rlhf",
+        "prompt_eval",
+        "compare_zero",
+    },
+    "tokenize_sft": {
+        "train_sft",
+        "evaluate_sft",
+        "train_rlhf",
+        "draw_report",
+        "compare_zero",
+        "write_record",
+    },
+    "train_sft": {
+        "evaluate_sft",
+        "write_record",
+        "train_reward",
+        "compute_reference",
+        "train_dpo",
+        "train_rlhf",
+        "evaluate_rlhf",
+        "draw_report",
+        "prompt_eval",
+    },
+    "evaluate_sft": {"draw_report", "write_record"},
+    "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
+    "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report", "rw_eval"},
+    "evaluate_reward": {"draw_report"},
+    "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo"},
+    "compute_reference": {"train_dpo", "evaluate_dpo"},
+    "train_dpo": {"evaluate_dpo", "compare_runs"},
+    "evaluate_dpo": {"compare_runs"},
+    "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
+    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
+    "evaluate_rlhf": {"draw_report"},
+    "draw_report": set(),
+    "prompt_eval": set(),
+    "rw_eval": set(),
+    "evaluate_tasks": set(),
+    # Of SFT.
+    "write_record": set(),
+    "compare_zero": {"draw_zero"},
+    "draw_zero": set(),
+    # Of DPO.
+    "compare_runs": set(),
+}
+
+
+def stale(*rules):
+    """Return rules and all rules downstream of them."""
+    return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
+
+
+# The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
+# of the comparison of ZeRO stages, which does not read its result.
+SFT_TRAINED = stale("train_sft", "compare_zero")
+
+# The rules that read what the local dataset and the model from the hub become.
+TOKENIZED = {"tokenize_sft", "train_sft"}
+SPLIT = {"split_dataset", *TOKENIZED}
+IMPORTED = {"import_dataset", *SPLIT}
+FETCHED = {"fetch_model", *TOKENIZED}
+
+
+ZERO = "output/zero/sft/tiny.html"
+COMPARED = "output/compare/dpo/tiny-vs-other.html"
+# The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
+# from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
+TINY = (
+    "output/rlhf/tiny",
+    "output/dpo/tiny",
+    "output/record/sft/tiny.md",
+    ZERO,
+    COMPARED,
+    "output/prompt_eval/rlhf/tiny.html",
+    "output/rw_eval/reward/tiny.html",
+    "output/lm_eval/rlhf/tiny.manifest.json",
+)
+MINE = "output/sft/mine.manifest.json"
+FAR = "output/data/far.manifest.json"
+COPIED = "output/models/copied.manifest.json"
+NEAR = "output/models/near.manifest.json"
+TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
+
+
+class Row(NamedTuple):
+    """An edit, the rules that must run after it, and the targets.
+
+    edit: a function of the folder of a build.
+    """
+
+    edit: Callable
+    rules: set
+    targets: tuple = TINY
+
+
+def rows(table):
+    """Parametrize a test with the rows of a table."""
+    return pytest.mark.parametrize("row", table.values(), ids=table.keys())
+
+
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+SCHEMA = config_schema()
+QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
+
+
+def merged(config, *changes):
+    """Return a config updated as by --configfile; keys that become None are removed."""
+    result = dict(config)
+    for change in changes:
+        for key, value in change.items():
+            mapping = isinstance(value, dict)
+            result[key] = merged(result.get(key) or {}, value) if mapping else value
+    removed = {key for change in changes for key in change if result[key] is None}
+    return {key: value for key, value in result.items() if key not in removed}
+
+
+def nested(path, value):
+    """{"a": {"b": value}} of a.b."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+# The keys that the tiny recipes set themselves in the quick build.
+RECIPES = {
+    stage: merged(CONFIG[stage]["recipes"]["tiny"], QUICK[stage]["recipes"]["tiny"])
+    for stage in ("sft", "reward", "dpo", "rlhf")
+}
+MODEL = CONFIG["models"]["tiny"]
+
+# Added to the config: what TARGETS need besides the tiny recipes, and one `other` of each kind.
+OURS = {
+    "datasets": {
+        "mine": {"path": "mine", "format": "plain"},
+        "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
+        "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
+    },
+    "models": {
+        "far": {"hub": "lab/far", "revision": "main"},
+        "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
+        "near": {"path": "model"},
+        "classifier": {"path": "classifier"},
+        "other": MODEL,
+    },
+    "sft": {
+        "recipes": {
+            "mine": {**RECIPES["sft"], "model": "far", "datasets": ["mine"]},
+            "other": RECIPES["sft"],
+        },
+    },
+    "reward": {"recipes": {"other": RECIPES["reward"]}},
+    "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
+}
+
+
+def write_config(folder, *changes):
+    """Write mine.yaml: OURS with changes."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump(merged(OURS, *changes)))
+
+
+def lines(*numbers):
+    """Rows of a dataset, all of the same length."""
+    rows = [{"prompt": f"{n:04}?", "chosen": f" {n:04}.", "rejected": " No."} for n in numbers]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+FILES = {
+    "mine/train-1.jsonl": lines(*range(40)),
+    "mine/train-2.jsonl": lines(*range(40, 50)),
+    "mine/test.jsonl": lines(*range(50, 70)),
+    # Neither trained nor evaluated on, unless the config says so.
+    "mine/more.jsonl": lines(*range(70, 80)),
+    "one/rows.jsonl": lines(*range(80, 90)),
+    "another/rows.jsonl": lines(*range(90, 100)),
+}
+
+
+def config(*changes):
+    """Change the config."""
+    return lambda folder: write_config(folder, *changes)
+
+
+def setting(path, value):
+    """Change one setting."""
+    return config(nested(path, value))
+
+
+def tiny_rlhf(**settings):
+    """Change settings of the tiny recipe of RLHF."""
+    return setting("rlhf.recipes.tiny", settings)
+
+
+def replaced(path, *replacements):
+    """Replace texts in a file."""
+
+    def edit(folder):
+        text = (folder / path).read_text()
+        for old, new in replacements:
+            assert old in text, f"{old!r} is not in {path}"
+            text = text.replace(old, new, 1)
+        (folder / path).write_text(text)
+
+    return edit
+
+
+RULES = set(READERS)
+SCRIPTS = ROOT / "scripts"
+
+# Targets for which every rule has a job.
+EVERY_RULE = (*TINY, "output/models/far.manifest.json")
+
+
+def fresh(edit):
+    """A row with an edit after which nothing must run."""
+    return Row(edit, set(), TARGETS)
+
+
+def program_of(rule):
+    """Return the path of the program that a rule runs."""
+    return SCRIPTS / f"{'tokenize_phase' if rule in TOKENIZERS else rule}.py"
+
+
+@functools.cache
+def code_of(rule):
+    """Return the files of scripts/ that a rule runs, with their digests."""
+    # tests/unit/workflow/test_code_digests.py proves that these are the modules of its imports.
+    return code_digests(program_of(rule))
+
+
+def code(name):
+    """A row with another meaning of a file in scripts/."""
+
+    def edit(folder):
+        with (folder / "scripts" / name).open("a") as file:
+            file.write("\nEDITED = True\n")
+
+    users = {rule for rule in RULES if name in code_of(rule)}
+    return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
+
+
+def pins(old, new):
+    """A row with a change of the pins."""
+    return Row(replaced("requirements.txt", (old, new)), RULES, EVERY_RULE)
+
+
+def backwards(value):
+    """Return mappings with their keys in reverse order."""
+    if not isinstance(value, dict):
+        return value
+    return {key: backwards(inner) for key, inner in reversed(value.items())}
+
+
+def move_the_model(folder):
+    (folder / "model").rename(folder / "elsewhere")
+    # Files next to the weights that are not read.
+    (folder / "elsewhere/training_args.bin").write_text("old")
+    (folder / "elsewhere/onnx").mkdir()
+    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
+    write_config(folder, nested("models.near.path", "elsewhere"))
+
+
+def edit_a_row(folder):
+    replaced("mine/train-1.jsonl", (" 0007.", " 7777."))(folder)
+
+
+def touch_everything(folder):
+    # Inputs become newer than results, and sources newer than all.
+    now = time.time()
+    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
+        os.utime(path, (now - number, now - number), follow_symlinks=False)
+
+
+def put_the_clock_ahead(folder):
+    # As a node whose clock is an hour ahead would leave its results.
+    ahead = time.time() + 3600
+    for path in (folder / "output").rglob("*"):
+        os.utime(path, (ahead, ahead))

@@ -1,0 +1,96 @@
+"""The build that the tests of staleness share."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conftest import Workflow
+from support.hub import serving
+from support.staleness import FILES, TARGETS, lines, write_config
+
+
+def add_label(path):
+    """Make the config of a classifier that of a reward model."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "SCORE"}}))
+
+
+def add_inputs(folder):
+    """Add to a quick build what OURS names: data, a tokenizer and models.
+
+    Return the files of the model by name.
+    """
+    write_config(folder)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
+    model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
+    (folder / "tokenizer").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "tokenizer" / name).write_bytes(model[name])
+    (folder / "model").mkdir()
+    for name in model:
+        (folder / "model" / name).write_bytes(model[name])
+    # This model is never built; planning reads only its config.json.
+    (folder / "classifier").mkdir()
+    for name, content in model.items():
+        content = content.replace(b"ForCausalLM", b"ForSequenceClassification")
+        (folder / "classifier" / name).write_bytes(content)
+    add_label(folder / "classifier/config.json")
+    return model
+
+
+@pytest.fixture(scope="session")
+def built(quick, make_once, tmp_path_factory):
+    """The quick build with all of TARGETS, one for all workers. No test changes it."""
+    options = (*quick.options, "mine.yaml")
+
+    def make(folder):
+        quick.copy(folder)
+        workflow = Workflow(folder, *options)
+        model = add_inputs(folder)
+        with serving() as hub:
+            rows = {"train.jsonl": lines(*range(40)).encode()}
+            hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
+            workflow.environment = {
+                "HF_ENDPOINT": hub.endpoint,
+                "HF_HOME": str(tmp_path_factory.mktemp("home")),
+                "HF_HUB_OFFLINE": "0",
+                "NO_PROXY": "127.0.0.1,localhost",
+            }
+            workflow.build(*TARGETS)
+        assert workflow.planned(*TARGETS) == set()
+
+    return Workflow(make_once("staleness", make), *options)
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """A copy of the build, for one test."""
+    return built.copy(tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def plans(request, built, tmp_path_factory):
+    """A function that returns the rules that Snakemake plans after a row's edit.
+
+    A dry run takes two seconds. All rows of the module that are to be tested therefore start at
+    once, two at a time, each in a copy of the build. Other workers test the other modules.
+    """
+    folder = tmp_path_factory.mktemp("rows")
+
+    def plan(row):
+        tree = built.copy(folder / f"{id(row)}")
+        row.edit(tree.folder)
+        planned = tree.planned(*row.targets)
+        shutil.rmtree(tree.folder)
+        return planned
+
+    tests = [item for item in request.session.items if item.module is request.module]
+    parameters = [test.callspec.params for test in tests if hasattr(test, "callspec")]
+    pool = ThreadPoolExecutor(2)
+    started = {id(p["row"]): pool.submit(plan, p["row"]) for p in parameters if "row" in p}
+    yield lambda row: started[id(row)].result()
+    pool.shutdown(cancel_futures=True)

@@ -1,0 +1,100 @@
+"""Code and pins make exactly the results stale that were made with them."""
+
+import re
+
+from conftest import ROOT
+from support.staleness import RULES, SCRIPTS, code, fresh, pins, replaced, rows
+
+PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
+# A module of each room, one that every program imports, and one that no rule imports.
+MODULES = [
+    "snakechat/workflow/job.py",
+    "snakechat/data/tokens.py",
+    "snakechat/config/rlhf.py",
+    "snakechat/modeling/models.py",
+    "snakechat/training/engine.py",
+    "snakechat/algorithms/ppo.py",
+    "snakechat/evaluation/comparisons.py",
+    "snakechat/reporting/plots.py",
+    "snakechat/planning/dry_run.py",
+]
+CODE = {name: code(name) for name in (*PROGRAMS, *MODULES)}
+
+
+def test_the_modules_cover_the_rooms():
+    rooms = {path.parent.name for path in SCRIPTS.glob("snakechat/*/__init__.py")}
+    assert {name.split("/")[1] for name in MODULES} == rooms
+    assert not CODE["snakechat/planning/dry_run.py"].rules
+    assert CODE["snakechat/workflow/job.py"].rules == RULES
+
+
+def test_every_rule_with_a_spec_has_a_row():
+    text = "".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+    assert set(re.findall(r'SPECS\.describe\(\n    "(\w+)"', text)) == RULES
+
+
+@rows(CODE)
+def test_code_makes_exactly_the_rules_that_run_it_and_those_downstream_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+PINS = {
+    "another version": pins("peft==", "peft==1"),
+    "one more": pins("peft==", "trl==1.16.0\npeft=="),
+    "one less": pins("\npeft==", "\n# peft=="),
+}
+
+
+@rows(PINS)
+def test_a_pin_makes_everything_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- edits without effect -------------------------------------------------------------------
+
+
+def all_code(change):
+    """Change the text of each module and program."""
+
+    def edit(folder):
+        for path in (folder / "scripts").rglob("*.py"):
+            before = path.read_text()
+            path.write_text(change(before))
+            assert path.read_text() != before or not before, path
+
+    return edit
+
+
+def add_a_module(folder):
+    (folder / "scripts/snakechat/unused.py").write_text("NUMBER = 1\n")
+    (folder / "scripts/tool.py").write_text("from snakechat import unused\n")
+
+
+def write_reward_functions(folder):
+    replaced("rewards/shop.py", ("float(", "-float("))(folder)
+    (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
+
+
+def reverse_the_pins(folder):
+    path = folder / "requirements.txt"
+    path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
+
+
+FRESH = {
+    "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
+    "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
+    "layout": fresh(all_code(lambda text: text.replace("\n\n\n", "\n\n\n\n") + "\n")),
+    "code that nothing uses": fresh(add_a_module),
+    "comments in the Snakefile": fresh(
+        replaced("Snakefile", ("# From preference", "# From all preference"))
+    ),
+    "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
+    "comments in the pins": fresh(replaced("requirements.txt", ("# The one set", "# One set"))),
+    "order of the pins": fresh(reverse_the_pins),
+    "reward functions that the recipe does not name": fresh(write_reward_functions),
+}
+
+
+@rows(FRESH)
+def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules

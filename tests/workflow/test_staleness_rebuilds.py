@@ -1,0 +1,216 @@
+"""Staleness through several edits and builds: undone edits, failed jobs, missing results."""
+
+import json
+
+import pytest
+import yaml
+
+from conftest import Workflow, copy_sources
+from support.staleness import (
+    CONFIG,
+    IMPORTED,
+    MINE,
+    OURS,
+    QUICK,
+    RULES,
+    TARGETS,
+    TINY,
+    ZERO,
+    Row,
+    backwards,
+    code,
+    edit_a_row,
+    fresh,
+    merged,
+    nested,
+    pins,
+    program_of,
+    put_the_clock_ahead,
+    setting,
+    stale,
+    touch_everything,
+    write_config,
+)
+
+
+def test_edits_that_are_undone_leave_nothing_behind(copy):
+    edits = (
+        Row(setting("rlhf.recipes.tiny.gamma", 0.5), stale("train_rlhf")),
+        Row(setting("seed", 1235), stale("import_dataset")),
+        Row(setting("split.weights", {"sft": 4, "reward": 2}), stale("split_dataset")),
+        code("snakechat/algorithms/ppo.py"),
+        code("snakechat/workflow/job.py"),
+        pins("peft==", "peft==1"),
+        Row(edit_a_row, IMPORTED, (MINE,)),
+        fresh(touch_everything),
+    )
+    before = {path: path.read_bytes() for path in sources_of(copy.folder)}
+    for row in edits:
+        row.edit(copy.folder)
+        assert copy.planned(*row.targets) == row.rules
+        for path, content in before.items():
+            path.write_bytes(content)
+    assert copy.planned(*TARGETS) == set()
+
+
+def sources_of(folder):
+    """Return the files of a tree that are not results."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [p for p in files if p.relative_to(folder).parts[0] not in ("output", ".snakemake")]
+
+
+def test_an_edit_is_noticed_although_the_clock_was_ahead(copy):
+    put_the_clock_ahead(copy.folder)
+    setting("rlhf.recipes.tiny.gae_lambda", 0.9)(copy.folder)
+    assert copy.planned(*TINY) == stale("train_rlhf")
+    write_config(copy.folder)
+    assert copy.planned(*TARGETS) == set()
+
+
+# Programs that write only the manifest of their result, and pages: they build in seconds.
+STUB = '''"""Write a result without content."""
+
+from snakechat.workflow.job import run
+
+
+def main(job):
+    """Write only the files that rules copy."""
+    for page in (
+        "record.md",
+        "zero.html",
+        "comparison.html",
+        "responses.html",
+        "scores.html",
+    ):
+        (job.result / page).touch()
+
+
+run(main)
+'''
+FULL_DISK = STUB.replace("for page", 'raise OSError(28, "No space left on device")\n    for page')
+
+
+STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
+
+
+def stub_config(*changes):
+    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
+    settings = {"reward": "other", "num_generations": 2, "reward_functions": {"shop": 1}}
+    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
+
+
+def write_stub_config(folder, config):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def built_stubs(tmp_path_factory):
+    """A build of stubs."""
+    workflow = Workflow(tmp_path_factory.mktemp("stubs") / "work")
+    copy_sources(workflow.folder)
+    for rule in RULES:
+        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
+    write_stub_config(workflow.folder, stub_config())
+    workflow.build(*STUBS)
+    return workflow
+
+
+@pytest.fixture
+def stubs(built_stubs, tmp_path):
+    """A copy of it, for one test."""
+    return built_stubs.copy(tmp_path / "stubs")
+
+
+def run_records(workflow):
+    """Return the record of each run that made a result."""
+    return {path: path.read_text() for path in (workflow.folder / "output").rglob("*.run.json")}
+
+
+def test_actor_and_reward_model_swapped_are_stale(stubs):
+    assert stubs.planned(*STUBS) == set()
+    actor, reward = ("rlhf.recipes.tiny.actor", "other"), ("rlhf.recipes.tiny.reward", "tiny")
+    write_stub_config(stubs.folder, stub_config(nested(*actor), nested(*reward)))
+    assert stubs.planned(*STUBS) == stale("train_rlhf")
+
+
+def test_order_of_recipes_does_not_matter(stubs):
+    write_stub_config(stubs.folder, backwards(stub_config()))
+    assert stubs.planned(*STUBS) == set()
+
+
+def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs):
+    write_stub_config(stubs.folder, stub_config(nested("rlhf.recipes.tiny.gamma", 0.9)))
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+    stubs.build(*TINY)
+    assert stubs.planned(*TINY) == set()
+    write_stub_config(stubs.folder, stub_config())
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "rloo"},
+        {"algorithm": "grpo"},
+        {"preset": "deepspeed_chat"},
+        {"reward": None},
+        {"reward_functions": {"shop": 2}},
+    ],
+)
+def test_rl_settings_count(stubs, settings):
+    config = stub_config()
+    config["rlhf"]["recipes"]["tiny"] |= settings
+    write_stub_config(stubs.folder, config)
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+def test_a_reward_function_is_code_of_the_rules_that_run_it(stubs):
+    path = stubs.folder / "rewards/shop.py"
+    before = path.read_text()
+    path.write_text(f"# A comment.\n{before}")
+    assert stubs.planned(*TINY) == set()
+    path.write_text(f"{before}\nEDITED = True\n")
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+    output = stubs.run("python", "scripts/explain.py", "output/rlhf/tiny").stdout
+    assert "train_rlhf tiny is stale: reward function rewards/shop.py changed\n" in output
+    # A module that nothing else uses.
+    (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 1\n")
+    path.write_text(f"from snakechat.mine import ONE\n{before}")
+    stubs.build(*TINY)
+    assert stubs.planned(*TINY) == set()
+    (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 2\n")
+    assert stubs.planned(*TINY) == stale("train_rlhf")
+
+
+def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
+    # The comparison of ZeRO stages has the same code, and succeeds.
+    targets = [target for target in TINY if target != ZERO]
+    program = stubs.folder / "scripts/train_sft.py"
+    before = run_records(stubs)
+    program.write_text(FULL_DISK)
+    process = stubs.snakemake(*targets, "--cores", "2")
+    assert process.returncode != 0
+    assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
+    assert stubs.planned(*targets) == stale("train_sft")
+    # The edit is undone and the old result exists: it is reused, not rebuilt.
+    program.write_text(STUB)
+    stubs.build(*targets)
+    assert run_records(stubs) == before
+    assert stubs.planned(*targets) == set()
+
+
+def test_results_behind_a_missing_one_are_as_new_as_its_inputs(stubs):
+    # Snakemake looks through a missing result. What it does with results that are older than the
+    # inputs behind it depends on the order of a set.
+    (stubs.folder / "output/sft/tiny.manifest.json").unlink()
+    tokens = stubs.folder / "output/tokens/sft/tiny.manifest.json"
+    tokens.touch()
+    stubs.planned(*STUBS)
+    followers = [
+        path
+        for path in (stubs.folder / "output").rglob("*.manifest.json")
+        for job in json.loads(path.read_text())["spec"]["inputs"].values()
+        if job["path"] == "output/sft/tiny"
+    ]
+    assert len(followers) >= 5
+    assert min(path.stat().st_mtime_ns for path in followers) >= tokens.stat().st_mtime_ns

@@ -1,0 +1,156 @@
+"""Results that are damaged, missing, touched or left by failed jobs."""
+
+import os
+import shutil
+
+from conftest import Workflow
+from support.staleness import (
+    RULES,
+    TARGETS,
+    TINY,
+    Row,
+    fresh,
+    put_the_clock_ahead,
+    rows,
+    stale,
+    touch_everything,
+)
+
+FRESH = {
+    "everything touched": fresh(touch_everything),
+    "a clock ahead of time": fresh(put_the_clock_ahead),
+    ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
+}
+
+
+@rows(FRESH)
+def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+def test_a_copy_without_times_is_fresh(built, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(built.folder, folder, copy_function=shutil.copyfile, symlinks=True)
+    assert Workflow(folder, *built.options).planned(*TARGETS) == set()
+
+
+RESULTS = {
+    "import_dataset": "data/toy",
+    "split_dataset": "split/toy",
+    "init_model": "models/tiny",
+    "tokenize_sft": "tokens/sft/tiny",
+    "train_sft": "sft/tiny",
+    "evaluate_sft": "eval/sft/tiny",
+    "tokenize_reward": "tokens/reward/tiny",
+    "train_reward": "reward/tiny",
+    "evaluate_reward": "eval/reward/tiny",
+    "tokenize_dpo": "tokens/dpo/tiny",
+    "compute_reference": "reference/tiny",
+    "train_dpo": "dpo/tiny",
+    "evaluate_dpo": "eval/dpo/tiny",
+    "tokenize_rlhf": "tokens/rlhf/tiny",
+    "train_rlhf": "rlhf/tiny",
+    "evaluate_rlhf": "eval/rlhf/tiny",
+    "draw_report": "report/tiny",
+    "prompt_eval": "prompt_eval/rlhf/tiny",
+    "rw_eval": "rw_eval/reward/tiny",
+    "evaluate_tasks": "lm_eval/rlhf/tiny",
+    "write_record": "record/sft/tiny",
+    "compare_zero": "zero_runs/sft/tiny",
+    "draw_zero": "zero/sft/tiny",
+    "compare_runs": "compare/dpo/tiny-vs-other",
+}
+
+
+def empty(result):
+    shutil.rmtree(result)
+    result.mkdir()
+
+
+def lengthen_a_file(result):
+    with next(files_of(result)).open("a") as file:
+        file.write(" ")
+
+
+def cut_a_file(result):
+    os.truncate(next(files_of(result)), 1)
+
+
+def delete_a_file(result):
+    next(files_of(result)).unlink()
+
+
+def delete_the_manifest(result):
+    result.with_name(f"{result.name}.manifest.json").unlink()
+
+
+def empty_and_delete_the_manifest(result):
+    empty(result)
+    delete_the_manifest(result)
+
+
+def cut_the_manifest(result):
+    os.truncate(result.with_name(f"{result.name}.manifest.json"), 500)
+
+
+def files_of(result):
+    """Return the files that the manifest of a result lists."""
+    files = (path for path in sorted(result.iterdir()) if path.is_file())
+    return (path for path in files if path.name not in ("manifest.json", "README.md"))
+
+
+def damaged(rule, damage, rules=None, targets=TINY):
+    """A row with a damaged result, which makes the rule stale unless rules are named."""
+    rules = stale(rule) if rules is None else rules
+    return Row(lambda folder: damage(folder / "output" / RESULTS[rule]), rules, targets)
+
+
+DAMAGES = (
+    shutil.rmtree,
+    lengthen_a_file,
+    cut_a_file,
+    delete_a_file,
+    cut_the_manifest,
+)
+DAMAGED = {f"{rule}: empty": damaged(rule, empty) for rule in RESULTS}
+DAMAGED |= {f"train_sft: {damage.__name__}": damaged("train_sft", damage) for damage in DAMAGES}
+
+# A result whose input lost its manifest stays valid, unless the input itself is a target. (The
+# rules sft, dpo, rlhf and report have no command: they are the folders that users name.)
+REQUESTED = {
+    "train_dpo": {"dpo", *stale("train_dpo")},
+    "evaluate_dpo": {"dpo", *stale("evaluate_dpo")},
+    "train_rlhf": {"rlhf", *stale("train_rlhf")},
+    "evaluate_rlhf": {"rlhf", *stale("evaluate_rlhf")},
+    "draw_report": {"report", "draw_report"},
+    "prompt_eval": {"prompt_eval"},
+    "rw_eval": {"rw_eval"},
+    "evaluate_tasks": {"evaluate_tasks"},
+    "write_record": {"write_record"},
+    "draw_zero": {"draw_zero"},
+    "compare_runs": {"compare_runs"},
+}
+SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
+DAMAGED |= {
+    **{
+        f"{rule}: delete_the_manifest": damaged(
+            rule, delete_the_manifest, REQUESTED.get(rule, set())
+        )
+        for rule in RESULTS
+    },
+    "train_sft: delete_the_manifest, request it": damaged(
+        "train_sft", delete_the_manifest, *SFT_REQUESTED
+    ),
+    "train_sft: empty_and_delete_the_manifest, request it": damaged(
+        "train_sft", empty_and_delete_the_manifest, *SFT_REQUESTED
+    ),
+}
+
+
+def test_every_result_of_the_tiny_recipes_is_damaged():
+    assert RESULTS.keys() == RULES - {"fetch_model"}
+
+
+@rows(DAMAGED)
+def test_a_result_that_lost_files_is_stale(plans, row):
+    assert plans(row) == row.rules

@@ -1,0 +1,541 @@
+"""Settings make exactly the results stale that depend on them."""
+
+import shutil
+
+import pytest
+import yaml
+
+from support.staleness import (
+    CONFIG,
+    COPIED,
+    FAR,
+    FETCHED,
+    IMPORTED,
+    MINE,
+    NEAR,
+    QUICK,
+    RECIPES,
+    SCHEMA,
+    SFT_TRAINED,
+    SPLIT,
+    TOKENIZED,
+    TOKENIZERS,
+    Row,
+    backwards,
+    config,
+    fresh,
+    merged,
+    move_the_model,
+    nested,
+    replaced,
+    rows,
+    setting,
+    stale,
+    tiny_rlhf,
+    write_config,
+)
+
+# The rules that build another dataset, SFT model or reward model for the first time.
+DATASET = {"import_dataset", "split_dataset"}
+SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
+REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
+
+# Another value of each setting of the stages, and the rules that must run after the change.
+DATASETS = {"datasets": ["toy", "other"]}
+CUT = {"max_length": 95, "truncation_side": "right"}
+DTYPE = {"dtype": "fp32"}
+# Settings of RLHF whose values have to fit one another.
+RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size": 64}
+BETAS = {"adam_betas": [0.95, 0.9]}
+# Settings with a row in SETTINGS.
+SPECIAL = ("algorithm", "preset", "compare_with", "judge", "ptx")
+STAGES = {
+    f"{stage}.{key}": (value, rules)
+    for stage, settings, rules in (
+        ("sft", {"model": "other"}, stale("init_model")),
+        ("sft", DATASETS, DATASET | stale("tokenize_sft")),
+        ("sft", CUT, stale("tokenize_sft")),
+        (
+            "sft",
+            {"eval_steps": 3, "save_strategy": "best", "early_stopping_patience": 2},
+            SFT_TRAINED,
+        ),
+        ("sft", BETAS, SFT_TRAINED),
+        ("reward", {"model": "tiny"}, stale("train_reward")),
+        ("reward", DATASETS, DATASET | stale("tokenize_reward")),
+        ("reward", CUT, stale("tokenize_reward")),
+        ("reward", BETAS, stale("train_reward")),
+        ("dpo", {"model": "tiny"}, stale("compute_reference")),
+        ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
+        ("dpo", CUT, stale("tokenize_dpo")),
+        ("dpo", DTYPE, stale("compute_reference")),
+        ("dpo", BETAS, stale("train_dpo")),
+        ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
+        ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
+        ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
+        ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
+        ("rlhf", RL | BETAS, stale("train_rlhf")),
+    )
+    for key, value in settings.items()
+}
+
+
+def another_value(schema, value):
+    """Return a value that a JSON schema allows, other than the given one."""
+    if "enum" in schema:
+        return next(choice for choice in schema["enum"] if choice != value)
+    if isinstance(value, bool):
+        return not value
+    if schema["type"] == "integer":
+        return value + 1
+    return value / 2 if value else 0.25
+
+
+# All other settings count in training alone.
+STAGES |= {
+    f"{stage}.{key}": (
+        another_value(schema, {**CONFIG[stage]["defaults"], **RECIPES[stage]}[key]),
+        SFT_TRAINED if stage == "sft" else stale(f"train_{stage}"),
+    )
+    for stage in RECIPES
+    for key, schema in SCHEMA["properties"][stage]["properties"]["defaults"]["properties"].items()
+    if f"{stage}.{key}" not in STAGES and key not in ("placement", "seed", *SPECIAL)
+}
+
+
+def is_stated(name):
+    """Return whether the tiny recipe sets a key itself."""
+    stage, key = name.split(".")
+    return key in RECIPES[stage]
+
+
+def place_of(name):
+    """Return the path of the key that determines a setting of the tiny recipe."""
+    return name.replace(".", ".recipes.tiny." if is_stated(name) else ".defaults.")
+
+
+# Another value of each key of the config of the tiny model.
+INIT = {
+    "model_type": "gpt2",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "num_attention_heads": 4,
+    "ffn_dim": 128,
+    "max_position_embeddings": 256,
+    "dropout": 0.1,
+    "init_std": 0.05,
+}
+
+SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
+SWAPPED_COLUMNS = {"prompt": "prompt", "chosen": "rejected", "rejected": "chosen"}
+GENERATED = {"path": None, "format": None, "generate": "shop", "rows": 50, "eval_rows": 10}
+
+
+def mine(rules, **settings):
+    """A row with settings of the local dataset."""
+    return Row(setting("datasets.mine", settings), rules, (MINE,))
+
+
+def far(rules, **settings):
+    """A row with settings of the dataset from the hub."""
+    return Row(setting("datasets.far", settings), rules, (FAR,))
+
+
+def other_model(folder):
+    move_the_model(folder)
+    replaced("elsewhere/config.json", ("{", '{"key": 1,'))(folder)
+
+
+def other_tokenizer(folder):
+    shutil.copytree(folder / "tokenizer", folder / "elsewhere")
+    replaced("elsewhere/tokenizer.json", ("<unk>", "<UNK>"))(folder)
+    write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
+
+
+PROMPT_PAGES = {"prompt_eval", "rw_eval"}
+ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
+DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
+
+SETTINGS = {
+    "seed": Row(setting("seed", 1235), stale("import_dataset")),
+    "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
+    "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
+    "split.by": Row(setting("split.by", "prompt"), stale("split_dataset")),
+    "split.weights.sft": Row(setting("split.weights.sft", 3), stale("split_dataset")),
+    "split.weights.reward": Row(setting("split.weights.reward", 3), stale("split_dataset")),
+    "split.weights.rlhf": Row(setting("split.weights.rlhf", 3), stale("split_dataset")),
+    "datasets.path": mine(IMPORTED, path="another"),
+    "datasets.hub": far({"import_dataset"}, hub="lab/other"),
+    "datasets.revision": far({"import_dataset"}, revision="v2"),
+    "datasets.format": mine(IMPORTED, format="instruct"),
+    "datasets.columns": mine(IMPORTED, columns=SWAPPED_COLUMNS),
+    "datasets.remove": mine(IMPORTED, remove="[.]"),
+    "datasets.train": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
+    "datasets.eval": mine(IMPORTED, train="train-**.jsonl", eval="more.jsonl"),
+    "datasets.on_bad_row": mine(IMPORTED, on_bad_row="skip"),
+    "datasets.split.sft": mine(SPLIT, split={**SHARES, "sft": 3}),
+    "datasets.split.reward": mine(SPLIT, split={**SHARES, "reward": 3}),
+    "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),
+    "datasets.max_rows": mine(SPLIT, max_rows=20),
+    "datasets.generate": mine(IMPORTED, **GENERATED),
+    "datasets.rows": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
+    "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
+    "datasets.seed": Row(setting("datasets.toy.seed", 5), stale("import_dataset")),
+    "models.hub": Row(setting("models.far.hub", "lab/other"), FETCHED, (MINE,)),
+    "models.path": Row(other_model, {"fetch_model"}, (NEAR,)),
+    "models.revision": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
+    "models.template": Row(setting("models.tiny.template", "chat"), stale(*TOKENIZERS)),
+    "models.tokenizer.train_on": Row(
+        setting("models.tiny.tokenizer.train_on", "other"), {"import_dataset", *stale("init_model")}
+    ),
+    "models.tokenizer.vocab_size": Row(
+        setting("models.tiny.tokenizer.vocab_size", 500), stale("init_model")
+    ),
+    "models.tokenizer.path": Row(other_tokenizer, {"init_model"}, (COPIED,)),
+    **{
+        f"models.init.{key}": Row(setting(f"models.tiny.init.{key}", value), stale("init_model"))
+        for key, value in INIT.items()
+    },
+    **{name: Row(setting(place_of(name), value), rules) for name, (value, rules) in STAGES.items()},
+    **{
+        f"{stage}.seed": Row(setting(f"{stage}.recipes.tiny.seed", 5), stale(f"tokenize_{stage}"))
+        for stage in RECIPES
+    },
+    # With as many responses as it needs; test_rl_settings_count changes the algorithm alone.
+    "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
+    "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    "rlhf.compare_with": Row(
+        tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
+    ),
+    "rlhf.judge": Row(
+        tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
+    ),
+    "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
+    "evaluation.num_prompts": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
+    "evaluation.num_generations": Row(
+        setting("evaluation.num_generations", 3), stale("evaluate_rlhf")
+    ),
+    "evaluation.temperature": Row(setting("evaluation.temperature", 0.9), stale("evaluate_rlhf")),
+    "evaluation.bootstrap_resamples": Row(
+        setting("evaluation.bootstrap_resamples", 101), stale("evaluate_rlhf")
+    ),
+    "language": Row(
+        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *PROMPT_PAGES}
+    ),
+    # Sweeps make other recipes than those that were built.
+    "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
+    "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
+    "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
+    **{
+        f"evaluation.endpoint.{key}": Row(
+            setting("evaluation.endpoint", ENDPOINT), stale("evaluate_rlhf")
+        )
+        for key in ENDPOINT
+    },
+    # Without its own key, the tiny model uses the common one.
+    "prompt_sets": Row(replaced("config.yaml", ("    prompt_sets: [toy]\n", "")), PROMPT_PAGES),
+    "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
+    "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
+    "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
+    **{
+        f"prompt_eval.{key}": Row(setting(f"prompt_eval.{key}", value), {"prompt_eval"})
+        for key, value in {"max_response_length": 9, "temperature": 0.5, "num_beams": 3}.items()
+    },
+    "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
+}
+
+# Another value of each setting that determines only where and how a job runs.
+PLACE = {
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "zero_stage": 2,
+    "offload": "optimizer",
+    "activation_checkpointing": True,
+    "micro_batch_tokens": 4096,
+    "threads": 1,
+    "mem_mb": 2000,
+    "runtime": 30,
+}
+PLACEMENT = {
+    "save_steps": 7,
+    "deployment": "multi_node",
+    **{f"deployments.{key}": value for key, value in PLACE.items()},
+    **{
+        f"{stage}.placement.{key}": value
+        for stage in RECIPES
+        for key, value in {**PLACE, "deployment": "single_node"}.items()
+    },
+    "rlhf.placement.critic_zero_stage": 1,
+    "rlhf.placement.offload_frozen": True,
+}
+
+
+def settings_of(schema, config):
+    """Return the settings that a schema names, and those that it allows and a config has.
+
+    The names of recipes, presets, datasets and models are omitted: sft.epochs, models.init.dropout.
+    """
+
+    def walk(node, values, path):
+        if "oneOf" in node:
+            return set().union(*(walk(option, values, path) for option in node["oneOf"]))
+        found = set()
+        for key, inner in node.get("properties", {}).items():
+            below = path if key in ("defaults", "presets", "recipes") else [*path, key]
+            found |= walk(inner, [value[key] for value in values if key in (value or ())], below)
+        others = node.get("additionalProperties", node.get("type") == "object")
+        if isinstance(others, dict):
+            # One of several types: {NAME: weight}, or the name of one model.
+            mappings = [value for value in values if isinstance(value, dict)]
+            found |= walk(others, [inner for value in mappings for inner in value.values()], path)
+        elif others:
+            found |= {".".join([*path, key]) for value in values for key in value}
+        return found or {".".join(path)}
+
+    return walk(schema, [config], [])
+
+
+def test_every_setting_has_a_row_and_every_row_a_setting():
+    assert settings_of(SCHEMA, CONFIG) == SETTINGS.keys() | PLACEMENT.keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("properties", "new"), ("properties.evaluation.properties", "evaluation.new")],
+)
+def test_a_new_setting_is_missed(place, name):
+    schema = merged(SCHEMA, nested(f"{place}.new", {"type": "number"}))
+    assert settings_of(schema, CONFIG) - settings_of(SCHEMA, CONFIG) == {name}
+    assert name not in SETTINGS
+
+
+def test_a_new_setting_of_a_model_is_missed():
+    config = merged(CONFIG, nested("models.tiny.init.new", 1))
+    assert settings_of(SCHEMA, config) - settings_of(SCHEMA, CONFIG) == {"models.init.new"}
+    assert "models.init.new" not in SETTINGS
+
+
+def test_rows_of_stages_change_the_tiny_recipe():
+    config = merged(CONFIG, QUICK)
+    for name, (value, _) in STAGES.items():
+        stage, key = name.split(".")
+        assert {**config[stage]["defaults"], **RECIPES[stage]}[key] != value, name
+
+
+@rows(SETTINGS)
+def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+VALUES = {
+    "rows of a dataset taken twice": Row(
+        setting("sft.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_sft")
+    ),
+    "pairs of a dataset taken twice": Row(
+        setting("reward.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_reward")
+    ),
+    "pairs of a dataset taken twice by DPO": Row(
+        setting("dpo.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_dpo")
+    ),
+    "DPO from another SFT model": Row(
+        setting("dpo.recipes.tiny.model", "sft/other"),
+        {"tokenize_sft", "train_sft", *stale("compute_reference")},
+    ),
+    # Which is there for the comparison.
+    "RLHF from another DPO model": Row(tiny_rlhf(actor="dpo/other"), stale("train_rlhf")),
+    "RLHF from a model of models": Row(
+        tiny_rlhf(actor="models/near", reward=None, judge=None, reward_functions={"shop": 1}),
+        stale("tokenize_rlhf"),
+    ),
+    "a base model instead of the SFT model as actor": Row(
+        tiny_rlhf(actor="models/tiny"), stale("train_rlhf")
+    ),
+    "a reward model with a weight": Row(tiny_rlhf(reward={"tiny": 0.5}), stale("train_rlhf")),
+    # mine.yaml has the keys in their order: the report shows the first one.
+    "another reward model in addition": Row(
+        tiny_rlhf(reward={"other": 0.5, "tiny": 1}),
+        REWARD | stale("train_rlhf"),
+    ),
+    "a classifier as reward model": Row(
+        tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
+    ),
+    "a classifier as judge": Row(
+        tiny_rlhf(judge={"models/classifier": 2, "tiny": 1}),
+        {"fetch_model", *stale("evaluate_rlhf")},
+    ),
+    "prompts of a dataset taken twice": Row(
+        setting("rlhf.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_rlhf")
+    ),
+    "a value of the recipe instead of the default": Row(
+        setting("rlhf.recipes.tiny.gae_lambda", 0.9), stale("train_rlhf")
+    ),
+    "a split of a generated dataset": Row(
+        setting("datasets.toy.split", {**SHARES, "sft": 3}), stale("split_dataset")
+    ),
+    "fewer rows of a generated dataset": Row(
+        setting("datasets.toy.max_rows", 500), stale("split_dataset")
+    ),
+    "files of a dataset from the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
+    "how a dataset from the hub is read": far({"import_dataset"}, remove="[.]"),
+    "the template of a model from the hub": Row(
+        setting("models.far.template", "chat"), TOKENIZED, (MINE,)
+    ),
+    "a key that a model's config did not have": Row(
+        setting("models.tiny.init.activation_function", "gelu"), stale("init_model")
+    ),
+    # A comparison of sets of values would not notice these.
+    "two keys of a recipe swapped": Row(
+        config(
+            nested("rlhf.recipes.tiny.rollout_batch_size", 64),
+            nested("rlhf.recipes.tiny.global_batch_size", 128),
+        ),
+        stale("train_rlhf"),
+    ),
+    "two defaults swapped": Row(
+        config(nested("rlhf.defaults.gamma", 0.95), nested("rlhf.defaults.gae_lambda", 1.0)),
+        stale("train_rlhf"),
+    ),
+    "two shares of the split swapped": Row(
+        config(nested("split.weights.sft", 4), nested("split.weights.reward", 2)),
+        stale("split_dataset"),
+    ),
+    "two keys of the evaluation swapped": Row(
+        config(nested("evaluation.num_prompts", 2), nested("evaluation.num_generations", 20)),
+        stale("evaluate_rlhf"),
+    ),
+    "two keys of a model swapped": Row(
+        config(nested("models.tiny.init.hidden_size", 256), nested("models.tiny.init.ffn_dim", 64)),
+        stale("init_model"),
+    ),
+    "values of two stages swapped": Row(
+        config(
+            nested("sft.recipes.tiny.global_batch_size", 32),
+            nested("reward.recipes.tiny.global_batch_size", 16),
+        ),
+        SFT_TRAINED,
+    ),
+}
+
+
+@rows(VALUES)
+def test_other_forms_of_a_setting_do_so_too(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- edits without effect -------------------------------------------------------------------
+
+
+def reformat_the_config(folder):
+    text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
+    (folder / "config.yaml").write_text(text)
+
+
+def placement(*names):
+    """Change settings of PLACEMENT."""
+    places = {name: name.replace(".placement", ".recipes.tiny.placement") for name in names}
+    return config(*(nested(places[name], PLACEMENT[name]) for name in names))
+
+
+PLACES = {stage: [name for name in PLACEMENT if name.startswith(f"{stage}.")] for stage in RECIPES}
+OVERRIDDEN = [
+    nested(name.replace(".", ".defaults."), value)
+    for name, (value, _) in STAGES.items()
+    if is_stated(name)
+]
+STATED = [
+    nested(f"{stage}.recipes.tiny", {**CONFIG[stage]["defaults"], **RECIPES[stage]})
+    for stage in RECIPES
+]
+USUAL_COLUMNS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+
+
+FRESH = {
+    "comments in the config": fresh(replaced("config.yaml", ("# All settings", "# The settings"))),
+    "order and style of the config": fresh(reformat_the_config),
+    "spelling of values": fresh(
+        replaced(
+            "config.yaml",
+            ("seed: 1234", "seed: 0x4D2"),
+            ("weights: {sft: 2,", "weights: {sft: 2.0,"),
+            ("init_std: 0.06", "init_std: 6.0e-2"),
+            ("lora_alpha: 1", "lora_alpha: 1.0"),
+            ("gamma: 1.0", "gamma: 1"),
+            ("actor_learning_rate: 1.0e-3", "actor_learning_rate: .001"),
+            ("whiten_advantages: true", "whiten_advantages: True"),
+            ("dtype: bf16", 'dtype: "bf16"'),
+        )
+    ),
+    "save_steps": fresh(placement("save_steps")),
+    "deployment": fresh(placement("deployment")),
+    "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
+    "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
+    "the name of a deployment as placement": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.placement", "multi_node") for stage in RECIPES))
+    ),
+    "placement of sft": fresh(placement(*PLACES["sft"])),
+    "placement of reward": fresh(placement(*PLACES["reward"])),
+    "placement of dpo": fresh(placement(*PLACES["dpo"])),
+    "placement of rlhf": fresh(placement(*PLACES["rlhf"])),
+    "defaults that the recipes override": fresh(config(*OVERRIDDEN)),
+    "defaults stated in the recipes": fresh(config(*STATED)),
+    "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
+    "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
+    "another model": fresh(setting("models.opt-125m.revision", "v2")),
+    "a new recipe": fresh(setting("rlhf.recipes.new", RECIPES["rlhf"])),
+    "a preset that the recipe does not use": fresh(
+        setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)
+    ),
+    "a preset with the values of the recipe": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.15, "gae_lambda": 0.95}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "a preset whose values the recipe overrides": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.3, "ppo_epochs": 1}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "the common seed as seed of the recipe": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
+    ),
+    "the common seed as seed of the dataset": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
+    "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
+    "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
+    "the common template as template of the model": fresh(
+        setting("models.tiny.template", "dialogue")
+    ),
+    "the common template as template of a fetched model": fresh(
+        setting("models.far.template", "dialogue")
+    ),
+    "the common on_bad_row as that of the dataset": fresh(
+        setting("datasets.mine.on_bad_row", "fail")
+    ),
+    "on_bad_row for generated datasets": Row(setting("on_bad_row", "skip"), set()),
+    "the usual columns": fresh(setting("datasets.mine.columns", USUAL_COLUMNS)),
+    "globs of the same files": fresh(
+        setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
+    ),
+    "the origin of a local dataset": fresh(
+        setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
+    ),
+    "the origin of a local model": fresh(
+        setting("models.near", {"hub": "lab/near", "revision": "main"})
+    ),
+}
+
+
+def test_every_placement_is_changed():
+    cpu = CONFIG["deployments"]["cpu"]
+    assert all(PLACE[key] != value for key, value in cpu.items())
+    for stage, names in PLACES.items():
+        assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
+        assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
+    assert all(PLACEMENT[name] != CONFIG[name] for name in ("save_steps", "deployment"))
+
+
+@rows(FRESH)
+def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules
