@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.manifest import check_external_file
 
 # Names of dtypes in lm_eval.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -32,12 +32,12 @@ def main(job: Job[Any]) -> None:
             " version of envs/lm-eval.yaml"
         )
     output = job.result / "lm_eval"
-    check_task_files(job)
-    process = subprocess.run([program, *arguments(job, output)])
+    source = Path(job.placement["source"])
+    # Task files, and the files that they refer to.
+    with planned_files({source / task: digest for task, digest in job.spec["files"].items()}):
+        process = subprocess.run([program, *arguments(job, output)])
     if process.returncode:
         raise InputError(f"lm_eval exited with status {process.returncode}: see its output above")
-    # What lm_eval has read since then.
-    check_task_files(job)
     [path] = output.rglob("results_*.json")
     results = json.loads(path.read_text())
     shutil.rmtree(output)
@@ -65,16 +65,6 @@ def arguments(job: Job[Any], output: Path) -> list[str]:
 def task_argument(job: Job[Any], task: str) -> str:
     """Return the name of a task of lm_eval, or the path of a task file of the workflow."""
     return str(Path(job.placement["source"], task)) if task in job.spec["files"] else task
-
-
-def check_task_files(job: Job[Any]) -> None:
-    """Check task files and the files that they refer to.
-
-    Raises:
-        InputError: A file changed after the build was planned.
-    """
-    for name, planned_digest in job.spec["files"].items():
-        check_external_file(Path(job.placement["source"], name), planned_digest)
 
 
 if __name__ == "__main__":

@@ -11,24 +11,25 @@ from snakechat.data.model_files import model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import copy_model
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.manifest import check_external_file
 
 
 def main(job: Job) -> None:
     """Fetch the model. Weights in PyTorch's format are loaded as tensors only, never unpickled."""
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
-        folder, _, commit = fetch(hub, "model", revision, model_files)
+        folder, paths, commit = fetch(hub, "model", revision, model_files)
         job.facts["commit"] = commit
-        save(job, folder, f"hub model {hub} at {commit}")
+        with unchanged_files(folder / path for path in paths):
+            save(job, folder, f"hub model {hub} at {commit}")
         return
     source = Path(job.placement["source"])
-    with tempfile.TemporaryDirectory() as links:
+    planned = {source / name: digest for name, digest in job.spec["files"].items()}
+    with planned_files(planned), tempfile.TemporaryDirectory() as links:
         # A folder with only the planned files: other files of the source must not be read.
-        for name, planned in job.spec["files"].items():
-            check_external_file(source / name, planned)
-            Path(links, name).symlink_to((source / name).resolve())
+        for path in planned:
+            Path(links, path.name).symlink_to(path.resolve())
         save(job, Path(links), f"model in {source}")
 
 

@@ -19,18 +19,22 @@ from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import DatasetStatistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.manifest import check_external_file
 
 
 def main(job: Job) -> None:
     """Generate the toy, or import the files of each split; then write statistics."""
     if hasattr(job.settings, "generate"):
         generate_toy(job)
+    elif hasattr(job.settings, "hub"):
+        splits = hub_files(job)
+        with unchanged_files(path for files in splits.values() for path in files.values()):
+            import_splits(job, splits)
     else:
-        splits = hub_files(job) if hasattr(job.settings, "hub") else local_files(job)
-        for split, files in splits.items():
-            import_split(job, split, files)
+        splits, planned = local_files(job)
+        with planned_files(planned):
+            import_splits(job, splits)
     write_statistics(job)
 
 
@@ -48,15 +52,16 @@ def generate_toy(job: Job) -> None:
     job.facts["dropped"] = {"train": {}, "eval": {}}
 
 
-def local_files(job: Job) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of a local source, whose files must have the planned digests."""
+def local_files(job: Job) -> tuple[dict[str, dict[str, Path]], dict[Path, str]]:
+    """Return {split: {name: path}} of a local source, and the planned digest of each path."""
     splits: dict[str, dict[str, Path]] = {}
-    for name, planned in job.spec["files"].items():
+    planned: dict[Path, str] = {}
+    for name, digest in job.spec["files"].items():
         split, _, relative = name.partition("/")
         path = Path(job.placement["source"], relative)
-        check_external_file(path, planned)
         splits.setdefault(split, {})[relative] = path
-    return splits
+        planned[path] = digest
+    return splits, planned
 
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:
@@ -85,6 +90,12 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     return {
         split: {path: folder / path for path in files} for split, files in data_files(paths).items()
     }
+
+
+def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
+    """Write SPLIT.parquet of each split from its source files."""
+    for split, files in splits.items():
+        import_split(job, split, files)
 
 
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from snakechat.data.records import read_records
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
+from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.manifest import check_external_file
 
 
 def main(job: Job) -> None:
@@ -56,10 +56,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def copy_tokenizer(job: Job) -> None:
     """Copy the files of a tokenizer, which must have the planned digests."""
-    for name, planned in job.spec["files"].items():
-        path = Path(job.placement["source"], name)
-        check_external_file(path, planned)
-        shutil.copyfile(path, job.result / name)
+    source = Path(job.placement["source"])
+    planned = {source / name: digest for name, digest in job.spec["files"].items()}
+    with planned_files(planned):
+        for path in planned:
+            shutil.copyfile(path, job.result / path.name)
 
 
 if __name__ == "__main__":

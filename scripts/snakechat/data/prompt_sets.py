@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import check_external_file
 
 # Keys of an entry of prompts/pairs.
 PAIR_KEYS = ("prompt", "chosen", "rejected")
@@ -50,9 +50,9 @@ def _read_entries(job: Job, folder: str) -> list[tuple[str, str, Any]]:
     for name in job.settings.prompt_sets:
         file = f"{folder}/{name}.yaml"
         path = Path(job.placement["source"], file)
-        check_external_file(path, job.spec["files"][file])
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            with planned_files({path: job.spec["files"][file]}):
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, list) or not content:

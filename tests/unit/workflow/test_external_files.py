@@ -1,0 +1,102 @@
+"""Files that change before or while a job reads them."""
+
+import hashlib
+import os
+import time
+
+import pytest
+
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.external_files import planned_files, unchanged_files
+
+CONTENT = b"as planned"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "source.jsonl"
+    path.write_bytes(CONTENT)
+    os.utime(path, (10**9, 10**9))
+    # Later changes get another time than this one.
+    time.sleep(0.02)
+    return path
+
+
+def swap_and_put_back(path):
+    """Replace a file by another one and restore it; return the content in between."""
+    aside = path.with_name("aside")
+    path.rename(aside)
+    path.write_bytes(b"not planned")
+    between = path.read_bytes()
+    path.unlink()
+    aside.rename(path)
+    assert path.read_bytes() == CONTENT
+    return between
+
+
+def edit_and_restore(path):
+    """Edit a file in place and undo it, with its old modification time."""
+    path.write_bytes(b"!")
+    path.write_bytes(CONTENT)
+    os.utime(path, (10**9, 10**9))
+
+
+def retarget(path):
+    """Make a link to a copy of the file take its place."""
+    copy = path.with_name("copy")
+    copy.write_bytes(CONTENT)
+    path.unlink()
+    path.symlink_to(copy)
+
+
+def test_files_as_planned_are_read(file, tmp_path):
+    with planned_files({file: DIGEST}):
+        assert file.read_bytes() == CONTENT
+    with planned_files({}):
+        pass
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted", "a folder"])
+def test_a_change_since_planning_is_noticed_before_reading(file, change):
+    if change == "edited":
+        file.write_bytes(b"other")
+    else:
+        file.unlink()
+    if change == "a folder":
+        file.mkdir()
+    with (
+        pytest.raises(InputError, match=r"source.jsonl changed since this build was planned"),
+        planned_files({file: DIGEST}),
+    ):
+        raise AssertionError("read")
+
+
+CHANGES = [swap_and_put_back, edit_and_restore, retarget, os.unlink, os.utime]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("check", ["planned", "unchanged"])
+def test_a_change_while_reading_is_noticed_after_it(file, change, check):
+    reading = planned_files({file: DIGEST}) if check == "planned" else unchanged_files([file])
+    with (
+        pytest.raises(InputError, match=r"source.jsonl changed while it was read: [a-z ]+$"),
+        reading,
+    ):
+        change(file)
+
+
+def test_a_second_edit_within_one_tick_is_noticed(file, monkeypatch):
+    identity = [len(CONTENT), time.time_ns(), time.time_ns(), 1]
+    monkeypatch.setattr("snakechat.workflow.external_files.file_identity", lambda _: identity)
+    with (
+        pytest.raises(InputError, match="changed while it was read"),
+        planned_files({file: DIGEST}),
+    ):
+        file.write_bytes(b"same size!")
+
+
+def test_an_error_of_the_reader_is_its_own(file):
+    with pytest.raises(KeyError), planned_files({file: DIGEST}):
+        file.write_bytes(b"other")
+        raise KeyError
