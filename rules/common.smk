@@ -85,7 +85,7 @@ def prepare():
         snapshot = take_snapshot(CODE)
     except OSError as error:
         raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
-    os.environ["SNAKECHAT_CODE"] = str(snapshot.absolute())
+    os.environ.update(SNAKECHAT_CODE=str(snapshot.absolute()))
     specs = Specs(CODE)
     return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
 

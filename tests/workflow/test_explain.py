@@ -14,6 +14,7 @@ from explain import (
     damaged_files,
     find_causes,
     rebuild_causes,
+    rebuilt_inputs,
     replaced_versions,
 )
 from snakechat.planning.changes import config_key, flatten
@@ -287,8 +288,9 @@ def test_a_change_further_upstream_is_reported_as_the_cause(built):
 
 
 def test_an_input_that_was_rebuilt_with_the_same_content_makes_nothing_stale(rebuilt, monkeypatch):
-    folder = rebuilt(max_prompt_length=95)
-    assert causes_of(folder, "output/rlhf/tiny", monkeypatch) == []
+    monkeypatch.chdir(rebuilt(max_prompt_length=95))
+    manifest = read_manifest(Path("output/rlhf/tiny.manifest.json"))
+    assert rebuilt_inputs(manifest, manifest["spec"], {}) == []
     assert replaced_versions(["output/rlhf/tiny"]) == [
         "tokenize_rlhf tiny was rebuilt with the same content:"
         " rlhf.max_prompt_length changed from 48 to 95"
