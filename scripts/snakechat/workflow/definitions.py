@@ -46,7 +46,8 @@ class Statement(NamedTuple):
             imported.
         movable: Whether its place among the other statements has no effect.
         derived: Whether it is a class that another class may take notice of.
-        calls: Whether it is no definition and calls something.
+        is_definition: Whether it is a function or a class.
+        calls: What it calls when the module is imported, other than decorators without effects.
         effects: Whether it may change something other than its own variables when it is called.
         uses: Global names that it uses, with the attributes that it reads from them.
         imports: Imports inside it.
@@ -61,7 +62,8 @@ class Statement(NamedTuple):
     is_main: bool
     movable: bool
     derived: bool
-    calls: bool
+    is_definition: bool
+    calls: Set[Use]
     effects: bool
     uses: Set[Use]
     imports: Set[Import]
@@ -146,7 +148,8 @@ def _statement(node: ast.stmt, syntax: Syntax, origins: dict[str, str]) -> State
         is_main=_is_main(node),
         movable=isinstance(node, FUNCTIONS) and _is_movable(node),
         derived=isinstance(node, ast.ClassDef) and bool(node.bases or node.keywords),
-        calls=syntax.calls and not is_definition,
+        is_definition=is_definition,
+        calls={use for use in syntax.calls if _dotted(use, origins) not in PURE_DECORATORS},
         effects=syntax.effects,
         uses=syntax.uses,
         imports=syntax.imports,
@@ -206,11 +209,15 @@ def _is_pure(node: ast.stmt, origins: dict[str, str]) -> bool:
 
 
 def _is_pure_decorator(node: ast.expr, origins: dict[str, str]) -> bool:
-    root, _, rest = ast.unparse(node.func if isinstance(node, ast.Call) else node).partition(".")
-    if rest in ACCESSORS:
-        return True
-    origin = origins.get(root, root)
-    return (f"{origin}.{rest}" if rest else origin) in PURE_DECORATORS
+    root, *rest = ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")
+    is_accessor = len(rest) == 1 and rest[0] in ACCESSORS
+    return is_accessor or _dotted((root, tuple(rest)), origins) in PURE_DECORATORS
+
+
+def _dotted(use: Use, origins: dict[str, str]) -> str:
+    """Return the full name of what a name of this module and attributes of it stand for."""
+    name, attributes = use
+    return ".".join([origins.get(name, name), *attributes])
 
 
 def _is_movable(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

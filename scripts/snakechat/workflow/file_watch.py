@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from snakechat.workflow.errors import InputError
@@ -58,7 +59,7 @@ class FileWatch:
         if path.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 path = importlib.util.source_from_cache(path)
-        if path not in self.known and self._is_of_project(path) and not _is_loaded(path):
+        if path not in self.known and self._is_of_project(path) and not _is_quoted():
             self.error = self.describe(Path(path))
             raise self.error
 
@@ -100,11 +101,9 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
             watch.check(os.fsdecode(path))
 
 
-def _is_loaded(path: str) -> bool:
-    """Return whether a file is an imported module, which warnings and errors quote."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and os.path.realpath(file) == path:
-            # A module is there before its file is read.
-            return not getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return False
+def _is_quoted() -> bool:
+    """Return whether the file is opened for a message that quotes a line of the source."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "linecache":
+        frame = frame.f_back
+    return frame is not None

@@ -9,11 +9,45 @@ from pathlib import Path
 from snakechat.workflow.definitions import Module, Statement, parse
 from snakechat.workflow.digests import digest
 from snakechat.workflow.scopes import Import
+from snakechat.workflow.syntax import MODULE_ATTRIBUTES
 
 # The components of a module's name. Those of modules in rewards/ start with REWARDS, which is no
 # name in Python.
 Key = tuple[str, ...]
 REWARDS = "rewards/"
+
+# Libraries whose functions do nothing but return a value, and other functions that do more.
+PURE_LIBRARIES = {
+    "collections",
+    "dataclasses",
+    "datetime",
+    "enum",
+    "fractions",
+    "functools",
+    "itertools",
+    "math",
+    "operator",
+    "pathlib",
+    "re",
+    "string",
+    "struct",
+    "textwrap",
+    "types",
+    "typing",
+}
+PURE_METHODS = {"copy", "format", "get", "items", "join", "keys", "split", "values"}
+IMPURE_BUILTINS = {
+    "breakpoint",
+    "compile",
+    "delattr",
+    "eval",
+    "exec",
+    "input",
+    "next",
+    "open",
+    "print",
+    "setattr",
+}
 
 
 class State:
@@ -137,19 +171,36 @@ class Reach:
 
     def _reach_always(self, key: Key) -> None:
         for number, statement in enumerate(self.modules[key].module.statements):
-            if (
-                (statement.always and not statement.is_main)
+            if not statement.is_main and (
+                statement.always
                 or (statement.derived and self._has_subclass_hooks)
-                or (statement.calls and self._calls_with_effect(key, statement))
+                or any(self._has_effect(key, *use) for use in statement.calls)
             ):
                 self._reach(key, number)
 
-    def _calls_with_effect(self, key: Key, statement: Statement) -> bool:
-        """Return whether an assignment calls a function of ours that does not only compute."""
-        for name, attributes in statement.uses:
-            for module, definition in self._definitions(key, name, attributes):
-                if self.modules[module].module.statements[definition].effects:
-                    return True
+    def _has_effect(self, key: Key, name: str, attributes: tuple[str, ...]) -> bool:
+        """Return whether a call may do more than return a value."""
+        binding = self.modules[key].module.bindings.get(name)
+        if binding is None:
+            return name in IMPURE_BUILTINS
+        for each in binding.imports:
+            if self._target(key, each) is None and each.module.split(".")[0] not in PURE_LIBRARIES:
+                return True
+        seen: set[tuple[Key, int]] = set()
+        pending = self._definitions(key, name, attributes)
+        while pending:
+            module, number = found = pending.pop()
+            if found in seen:
+                continue
+            seen.add(found)
+            statement = self.modules[module].module.statements[number]
+            if statement.effects or not (
+                # A method may change the value that it belongs to.
+                statement.is_definition or PURE_METHODS.issuperset(attributes)
+            ):
+                return True
+            for use in statement.uses:
+                pending += self._definitions(module, *use)
         return False
 
     def _run_import(self, key: Key, each: Import) -> None:
@@ -265,7 +316,7 @@ class Reach:
         if self._find(submodule):
             self._import(submodule)
             self._use_module(submodule, attributes)
-        elif not is_bound and not (name.startswith("__") and name.endswith("__")):
+        elif not is_bound and name not in MODULE_ATTRIBUTES:
             self.count_whole(key)
 
     def _definitions(

@@ -62,6 +62,13 @@ class Scope:
         self.declared_nonlocal: set[str] = set()
         self.imports: dict[str, list[Import]] = {}
 
+    def is_run_at_once(self) -> bool:
+        """Return whether the code of this scope runs when the module is imported."""
+        scope: Scope | None = self
+        while scope is not None and scope.kind != "function":
+            scope = scope.parent
+        return scope is None
+
     def owner(self, name: str) -> "Scope | None":
         """Return the scope whose local variable a name is; None for names of modules and classes.
 

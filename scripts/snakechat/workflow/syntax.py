@@ -20,8 +20,10 @@ DYNAMIC_NAMES = {"globals", "eval", "exec"}
 DYNAMIC_WITHOUT_ARGUMENTS = {"vars", "locals", "dir"}
 DYNAMIC_ATTRIBUTES = {"_getframe", "currentframe", "f_locals", "f_globals"}
 IMPORT_FUNCTIONS = {"import_module", "__import__"}
-# Functions that run files which are found at run time.
-RUN_FUNCTIONS = {"spec_from_file_location", "run_path", "run_module"}
+# Attributes of all modules, which depend on none of their statements.
+MODULE_ATTRIBUTES = {"__doc__", "__file__", "__name__", "__package__", "__path__", "__spec__"}
+# Those and functions that run files which are found at run time.
+IMPORT_OR_RUN = {*IMPORT_FUNCTIONS, "spec_from_file_location", "run_path", "run_module"}
 
 
 class Syntax:
@@ -37,7 +39,8 @@ class Syntax:
         literals: Strings other than docstrings.
         dynamic: Whether it may reach names that it does not spell out.
         imports_any: Whether it imports modules whose names are not constants.
-        calls: Whether it calls something.
+        calls: What it calls when it is run, not inside the functions that it defines: names with
+            the attributes that lead to what is called.
         effects: Whether calling it may change something other than its own variables.
         hooks_subclasses: Whether a class in it may take notice of the classes derived from it.
     """
@@ -50,14 +53,15 @@ class Syntax:
         self.literals: set[str] = set()
         self.dynamic = False
         self.imports_any = False
-        self.calls = False
+        self.calls: set[Use] = set()
         self.effects = False
         self.hooks_subclasses = False
         # The tree as a list of words. A name stands there with its scope: whose variable it is
         # shows when all names of the scopes around it are known.
         self._words: list[str | tuple[Scope, str]] = []
         self._references: list[tuple[Scope, str, tuple[str, ...]]] = []
-        self._followed_calls: set[int] = set()
+        # Nodes with a function that imports or with sys.modules whose effect is known.
+        self._harmless: set[int] = set()
         module = Scope("module")
         self._visit(node, module)
         self._resolve()
@@ -148,6 +152,8 @@ class Syntax:
             self._words.append((scope, value.id))
         else:
             self._reference(node, "", tuple(attributes), scope)
+            if isinstance(value, ast.Subscript) and attributes[0] in MODULE_ATTRIBUTES:
+                self._harmless.add(id(value.value))
             self._visit(value, scope)
         self._words += attributes
         self._words.append(")")
@@ -156,32 +162,39 @@ class Syntax:
         self, node: ast.expr, name: str, attributes: tuple[str, ...], scope: Scope
     ) -> None:
         """Record the use of a name and its attributes. name: empty for those of other values."""
+        if not attributes and name not in IMPORT_OR_RUN:
+            self._references.append((scope, name, attributes))
+            return
         words = {name, *attributes}
         self.hooks_subclasses |= "__subclasses__" in words
-        if not words.isdisjoint(DYNAMIC_ATTRIBUTES) or (name, *attributes[:1]) == (
-            "sys",
-            "modules",
-        ):
-            self.dynamic = True
-        if not words.isdisjoint(RUN_FUNCTIONS) or (
-            not words.isdisjoint(IMPORT_FUNCTIONS) and id(node) not in self._followed_calls
-        ):
-            self.imports_any = True
+        self.dynamic |= not words.isdisjoint(DYNAMIC_ATTRIBUTES)
+        if id(node) not in self._harmless:
+            self.imports_any |= not words.isdisjoint(IMPORT_OR_RUN)
+            self.imports_any |= (name, *attributes[:1]) == ("sys", "modules")
         if name:
             self._references.append((scope, name, attributes))
 
     def _call(self, node: ast.Call, scope: Scope) -> None:
-        self.calls = True
+        if scope.is_run_at_once():
+            self._record_call(node.func, scope)
         name = getattr(node.func, "id", getattr(node.func, "attr", None))
         if name in DYNAMIC_WITHOUT_ARGUMENTS and not node.args and not node.keywords:
             self.dynamic |= isinstance(node.func, ast.Name)
         argument = getattr(node.args[0], "value", None) if len(node.args) == 1 else None
         if name in IMPORT_FUNCTIONS and isinstance(argument, str) and argument[:1] != ".":
-            self._followed_calls.add(id(node.func))
+            self._harmless.add(id(node.func))
             module = Import(argument, 0, None, "", renamed=True)
             self.imports.add(module)
             self.imported.add((module, ()))
         self._fields(node, scope, node._fields)
+
+    def _record_call(self, function: ast.expr, scope: Scope) -> None:
+        attributes: list[str] = []
+        while isinstance(function, ast.Attribute):
+            attributes.insert(0, function.attr)
+            function = function.value
+        if isinstance(function, ast.Name) and function.id not in scope.bound:
+            self.calls.add((function.id, tuple(attributes)))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> None:
         self.effects |= not isinstance(node.ctx, ast.Load)

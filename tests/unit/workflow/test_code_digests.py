@@ -655,6 +655,49 @@ CASES = {
         {"a.py": ("note(1)", "note(2)")},
         {"a.py": ("double(2)", "double(3)")},
     ),
+    "call of a library whose value is not used": (
+        {
+            "program.py": "from a import one\none()\n",
+            "a.py": "import torch, re\n\n\ndef one():\n    return 1\n\n\n"
+            "THREADS = torch.set_num_threads(2)\nPATTERN = re.compile('3')\n"
+            "NAMES = {}\nKEYS = list(NAMES.items())\nFIRST = NAMES.setdefault(4)\n\n\n"
+            "def late():\n    return torch.set_num_threads(5)\n",
+        },
+        {"a.py": ("threads(2)", "threads(3)")},
+        {"a.py": ("re.compile('3')", "re.compile('4')\nLAST = list(NAMES)")},
+    ),
+    "method that changes a constant": (
+        {
+            "program.py": "from a import NAMES\nNAMES\n",
+            "a.py": "NAMES = {}\nFIRST = NAMES.setdefault(4)\n\n\nclass A:\n    names = NAMES\n",
+        },
+        {"a.py": ("default(4)", "default(5)")},
+        {"a.py": ("    names = NAMES", "    names = list(NAMES)")},
+    ),
+    "names of another module": (
+        {
+            "program.py": "import a\nprint(a.__dict__['o' + 'ne'], a.__name__)\n",
+            "a.py": "def one():\n    return 1\n",
+        },
+        {"a.py": ("return 1", "return 2")},
+        {},
+    ),
+    "modules that are imported": (
+        {
+            "program.py": "import sys\nimport a\nsys.modules['a'].one()\n",
+            "a.py": "def one():\n    return 1\n",
+        },
+        {"a.py": ("return 1", "return 2")},
+        {},
+    ),
+    "documentation of a module that is imported": (
+        {
+            "program.py": "import sys\nimport a\nsys.modules[a.name].__doc__\n",
+            "a.py": "name = 'a'\n\n\ndef one():\n    return 1\n",
+        },
+        {"a.py": ("'a'", "'b'")},
+        {"a.py": ("return 1", "return 2")},
+    ),
     "derived classes": (
         {
             "program.py": "import a\nfrom b import Base\nprint(Base.__subclasses__())\n",
