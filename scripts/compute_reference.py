@@ -11,7 +11,8 @@ import numpy as np
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.modeling.models import choose_device, load_causal
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import choose_device
 from snakechat.workflow.job import Job, run
 
 

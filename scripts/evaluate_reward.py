@@ -13,7 +13,8 @@ from snakechat.algorithms.preference import metrics_by_dataset, pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.models import choose_device, load_scorer
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import choose_device
 from snakechat.training.metrics import write_json
 from snakechat.workflow.job import Job, run
 

@@ -43,7 +43,8 @@ from snakechat.evaluation.judge_endpoint import JudgeEndpoint
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.models import choose_device, load_causal, load_scorer
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import choose_device
 from snakechat.reporting.labels import MODELS
 from snakechat.training.metrics import write_json
 from snakechat.workflow.errors import InputError

@@ -18,7 +18,8 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.models import choose_device, load_causal
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import choose_device
 from snakechat.reporting.labels import N_
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import translator

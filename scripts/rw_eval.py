@@ -16,7 +16,8 @@ from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.models import choose_device, load_scorer
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import choose_device
 from snakechat.reporting.labels import N_
 from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import translator

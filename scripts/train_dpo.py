@@ -18,8 +18,10 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy
+from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_sequence_length, load_causal, model_size, save_model
+from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine

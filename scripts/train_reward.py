@@ -20,9 +20,11 @@ from snakechat.config.reward import RewardSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
+from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.lora import add_lora, merge_adapters
-from snakechat.modeling.models import check_sequence_length, load_scorer, model_size, save_model
+from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.packing import TokenBatch
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine

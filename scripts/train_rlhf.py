@@ -35,7 +35,7 @@ from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.models import save_model
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema

@@ -14,8 +14,10 @@ from snakechat.config.sft import SftSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches
 from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import check_sequence_length, load_causal, model_size, save_model
+from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.best_model import BestModel
 from snakechat.training.checkpointing import Checkpointer

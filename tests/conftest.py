@@ -146,7 +146,7 @@ def model(tokenizer):
 @pytest.fixture
 def folder(model, tokenizer, tmp_path):
     """The model, saved."""
-    from snakechat.modeling.models import save_model
+    from snakechat.modeling.saving import save_model
 
     save_model(model, tokenizer, tmp_path / "causal")
     return tmp_path / "causal"
@@ -157,7 +157,8 @@ def scorer_folder(folder, tokenizer, tmp_path):
     """A reward model that starts from it, saved."""
     import torch
 
-    from snakechat.modeling.models import load_scorer, save_model
+    from snakechat.modeling.loading import load_scorer
+    from snakechat.modeling.saving import save_model
 
     torch.manual_seed(3)
     scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)

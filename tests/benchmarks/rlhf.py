@@ -195,7 +195,9 @@ def prepare(folder, number):
     from snakechat.data.tokenizers import Encoder
     from snakechat.data.tokens import RaggedWriter
     from snakechat.modeling.batching import global_batches
-    from snakechat.modeling.models import load_scorer, make_causal, save_model
+    from snakechat.modeling.loading import load_scorer
+    from snakechat.modeling.models import make_causal
+    from snakechat.modeling.saving import save_model
 
     vocab_size = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())

@@ -169,7 +169,8 @@ def prepare(steps, folder):
     from snakechat.data.tokenization import tokenize_phase
     from snakechat.data.tokens import Ragged
     from snakechat.modeling.batching import global_batches
-    from snakechat.modeling.models import make_causal, save_model
+    from snakechat.modeling.models import make_causal
+    from snakechat.modeling.saving import save_model
 
     rows = list(read_records(ROWS))
     tokenizer = make_tokenizer(folder.name, rows)

@@ -19,7 +19,9 @@ from evaluate_rlhf import main
 from init_model import train_tokenizer
 from snakechat.data import toy
 from snakechat.data.conversations import TurnEncoder
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 
 CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"

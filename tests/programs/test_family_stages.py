@@ -26,7 +26,7 @@ from snakechat.data.tokens import Ragged
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
-from snakechat.modeling.models import load_causal, load_scorer
+from snakechat.modeling.loading import load_causal, load_scorer
 from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint
 from support.stages import TRAINING, Stages

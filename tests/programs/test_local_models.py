@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from conftest import INIT, Workflow, copy_sources
 from snakechat.data.model_files import model_files
-from snakechat.modeling.models import make_causal, save_model
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 
 
 def test_files_of_a_model_are_selected():

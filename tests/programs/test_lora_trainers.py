@@ -21,7 +21,9 @@ from conftest import INIT
 from snakechat.config.recipes import STAGES
 from snakechat.data import toy
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.models import DTYPES, load_causal, load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import DTYPES, make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from support.configs import load
 from support.stages import TRAINING, Stages

@@ -16,7 +16,9 @@ from snakechat.data import toy
 from snakechat.data.tokenization import read_prompt_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from support.families import FAMILIES
 from support.talking import as_chatml
 

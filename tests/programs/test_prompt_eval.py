@@ -16,7 +16,9 @@ from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.models import load_causal, make_causal, save_model
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.pages import CONTROL_SYMBOLS
 from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest

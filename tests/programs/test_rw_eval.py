@@ -11,7 +11,9 @@ from transformers import AutoModelForSequenceClassification
 
 import rw_eval
 from conftest import INIT
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
 

@@ -12,7 +12,8 @@ import train_reward
 from conftest import INIT
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokens import RaggedWriter
-from snakechat.modeling.models import make_causal, save_model
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 
 # DeepSpeed calls functions of torch that are deprecated.

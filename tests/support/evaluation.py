@@ -11,7 +11,9 @@ import evaluate_rlhf
 from conftest import INIT
 from snakechat.data import toy
 from snakechat.data.tokens import RaggedWriter
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 
 PLACEMENT = {"gpus_per_node": 0, "micro_batch_tokens": 300}
 

@@ -141,7 +141,9 @@ def prepare(folder):
 
     from init_model import train_tokenizer
     from snakechat.data.tokens import RaggedWriter
-    from snakechat.modeling.models import SPECIAL_IDS, load_scorer, save_model
+    from snakechat.modeling.loading import load_scorer
+    from snakechat.modeling.models import SPECIAL_IDS
+    from snakechat.modeling.saving import save_model
 
     tokenizer = train_tokenizer((f"word{i} thing{7 * i}" for i in range(300)), TOKENIZER_SIZE)
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}

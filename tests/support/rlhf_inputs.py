@@ -11,7 +11,9 @@ from snakechat.data.tokenizers import Encoder
 from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.manifest import manifest_path
 
 NUM_PROMPTS, NUM_PAIRS, NUM_PROBES = 240, 64, 16

@@ -5,7 +5,8 @@ from transformers import PreTrainedTokenizerFast
 
 from conftest import INIT
 from snakechat.data.dialogues import chat_template
-from snakechat.modeling.models import make_causal, save_model
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 
 CHATML = """\
 {%- for message in messages -%}

@@ -12,7 +12,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
-from snakechat.modeling.models import copy_model, make_causal, save_model
+from snakechat.modeling.models import copy_model, make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.files import as_parquet
 from support.hub import serving

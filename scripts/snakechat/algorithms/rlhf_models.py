@@ -17,13 +17,9 @@ from snakechat.algorithms.sanity_checks import check_probes
 from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
-from snakechat.modeling.models import (
-    check_sequence_length,
-    load_causal,
-    load_scorer,
-    model_size,
-)
+from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, FrozenModel, make_engine
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job

@@ -20,7 +20,8 @@ from transformers import (
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn, chat_template, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer
-from snakechat.modeling.models import DTYPES, load_causal
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import DTYPES
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import read_manifest
 

@@ -13,7 +13,7 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.algorithms.step_metrics import mean_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.models import load_scorer
+from snakechat.modeling.loading import load_scorer
 
 CPU = torch.device("cpu")
 PROMPTS = [[11, 12, 13], [14], [15, 16]]

@@ -18,7 +18,9 @@ from snakechat.algorithms.reward_models import (
 from snakechat.data import toy
 from snakechat.data.conversations import ChatEncoder
 from snakechat.modeling.forward import Scorer
-from snakechat.modeling.models import load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
 

@@ -12,7 +12,8 @@ from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer, load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.chat_session import load
-from snakechat.modeling.models import make_causal, save_model
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.dialogues import DIALOGUES
 from support.talking import (

@@ -9,16 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from conftest import SEQUENCES
 from snakechat.modeling.forward import layer_masks
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import (
-    check_sequence_length,
-    load_causal,
-    load_scorer,
-    make_causal,
-    save_model,
-    supports_packing,
-)
+from snakechat.modeling.models import check_sequence_length, make_causal, supports_packing
 from snakechat.modeling.packing import ModelInputs
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS
 

@@ -27,9 +27,11 @@ from snakechat.modeling.forward import (
     response_logprobs,
     response_scores,
 )
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.packing import ModelInputs
+from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, WINDOWS, spread
 
 CPU = torch.device("cpu")

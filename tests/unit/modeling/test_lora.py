@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.pytorch_utils import Conv1D
 
 from conftest import INIT, SEQUENCES
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
     add_lora,
     base_weights,
@@ -21,7 +22,8 @@ from snakechat.modeling.lora import (
     merge_adapters,
     merged_weights,
 )
-from snakechat.modeling.models import DTYPES, load_causal, load_scorer, make_causal, save_model
+from snakechat.modeling.models import DTYPES, make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.planning.footprint import MemoryTracker
 from snakechat.training.engine import make_engine
 from support.families import FAMILIES, LINEAR_LAYERS

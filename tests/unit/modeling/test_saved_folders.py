@@ -10,7 +10,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.models import load_causal, load_scorer, make_causal, save_model
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from support.families import FAMILIES
 
 END, TURN_END = "<|endoftext|>", "<|im_end|>"

@@ -1,0 +1,45 @@
+"""Save models as folders that from_pretrained loads."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from snakechat.data.special_tokens import end_of_turn_id
+from snakechat.modeling.lora import save_adapter, save_merged
+from snakechat.modeling.models import SPECIAL_IDS
+from snakechat.workflow.distributed import rank
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
+
+    Adapters are merged, in the model's dtype. The subfolder adapter also has them separately, if
+    nothing else but a score head was trained. Under ZeRO 3 the caller gathers the weights. Only the
+    first process writes.
+    """
+    if rank() > 0:
+        return
+    if model.can_generate():
+        ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+        model.generation_config = GenerationConfig(
+            do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
+        )
+    if hasattr(model, "peft_config"):
+        save_adapter(model, folder / "adapter")
+        save_merged(model, folder)
+    else:
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _stop_ids_to_save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> int | list[int]:
+    """Return the ids that end a response, for generation_config.json: the model's and others."""
+    generation: Any = model.generation_config
+    loaded = generation.eos_token_id
+    ids = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
+    ids += loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
+    ids = list(dict.fromkeys(ids))
+    return ids if len(ids) > 1 else ids[0]

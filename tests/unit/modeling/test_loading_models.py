@@ -1,0 +1,196 @@
+"""Loading models, and errors about unsupported ones."""
+
+import json
+import math
+import random
+import re
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+)
+
+from init_model import train_tokenizer
+from snakechat.data import toy
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import copy_model, make_causal
+from snakechat.modeling.saving import save_model
+from snakechat.workflow.errors import InputError
+from support.families import FAMILIES
+
+
+def weights_equal(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
+    rows, _ = toy.make_rows(100, 10, random.Random(1))
+    larger = train_tokenizer((text for row in rows for text in row.values()), 310)
+    assert len(larger) > len(tokenizer)
+    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
+        load_causal(folder, "fp32", larger)
+    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
+        load_scorer(folder, "fp32", larger, new_head=True)
+
+
+def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
+    with pytest.raises(InputError, match="causal is no classifier but OPTForCausalLM: use"):
+        load_scorer(folder, "fp32", tokenizer)
+    # Without architectures, the weights decide.
+    change_config(folder, architectures=None)
+    with pytest.raises(InputError, match=r"weights are missing: score\.weight"):
+        load_scorer(folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize(("labels", "number"), [({"0": "NO", "1": "YES", "2": "?"}, 3), (None, 2)])
+def test_a_classifier_with_more_than_one_label_is_no_reward_model(
+    labels, number, scorer_folder, tokenizer, tmp_path
+):
+    # transformers does not write its default of two labels.
+    change_config(scorer_folder, id2label=labels)
+    message = f"has {number} labels, expected 1, the score: use another classifier"
+    with pytest.raises(InputError, match=f"scorer {message}"):
+        load_scorer(scorer_folder, "fp32", tokenizer)
+    with pytest.raises(InputError, match=f"the model {message}"):
+        copy_model(scorer_folder, tmp_path / "copy")
+
+
+def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(folder, tokenizer):
+    weights = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        head = load_scorer(folder, "fp32", tokenizer, new_head=True).score.weight
+        assert head.shape == (1, 32)
+        weights.append(head.detach())
+    weights = torch.cat(weights)
+    # 1 / sqrt(33) = .174 of 640 weights, whose standard error is .174 / sqrt(1280) = .0049.
+    assert weights.std().item() == pytest.approx(1 / math.sqrt(33), abs=0.015)
+    assert weights.mean().item() == pytest.approx(0.0, abs=0.03)
+
+
+def test_a_new_head_does_not_change_the_base_model(model, folder, tokenizer):
+    scorer = load_scorer(folder, "fp32", tokenizer, new_head=True)
+    assert weights_equal(model.base_model, scorer.base_model)
+
+
+def test_a_saved_scorer_is_loaded_with_the_same_weights(scorer_folder, tokenizer):
+    assert "model.safetensors" in files(scorer_folder)
+    assert not [name for name in files(scorer_folder) if name.endswith((".bin", ".pt"))]
+    loaded = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
+    assert loaded.config.num_labels == 1
+    assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def change_weights(folder, changes):
+    """Replace weights of a folder; None removes one."""
+    weights = load_file(folder / "model.safetensors") | changes
+    weights = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+LAYER = "model.decoder.layers.1.fc1.bias"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({LAYER: None}, f"weights are missing: {LAYER}"),
+        ({"model.stray": torch.ones(2)}, "weights are not in the model: model.stray"),
+        ({LAYER: torch.ones(3)}, f"weights do not have the model's shape: {LAYER}"),
+        ({"score.weight": torch.ones(2, 32)}, "do not have the model's shape: score.weight"),
+        ({"score.weight": None}, "weights are missing: score.weight"),
+    ],
+)
+def test_weights_that_do_not_match_the_config_raise(scorer_folder, tokenizer, changes, message):
+    change_weights(scorer_folder, changes)
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        load_scorer(scorer_folder, "fp32", tokenizer)
+    assert str(error.value).startswith(f"{scorer_folder}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{LAYER: None}, {LAYER: torch.ones(3)}])
+def test_only_a_new_head_may_be_missing(folder, tokenizer, changes):
+    change_weights(folder, changes)
+    for load in (load_causal, partial(load_scorer, new_head=True)):
+        with pytest.raises(InputError, match=re.escape(LAYER)):
+            load(folder, "fp32", tokenizer)
+
+
+def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokenizer):
+    message = "scorer is a sequence classifier, expected a language model: use it as a reward model"
+    with pytest.raises(InputError, match=message):
+        load_causal(scorer_folder, "fp32", tokenizer)
+    with pytest.raises(InputError, match=message):
+        load_scorer(scorer_folder, "fp32", tokenizer, new_head=True)
+
+
+def test_an_untied_output_layer_is_ignored_under_a_new_head(tokenizer, tmp_path):
+    save_model(make_causal(FAMILIES["llama"], tokenizer, 1), tokenizer, tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("gemma2", "final_logit_softcapping", 30.0),
+        ("cohere", "logit_scale", 0.0625),
+        ("granite", "logits_scaling", 8.0),
+        ("falcon_h1", "lm_head_multiplier", 0.5),
+    ],
+)
+def test_models_that_transform_logits_raise(folder, tokenizer, family, name, value):
+    # The folder has only a config: the check reads no weights.
+    AutoConfig.for_model(family, **{name: value}).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=rf"config\.json: {name} is {value}:"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_neutral_logit_settings_are_accepted(folder, tokenizer):
+    change_config(folder, logit_scale=1.0, final_logit_softcapping=None)
+    load_causal(folder, "fp32", tokenizer)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_models_with_an_encoder_raise(folder, tokenizer, family):
+    AutoConfig.for_model(family).save_pretrained(folder)
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match=f"{family} has an encoder"):
+            load(folder, "fp32", tokenizer)
+
+
+def test_a_family_without_score_heads_raises_an_error_of_one_line(tokenizer, tmp_path):
+    init = {**FAMILIES["llama"], "model_type": "ernie4_5"}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    load_causal(tmp_path, "fp32", tokenizer)
+    with pytest.raises(InputError, match="AutoModelForSequenceClassification") as error:
+        load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("load", [load_causal, partial(load_scorer, new_head=True)])
+def test_a_loaded_config_has_the_ids_of_the_tokenizer(folder, tokenizer, load):
+    # As in folders that use eos for padding.
+    change_config(folder, pad_token_id=2, eos_token_id=[2, 5], bos_token_id=None)
+    config = load(folder, "fp32", tokenizer).config
+    assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.bos_token_id == tokenizer.bos_token_id

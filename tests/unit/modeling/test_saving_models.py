@@ -1,0 +1,53 @@
+"""Saved models: formats, what stops a response, and reproducible bytes."""
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.saving import save_model
+
+
+def weights_equal(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tokenizer):
+    assert "model.safetensors" in files(folder)
+    assert not [name for name in files(folder) if name.endswith((".bin", ".pt", ".pth"))]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert weights_equal(model, loaded)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+    assert weights_equal(model, load_causal(folder, "fp32", tokenizer))
+
+
+def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model(
+    model, tokenizer, tmp_path
+):
+    # Its sampling settings are not saved.
+    model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
+    save_model(model, tokenizer, tmp_path)
+    config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert config.do_sample
+    assert config.eos_token_id == [tokenizer.eos_token_id, 9]
+    assert config.pad_token_id == tokenizer.pad_token_id
+    assert config.repetition_penalty in (None, 1.0)
+
+
+def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):
+    for name in ("first", "second"):
+        save_model(model, tokenizer, tmp_path / name)
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+    for name in files(tmp_path / "first"):
+        first, second = (tmp_path / folder / name for folder in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
