@@ -87,7 +87,7 @@ def test_a_file_that_a_task_refers_to_may_not_change_while_lm_eval_runs(job, tmp
         return run(arguments)
 
     monkeypatch.setattr(evaluate_tasks.subprocess, "run", run_and_edit)
-    with pytest.raises(InputError, match=r"rows\.jsonl changed since this build was planned"):
+    with pytest.raises(InputError, match=r"rows\.jsonl changed while it was read"):
         evaluate_tasks.main(job)
 
 

@@ -330,6 +330,111 @@ def test_offline_rejects_an_incomplete_revision(hub, tmp_path):
     assert "Cannot find an appropriate cached" in line
 
 
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+def kept_lists(home):
+    return list(home.glob("hub/*/snakechat/*.json"))
+
+
+@pytest.fixture(params=["list", "no list", "damaged list"])
+def filled(request, hub, tmp_path):
+    """The folder of the files in a filled cache: with the kept list of the hub, without one, as
+    another program fills it, and with a damaged one."""
+    ((folder, *_),), _ = fetch(hub.endpoint, tmp_path, "lab/data")
+    (path,) = kept_lists(tmp_path)
+    if request.param == "no list":
+        path.unlink()
+    elif request.param == "damaged list":
+        path.write_text('{"a.parquet": [3')
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "folder/c.txt"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_offline_rejects_an_edited_file_of_the_cache(hub, tmp_path, filled, name, replaced):
+    path = os.path.join(filled, name)
+    if replaced:
+        # As an editor does that renames: the link to the file is gone.
+        os.unlink(path)
+    with open(path, "wb") as file:
+        file.write(DATA[name][:-1] + b"!")
+    for revision in ("main", hub.commit(DATASET)):
+        (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", revision=revision, **OFFLINE)
+        assert line.startswith(f"hub dataset lab/data at {revision}: {path} was "), line
+        assert line.endswith("run once without HF_HUB_OFFLINE to download it")
+        assert "\n" not in line
+
+
+def test_offline_reads_a_cache_that_another_program_filled(hub, tmp_path, filled):
+    (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **OFFLINE)
+    check(result, hub.commit(DATASET))
+
+
+def test_offline_file_of_a_later_commit_is_not_taken_for_the_genuine_one(hub, tmp_path):
+    ((folder, *_),), _ = fetch(hub.endpoint, tmp_path, "lab/data")
+    path = os.path.join(folder, "b.parquet")
+    os.unlink(path)
+    os.symlink(os.path.realpath(os.path.join(folder, "a.parquet")), path)
+    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **OFFLINE)
+    assert f"{path} was edited or is damaged: expected 100000 bytes" in line
+
+
+def test_offline_names_the_missing_file_of_an_incomplete_commit(hub, tmp_path):
+    hub.faults[f"{DATASET}/b.parquet"] = "file"
+    fetch(hub.endpoint, tmp_path, "lab/data", before=NO_WAITS)
+    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", revision=hub.commit(DATASET), **OFFLINE)
+    assert "b.parquet is not in the cache: run once without HF_HUB_OFFLINE" in line
+
+
+BRANCHES = """
+import json, sys
+from snakechat.data.hub import moved_branches
+from snakechat.workflow.errors import InputError
+try:
+    print(json.dumps(moved_branches(json.loads(sys.argv[1]))))
+except InputError as error:
+    print(json.dumps(f"{error}"))
+"""
+
+
+def branches_of(hub, results, **environment):
+    environment = {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost", **environment}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), **environment}
+    command = [sys.executable, "-c", BRANCHES, json.dumps(results)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
+
+
+def test_branches_that_moved_since_the_import_are_described(hub):
+    hub.repositories["model/lab/model"] = DATA
+    old, now = hub.commit(DATASET), "f" * 40
+    hub.commit = lambda repository: now
+
+    def result(rule, name, facts, **settings):
+        return {"rule": rule, "name": name, "settings": settings}, facts
+
+    mine = {"hub": "lab/data", "revision": "main"}
+    model = {"hub": "lab/model", "revision": "main"}
+    results = [
+        result("import_dataset", "mine", {"commit": old}, **mine),
+        result("import_dataset", "again", {"commit": now}, **mine),
+        result("import_dataset", "pinned", {"commit": old}, hub="lab/data", revision=old),
+        result("import_dataset", "not built", None, **mine),
+        result("import_dataset", "local", {}, format="plain"),
+        result("fetch_model", "opt", {"commit": old}, **model),
+    ]
+    after = "set revision to the first to keep the result, to the second to replace it"
+    assert branches_of(hub, results) == [
+        f"dataset mine: main of lab/data was {old} and is {now} now: {after}",
+        f"model opt: main of lab/model was {old} and is {now} now: {after}",
+    ]
+    # Each branch is asked for once, and nothing is asked about commits.
+    assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1
+    line = branches_of(hub, results, HF_HUB_OFFLINE="1")
+    assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line
+
+
 @pytest.mark.parametrize(
     ("card", "licence"),
     [
