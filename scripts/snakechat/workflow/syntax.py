@@ -60,7 +60,7 @@ class Syntax:
         # shows when all names of the scopes around it are known.
         self._words: list[str | tuple[Scope, str]] = []
         self._references: list[tuple[Scope, str, tuple[str, ...]]] = []
-        # Nodes with a function that imports or with sys.modules whose effect is known.
+        # Nodes with a function that imports what is known, or with sys.modules for its names only.
         self._harmless: set[int] = set()
         module = Scope("module")
         self._visit(node, module)
@@ -196,6 +196,14 @@ class Syntax:
         if isinstance(function, ast.Name) and function.id not in scope.bound:
             self.calls.add((function.id, tuple(attributes)))
 
+    def _compare(self, node: ast.Compare, scope: Scope) -> None:
+        self._harmless.update(map(id, node.comparators))
+        self._fields(node, scope, node._fields)
+
+    def _loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
+        self._harmless.add(id(node.iter))
+        self._fields(node, scope, node._fields)
+
     def _subscript(self, node: ast.Subscript, scope: Scope) -> None:
         self.effects |= not isinstance(node.ctx, ast.Load)
         self._fields(node, scope, node._fields)
@@ -286,6 +294,7 @@ class Syntax:
         inner = Scope("comprehension", scope)
         self._words.append(type(node).__name__)
         for number, generator in enumerate(node.generators):
+            self._harmless.add(id(generator.iter))
             self._visit(generator.target, inner)
             self._visit(generator.iter, inner if number else scope)
             self._value([generator.ifs, generator.is_async], inner)
@@ -349,14 +358,17 @@ def is_string(node: ast.stmt) -> bool:
 
 VISITORS: dict[type, Callable[[Syntax, Any, Scope], None]] = {
     ast.AnnAssign: Syntax._annotated_assignment,
+    ast.AsyncFor: Syntax._loop,
     ast.AsyncFunctionDef: Syntax._function,
     ast.Attribute: Syntax._attribute,
     ast.Call: Syntax._call,
     ast.ClassDef: Syntax._class,
+    ast.Compare: Syntax._compare,
     ast.Constant: Syntax._constant,
     ast.DictComp: Syntax._comprehension,
     ast.ExceptHandler: Syntax._binder,
     ast.Expr: Syntax._expression,
+    ast.For: Syntax._loop,
     ast.FunctionDef: Syntax._function,
     ast.GeneratorExp: Syntax._comprehension,
     ast.Global: Syntax._declaration,

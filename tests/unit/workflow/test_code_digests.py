@@ -692,7 +692,8 @@ CASES = {
     ),
     "documentation of a module that is imported": (
         {
-            "program.py": "import sys\nimport a\nsys.modules[a.name].__doc__\n",
+            "program.py": "import sys\nimport a\nsys.modules[a.name].__doc__\n"
+            "print([name for name in sys.modules], 'a' in sys.modules)\n",
             "a.py": "name = 'a'\n\n\ndef one():\n    return 1\n",
         },
         {"a.py": ("'a'", "'b'")},
@@ -893,6 +894,11 @@ def test_the_modules_of_our_programs_are_among_those_that_python_finds(program):
     loaded = {path for path in files if SCRIPTS in path.parents}
     reach = reach_of(program)
     assert {reach.path(key) for key in reach.modules} <= loaded
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nothing_in_our_programs_makes_all_modules_count(program):
+    assert {name for name in code_digests(SCRIPTS / program) if "/" not in name} == {program}
 
 
 def loaded_globals(code):
