@@ -5,8 +5,9 @@
 
 With --same-as, also compare each result, file by file, with that of the same name in another tree.
 
-Prints one line per problem and a summary. Exits with 0 if there is no problem, with 1 if there are
-problems, with 2 if there are no results. Changes nothing.
+Prints one line per problem, one per accepted change (scripts/accept.py), and a summary. Exits with
+0 if there is no problem, with 1 if there are problems, with 2 if there are no results. Changes
+nothing.
 """
 
 import argparse
@@ -55,8 +56,8 @@ def main() -> None:
         problems = list(find_problems(folder, properties[folder]))
         if twin_tree:
             problems += find_differences(folder, twins[folder], properties)
-        for problem in problems:
-            print(problem)
+        for line in [*acceptances(folder), *problems]:
+            print(line)
         num_problems += len(problems)
     num_files = sum(len(names) for names in results.values())
     size = sum(file["size"] for folder in results for file in properties[folder].values())
@@ -135,6 +136,16 @@ def find_problems(folder: Path, files: Properties) -> Iterator[str]:
     else:
         yield f"{folder}: missing"
     yield from changed_inputs(folder, manifest)
+
+
+def acceptances(folder: Path) -> list[str]:
+    """Describe the changes that a person accepted for a result (scripts/accept.py)."""
+    manifest = read_manifest(manifest_path(folder)) or {}
+    return [
+        f"{folder}: accepted on {entry['date']} because {entry['because']}:"
+        f" {'; '.join(entry['changes'])}"
+        for entry in manifest.get("accepted", ())
+    ]
 
 
 def changed_files(folder: Path, recorded: Properties, files: Properties) -> Iterator[str]:

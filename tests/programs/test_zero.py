@@ -14,9 +14,8 @@ from snakechat.planning.changes import spec_changes
 from snakechat.planning.flops import communicated_elements
 from snakechat.reporting.formatting import format_number
 from snakechat.reporting.translations import translator
-from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import check_input
+from snakechat.workflow.manifest import check_files, read_input
 
 PAGE = "output/zero/sft/tiny.html"
 
@@ -77,7 +76,7 @@ def test_inputs_are_truncated_to_their_first_rows(tmp_path):
         spec = {"path": str(folder), "inputs": {}}
         manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
         folder.with_name(f"{key}.manifest.json").write_text(json.dumps(manifest))
-        inputs[key] = {"path": str(folder), "spec": digest(spec)}
+        inputs[key] = {"path": str(folder)}
     truncated = compare_zero.truncate_inputs(inputs, {"train": 2, "eval": 5}, tmp_path / "scratch")
     assert truncated["model"] == inputs["model"]
     tokens = Path(truncated["tokens"]["path"])
@@ -89,7 +88,7 @@ def test_inputs_are_truncated_to_their_first_rows(tmp_path):
         assert reference.tolist() == [[0.0, 1.0, 2.0][:number], [3.0, 4.0, 5.0][:number]]
     # They pass the checks of a training program.
     for key in ("tokens", "reference"):
-        assert check_input(truncated[key]) == Path(f"{truncated[key]['path']}.manifest.json")
+        check_files(truncated[key]["path"], read_input(truncated[key]))
 
 
 def train(tmp_path, script):
@@ -119,7 +118,7 @@ def test_changes_are_reported_once_by_their_keys_in_the_config():
     training = {"rule": "train_sft", "name": "tiny", "settings": {"epochs": 1}, "files": {}}
     training |= {
         "code": {"snakechat/workflow/job.py": "1", "snakechat/training/engine.py": "1"},
-        "requirements": "1",
+        "requirements": {},
     }
     old = training | {
         "rule": "compare_zero",

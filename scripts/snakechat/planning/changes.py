@@ -51,8 +51,7 @@ def spec_changes(
     if old["rule"] != new["rule"]:
         return [f"was made by {old['rule']} before"]
     changes = changed_settings(old, new) + changed_code(old, new)
-    if old["requirements"] != new["requirements"]:
-        changes.append("pinned requirements changed")
+    changes += changed_pins(old["requirements"], new["requirements"])
     changes += changed_files(old, new, facts.get("source_rows", {}), source)
     if "training" in new["settings"]:
         # compare_zero repeats the training of another spec at each ZeRO stage.
@@ -168,6 +167,20 @@ def changed_code(old: Spec, new: Spec) -> list[str]:
         else:
             changes.append(f"{kind} {name} changed")
     return changes
+
+
+def changed_pins(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Describe the pinned libraries that differ."""
+
+    def describe(name: str) -> str:
+        if name not in old:
+            return f"library {name} {new[name]} is now used"
+        if name not in new:
+            return f"library {name} is no longer used"
+        return f"library {name} changed from {old[name]} to {new[name]}"
+
+    names = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
+    return summarize(names, describe, "{} more libraries changed")
 
 
 def changed_files(

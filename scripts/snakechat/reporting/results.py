@@ -109,7 +109,15 @@ def recipe_rows(name: str, lineage: dict[str, Any]) -> list[list[Any]]:
     for job in lineage.values():
         if job["rule"] in kinds:
             rows.append([f"{kinds[job['rule']]}: {job['name']}", origin_of(job)])
+    for job in lineage.values():
+        for entry in job.get("accepted", ()):
+            rows.append([f"accepted: {job['rule']} {job['name']}", accepted_change(entry)])
     return rows
+
+
+def accepted_change(entry: dict[str, Any]) -> str:
+    """Describe a change after which a result was accepted (scripts/accept.py)."""
+    return f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
 
 
 def model_row(actor: Reference) -> list[str]:

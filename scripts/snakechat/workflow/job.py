@@ -28,13 +28,14 @@ from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     Manifest,
-    check_input,
+    check_files,
     input_digest,
     is_complete,
     read_input,
     result_files,
     result_key,
 )
+from snakechat.workflow.pins import check_installed
 from snakechat.workflow.run_record import run_record
 
 # Seconds that the first process has to report an error before another process reports it.
@@ -113,11 +114,12 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
     def work() -> None:
         spec = read_spec(arguments.spec)
         check_code(spec, sys.argv[0])
+        check_installed(spec["requirements"])
         if rank() == 0:
             lock(spec)
         manifests = read_manifests(spec)
         for name, manifest in manifests.items():
-            check_input(spec["inputs"][name]["path"], manifest)
+            check_files(spec["inputs"][name]["path"], manifest)
         job = Job(spec, manifests, arguments.placement, settings_type)
         if world_size() == 1:
             recover(job)

@@ -42,6 +42,8 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
             "content": content_digest(manifest),
             "inputs": input_paths(spec["inputs"]),
         }
+        if "accepted" in manifest:
+            jobs[spec["path"]]["accepted"] = manifest["accepted"]
     return jobs
 
 

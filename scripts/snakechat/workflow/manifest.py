@@ -114,7 +114,7 @@ def read_input(entry: Mapping[str, str]) -> Manifest:
     return manifest
 
 
-def check_input(folder: str | Path, manifest: Manifest) -> None:
+def check_files(folder: str | Path, manifest: Manifest) -> None:
     """Raise InputError unless the files of a result are those of its manifest."""
     files = result_files(folder)
     for name in sorted(manifest["files"].keys() | files):

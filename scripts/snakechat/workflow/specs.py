@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.code_digests import code_digests, requirements_digest
+from snakechat.workflow.code_digests import program_code
 from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.pins import pins_of
 
 FOLDER = Path("output/specs")
 
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
         settings: JSON values that the program reads.
         inputs: Upstream jobs by the keys that the program uses for them.
         files: External files by the names that the spec has for them.
+        lock: File of the pins of the program's environment.
         shows_provenance: Whether the program shows what its inputs were made from, so that their
             whole manifests count, and not only their content.
     """
@@ -42,6 +44,7 @@ class Rule(NamedTuple):
     settings: Callable[..., dict[str, Any]]
     inputs: Callable[..., dict[str, Job]]
     files: Callable[..., dict[str, Path]]
+    lock: str
     shows_provenance: bool
 
 
@@ -65,10 +68,10 @@ class Specs:
         self.root = root
         self.rules: dict[str, Rule] = {}
         self.file_digests = DigestCache(FOLDER / "digests.json")
-        self.requirements = requirements_digest(root / "requirements.txt")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
-        self._code_digests = cache(code_digests)
+        self._code = cache(program_code)
+        self._pins = cache(pins_of)
 
     def describe(
         self,
@@ -78,6 +81,7 @@ class Specs:
         inputs: Callable[..., dict[str, Job]] = _nothing,
         files: Callable[..., dict[str, Path]] = _nothing,
         program: str | None = None,
+        lock: str = "requirements.txt",
         shows_provenance: bool = False,
     ) -> None:
         """Describe the jobs of a rule: see Rule.
@@ -86,7 +90,7 @@ class Specs:
             program: Name of the program in scripts/; by default, the name of the rule.
         """
         path = self.root / f"scripts/{program or rule}.py"
-        self.rules[rule] = Rule(folder, path, settings, inputs, files, shows_provenance)
+        self.rules[rule] = Rule(folder, path, settings, inputs, files, lock, shows_provenance)
 
     def result(self, rule: str, name: str) -> str:
         """Return the result folder of a job."""
@@ -113,6 +117,7 @@ class Specs:
             for key, (upstream, upstream_name) in self.inputs(rule, name).items()
         }
         reward_functions = tuple(settings.get("reward_functions", ()))
+        code = self._code(description.program, reward_functions)
         spec: dict[str, Any] = {
             "rule": rule,
             "name": name,
@@ -123,8 +128,8 @@ class Specs:
                 file: self.file_digests[path]
                 for file, path in description.files(*wildcards).items()
             },
-            "code": self._code_digests(description.program, reward_functions),
-            "requirements": self.requirements,
+            "code": code.digests,
+            "requirements": self._pins(code.imports, self.root / description.lock),
         }
         if description.shows_provenance:
             spec["shows_provenance"] = True

@@ -20,7 +20,7 @@ def sft_spec(**settings):
         "settings": settings,
         "code": {},
         "files": {},
-        "requirements": "pins",
+        "requirements": {},
     }
 
 

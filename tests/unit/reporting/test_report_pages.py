@@ -139,6 +139,19 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
     ]
 
 
+def test_changes_that_a_person_accepted_are_listed():
+    settings = {"algorithm": "rloo", "seed": 1, "actor": "a", "reward": "b", "reward_functions": {}}
+    change = {"date": "2026-01-02", "because": "same losses", "changes": ["program x.py changed"]}
+    lineage = {
+        "output/rlhf/mine": {"rule": "train_rlhf", "name": "mine", "settings": settings},
+        "output/sft/a": {"rule": "train_sft", "name": "a", "accepted": [change]},
+    }
+    assert recipe_rows("mine", lineage)[-1] == [
+        "accepted: train_sft a",
+        "2026-01-02: same losses (program x.py changed)",
+    ]
+
+
 # --- responses ------------------------------------------------------------------------------
 
 

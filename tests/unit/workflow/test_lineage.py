@@ -20,7 +20,7 @@ def spec(path, *inputs, **settings):
         "inputs": {one["name"]: {"path": one["path"]} for one in inputs},
         "files": {},
         "code": {},
-        "requirements": "pins",
+        "requirements": {},
     }
 
 

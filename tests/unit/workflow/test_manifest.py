@@ -8,7 +8,7 @@ from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     check_external_file,
-    check_input,
+    check_files,
     is_complete,
     manifest_path,
     parse_manifest,
@@ -74,7 +74,7 @@ def test_a_missing_or_binary_manifest_is_none(tmp_path):
 
 
 def test_an_input_that_matches_its_manifest_is_accepted(result):
-    check_input(result, read_input(SPEC))
+    check_files(result, read_input(SPEC))
 
 
 def test_an_input_without_a_readable_manifest_is_an_error(result):
@@ -96,7 +96,7 @@ def test_a_damaged_input_is_an_error_and_makes_a_result_incomplete(result, damag
     damage(result)
     assert not is_complete(result, SPEC, {"data": "0"})
     with pytest.raises(InputError, match=f"output/sft/tiny/{name} does not match its manifest"):
-        check_input(SPEC["path"], read_input(SPEC))
+        check_files(SPEC["path"], read_input(SPEC))
 
 
 def test_a_result_of_another_spec_or_other_inputs_is_incomplete(result):

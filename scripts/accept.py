@@ -1,0 +1,118 @@
+"""Accept results although code or pinned libraries changed since: they are not built again.
+
+    python scripts/accept.py output/rlhf/1.3b --because "new packing: the losses are the same"
+    python scripts/accept.py output/rlhf/mine --because "..." --configfile mine.yaml
+
+Accepts every result that the target depends on and whose code or libraries differ from those of
+today. A result whose settings, files or inputs differ cannot be accepted: then nothing is changed.
+
+The reason, the date and the digests of both specs are recorded in the manifest, in the lineage of
+results that are made later, in the model card and in the report. scripts/verify.py lists them.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
+from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs
+from snakechat.workflow.digests import digest, write_atomically
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.manifest import Manifest, check_files, manifest_path, read_manifest
+
+# What a person can judge to be equivalent.
+ACCEPTABLE = ("code", "requirements")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-h] targets [targets ...] --because REASON [options of snakemake]",
+    )
+    parser.add_argument("targets", nargs="+", help="as for snakemake")
+    parser.add_argument("--because", required=True, metavar="REASON")
+    arguments, options = parse_arguments(parser, sys.argv[1:])
+    reason = " ".join(arguments.because.split())
+    if not reason:
+        parser.error("--because is empty: say why the results are equivalent")
+    folder, plan = dry_run(arguments.targets + options)
+    os.chdir(folder)
+    try:
+        acquire_lock("output/.lock")
+        accepted = [
+            (job.spec, manifest, changes)
+            for job in planned_jobs(plan).values()
+            for manifest, changes in [acceptable_changes(job.spec)]
+            if changes
+        ]
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except AlreadyLocked as other:
+        sys.exit(f"error: {other} is building in {folder}: wait for it, or stop it")
+    for spec, manifest, changes in accepted:
+        accept(spec, manifest, changes, reason)
+        print(f"{job_name(spec)} is accepted: {'; '.join(changes)}")
+    if not accepted:
+        print(f"{', '.join(arguments.targets)}: nothing to accept")
+
+
+def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
+    """Return the manifest of a stale result, and what changed of its code and libraries since.
+
+    Args:
+        spec: The spec of today.
+
+    Raises:
+        InputError: The result is missing, damaged, or differs in anything else.
+    """
+    manifest = read_manifest(manifest_path(spec["path"]))
+    if manifest is None:
+        raise InputError(f"{job_name(spec)} has no result: build it")
+    recorded = manifest["spec"]
+    others = [key for key in recorded.keys() | spec.keys() if key not in ACCEPTABLE]
+    if any(digest(recorded.get(key)) != digest(spec.get(key)) for key in others):
+        changes = spec_changes({**spec, **{key: recorded[key] for key in others}}, spec, {})
+        raise InputError(
+            f"{job_name(spec)}: only changes of code and libraries can be accepted:"
+            f" {'; '.join(changes) or 'it reads other inputs'}: build it again"
+        )
+    check_files(spec["path"], manifest)
+    code = changed_code(recorded, spec)
+    return manifest, code + changed_pins(recorded["requirements"], spec["requirements"])
+
+
+def accept(spec: dict[str, Any], manifest: Manifest, changes: list[str], reason: str) -> None:
+    """Record in the manifest and in the model card of a result that it counts for a spec."""
+    entry = {
+        "because": reason,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "changes": changes,
+        "from": digest(manifest["spec"]),
+        "to": digest(spec),
+    }
+    accepted = [*manifest.get("accepted", ()), entry]
+    text = json.dumps({**manifest, "spec": spec, "accepted": accepted}, indent=1, sort_keys=True)
+    folder = Path(spec["path"])
+    card = folder / "README.md"
+    if card.exists():
+        heading = "\n## Accepted changes\n\n" if not manifest.get("accepted") else ""
+        line = f"- {entry['date']}: {escape(reason)} ({'; '.join(changes)})\n"
+        write_atomically(card, card.read_text() + heading + line)
+    # The manifest next to the result comes last: it makes the result up to date.
+    write_atomically(folder / "manifest.json", f"{text}\n")
+    write_atomically(manifest_path(folder), f"{text}\n")
+
+
+def escape(text: str) -> str:
+    """Return a text in which Markdown has no effect."""
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+-.!|" else letter for letter in text)
+
+
+if __name__ == "__main__":
+    main()
