@@ -78,7 +78,10 @@ def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
 
 
 def test_a_model_has_the_settings_of_its_origin(load):
-    assert model_settings(load(), "opt-125m") == {"hub": "facebook/opt-125m", "revision": "main"}
+    assert model_settings(load(), "bloom-1b1") == {
+        "hub": "bigscience/bloom-1b1",
+        "revision": "main",
+    }
     assert model_settings(load(), "tiny").keys() == {"seed", "init", "tokenizer"}
     local = load({"models": {"opt-125m": {"path": "here"}}})
     assert model_settings(local, "opt-125m") == {}
