@@ -2,20 +2,24 @@
 # make test-quick  unit tests, less than two minutes
 # make test        lint and all tests that need no cluster and no GPU
 # make test-slurm  tests on a local Slurm (root on Debian)
+# make lock        lock the environment anew, after an edit of requirements*.in
 
 PYTHON ?= python3
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
-# The documentation tools, TRL and the conversion of GGUF have environments of their own.
+# torch is not in requirements.txt: pip chooses a build for this machine.
+TORCH := $(shell grep '^torch==' requirements.in)
+# The documentation tools, TRL, the conversion of GGUF and uv have environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 QUALITY := .venv-quality
+LOCK := .venv-lock
 
 # Byte-identical results need the same number of cores.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward bench-quality clean
+.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward bench-quality lock clean
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -86,13 +90,18 @@ bench-quality: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
 
-clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) .snakemake docs/site docs/.cache reproduced
+# Writes requirements*.txt. OPTIONS: those of uv pip compile, such as --upgrade.
+lock: $(LOCK)/ready
+	PATH="$(CURDIR)/$(LOCK)/bin:$$PATH" $(PYTHON) envs/lock.py $(OPTIONS)
 
-$(VENV)/demo: requirements.txt
-	@echo "Installing requirements.txt into $(VENV); this takes a few minutes"
+clean:
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(LOCK) .snakemake docs/site docs/.cache reproduced
+
+$(VENV)/demo: requirements.txt requirements.in
+	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(ACTIVATE) pip install --quiet --requirement requirements.txt
+	$(ACTIVATE) pip install --quiet --no-deps --require-hashes --requirement requirements.txt
+	$(ACTIVATE) pip install --quiet $(TORCH)
 	touch $@
 
 $(VENV)/test: requirements-test.txt requirements-kubernetes.txt $(VENV)/demo
@@ -102,6 +111,11 @@ $(VENV)/test: requirements-test.txt requirements-kubernetes.txt $(VENV)/demo
 $(DOCS)/ready: requirements-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/pip install --quiet --requirement $<
+	touch $@
+
+$(LOCK)/ready:
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/pip install --quiet uv==0.13.9
 	touch $@
 
 $(TRL)/ready: tests/benchmarks/requirements-trl.txt

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files of a checkout that a build reads.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
+SOURCES += ("requirements-torch.txt", "requirements-lm-eval.txt")
 
 
 # The config of a tiny language model.

@@ -1,12 +1,10 @@
 """lm-evaluation-harness, replaced by a stub (tests/bin/lm_eval): arguments, results, errors."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import evaluate_tasks
 from conftest import ROOT
@@ -89,13 +87,6 @@ def test_a_file_that_a_task_refers_to_may_not_change_while_lm_eval_runs(job, tmp
     monkeypatch.setattr(evaluate_tasks.subprocess, "run", run_and_edit)
     with pytest.raises(InputError, match=r"rows\.jsonl changed while it was read"):
         evaluate_tasks.main(job)
-
-
-def test_the_environment_has_the_pins_and_one_version_of_lm_eval():
-    packages = yaml.safe_load((ROOT / "envs/lm-eval.yaml").read_text())["dependencies"]
-    requirements, harness = packages[-1]["pip"]
-    assert requirements == "-r ../../requirements.txt"
-    assert re.fullmatch(r"lm_eval\[hf\]==[0-9.]+", harness)
 
 
 def test_a_missing_task_file_is_reported_while_planning(sources):

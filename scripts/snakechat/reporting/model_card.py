@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.reporting.pages import write_page
-from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job
 from snakechat.workflow.lineage import lineage_columns
+from snakechat.workflow.pins import installed_versions
 
 # The class that loads the model of each rule, and what the model is.
 KINDS = {
@@ -25,7 +25,7 @@ KINDS = {
         "a chat model, trained with RLHF on scores of its own responses",
     ),
 }
-# Libraries whose versions the card names; the spec has the digest of all pins.
+# Libraries whose installed versions the card names, if they are installed; the spec has all pins.
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
 
 
@@ -39,7 +39,7 @@ def write_card(job: Job[Any]) -> None:
     spec = job.spec
     path = spec["path"]
     auto_class, description = KINDS[spec["rule"]]
-    versions = pinned_versions(REQUIREMENTS)
+    versions = installed_versions(LIBRARIES)
     write_page(
         job.result / "README.md",
         "model_card.md",
@@ -64,7 +64,7 @@ def write_card(job: Job[Any]) -> None:
         ],
         commands=rebuild_commands(path, job.placement.get("options", ())),
         evaluation=path.replace("output", "output/eval", 1),
-        versions=", ".join(f"{library} {versions[library]}" for library in LIBRARIES),
+        versions=", ".join(f"{library} {version}" for library, version in versions.items()),
         last_step=last_step(job.result),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )

@@ -1,7 +1,6 @@
 """NAME.run.json: when, where and how a job ran. Not part of the result: it differs in each run."""
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -13,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.digests import digest
+from snakechat.workflow.pins import installed_versions
 
 
 def run_record(
@@ -31,7 +30,6 @@ def run_record(
         measurements: What the program measured (throughput, GPU memory).
         started: Unix time of the start, in seconds.
     """
-    pins = pinned_versions(REQUIREMENTS)
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
@@ -45,7 +43,7 @@ def run_record(
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "placement": placement,
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in pins},
+        "versions": installed_versions(spec["requirements"]),
     }
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 

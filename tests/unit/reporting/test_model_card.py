@@ -1,5 +1,6 @@
 """The README.md of a model folder."""
 
+import importlib.metadata
 import json
 import os
 import shlex
@@ -10,7 +11,6 @@ import pytest
 import yaml
 
 from snakechat.reporting.model_card import origin_of, rebuild_commands, write_card
-from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.digests import digest
 
 ORIGINS = {
@@ -72,7 +72,7 @@ def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None):
     return yaml.safe_load(metadata), text
 
 
-def test_a_card_names_sources_versions_and_the_last_step(tmp_path):
+def test_a_card_names_sources_and_the_last_step(tmp_path):
     metadata, text = card_of(tmp_path)
     assert metadata == {
         "library_name": "transformers",
@@ -84,10 +84,22 @@ def test_a_card_names_sources_versions_and_the_last_step(tmp_path):
     assert "| loss | 1.25 |\n| rate | 1e-05 |" in text and "| loss | 3 |" not in text
     origin = f"mine/base at {'f' * 40}, licence opt"
     assert f"| output/models/base | {origin} | `{digest('mine/base')[:16]}` |" in text
-    assert f"torch {pinned_versions(REQUIREMENTS)['torch']}" in text
     assert "`python scripts/chat.py output/sft/mine`" in text
     assert '\n "seed": 7\n' in text
     assert "\n\n\n" not in text
+
+
+def test_a_card_names_the_versions_that_are_installed(tmp_path, monkeypatch):
+    versions = {"torch": "1.2.3+cpu", "peft": "4.5"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    _, text = card_of(tmp_path)
+    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5.\n" in text
 
 
 def test_a_reward_model_is_no_chat_model(tmp_path):

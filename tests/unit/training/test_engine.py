@@ -12,8 +12,8 @@ from snakechat.training import deepspeed_engine
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import FrozenModel, make_engine, step_engines
 from snakechat.training.process_group import init_process_group
-from snakechat.workflow.code_digests import REQUIREMENTS, pinned_versions
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.pins import LOCK, read_lock
 
 # After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
@@ -672,5 +672,4 @@ def test_a_frozen_module_computes_no_gradients(offload):
 
 
 def test_the_tested_version_of_deepspeed_is_the_pinned_one():
-    pins = pinned_versions(REQUIREMENTS)
-    assert pins["deepspeed"] == deepspeed_engine.TESTED_VERSION
+    assert read_lock(LOCK).versions["deepspeed"] == deepspeed_engine.TESTED_VERSION

@@ -1,0 +1,85 @@
+"""Lock the environments: write requirements*.txt from requirements*.in, with hashes of all files.
+
+Run by `make lock`. Locked versions stay as long as they satisfy requirements*.in; options are those
+of `uv pip compile`, such as --upgrade or --upgrade-package numpy.
+
+torch has one version for CPUs, CUDA and ROCm, and each build has files of its own. PyPI's build is
+locked in requirements-torch.txt, so that the rest can be installed with hashes beside any build.
+"""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# One version of each distribution, for all platforms and for Python 3.11 and later.
+RESOLUTION = (
+    *("--universal", "--python-version", "3.11", "--fork-strategy", "fewest"),
+    *("--generate-hashes", "--annotation-style", "split", "--no-header", "--quiet"),
+)
+BASE, TORCH = "requirements.txt", "requirements-torch.txt"
+# torch and what its builds for CUDA require.
+OF_TORCH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
+
+
+def main(options: list[str]) -> None:
+    """Write all locks. options: further options of `uv pip compile`."""
+    source = ["requirements.in"]
+    locked = compile_lock(source, [BASE, TORCH], options)
+    write(BASE, source, (block for name, block in locked.items() if not OF_TORCH.match(name)))
+    write(TORCH, source, (block for name, block in locked.items() if OF_TORCH.match(name)))
+    options = [*options, f"--constraints={BASE}", f"--constraints={TORCH}"]
+    # An environment of its own.
+    target, source = "requirements-lm-eval.txt", ["requirements.in", "requirements-lm-eval.in"]
+    added = compile_lock(source, [target], options)
+    write(target, source, (block for name, block in added.items() if not OF_TORCH.match(name)))
+    # In addition to requirements.txt.
+    target, source = "requirements-kubernetes.txt", ["requirements-kubernetes.in"]
+    added = compile_lock(source, [target], options)
+    write(target, source, (block for name, block in added.items() if name not in locked))
+    for environment in sorted(ROOT.glob("envs/*.yaml")):
+        name_locks(environment)
+
+
+def compile_lock(sources: list[str], locks: list[str], options: list[str]) -> dict[str, str]:
+    """Return the lines of each distribution that some requirements lead to, by its name.
+
+    Args:
+        sources: Names of files of requirements.
+        locks: Names of the locks whose versions stay where they satisfy the requirements.
+        options: Further options of `uv pip compile`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "lock.txt")
+        former = [(ROOT / lock).read_text() for lock in locks if (ROOT / lock).exists()]
+        output.write_text("".join(former))
+        arguments = [*RESOLUTION, *options, *sources, f"--output-file={output}"]
+        # It prints the lock, too.
+        command = ["uv", "pip", "compile", *arguments]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        blocks = re.findall(r"^[a-z0-9].*\n(?:[ \t]+.*\n)*", output.read_text(), re.MULTILINE)
+    return {block.partition("==")[0]: block for block in blocks}
+
+
+def write(target: str, sources: list[str], blocks: Iterable[str]) -> None:
+    """Write a lock; leave it as it is if it has this content, so that make installs nothing."""
+    header = f"# Written by `make lock` from {' and '.join(sources)}: do not edit.\n"
+    text, path = header + "".join(blocks), ROOT / target
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def name_locks(environment: Path) -> None:
+    """Write the digest of the locks of a conda environment into its file."""
+    text = environment.read_text()
+    locks = [(ROOT / name).read_bytes() for name in re.findall(r"-r \.\./\.\./(\S+)", text)]
+    digest = hashlib.sha256(b"".join(locks)).hexdigest()
+    environment.write_text(re.sub(r"(?m)^# locks: .*$", f"# locks: {digest}", text))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,286 @@
+"""Pins of programs: which changes of a lock count, and the check of what is installed."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+from hashlib import sha256
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from conftest import ROOT
+from snakechat.workflow import pins
+from snakechat.workflow.code_digests import program_code
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.pins import (
+    DISTRIBUTIONS,
+    LM_EVAL_LOCK,
+    LOCK,
+    TORCH_LOCK,
+    WITHOUT_EFFECT,
+    check_installed,
+    distribution,
+    installed_versions,
+    pins_of,
+    read_lock,
+)
+
+TEXT = """\
+# A comment.
+jinja2==3.1.6 \\
+    --hash=sha256:00 \\
+    --hash=sha256:01
+    # via
+    #   -r requirements.in
+    #   torch
+markupsafe==3.0.4 \\
+    --hash=sha256:02
+    # via jinja2
+numpy==2.4.6 \\
+    --hash=sha256:03
+    # via
+    #   -r requirements.in
+    #   tensorboard
+    #   transformers
+protobuf==7.36.2 \\
+    --hash=sha256:04
+    # via tensorboard
+pyyaml==6.0.3 \\
+    --hash=sha256:05
+    # via transformers
+tensorboard==2.21.0 \\
+    --hash=sha256:06
+    # via -r requirements.in
+tqdm==4.70.1 \\
+    --hash=sha256:07
+    # via transformers
+transformers==5.23.0 \\
+    --hash=sha256:08
+    # via -r requirements.in
+windows-only==1.0 ; sys_platform == 'win32' \\
+    --hash=sha256:09
+    # via transformers
+"""
+TORCH = """\
+nvidia-nccl-cu13==2.29.7 ; sys_platform == 'linux' \\
+    --hash=sha256:0a
+    # via torch
+torch==2.13.0 \\
+    --hash=sha256:0b
+    # via
+    #   -r requirements.in
+"""
+
+
+@pytest.fixture
+def lock(tmp_path):
+    """A small lock."""
+    (tmp_path / "requirements.txt").write_text(TEXT)
+    (tmp_path / TORCH_LOCK).write_text(TORCH)
+    return tmp_path / "requirements.txt"
+
+
+@pytest.mark.parametrize(
+    "imports, expected",
+    [
+        ((), {}),
+        (("numpy",), {"numpy": "2.4.6"}),
+        (("yaml",), {"pyyaml": "6.0.3"}),
+        (("transformers",), {"numpy": "2.4.6", "pyyaml": "6.0.3", "transformers": "5.23.0"}),
+        (("torch",), {"jinja2": "3.1.6", "markupsafe": "3.0.4", "torch": "2.13.0"}),
+        # They only display; what they require counts if something else requires it.
+        (("tqdm", "tensorboard"), {}),
+        (("tensorboard", "numpy"), {"numpy": "2.4.6"}),
+        # Neither locked nor installed.
+        (("nowhere_at_all",), {}),
+    ],
+)
+def test_pins_are_those_of_imports_and_of_what_they_require(lock, imports, expected):
+    found = pins_of(imports, lock)
+    assert found == expected
+    assert list(found) == sorted(expected)
+
+
+def test_a_library_that_is_not_locked_counts_by_its_installed_version(lock):
+    assert pins_of(["pytest"], lock) == {"pytest": importlib.metadata.version("pytest")}
+
+
+def test_an_alias_of_a_locked_library_counts_by_the_lock(lock):
+    # torchgen is a module of torch.
+    assert pins_of(["torchgen"], lock) == pins_of(["torch"], lock)
+
+
+def test_a_lock_without_comments_is_rejected(lock):
+    lock.write_text("numpy==2.4.6 \\\n    --hash=sha256:03\n")
+    with pytest.raises(InputError, match=r"does not say what requires numpy: run `make lock`"):
+        pins_of(["numpy"], lock)
+
+
+def test_a_missing_lock_is_reported(lock):
+    (lock.parent / TORCH_LOCK).unlink()
+    with pytest.raises(InputError, match=r"requirements-torch\.txt: No such file"):
+        pins_of(["numpy"], lock)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that these versions are installed."""
+    versions = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "numpy": "2.4.6"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(pins.importlib.metadata, "version", version)
+    return versions
+
+
+def test_the_build_of_an_installed_version_does_not_matter(installed):
+    check_installed({"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"})
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (
+            {"transformers": "5.22.0"},
+            "transformers 5.22.0 is installed, and this build was planned with 5.23.0:"
+            " pip install --no-deps --requirement requirements.txt",
+        ),
+        (
+            {"torch": "2.12.0+cpu"},
+            "torch 2.12.0+cpu is installed, and this build was planned with 2.13.0:"
+            " pip install torch==2.13.0",
+        ),
+        (
+            {"numpy": "2.4.5", "torch": "2.12.0", "transformers": "5.22.0"},
+            "torch 2.12.0 is installed, and this build was planned with 2.13.0 (2 more differ):"
+            " pip install --no-deps --requirement requirements.txt && pip install torch==2.13.0",
+        ),
+        (
+            {"numpy": None},
+            "numpy is not installed, and this build was planned with 2.4.6:"
+            " pip install --no-deps --requirement requirements.txt",
+        ),
+    ],
+)
+def test_versions_that_differ_are_reported_with_the_command_that_installs_them(
+    installed, wrong, message
+):
+    planned = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
+    installed |= wrong
+    for name in [name for name, version in wrong.items() if version is None]:
+        del installed[name]
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_installed(planned)
+
+
+def test_lm_eval_is_installed_from_its_own_lock(installed):
+    with pytest.raises(InputError, match=rf"lm-eval is not .* --requirement {LM_EVAL_LOCK}$"):
+        check_installed({"lm-eval": "0.4.13", "numpy": "2.4.6"})
+
+
+def test_installed_versions_leave_out_what_is_missing(installed):
+    assert installed_versions(["torch", "nothing"]) == {"torch": "2.13.0+cu130"}
+
+
+def requirements(name):
+    """The requirements in a file that people edit, by normalized name."""
+    lines = (ROOT / name).read_text().splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {distribution(requirement.name): requirement for requirement in found}
+
+
+@pytest.mark.parametrize(
+    "lock, source",
+    [
+        ("requirements.txt", "requirements.in"),
+        (LM_EVAL_LOCK, "requirements.in"),
+        (LM_EVAL_LOCK, "requirements-lm-eval.in"),
+        ("requirements-kubernetes.txt", "requirements-kubernetes.in"),
+    ],
+)
+def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it(lock, source):
+    versions = read_lock(ROOT / lock).versions
+    for name, requirement in requirements(source).items():
+        assert requirement.specifier.contains(versions[name]), name
+
+
+def test_every_locked_distribution_has_hashes():
+    for path in ROOT.glob("requirements*.txt"):
+        blocks = re.findall(r"^[a-z0-9].*\n(?:[ \t].*\n)*", path.read_text(), re.MULTILINE)
+        if path.with_suffix(".in").exists() or path.name == TORCH_LOCK:
+            assert blocks and all("--hash=sha256:" in block for block in blocks), path
+
+
+def test_both_environments_have_the_same_versions():
+    versions = read_lock(LOCK).versions
+    others = read_lock(LOCK.with_name(LM_EVAL_LOCK)).versions
+    assert versions.items() <= others.items()
+
+
+@pytest.mark.parametrize("lock", ["requirements.txt", LM_EVAL_LOCK])
+def test_all_that_locked_distributions_require_is_locked(lock):
+    """The comments of the lock agree with the metadata of what is installed."""
+    versions, requires = read_lock(ROOT / lock)
+    for name in versions.keys() & installed_versions(versions).keys():
+        for line in importlib.metadata.requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                required = distribution(requirement.name)
+                assert required in requires[name], f"{name}: {required}"
+
+
+def imports_of(path):
+    """The top-level names of the modules that a program imports by a statement."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+
+
+def test_every_library_that_a_program_imports_is_locked():
+    scripts = ROOT / "scripts"
+    own = {path.stem for path in scripts.iterdir()} | set(sys.stdlib_module_names)
+    imported = {name for path in scripts.rglob("*.py") for name in imports_of(path)} - own
+    # An optional library.
+    imported.remove("vllm")
+    versions = read_lock(LOCK).versions
+    distributions = importlib.metadata.packages_distributions()
+    for module in imported:
+        assert distribution(module) in versions
+        assert distribution(module) in map(distribution, distributions[module])
+    assert set(DISTRIBUTIONS) <= imported
+    assert versions.keys() >= WITHOUT_EFFECT
+
+
+def test_which_pins_which_programs_depend_on():
+    programs = [*ROOT.glob("scripts/train_*.py"), *ROOT.glob("scripts/draw_*.py")]
+    programs += [ROOT / f"scripts/{name}.py" for name in ("import_dataset", "tokenize_phase")]
+    found = {path.stem: pins_of(program_code(path).imports).keys() for path in programs}
+
+    def programs_of(name):
+        return {program for program, names in found.items() if name in names}
+
+    trainers = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
+    drawings = {"draw_report", "draw_zero"}
+    assert programs_of("deepspeed") == programs_of("peft") == trainers
+    assert programs_of("transformers") == {*trainers, "tokenize_phase"}
+    assert programs_of("matplotlib") == drawings
+    assert programs_of("ijson") == {"import_dataset"}
+    assert trainers <= programs_of("torch") == programs_of("sympy")
+    assert not any(programs_of(name) for name in ("tqdm", "tensorboard", "protobuf", "snakemake"))
+
+
+def test_files_of_environments_name_locks_and_their_digest():
+    for name, lock in (("snakechat", "requirements.txt"), ("lm-eval", LM_EVAL_LOCK)):
+        path = ROOT / f"envs/{name}.yaml"
+        packages = yaml.safe_load(path.read_text())["dependencies"][-1]["pip"]
+        assert packages == [f"-r ../../{lock}", f"-r ../../{TORCH_LOCK}"]
+        # Snakemake compares this file alone, so that it has to change with the locks.
+        digest = sha256((ROOT / lock).read_bytes() + (ROOT / TORCH_LOCK).read_bytes()).hexdigest()
+        assert f"\n# locks: {digest}\n" in path.read_text()
