@@ -6,6 +6,7 @@ Standard library only: the workflow imports this module while it plans.
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
@@ -38,7 +39,10 @@ def local_paths(folder: str | Path) -> list[str]:
         folders[:] = [
             name for name in folders if not current.is_relative_to((current / name).resolve())
         ]
-        paths += [Path(parent, name).relative_to(folder).as_posix() for name in names]
+        # Once per folder: datasets may have tens of thousands of files.
+        relative = Path(parent).relative_to(folder).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        paths += [prefix + name for name in names]
     return sorted(paths)
 
 
@@ -109,10 +113,14 @@ def _split_by_name(paths: Iterable[str]) -> dict[str, list[str]]:
 
 def matches(path: str, glob: str) -> bool:
     """Return whether a path matches a glob in which ** matches folders, as in pathlib."""
+    return _pattern(glob).fullmatch(path) is not None
+
+
+@cache
+def _pattern(glob: str) -> re.Pattern[str]:
     patterns = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    pattern = "".join(patterns.get(piece, re.escape(piece)) for piece in pieces)
-    return re.fullmatch(pattern, path) is not None
+    return re.compile("".join(patterns.get(piece, re.escape(piece)) for piece in pieces))
 
 
 def _check_shards(paths: Iterable[str]) -> None:
