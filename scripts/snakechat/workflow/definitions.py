@@ -44,7 +44,7 @@ class Statement(NamedTuple):
             they bind is used.
         is_main: Whether it is `if __name__ == "__main__"`, which does nothing in a module that is
             imported.
-        movable: Whether its place among the other statements has no effect.
+        movable: Whether its place in the file has no effect.
         derived: Whether it is a class that another class may take notice of.
         is_definition: Whether it is a function or a class.
         calls: What it calls when the module is imported, other than decorators without effects.
@@ -79,6 +79,12 @@ class Binding(NamedTuple):
     statements: list[int]
     imports: list[Import]
 
+    @property
+    def is_once(self) -> bool:
+        """Whether no order decides what the name is: `import a.b, a.c` bind the same `a`."""
+        modules = [each for each in self.imports if each.attribute is None and not each.renamed]
+        return len(self.statements) + len(self.imports) - len(modules) + bool(modules) == 1
+
 
 class Module(NamedTuple):
     """A Python file.
@@ -86,6 +92,7 @@ class Module(NamedTuple):
     Attributes:
         statements: Statements other than imports, in order.
         imports: Imports that run when the file is imported.
+        places: The number of statements before an import, where its place has an effect.
         bindings: What binds each global name.
         unused: Imports of names that no statement uses.
         hooks_subclasses: Whether it has a class that may take notice of classes derived from it.
@@ -94,6 +101,7 @@ class Module(NamedTuple):
 
     statements: list[Statement]
     imports: list[Import]
+    places: dict[Import, int]
     bindings: dict[str, Binding]
     unused: list[Import]
     hooks_subclasses: bool
@@ -110,18 +118,21 @@ def parse(source: str, filename: str) -> Module:
     """
     tree = ast.parse(source, filename=filename)
     imports: list[Import] = []
+    places: dict[Import, int] = {}
     bindings: dict[str, Binding] = {}
     constants: dict[str, ast.expr] = {}
-    nodes = []
+    nodes: list[ast.stmt] = []
     for node in _without_type_checking(tree.body):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports += import_of(node)
+            places |= dict.fromkeys(import_of(node), len(nodes))
         elif not is_string(node):
             nodes.append(node)
     origins = {each.bound: _origin(each) for each in imports}
     trees = [Syntax(node) for node in nodes]
     for number, (node, syntax) in enumerate(zip(nodes, trees, strict=True)):
         imports += syntax.global_imports
+        places |= dict.fromkeys(syntax.global_imports, number)
         for name in syntax.bound:
             bindings.setdefault(name, Binding([], [])).statements.append(number)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
@@ -129,9 +140,11 @@ def parse(source: str, filename: str) -> Module:
     for each in imports:
         bindings.setdefault(each.bound, Binding([], [])).imports.append(each)
     used = {name for syntax in trees for name, _ in syntax.uses}
+    once = {name for name, binding in bindings.items() if binding.is_once}
     return Module(
-        statements=[_statement(*pair, origins) for pair in zip(nodes, trees, strict=True)],
+        statements=[_statement(*pair, origins, once) for pair in zip(nodes, trees, strict=True)],
         imports=imports,
+        places={each: place for each, place in places.items() if place or each.bound not in once},
         bindings=bindings,
         unused=[each for each in imports if each.bound not in used],
         hooks_subclasses=any(syntax.hooks_subclasses for syntax in trees),
@@ -139,14 +152,17 @@ def parse(source: str, filename: str) -> Module:
     )
 
 
-def _statement(node: ast.stmt, syntax: Syntax, origins: dict[str, str]) -> Statement:
+def _statement(
+    node: ast.stmt, syntax: Syntax, origins: dict[str, str], once: set[str]
+) -> Statement:
+    """Return a statement. once: global names that one statement binds."""
     is_definition = isinstance(node, (*FUNCTIONS, ast.ClassDef))
     is_simple = _is_pure(node, origins) if is_definition else _is_assignment(node)
     return Statement(
         digest=syntax.digest,
         always=not is_simple,
         is_main=_is_main(node),
-        movable=isinstance(node, FUNCTIONS) and _is_movable(node),
+        movable=isinstance(node, FUNCTIONS) and _is_movable(node) and node.name in once,
         derived=isinstance(node, ast.ClassDef) and bool(node.bases or node.keywords),
         is_definition=is_definition,
         calls={use for use in syntax.calls if _dotted(use, origins) not in PURE_DECORATORS},

@@ -59,7 +59,8 @@ class FileWatch:
         if path.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 path = importlib.util.source_from_cache(path)
-        if path not in self.known and self._is_of_project(path) and not _is_quoted():
+        is_unknown = path not in self.known and self._is_of_project(path)
+        if is_unknown and os.path.isfile(path) and not _is_quoted():
             self.error = self.describe(Path(path))
             raise self.error
 

@@ -65,14 +65,22 @@ class State:
 
     def digest(self) -> str:
         """Return the digest of what is reached."""
-        statements = [self.module.statements[number] for number in sorted(self.reached)]
-        return digest(
-            [
-                [each.digest for each in statements if not each.movable],
-                sorted(each.digest for each in statements if each.movable),
-                sorted(list(map(str, each)) for each in self.imports),
-            ]
-        )
+        ordered: list[tuple[int, int, str]] = []
+        movable: list[str] = []
+        for number in self.reached:
+            statement = self.module.statements[number]
+            if statement.movable:
+                movable.append(statement.digest)
+            else:
+                # After the imports in front of it.
+                ordered.append((number, len(self.module.imports), statement.digest))
+        for number, each in enumerate(self.module.imports):
+            if each in self.imports:
+                if each in self.module.places:
+                    ordered.append((self.module.places[each], number, repr(each)))
+                else:
+                    movable.append(repr(each))
+        return digest([[word for _, _, word in sorted(ordered)], sorted(movable)])
 
 
 class Reach:
@@ -141,7 +149,8 @@ class Reach:
             elif file.is_file():
                 self._paths[key] = file
             else:
-                self._paths[key] = path if any(path.glob("*.py")) else None
+                is_package = path.is_dir() and any(path.rglob("*.py"))
+                self._paths[key] = path if is_package else None
         return self._paths[key]
 
     def _import(self, key: Key) -> State:

@@ -743,6 +743,14 @@ CASES = {
         {"pkg/low/a.py": ("return 1", "return 3")},
         {"pkg/low/a.py": ("return 2", "return 3")},
     ),
+    "folders of modules without __init__.py, of any name": (
+        {
+            "program.py": "import importlib, sys\nimportlib.import_module(sys.argv[1])\n",
+            "low/deep/a.py": "def one():\n    return 1\n",
+        },
+        {"low/deep/a.py": ("return 1", "return 3")},
+        {},
+    ),
 }
 
 
@@ -759,6 +767,9 @@ def test_functions_may_move_but_statements_with_effects_may_not(write):
     one, two = "def one():\n    return 1\n\n\n", "def two():\n    return 2\n\n\n"
     edit = {"program.py": (one + two, two + one)}
     assert changed(write, {"program.py": f"{one}{two}print(one, two)\n"}, edit) == set()
+    other = one.replace("1", "3")
+    edit = {"program.py": (one + other, other + one)}
+    assert changed(write, {"program.py": f"{one}{other}print(one)\n"}, edit) == {"program.py"}
     edit = {"program.py": ("print(1)\nprint(2)", "print(2)\nprint(1)")}
     assert changed(write, {"program.py": "print(1)\nprint(2)\n"}, edit) == {"program.py"}
 
@@ -788,6 +799,23 @@ def test_libraries_of_a_program_are_those_of_definitions_that_it_reaches(write, 
         "pkg/b.py": "import matplotlib\n\n\ndef three():\n    return 3\n",
     }
     assert program_code(write(files) / "program.py").imports == libraries
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts"),
+    [
+        (["import numpy", "import torch"], False),
+        (["import torch", "import torch.nn"], False),
+        (["import torch", "numpy = 3"], True),
+        (["from torch import numpy", "from scipy import numpy, torch"], True),
+        (["from scipy import numpy, torch", "def numpy():\n    pass\n"], True),
+        (["import torch", "print()"], True),
+    ],
+)
+def test_imports_may_move_unless_the_order_has_an_effect(write, lines, counts):
+    text, moved = ("\n".join([*each, "print(torch, numpy)\n"]) for each in (lines, lines[::-1]))
+    different = changed(write, {"program.py": text}, {"program.py": (text, moved)})
+    assert different == ({"program.py"} if counts else set())
 
 
 def test_a_library_of_another_place_changes_the_code(write):
