@@ -104,8 +104,8 @@ $(VENV)/demo: requirements.txt requirements.in
 	$(ACTIVATE) pip install --quiet $(TORCH)
 	touch $@
 
-$(VENV)/test: requirements-test.txt requirements-kubernetes.txt $(VENV)/demo
-	$(ACTIVATE) pip install --quiet --requirement requirements-test.txt
+$(VENV)/test: requirements-test.txt $(VENV)/demo
+	$(ACTIVATE) pip install --quiet --no-deps --require-hashes --requirement $<
 	touch $@
 
 $(DOCS)/ready: requirements-docs.txt

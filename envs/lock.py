@@ -32,15 +32,16 @@ def main(options: list[str]) -> None:
     locked = compile_lock(source, [BASE, TORCH], options)
     write(BASE, source, (block for name, block in locked.items() if not OF_TORCH.match(name)))
     write(TORCH, source, (block for name, block in locked.items() if OF_TORCH.match(name)))
+    # The same versions, and further distributions.
     options = [*options, f"--constraints={BASE}", f"--constraints={TORCH}"]
-    # An environment of its own.
     target, source = "requirements-lm-eval.txt", ["requirements.in", "requirements-lm-eval.in"]
-    added = compile_lock(source, [target], options)
-    write(target, source, (block for name, block in added.items() if not OF_TORCH.match(name)))
+    whole = compile_lock(source, [target], options)
+    write(target, source, (block for name, block in whole.items() if not OF_TORCH.match(name)))
     # In addition to requirements.txt.
-    target, source = "requirements-kubernetes.txt", ["requirements-kubernetes.in"]
-    added = compile_lock(source, [target], options)
-    write(target, source, (block for name, block in added.items() if name not in locked))
+    for extra in ("kubernetes", "test"):
+        target, source = f"requirements-{extra}.txt", [f"requirements-{extra}.in"]
+        added = compile_lock(source, [target], options)
+        write(target, source, (block for name, block in added.items() if name not in locked))
     for environment in sorted(ROOT.glob("envs/*.yaml")):
         name_locks(environment)
 

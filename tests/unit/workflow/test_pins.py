@@ -190,7 +190,7 @@ def test_installed_versions_leave_out_what_is_missing(installed):
 def requirements(name):
     """The requirements in a file that people edit, by normalized name."""
     lines = (ROOT / name).read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    found = [Requirement(line) for line in lines if line and line[0] not in "#-"]
     return {distribution(requirement.name): requirement for requirement in found}
 
 
@@ -201,6 +201,7 @@ def requirements(name):
         (LM_EVAL_LOCK, "requirements.in"),
         (LM_EVAL_LOCK, "requirements-lm-eval.in"),
         ("requirements-kubernetes.txt", "requirements-kubernetes.in"),
+        ("requirements-test.txt", "requirements-test.in"),
     ],
 )
 def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it(lock, source):
