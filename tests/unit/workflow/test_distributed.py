@@ -25,6 +25,50 @@ def test_in_a_single_process_collective_operations_return_their_argument():
     distributed.barrier()
 
 
+CHECKS = """
+import sys
+from pathlib import Path
+from snakechat.workflow.distributed import rank, verified_once_per_node
+from snakechat.workflow.errors import InputError
+
+def check():
+    Path(sys.argv[1], f"{number}.{rank()}").touch()
+    if number == 1:
+        raise InputError("weights.bin was edited")
+    return {"number": number, "rank": rank()}
+
+for number in range(3):
+    try:
+        outcome = verified_once_per_node(check)
+    except InputError as error:
+        outcome = f"error: {error}"
+    Path(sys.argv[1], f"outcome {number}.{rank()}").write_text(f"{outcome}")
+"""
+
+
+def test_one_process_checks_for_all_of_its_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "scripts"))
+    (tmp_path / "checks.py").write_text(CHECKS)
+    (tmp_path / "found").mkdir()
+    process = launch(3, tmp_path / "checks.py", tmp_path / "found")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    found = {path.name: path.read_text() for path in (tmp_path / "found").iterdir()}
+    expected = {f"{number}.0": "" for number in range(3)}
+    for rank in range(3):
+        for number in (0, 2):
+            expected[f"outcome {number}.{rank}"] = f"{{'number': {number}, 'rank': 0}}"
+        expected[f"outcome 1.{rank}"] = "error: weights.bin was edited"
+    assert found == expected
+
+
+def test_a_process_without_a_launcher_checks_by_itself(monkeypatch):
+    assert distributed.verified_once_per_node(lambda: 7) == 7
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert distributed.verified_once_per_node(lambda: 8) == 8
+
+
 def test_only_rank_0_logs(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RANK", "1")
     job = SimpleNamespace(result=tmp_path, log_folder=tmp_path / "logs", spec={"rule": "train_sft"})
@@ -109,7 +153,7 @@ def job(tmp_path):
     program = scripts / "train_sft.py"
     program.write_text(PROGRAM)
     spec = {"rule": "train_sft", "name": "tiny", "path": "output/sft/tiny"}
-    spec |= {"inputs": {}, "settings": {}, "code": code_digests(program)}
+    spec |= {"inputs": {}, "settings": {}, "requirements": {}, "code": code_digests(program)}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
 
     def start(number, event):
