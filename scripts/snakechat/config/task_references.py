@@ -10,24 +10,10 @@ import yaml
 
 from snakechat.workflow.errors import InputError
 
-ENVIRONMENT = Path("envs/lm-eval.yaml")
 # Keys whose values may be folders or patterns, as `datasets` reads them.
 DATASET_KEYS = ("dataset_path", "data_dir", "data_files")
 # A longer text is no path.
 MAX_PATH_LENGTH = 1024
-
-
-def harness_version(root: Path) -> str:
-    """Return the version of lm_eval in envs/lm-eval.yaml.
-
-    Raises:
-        InputError: The file pins none.
-    """
-    path = root / ENVIRONMENT
-    version = re.search(r"^ *- lm_eval\S*==([\w.]+)$", path.read_text(), re.MULTILINE)
-    if version is None:
-        raise InputError(f"{path} has no line lm_eval==VERSION")
-    return version[1]
 
 
 def referenced_files(task: Path) -> set[Path]:

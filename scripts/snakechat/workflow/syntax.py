@@ -132,6 +132,12 @@ class Syntax:
         self._words.append("Constant")
         self._value(node.value, scope)
 
+    def _f_string(self, node: ast.JoinedStr, scope: Scope) -> None:
+        # Some versions of Python add empty strings.
+        values = [each for each in node.values if getattr(each, "value", None) != ""]
+        self._words.append("JoinedStr")
+        self._value(values, scope)
+
     def _name(self, node: ast.Name, scope: Scope) -> None:
         if isinstance(node.ctx, ast.Load):
             self._reference(node, node.id, (), scope)
@@ -374,6 +380,7 @@ VISITORS: dict[type, Callable[[Syntax, Any, Scope], None]] = {
     ast.Global: Syntax._declaration,
     ast.Import: Syntax._import,
     ast.ImportFrom: Syntax._import,
+    ast.JoinedStr: Syntax._f_string,
     ast.Lambda: Syntax._lambda,
     ast.ListComp: Syntax._comprehension,
     ast.MatchAs: Syntax._binder,

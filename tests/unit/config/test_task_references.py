@@ -1,11 +1,8 @@
 """Files that task files of lm-evaluation-harness refer to."""
 
-import re
-
 import pytest
 
-from conftest import ROOT
-from snakechat.config.task_references import harness_version, referenced_files
+from snakechat.config.task_references import referenced_files
 from snakechat.workflow.errors import InputError
 
 FILES = {
@@ -77,13 +74,3 @@ def test_a_file_that_cannot_be_read_is_an_error_in_one_line(folder, text, messag
 def test_files_that_include_each_other_end(folder):
     (folder / "tasks/other.yaml").write_text("include: mine.yaml\n")
     assert folder / "tasks/other.yaml" in referenced_files(folder / "tasks/mine.yaml")
-
-
-def test_the_version_of_the_harness_is_that_of_its_environment(tmp_path):
-    assert re.fullmatch(r"\d+\.\d+\.\d+", harness_version(ROOT))
-    (tmp_path / "envs").mkdir()
-    (tmp_path / "envs/lm-eval.yaml").write_text("dependencies:\n  - pip:\n      - lm_eval==1.2.3\n")
-    assert harness_version(tmp_path) == "1.2.3"
-    (tmp_path / "envs/lm-eval.yaml").write_text("dependencies: [lm_eval]\n")
-    with pytest.raises(InputError, match="has no line lm_eval==VERSION"):
-        harness_version(tmp_path)

@@ -93,3 +93,33 @@ def test_definitions_with_the_same_digest_run_the_same_instructions():
         same += 1
     assert same > 100
     assert different > 200
+
+
+# Every kind of scope. The digest is the same in all versions of Python.
+SCOPES = """
+@decorate(1.5, b"x", None, -2j)
+async def function(first, /, second: "int" = 3, *rest, third=..., **named) -> list[str]:
+    global Found
+    rest = {key: [(lambda row: row + second)(value) for value in "é"] for key in named if key}
+    class Local(Base, metaclass=Meta):
+        rest = rest
+        def method(self):
+            nonlocal rest
+            rest = f"{self.rest!r:>{first}} {rest=}"
+    try:
+        import os.path, numpy as np
+        from . import module as other
+        async with other.open(np) as (file, *files), os.path:
+            del file
+    except (ValueError, Found) as error:
+        raise error from None
+    match rest:
+        case {"a": 1, **more} | [Local(rest=more), *_] if (count := len(more)) > 1:
+            return await count
+    return [x async for x in files], Local
+"""
+
+
+def test_the_digest_does_not_depend_on_the_version_of_python():
+    expected = "65cdd40ca52aada749364352c7d02233306febd2d6b227e5250f95f385578f2c"
+    assert Syntax(ast.parse(SCOPES).body[0]).digest == expected
