@@ -28,8 +28,8 @@ def main(job: Job[Any]) -> None:
     program = shutil.which("lm_eval")
     if program is None:
         raise InputError(
-            "lm_eval is not on PATH: build with --sdm conda, or pip install 'lm_eval[hf]' in the"
-            " version of envs/lm-eval.yaml"
+            "lm_eval is not on PATH: build with --sdm conda, or"
+            " pip install --no-deps --requirement requirements-lm-eval.txt"
         )
     output = job.result / "lm_eval"
     source = Path(job.placement["source"])

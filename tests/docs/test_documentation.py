@@ -235,8 +235,8 @@ def test_named_metrics_are_logged(path):
 
 # --- messages -----------------------------------------------------------------------------------
 
-# Messages of Snakemake, jsonschema and the system.
-FOREIGN = ("MissingRule", "Additional properties", "not of type", "No space left")
+# Messages of Snakemake, jsonschema, pip and the system.
+FOREIGN = ("MissingRule", "Additional properties", "not of type", "No space left", "In --require-hashes")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def check_version(version: str = SNAKEMAKE_VERSION) -> None:
     if not version.startswith("9."):
         raise InputError(
             f"Snakemake {version} is installed, and this workflow needs 9.27 or a later version 9:"
-            " pip install --requirement requirements.txt"
+            " pip install --no-deps --requirement requirements.txt"
         )
 
 
