@@ -15,11 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.reachability import REWARDS, Reach
-
-REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
 
 # Folders of a package with files other than modules: Jinja templates, translations.
 DATA_FOLDERS = ("templates", "locale")
@@ -133,15 +131,3 @@ def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
                 referenced.add(path)
                 pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
     return referenced
-
-
-def requirements_digest(path: str | Path) -> str:
-    """Return the digest of the pinned requirements; order, case and comments do not change it."""
-    lines = Path(path).read_text().lower().splitlines()
-    lines = [re.sub(r"\s*#.*", "", line).strip() for line in lines]
-    return digest(sorted(line for line in lines if line))
-
-
-def pinned_versions(path: str | Path) -> dict[str, str]:
-    """Return the version of each pinned requirement, by name."""
-    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", Path(path).read_text(), flags=re.MULTILINE))

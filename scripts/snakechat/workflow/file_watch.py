@@ -53,9 +53,14 @@ class FileWatch:
                 # Even if the program caught the error.
                 raise self.error
 
-    def check(self, path: str) -> None:
+    def check(self, path: str, flags: int) -> None:
         """Raise the error for a file that is opened, unless the program may read it."""
         path = os.path.realpath(path)
+        if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.exists(path)):
+            # What it writes, it may read.
+            self.known.add(path)
+        if flags & os.O_ACCMODE == os.O_WRONLY:
+            return
         if path.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 path = importlib.util.source_from_cache(path)
@@ -91,15 +96,11 @@ def _install() -> None:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not _active or event not in ("open", "import"):
         return
-    if event == "open":
-        path, _, flags = arguments
-        is_read = (flags or 0) & os.O_ACCMODE != os.O_WRONLY
-    else:
-        # Only of compiled modules; Python opens others as files.
-        path, is_read = arguments[1], True
-    if is_read and isinstance(path, (str, bytes, os.PathLike)):
+    # Imports have the path of a compiled module; Python opens others as files.
+    path, flags = (arguments[0], arguments[2]) if event == "open" else (arguments[1], os.O_RDONLY)
+    if isinstance(path, (str, bytes, os.PathLike)):
         for watch in list(_active):
-            watch.check(os.fsdecode(path))
+            watch.check(os.fsdecode(path), flags or 0)
 
 
 def _is_quoted() -> bool:

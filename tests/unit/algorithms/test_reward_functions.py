@@ -208,6 +208,8 @@ def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
     write(
         "import warnings\n\n\ndef score(prompts, responses):\n"
         "    open('scores.log', 'a').write('scored')\n"
+        "    open('own.txt', 'w').write('own')\n"
+        "    assert open('own.txt').read() == 'own'\n"
         "    warnings.warn('odd', stacklevel=3)\n    return [1.0] * len(responses)\n"
     )
     with pytest.warns(UserWarning, match="odd"):

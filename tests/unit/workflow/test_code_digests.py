@@ -1,4 +1,4 @@
-"""Digests of code and pinned requirements: which edits change them."""
+"""Digests of code: which edits change them."""
 
 import ast
 import dis
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.code_digests import code_digests, program_code, requirements_digest
+from snakechat.workflow.code_digests import code_digests, program_code
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.reachability import Reach
 
@@ -975,38 +975,3 @@ def test_libraries_of_our_programs():
     assert {"torch", "transformers", "deepspeed"} <= training
     assert split.isdisjoint({"transformers", "deepspeed", "matplotlib"})
     assert "matplotlib" in program_code(SCRIPTS / "draw_report.py").imports - training
-
-
-def requirements(folder, text):
-    path = folder / "requirements.txt"
-    path.write_text(text)
-    return requirements_digest(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "numpy==2.4.6\ntorch==2.13.0\n",
-        "torch==2.13.0\nnumpy==2.4.6",
-        "# The pins.\ntorch==2.13.0  # why\n\nnumpy==2.4.6\n",
-        "Torch==2.13.0\n  numpy==2.4.6  \n",
-    ],
-)
-def test_order_case_and_comments_of_requirements_do_not_change_the_digest(tmp_path, text):
-    expected = requirements(tmp_path, "torch==2.13.0\nnumpy==2.4.6\n")
-    assert requirements(tmp_path, text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "torch==2.13.1\nnumpy==2.4.6\n",
-        "torch==2.13.0\n",
-        "torch==2.13.0\nnumpy==2.4.6\npeft==0.21.2\n",
-        "torch==2.13.0\n# numpy==2.4.6\n",
-        "torch==2.4.6\nnumpy==2.13.0\n",
-    ],
-)
-def test_a_changed_pin_changes_the_digest(tmp_path, text):
-    expected = requirements(tmp_path, "torch==2.13.0\nnumpy==2.4.6\n")
-    assert requirements(tmp_path, text) != expected
