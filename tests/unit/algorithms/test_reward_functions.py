@@ -203,6 +203,27 @@ def test_a_file_of_the_project_that_is_not_declared_is_refused(
     assert (tmp_path / "data/words.txt").read_text() == "good"
 
 
+def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snapshot = tmp_path / "output/code/1/rewards"
+    monkeypatch.setattr(rewards, "FOLDER", snapshot)
+    for folder in (snapshot, tmp_path / "rewards"):
+        folder.mkdir(parents=True)
+        (folder / "words.txt").write_text("good")
+    read = "open(__file__.replace('mine.py', 'words.txt')).read()"
+    declaration = 'FILES = ["words.txt"]\n'
+    (snapshot / "mine.py").write_text(declaration + READER.format(read))
+    assert mine().tolist() == [4] * 3
+    (snapshot / "mine.py").write_text(READER.format(read))
+    with pytest.raises(InputError, match=r"reads words\.txt, which is not part of the code"):
+        mine()
+    (snapshot / "mine.py").write_text(
+        declaration + READER.format("open('rewards/words.txt').read()")
+    )
+    with pytest.raises(InputError, match=r"open it as Path\(__file__\)\.with_name"):
+        mine()
+
+
 def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(
