@@ -89,7 +89,11 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
         OSError: A file cannot be read.
     """
     queue = deque(dict.fromkeys(paths))
-    progress = _Progress(len(queue), sum(os.stat(path).st_size for path in queue))
+    size = sum(os.stat(path).st_size for path in queue)
+    if len(queue) < 2 and size <= CHUNK_BYTES:
+        # A thread would cost more.
+        return {path: file_digest(path) for path in queue}
+    progress = _Progress(len(queue), size)
     digests: dict[AnyPath, str] = {}
     stopped = threading.Event()
 
@@ -112,8 +116,6 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
             raise
 
     threads = min(MAX_THREADS, os.cpu_count() or 1, len(queue))
-    if not threads:
-        return {}
     with ThreadPoolExecutor(threads) as pool:
         tasks = [pool.submit(work) for _ in range(threads)]
         try:
@@ -198,7 +200,8 @@ class DigestCache:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        # The working directory may be another one when the process ends.
+        self.path = Path(path).absolute()
         # Identity and digest by real path.
         self.entries = self._read()
         self.unsaved: dict[str, list[Any]] = {}

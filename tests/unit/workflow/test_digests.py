@@ -168,7 +168,7 @@ def test_an_unchanged_file_is_not_read_again(cache_path, file, later, monkeypatc
     first = cache[file]
     cache.save()
 
-    def fail(path, report):
+    def fail(path, report=None):
         raise AssertionError(f"{path} was read again")
 
     monkeypatch.setattr(digests, "file_digest", fail)
@@ -190,8 +190,8 @@ def test_a_file_that_changes_while_it_is_digested_is_not_cached(
 ):
     cache = DigestCache(cache_path)
 
-    def slow_digest(path, report):
-        found = file_digest(path, report)
+    def slow_digest(path):
+        found = file_digest(path)
         file.write_bytes(b"a longer text")
         return found
 
@@ -251,14 +251,16 @@ def test_a_saved_cache_keeps_the_entries_of_other_processes(cache_path, tmp_path
 def test_a_process_saves_the_cache_when_it_ends(cache_path, file):
     os.utime(file, (1, 1))
     program = f"""
-import time
+import os, time
 now = time.time
 time.time = lambda: now() + 10
 from snakechat.workflow.digests import DigestCache
-DigestCache({str(cache_path)!r})[{str(file)!r}]
+DigestCache("cache/digests.json")[{str(file)!r}]
+os.chdir("/")
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, cwd=cache_path.parent.parent, env=environment, check=True)
     assert str(file) in json.loads(cache_path.read_text())
 
 
@@ -272,15 +274,16 @@ def many(tmp_path_factory):
 
 
 def test_thousands_of_files_are_digested_in_seconds(cache_path, many, later):
-    # A tenth of a second for the first time, where rewriting the cache for each file took ten.
-    started = time.monotonic()
+    # A few tenths of a second the first time, where rewriting the cache for each file took ten.
+    # Time of the processor, because other programs may be running.
+    started = time.process_time()
     cache = DigestCache(cache_path)
     found = [cache[path] for path in many]
     cache.save()
-    assert time.monotonic() - started < 4
-    again = time.monotonic()
+    assert time.process_time() - started < 3
+    again = time.process_time()
     assert list(DigestCache(cache_path).digests(many).values()) == found
-    assert time.monotonic() - again < 2
+    assert time.process_time() - again < 1
 
 
 def test_the_cache_is_not_written_for_each_file(cache_path, many, later, monkeypatch):
