@@ -270,7 +270,10 @@ def fetch_file(
         found = found_file(path, expected)
         if found == expected:
             return
-    path.resolve().unlink()
+        if not path.is_symlink():
+            # The library downloads the file, but leaves what stands in place of its link.
+            path.unlink()
+    path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     raise ValueError(f"{name} is damaged: {difference(expected, found)}")
 

@@ -224,6 +224,16 @@ def test_damaged_file_in_the_cache_is_downloaded_again(hub, tmp_path):
     assert {name for name in loads if len(loads[name]) == 2} == {"a.parquet", "folder/c.txt"}
 
 
+def test_replaced_link_of_the_cache_is_downloaded_again(hub, tmp_path):
+    (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data")
+    path = os.path.join(result[0], "folder/c.txt")
+    os.unlink(path)
+    with open(path, "wb") as file:
+        file.write(b"other\n")
+    (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data")
+    check(result, hub.commit(DATASET))
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "folder/c.txt"])
 def test_file_that_is_damaged_twice_is_an_error(hub, tmp_path, name):
     files = {name: DATA[name], "other.txt": b"other"}
