@@ -18,6 +18,7 @@ import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
+from support.kills import KILLER
 
 # Jobs and their results, in topological order.
 JOBS = {
@@ -40,27 +41,6 @@ TRACES = {
 }
 PUBLISHING = ("in publishing", "after publishing")
 WRITING = ("while a state is saved", *PUBLISHING)
-
-# Runs a program that kills itself immediately before its Nth change of a file in output/.
-KILLER = """
-import os, runpy, signal, sys
-
-left, program = int(sys.argv[1]), sys.argv[2]
-del sys.argv[:2]
-sys.path[0] = os.path.dirname(program)
-CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
-
-def count_down(event, arguments):
-    global left
-    is_written = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    if (is_written or event in CHANGES) and "output/" in str(arguments[0]):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(count_down)
-runpy.run_path(program, run_name="__main__")
-"""
 
 
 def is_touched(path, since):

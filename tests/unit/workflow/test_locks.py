@@ -168,8 +168,8 @@ def program(in_background, tmp_path):
     scripts = tmp_path / "scripts"
     shutil.copytree(ROOT / "scripts/snakechat", scripts / "snakechat")
     (scripts / "make.py").write_text(PROGRAM)
-    (tmp_path / "requirements.txt").touch()
     spec = {"rule": "make", "name": "tiny", "path": "output/sft/tiny", "inputs": {}}
+    spec["requirements"] = {}
 
     def start(text, **changes):
         settings = {"text": text}
