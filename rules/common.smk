@@ -106,13 +106,19 @@ CONFIG, SNAPSHOT, SPECS, STALENESS = prepare()
 # own prefix, which this one replaces: a job fails if its program fails.
 shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
-# The commands of all rules. LAUNCH starts the processes that the placement has, unless the result
-# exists already.
-ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
-TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
-RUN = f"python {ARGUMENTS}{TO_LOG}"
+# The command of all rules. The launcher publishes the result if it exists already, or else starts the
+# processes that the placement has.
 LAUNCHER = f"{SNAPSHOT}/scripts/launch.py"
-LAUNCH = f"python {{params.launcher:q}} {ARGUMENTS}{TO_LOG}"
+TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
+ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
+RUN = f"python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
+
+# The part of all placements that names the cache of results.
+CACHE = {
+    "cache": CONFIG.cache_folder,
+    "cache_max_bytes": CONFIG.cache_max_bytes,
+}
+CACHE_JSON = canonical_json(CACHE)
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
@@ -203,20 +209,21 @@ def resources_of(stage=None, single_process=False):
     return {key: resource(key) for key in RESOURCES}
 
 
-def placement_json(stage=None, single_process=False, **more):
-    """Return a function of wildcards: the placement that a program gets as JSON."""
+def placement_json(stage=None, single_process=False, key=None, **more):
+    """Return a function of wildcards: the placement that a program gets as JSON.
+
+    key: where the placement contains it, for a program that starts the processes itself.
+    """
 
     @fails_in_one_line
     def lookup(wildcards):
-        placement = placement_of(stage, wildcards, single_process)
-        return canonical_json(
-            {
-                **placement,
-                "save_steps": config["save_steps"],
-                "options": snakemake_adapter.config_options(),
-                **more,
-            }
-        )
+        values = {
+            **placement_of(stage, wildcards, single_process),
+            "save_steps": config["save_steps"],
+            "options": snakemake_adapter.config_options(),
+            **more,
+        }
+        return canonical_json({**CACHE, **({key: values} if key else values)})
 
     return lookup
 
@@ -230,6 +237,6 @@ def source_json(folder):
     @fails_in_one_line
     def lookup(wildcards):
         source = folder(CONFIG, wildcards.name)
-        return canonical_json({"source": source and str(source)})
+        return canonical_json({**CACHE, "source": source and str(source)})
 
     return lookup

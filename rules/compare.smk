@@ -36,7 +36,7 @@ rule compare_runs:
         "../envs/snakechat.yaml"
     params:
         program=program("compare_runs"),
-        placement="{}",
+        placement=CACHE_JSON,
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"

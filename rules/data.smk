@@ -42,6 +42,6 @@ use rule import_dataset as split_dataset with:
         "output/logs/split_dataset/{name}.log",
     params:
         program=program("split_dataset"),
-        placement="{}",
+        placement=CACHE_JSON,
     message:
         "Splitting dataset {wildcards.name} into the phases"

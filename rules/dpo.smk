@@ -67,7 +67,6 @@ use rule train_sft as compute_reference with:
     resources:
         **resources_of("dpo", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("compute_reference"),
         placement=placement_json("dpo", single_process=True),
     message:
@@ -85,7 +84,6 @@ use rule train_sft as train_dpo with:
     resources:
         **resources_of("dpo"),
     params:
-        launcher=LAUNCHER,
         program=program("train_dpo"),
         placement=placement_json("dpo"),
     message:
@@ -103,7 +101,6 @@ use rule train_sft as evaluate_dpo with:
     resources:
         **resources_of("dpo", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("evaluate_dpo"),
         placement=placement_json("dpo", single_process=True),
     message:

@@ -46,14 +46,13 @@ rule prompt_eval:
     resources:
         **resources_of(single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("prompt_eval"),
         placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{LAUNCH} && cp {{params.result}}/responses.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/responses.html {{output.page}}"
 
 
 rule rw_eval:
@@ -76,14 +75,13 @@ rule rw_eval:
     resources:
         **resources_of("reward", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("rw_eval"),
         placement=placement_json("reward", single_process=True, source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
-        f"{LAUNCH} && cp {{params.result}}/scores.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/scores.html {{output.page}}"
 
 
 rule evaluate_tasks:
@@ -101,10 +99,9 @@ rule evaluate_tasks:
     resources:
         **resources_of(single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("evaluate_tasks"),
         placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
     message:
         "Running lm-evaluation-harness on {wildcards.stage}/{wildcards.name}"
     shell:
-        LAUNCH
+        RUN

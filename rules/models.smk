@@ -28,13 +28,12 @@ rule fetch_model:
     conda:
         "../envs/snakechat.yaml"
     params:
-        launcher=LAUNCHER,
         program=program("fetch_model"),
         placement=source_json(model_folder),
     message:
         "Fetching model {wildcards.name}"
     shell:
-        LAUNCH
+        RUN
 
 
 use rule fetch_model as init_model with:
@@ -45,7 +44,6 @@ use rule fetch_model as init_model with:
     wildcard_constraints:
         name=models_with("init"),
     params:
-        launcher=LAUNCHER,
         program=program("init_model"),
         placement=source_json(tokenizer_folder),
     message:

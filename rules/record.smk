@@ -33,7 +33,7 @@ rule write_record:
         "../envs/snakechat.yaml"
     params:
         program=program("write_record"),
-        placement="{}",
+        placement=CACHE_JSON,
         result=subpath(output.page, strip_suffix=".md"),
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"

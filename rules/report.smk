@@ -49,7 +49,7 @@ rule draw_report:
         "../envs/snakechat.yaml"
     params:
         program=program("draw_report"),
-        placement="{}",
+        placement=CACHE_JSON,
     message:
         "Drawing the report of {wildcards.name}"
     shell:

@@ -50,7 +50,6 @@ use rule train_sft as train_reward with:
     resources:
         **resources_of("reward"),
     params:
-        launcher=LAUNCHER,
         program=program("train_reward"),
         placement=placement_json("reward"),
     message:
@@ -68,7 +67,6 @@ use rule train_sft as evaluate_reward with:
     resources:
         **resources_of("reward", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("evaluate_reward"),
         placement=placement_json("reward", single_process=True),
     message:

@@ -45,7 +45,6 @@ use rule train_sft as train_rlhf with:
     resources:
         **resources_of("rlhf"),
     params:
-        launcher=LAUNCHER,
         program=program("train_rlhf"),
         placement=placement_json("rlhf"),
     message:
@@ -63,7 +62,6 @@ use rule train_sft as evaluate_rlhf with:
     resources:
         **resources_of("rlhf", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("evaluate_rlhf"),
         placement=placement_json("rlhf", single_process=True),
     message:

@@ -42,13 +42,12 @@ rule tokenize_sft:
         "../envs/snakechat.yaml"
     threads: threads_of("sft")
     params:
-        launcher=LAUNCHER,
         program=program("tokenize_phase"),
-        placement="{}",
+        placement=CACHE_JSON,
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        f"RAYON_NUM_THREADS={{threads}} {LAUNCH}"
+        f"RAYON_NUM_THREADS={{threads}} {RUN}"
 
 
 rule train_sft:
@@ -64,13 +63,12 @@ rule train_sft:
     resources:
         **resources_of("sft"),
     params:
-        launcher=LAUNCHER,
         program=program("train_sft"),
         placement=placement_json("sft"),
     message:
         "Fine-tuning {wildcards.name}"
     shell:
-        LAUNCH
+        RUN
 
 
 use rule train_sft as evaluate_sft with:
@@ -84,7 +82,6 @@ use rule train_sft as evaluate_sft with:
     resources:
         **resources_of("sft", single_process=True),
     params:
-        launcher=LAUNCHER,
         program=program("evaluate_sft"),
         placement=placement_json("sft", single_process=True),
     message:

@@ -34,7 +34,7 @@ rule compare_zero:
         **resources_of(),
     params:
         program=program("compare_zero"),
-        placement=placement_json(launch=["python", LAUNCHER]),
+        placement=placement_json(key="training", launch=["python", LAUNCHER]),
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
@@ -60,7 +60,7 @@ rule draw_zero:
         "../envs/snakechat.yaml"
     params:
         program=program("draw_zero"),
-        placement="{}",
+        placement=CACHE_JSON,
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"

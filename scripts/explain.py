@@ -2,9 +2,13 @@
 
     python scripts/explain.py output/rlhf/1.3b
     python scripts/explain.py output/rlhf/mine --configfile mine.yaml --config seed=2
+    python scripts/explain.py --hub output/rlhf/1.3b
 
 Manifests record what results were made from; a dry run of Snakemake, with the options after the
 targets, shows what they would be made from now. Builds nothing and writes spec files only.
+
+With --hub, print instead which branches of the Hugging Face Hub have moved since the results were
+made. This needs a connection.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from snakechat.planning.changes import (
     summarize,
 )
 from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs, upstream_paths
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import Manifest, input_digest, manifest_path, read_manifest
 from snakechat.workflow.specs import spec_path
@@ -39,8 +44,12 @@ def main() -> None:
     parser.add_argument(
         "targets", nargs="*", help="as for snakemake; defaults to all results that exist"
     )
+    parser.add_argument("--hub", action="store_true", help="ask the hub which branches have moved")
     arguments, options = parse_arguments(parser, sys.argv[1:])
     targets = arguments.targets
+    if arguments.hub:
+        print_moved_branches(targets)
+        return
     folder, plan = dry_run(targets + options)
     os.chdir(folder)
     jobs = {
@@ -60,6 +69,24 @@ def main() -> None:
     groups.pop((), None)
     for causes, roots in groups.items():
         print_group(causes, roots, jobs)
+
+
+def print_moved_branches(targets: list[str]) -> None:
+    """Print which branches have moved since the sources of results were fetched."""
+    # The client of the hub takes a second to import.
+    from snakechat.data.hub import moved_branches
+
+    sources: Lineage = {}
+    for target in targets:
+        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        if manifest is None:
+            sys.exit(f"error: {target} has no result: build it first")
+        sources |= merge_lineages([manifest])
+    try:
+        lines = moved_branches((entry, entry["facts"]) for entry in sources.values())
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    print("\n".join(lines) or "no branch has moved")
 
 
 def print_group(

@@ -17,7 +17,8 @@ import yaml
 
 from conftest import ROOT
 from snakechat.config.schema import config_schema
-from snakechat.workflow.code_digests import code_digests
+from snakechat.workflow.code_digests import code_digests, program_code
+from snakechat.workflow.pins import LOCK, pins_of, read_lock
 
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched.
@@ -264,15 +265,26 @@ def code(name):
 
     def edit(folder):
         with (folder / "scripts" / name).open("a") as file:
-            file.write("\nEDITED = True\n")
+            # A statement that counts wherever the module is imported.
+            file.write("\nassert True\n")
 
     users = {rule for rule in RULES if name in code_of(rule)}
     return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
 
 
-def pins(old, new):
-    """A row with a change of the pins."""
-    return Row(replaced("requirements.txt", (old, new)), RULES, EVERY_RULE)
+@functools.cache
+def pins_of_rule(rule):
+    """Return the libraries that a rule depends on, with their pinned versions."""
+    return pins_of(program_code(program_of(rule)).imports - {"vllm"})
+
+
+def pin(library):
+    """A row with another version of a library in the pins."""
+    users = {rule for rule in RULES if library in pins_of_rule(rule)}
+    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
+    lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
+    edit = replaced(lock, (old, f"\n{library}==0.0.1 "))
+    return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
 
 
 def backwards(value):

@@ -3,7 +3,8 @@
 import re
 
 from conftest import ROOT
-from support.staleness import RULES, SCRIPTS, code, fresh, pins, replaced, rows
+from snakechat.workflow.pins import normalized
+from support.staleness import RULES, SCRIPTS, code, fresh, pin, replaced, rows
 
 PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 # A module of each room, one that every program imports, and one that no rule imports.
@@ -38,15 +39,23 @@ def test_code_makes_exactly_the_rules_that_run_it_and_those_downstream_stale(pla
     assert plans(row) == row.rules
 
 
-PINS = {
-    "another version": pins("peft==", "peft==1"),
-    "one more": pins("peft==", "trl==1.16.0\npeft=="),
-    "one less": pins("\npeft==", "\n# peft=="),
-}
+# Each library that is pinned directly, and some that these require.
+REQUIRED = re.findall(r"^([\w.-]+)==", (ROOT / "requirements.in").read_text(), re.MULTILINE)
+REQUIRED = sorted({normalized(name) for name in REQUIRED} | {"pillow", "sympy", "rich", "regex"})
+PINS = {name: pin(name) for name in REQUIRED}
+
+
+def test_the_pins_are_those_of_libraries_that_compute():
+    for name in ("tqdm", "tensorboard", "snakemake", "rich", "httpx2"):
+        assert not PINS[name].rules
+    trainings = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
+    assert trainings <= PINS["torch"].rules
+    assert "import_dataset" not in PINS["torch"].rules
+    assert PINS["matplotlib"].rules.isdisjoint(trainings)
 
 
 @rows(PINS)
-def test_a_pin_makes_everything_stale(plans, row):
+def test_a_pin_makes_exactly_the_rules_stale_whose_programs_import_the_library(plans, row):
     assert plans(row) == row.rules
 
 
@@ -75,9 +84,23 @@ def write_reward_functions(folder):
     (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
 
 
-def reverse_the_pins(folder):
-    path = folder / "requirements.txt"
-    path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
+def rename_locals(folder):
+    """Rename local variables, in a shared module and in programs."""
+    for path, name in {
+        "snakechat/workflow/distributed.py": "reduced",
+        "train_sft.py": "first_loss",
+        "split_dataset.py": "phase_prompts",
+    }.items():
+        text = (folder / "scripts" / path).read_text()
+        assert name in text
+        (folder / "scripts" / path).write_text(re.sub(rf"\b{name}\b", "renamed", text))
+
+
+def add_definitions(folder):
+    """New functions, classes and constants that nothing uses, in every module."""
+    for path in (folder / "scripts/snakechat").rglob("*.py"):
+        with path.open("a") as file:
+            file.write("\n\nNEW = 3\n\n\ndef new_function(x):\n    return x + NEW\n")
 
 
 FRESH = {
@@ -85,12 +108,13 @@ FRESH = {
     "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
     "layout": fresh(all_code(lambda text: text.replace("\n\n\n", "\n\n\n\n") + "\n")),
     "code that nothing uses": fresh(add_a_module),
+    "definitions that nothing uses": fresh(add_definitions),
+    "names of local variables": fresh(rename_locals),
     "comments in the Snakefile": fresh(
         replaced("Snakefile", ("# From preference", "# From all preference"))
     ),
     "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
-    "comments in the pins": fresh(replaced("requirements.txt", ("# The one set", "# One set"))),
-    "order of the pins": fresh(reverse_the_pins),
+    "comments in the pins": fresh(replaced("requirements.txt", ("# Written by", "# By"))),
     "reward functions that the recipe does not name": fresh(write_reward_functions),
 }
 

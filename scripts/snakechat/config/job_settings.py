@@ -5,6 +5,7 @@ from typing import Any
 from snakechat.config.recipes import Config, Job
 from snakechat.config.references import input_names, ordered_references
 from snakechat.data.formats import columns_of
+from snakechat.workflow.pins import LM_EVAL, LM_EVAL_LOCK, read_lock
 
 Jobs = dict[str, Job]
 
@@ -170,7 +171,12 @@ def prompt_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any
 def lm_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
     """Return the settings of an evaluation by lm-evaluation-harness."""
     recipe = config.recipe(stage, name)
-    return {**{key: recipe[key] for key in ("seed", "dtype")}, **config.values["lm_eval"]}
+    return {
+        **{key: recipe[key] for key in ("seed", "dtype")},
+        **config.values["lm_eval"],
+        # It has an environment of its own (envs/lm-eval.yaml).
+        "version": read_lock(config.root / LM_EVAL_LOCK).versions[LM_EVAL],
+    }
 
 
 def report_inputs(config: Config, name: str) -> Jobs:

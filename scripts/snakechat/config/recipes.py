@@ -14,6 +14,7 @@ from snakechat.config.references import (
     parse_reference,
     weighted_references,
 )
+from snakechat.workflow.result_cache import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # As common.Name; a recipe of a sweep is named after its values.
@@ -208,6 +209,18 @@ class Config:
     def split_weights(self, dataset: str) -> dict[str, float]:
         """Return the weight of each phase in the split of a dataset."""
         return self.values["datasets"][dataset].get("split", self.values["split"]["weights"])
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The folder of the cache of results, if any."""
+        folder = self.values["cache"]
+        return folder and os.path.expanduser(folder)
+
+    @property
+    def cache_max_bytes(self) -> int | None:
+        """Bytes that the cache may use, None for any."""
+        size = self.values["cache_max_size"]
+        return size and parse_size(size)
 
     def local_path(self, path: str | Path) -> Path:
         """Return a path of the config relative to the working directory."""

@@ -209,6 +209,8 @@ class Sections(TypedDict):
     template: Template
     on_bad_row: BadRowPolicy
     save_steps: Count
+    cache: str | None
+    cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
     prompt_sets: PromptSets
     deployments: dict[Name, CompletePlacement]

@@ -302,17 +302,17 @@ def write_atomically(
             os.fsync(file.fileno())
     os.replace(temporary, path)
     if durable:
-        fsync_folder(path.parent)
+        fsync(path.parent)
 
 
-def fsync_folder(folder: str | Path) -> None:
-    """Store the names in a folder on disk, so that a rename in it survives a power cut.
+def fsync(path: str | Path) -> None:
+    """Store a file, or the names in a folder, on disk: a rename in it then survives a power cut.
 
     Raises:
         OSError: The disk failed. File systems that cannot do this (some network file systems) raise
             nothing.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:

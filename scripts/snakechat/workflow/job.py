@@ -21,8 +21,13 @@ from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.digests import digest, write_atomically
-from snakechat.workflow.distributed import barrier, rank, world_size
+from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.distributed import (
+    barrier,
+    rank,
+    verified_once_per_node,
+    world_size,
+)
 from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -36,6 +41,7 @@ from snakechat.workflow.manifest import (
     result_key,
 )
 from snakechat.workflow.pins import check_installed
+from snakechat.workflow.result_cache import ResultCache
 from snakechat.workflow.run_record import run_record
 
 # Seconds that the first process has to report an error before another process reports it.
@@ -118,12 +124,16 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if rank() == 0:
             lock(spec)
         manifests = read_manifests(spec)
-        for name, manifest in manifests.items():
-            check_files(spec["inputs"][name]["path"], manifest)
         job = Job(spec, manifests, arguments.placement, settings_type)
         if world_size() == 1:
             recover(job)
-        if not is_complete(job.target, spec, job.input_digests):
+
+        def inputs_are_checked_and_result_exists() -> bool:
+            for name, manifest in manifests.items():
+                check_files(job.inputs[name], manifest)
+            return is_complete(job.target, spec, job.input_digests)
+
+        if not verified_once_per_node(inputs_are_checked_and_result_exists):
             if rank() == 0:
                 shutil.rmtree(job.result, ignore_errors=True)
                 job.result.mkdir(parents=True)
@@ -135,6 +145,8 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
                 publish(job)
         if rank() == 0:
             finish(job)
+            if cache := cache_of(arguments.placement):
+                cache.put(job.key, job.target)
 
     report_errors(work, arguments.spec, arguments.placement)
     if world_size() > 1:
@@ -148,8 +160,8 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
     """Publish the result of a job without running its program, if it exists already.
 
-    It exists if its inputs were rebuilt and came out the same, or if the job was killed between the
-    end of its program and the end of publishing.
+    It exists if its inputs were rebuilt and came out the same, if the job was killed between the
+    end of its program and the end of publishing, or if the cache has it.
 
     Args:
         spec_file: Path of the spec.
@@ -168,10 +180,14 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         lock(spec)
         job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
         recover(job)
-        published = is_complete(job.target, spec, job.input_digests)
+        if is_complete(job.target, spec, job.input_digests):
+            published = True
+            print(f"{job.target} is kept: it was made from the same spec and inputs")
+        elif (cache := cache_of(placement)) and take(cache, job):
+            published = True
+            print(f"{job.target} is taken from the cache {cache.folder}")
         if published:
             finish(job)
-            print(f"{job.target} is kept: it was made from the same spec and inputs")
 
     report_errors(work, spec_file, placement)
     return published
@@ -288,6 +304,22 @@ def publish(job: Job[Any]) -> None:
     fsync(job.target.parent)
 
 
+def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
+    """Return the cache of results that a placement names, if any."""
+    if not placement.get("cache"):
+        return None
+    return ResultCache(Path(placement["cache"]), placement["cache_max_bytes"])
+
+
+def take(cache: ResultCache, job: Job[Any]) -> bool:
+    """Publish the result of a job from a cache; return whether the cache has it."""
+    shutil.rmtree(job.result, ignore_errors=True)
+    if not cache.take(job.key, job.result):
+        return False
+    publish(job)
+    return True
+
+
 def recover(job: Job[Any]) -> None:
     """Complete the publishing of a job that was killed during it.
 
@@ -325,15 +357,6 @@ def unused_name(job: Job[Any]) -> Path:
     """Return where the old result is moved to."""
     number = 1 + max((int(path.suffix[4:]) for path in replaced_results(job)), default=0)
     return job.target.with_name(f".{job.target.name}.old{number}")
-
-
-def fsync(path: Path) -> None:
-    """Store a file or the names in a folder on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_next_to(job: Job[Any], kind: str, text: str) -> None:

@@ -123,9 +123,3 @@ def check_files(folder: str | Path, manifest: Manifest) -> None:
                 f"{folder}/{name} does not match its manifest:"
                 f" delete {folder} and start the build again"
             )
-
-
-def check_external_file(path: Path, planned_digest: str) -> None:
-    """Raise InputError unless an external file has the content that was planned."""
-    if not path.is_file() or file_digest(path) != planned_digest:
-        raise InputError(f"{path} changed since this build was planned: start it again")

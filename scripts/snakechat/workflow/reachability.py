@@ -16,6 +16,20 @@ from snakechat.workflow.syntax import MODULE_ATTRIBUTES
 Key = tuple[str, ...]
 REWARDS = "rewards/"
 
+WORKFLOW = ("snakechat", "workflow")
+# Modules that lock, check, record, copy and place: no content of a result depends on them, and none
+# becomes stale when they change.
+WITHOUT_EFFECT = {
+    (*WORKFLOW, name)
+    for name in (
+        *("cache_entries", "cache_space", "result_cache", "result_copies"),
+        *("code_digests", "definitions", "reachability", "scopes", "syntax", "pins"),
+        *("errors", "gpus", "locks", "run_record"),
+    )
+}
+# It imports torch to connect the processes of a job; programs that compute import it themselves.
+WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
+
 # Libraries whose functions do nothing but return a value, and other functions that do more.
 PURE_LIBRARIES = {
     "collections",
@@ -252,7 +266,7 @@ class Reach:
 
     def _reach(self, key: Key, number: int) -> None:
         state = self.modules[key]
-        if number not in state.reached:
+        if number not in state.reached and key not in WITHOUT_EFFECT:
             state.reached.add(number)
             self._pending.append((key, state.module.statements[number]))
 
@@ -261,7 +275,7 @@ class Reach:
         self.literals |= statement.literals
         for each in statement.imports:
             self._run_import(key, each)
-            if self._target(key, each) is None:
+            if self._target(key, each) is None and key not in WITHOUT_LIBRARIES:
                 self._count_library(each)
         for each, attributes in statement.imported:
             self._use_import(key, each, attributes)
@@ -290,7 +304,7 @@ class Reach:
         self._used.add((key, name, attributes))
         for number in binding.statements:
             self._reach(key, number)
-        for each in binding.imports:
+        for each in binding.imports if key not in WITHOUT_EFFECT else ():
             state.imports.add(each)
             self._use_import(key, each, attributes)
 
@@ -298,7 +312,8 @@ class Reach:
         """Reach what an import statement binds, or attributes of it."""
         target = self._target(key, each)
         if target is None:
-            self._count_library(each)
+            if key not in WITHOUT_LIBRARIES:
+                self._count_library(each)
         elif each.attribute is None:
             top = target[:2] if target[0] == REWARDS else target[:1]
             self._use_module(target if each.renamed else top, attributes)

@@ -2,6 +2,7 @@
 
     FOLDER/3f/3f9a.../result/     the files of the result and its manifest.json
     FOLDER/3f/3f9a.../entry.json  what it is and where it was made; its time is that of the last use
+    FOLDER/3f/3f9a.../beside/     copies of files of the run, such as run.json and TensorBoard logs
     FOLDER/tmp/                   entries that are being written or deleted
 
 The key of an entry is the digest of everything that determines the result (result_key). Entries
@@ -24,22 +25,25 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from snakechat.workflow.cache_entries import RECORD, Entry, newest_time, read_entry, write_entry
 from snakechat.workflow.cache_space import CacheSpace
-from snakechat.workflow.digests import Identity, file_identity, fsync_folder
+from snakechat.workflow.digests import Identity, file_identity, fsync
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.result_copies import (
     Damaged,
     check_content,
     check_names,
+    copy_beside,
     place_result,
     read_checked_manifest,
 )
 
+NOTHING: Mapping[str, Path] = MappingProxyType({})
 KEY = re.compile("[0-9a-f]{64}")
 DAY_SECONDS = 24 * 3600
 # Seconds between two checks of the size limit, which examine every file of the cache.
@@ -59,12 +63,14 @@ class ResultCache:
     def __init__(self, folder: Path, max_bytes: int | None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
 
-    def take(self, key: str, target: Path) -> bool:
+    def take(self, key: str, target: Path, beside: Mapping[str, Path] = NOTHING) -> bool:
         """Create the folder of a result from the cache, and verify it.
 
         Args:
             key: Digest of everything that determines the result.
             target: Folder to create.
+            beside: Files and folders of the run by the names that `put` got. They are replaced by
+                those of the entry, and deleted if it has none: they would belong to another run.
 
         Returns:
             Whether the cache had the result. If not, there is no target. A damaged entry is
@@ -99,20 +105,24 @@ class ResultCache:
         if taken:
             with suppress(OSError):
                 os.utime(entry / RECORD)
+            for name, path in beside.items():
+                _replace(path, entry / "beside" / name)
         return taken
 
-    def put(self, key: str, folder: Path) -> None:
+    def put(self, key: str, folder: Path, beside: Mapping[str, Path] = NOTHING) -> None:
         """Store a finished result, unless the cache has it already.
 
         Args:
             key: Digest of everything that determines the result.
             folder: Folder of the result, with its manifest.json.
+            beside: Files and folders that belong to the run, not to the result, by names of one
+                part. Missing ones are skipped.
         """
         entry = self._entry_folder(key)
         if os.path.isdir(entry):
             return
         try:
-            self._store(key, entry, folder)
+            self._store(key, entry, folder, beside)
         except Damaged as problem:
             _warn(f"{folder} is not stored in {self.folder}: {problem}")
         except OSError as error:
@@ -180,7 +190,7 @@ class ResultCache:
         _make_folder(self.folder / "tmp")
         return self.folder / "tmp" / uuid.uuid4().hex
 
-    def _store(self, key: str, entry: Path, folder: Path) -> None:
+    def _store(self, key: str, entry: Path, folder: Path, beside: Mapping[str, Path]) -> None:
         """Write an entry and rename it to its place.
 
         Raises:
@@ -194,8 +204,12 @@ class ResultCache:
             _make_folder(temporary)
             _make_folder(temporary / "result")
             place_result(folder, temporary / "result", manifest, make_folder=_make_folder)
+            _make_folder(temporary / "beside")
+            for name, path in beside.items():
+                if path.exists():
+                    copy_beside(path, temporary / "beside" / name, make_folder=_make_folder)
             write_entry(temporary / RECORD, manifest)
-            fsync_folder(temporary)
+            fsync(temporary)
             _make_folder(entry.parent)
             try:
                 os.rename(temporary, entry)
@@ -203,7 +217,7 @@ class ResultCache:
                 # Another writer was first, or a file server carried the rename out twice.
                 if not entry.is_dir():
                     raise
-            fsync_folder(entry.parent)
+            fsync(entry.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -271,6 +285,23 @@ def _make_folder(folder: Path) -> None:
         return
     with suppress(PermissionError):
         folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
+
+
+def _replace(path: Path, stored: Path) -> None:
+    """Replace a file or folder of a run by the stored one, or delete it if there is none.
+
+    An error is a warning: results do not depend on it.
+    """
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if os.path.lexists(stored):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            copy_beside(stored, path)
+    except OSError as error:
+        _warn(f"{stored} is not restored: {error.strerror}: {error.filename}")
 
 
 def _names(folder: Path) -> list[str]:

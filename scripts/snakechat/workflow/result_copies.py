@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from snakechat.workflow.digests import file_digests, fsync_folder
+from snakechat.workflow.digests import file_digests, fsync
 from snakechat.workflow.file_links import copy, link_or_copy
 from snakechat.workflow.manifest import UNLISTED_FILES, Manifest, parse_manifest, result_key
 
@@ -102,7 +102,31 @@ def place_result(
         place = link_or_copy if name in manifest["files"] else copy
         place(source / name, target / name)
     for folder in folders:
-        fsync_folder(folder)
+        fsync(folder)
+
+
+def copy_beside(
+    source: Path, target: Path, make_folder: Callable[[Path], None] = Path.mkdir
+) -> None:
+    """Copy a file, or a folder with its regular files, that belongs to a run.
+
+    Args:
+        make_folder: Creates a folder.
+
+    Raises:
+        OSError: It cannot be copied, or the target exists.
+    """
+    if source.is_symlink() or not source.is_dir():
+        copy(source, target)
+        return
+    make_folder(target)
+    for parent, folders, files in os.walk(source):
+        below = target / Path(parent).relative_to(source)
+        for name in folders:
+            make_folder(below / name)
+        for name in files:
+            if stat.S_ISREG(os.lstat(os.path.join(parent, name)).st_mode):
+                copy(Path(parent, name), below / name)
 
 
 def walk_files(folder: Path, name: str | None = None) -> Iterator[Path]:

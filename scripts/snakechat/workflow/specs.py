@@ -34,7 +34,6 @@ class Rule(NamedTuple):
         settings: JSON values that the program reads.
         inputs: Upstream jobs by the keys that the program uses for them.
         files: External files by the names that the spec has for them.
-        lock: File of the pins of the program's environment.
         shows_provenance: Whether the program shows what its inputs were made from, so that their
             whole manifests count, and not only their content.
     """
@@ -44,7 +43,6 @@ class Rule(NamedTuple):
     settings: Callable[..., dict[str, Any]]
     inputs: Callable[..., dict[str, Job]]
     files: Callable[..., dict[str, Path]]
-    lock: str
     shows_provenance: bool
 
 
@@ -81,7 +79,6 @@ class Specs:
         inputs: Callable[..., dict[str, Job]] = _nothing,
         files: Callable[..., dict[str, Path]] = _nothing,
         program: str | None = None,
-        lock: str = "requirements.txt",
         shows_provenance: bool = False,
     ) -> None:
         """Describe the jobs of a rule: see Rule.
@@ -90,7 +87,7 @@ class Specs:
             program: Name of the program in scripts/; by default, the name of the rule.
         """
         path = self.root / f"scripts/{program or rule}.py"
-        self.rules[rule] = Rule(folder, path, settings, inputs, files, lock, shows_provenance)
+        self.rules[rule] = Rule(folder, path, settings, inputs, files, shows_provenance)
 
     def result(self, rule: str, name: str) -> str:
         """Return the result folder of a job."""
@@ -116,20 +113,22 @@ class Specs:
             }
             for key, (upstream, upstream_name) in self.inputs(rule, name).items()
         }
+        files = description.files(*wildcards)
+        digests = self.file_digests.digests(files.values())
         reward_functions = tuple(settings.get("reward_functions", ()))
         code = self._code(description.program, reward_functions)
+        libraries = code.imports
+        if settings.get("generation_backend") != "vllm":
+            libraries -= {"vllm"}
         spec: dict[str, Any] = {
             "rule": rule,
             "name": name,
             "path": self.result(rule, name),
             "settings": settings,
             "inputs": inputs,
-            "files": {
-                file: self.file_digests[path]
-                for file, path in description.files(*wildcards).items()
-            },
+            "files": {file: digests[path] for file, path in files.items()},
             "code": code.digests,
-            "requirements": self._pins(code.imports, self.root / description.lock),
+            "requirements": self._pins(libraries, self.root / "requirements.txt"),
         }
         if description.shows_provenance:
             spec["shows_provenance"] = True

@@ -62,7 +62,8 @@ class Staleness:
         try:
             text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
             if not path.exists() or path.read_text(errors="replace") != text:
-                write_atomically(path, text)
+                # Jobs compare a spec file with its name, and planning writes it again.
+                write_atomically(path, text, durable=False)
             self._set_times(spec, path)
         except OSError as error:
             raise InputError(f"{spec['path']} cannot be written: {error.strerror}") from None

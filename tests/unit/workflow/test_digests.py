@@ -22,7 +22,7 @@ from snakechat.workflow.digests import (
     digest,
     file_digest,
     file_digests,
-    fsync_folder,
+    fsync,
     write_atomically,
 )
 
@@ -413,7 +413,7 @@ def test_a_file_system_that_cannot_store_folders_is_no_error(tmp_path, monkeypat
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", fail)
-    fsync_folder(tmp_path)
+    fsync(tmp_path)
 
 
 def test_a_disk_that_fails_is_an_error(tmp_path, monkeypatch):

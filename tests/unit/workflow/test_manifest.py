@@ -7,7 +7,6 @@ import pytest
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
-    check_external_file,
     check_files,
     is_complete,
     manifest_path,
@@ -108,16 +107,3 @@ def test_a_result_of_another_spec_or_other_inputs_is_incomplete(result):
     assert not is_complete(result, {**SPEC, "settings": {"packed": 1}}, {"data": "0"})
     (result / "manifest.json").unlink()
     assert not is_complete(result, SPEC, {"data": "0"})
-
-
-def test_an_external_file_must_have_the_planned_content(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"one")
-    planned = file_digest(path)
-    check_external_file(path, planned)
-    path.write_bytes(b"two")
-    with pytest.raises(InputError, match="changed since this build was planned"):
-        check_external_file(path, planned)
-    path.unlink()
-    with pytest.raises(InputError, match="changed since this build was planned"):
-        check_external_file(path, planned)
