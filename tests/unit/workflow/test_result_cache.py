@@ -146,6 +146,48 @@ def test_an_entry_says_what_it_is_and_where_it_was_made(cache, stored):
     assert entry.created.startswith("20") and entry.created.endswith("+00:00")
 
 
+def test_files_of_the_run_come_back_in_place_of_those_of_another(cache, result, target, tmp_path):
+    def beside(folder):
+        return {"run.json": folder / "tiny.run.json", "logs": folder / "logs/sft/tiny"}
+
+    key = make_result(result)
+    (tmp_path / "logs/sft/tiny/deep").mkdir(parents=True)
+    (tmp_path / "logs/sft/tiny/deep/events").write_text("first")
+    (tmp_path / "tiny.run.json").write_text("{}")
+    cache.put(key, result, beside(tmp_path))
+    (tmp_path / "logs/sft/tiny/deep/events").write_text("second")
+    (tmp_path / "logs/sft/tiny/more").touch()
+    assert cache.take(key, target, beside(tmp_path))
+    assert contents(tmp_path / "logs") == {"sft/tiny/deep/events": b"first"}
+    # In another clone.
+    assert cache.take(key, target.with_name("again"), beside(tmp_path / "clone"))
+    assert (tmp_path / "clone/tiny.run.json").read_text() == "{}"
+    assert contents(tmp_path / "clone/logs") == contents(tmp_path / "logs")
+
+
+def test_files_of_another_run_do_not_stay_beside_a_result(cache, stored, target, tmp_path):
+    (tmp_path / "tiny.run.json").write_text("{}")
+    assert cache.take(stored, target, {"run.json": tmp_path / "tiny.run.json"})
+    assert not (tmp_path / "tiny.run.json").exists()
+
+
+def test_links_among_the_files_of_a_run_are_not_followed(cache, result, target, tmp_path, capsys):
+    key = make_result(result)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/events").touch()
+    (tmp_path / "tiny.run.json").write_text("{}")
+    (tmp_path / "secret").write_text("mine")
+    beside = {"run.json": tmp_path / "tiny.run.json", "logs": tmp_path / "logs"}
+    cache.put(key, result, beside)
+    stored = entry_folder(cache, key).parent / "beside"
+    (stored / "run.json").unlink()
+    (stored / "run.json").symlink_to(tmp_path / "secret")
+    (stored / "logs/secret").symlink_to(tmp_path / "secret")
+    assert cache.take(key, target, beside)
+    assert "beside/run.json is not restored: " in capsys.readouterr().err
+    assert contents(tmp_path / "logs") == {"events": b""}
+
+
 # --- damage -----------------------------------------------------------------------------------
 
 
@@ -367,7 +409,7 @@ def test_folders_have_the_mode_of_the_cache_whatever_the_umask(cache, result):
     finally:
         os.umask(before)
     folders = [path for path in cache.folder.rglob("*") if path.is_dir()]
-    assert len(folders) == 5
+    assert len(folders) == 6
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o2770}
     [record] = cache.folder.rglob("entry.json")
     assert stat.S_IMODE(record.stat().st_mode) == 0o660
