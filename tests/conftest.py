@@ -85,7 +85,9 @@ class Workflow:
 
     def copy(self, folder):
         """Return a copy of the workflow and its results in another folder."""
-        shutil.copytree(self.folder, folder, symlinks=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # With the hard links between results and their cache, which copytree would break.
+        subprocess.run(["cp", "-a", self.folder, folder], check=True)
         return Workflow(folder, *self.options)
 
     def spec_of(self, result):

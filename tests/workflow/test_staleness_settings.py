@@ -259,6 +259,8 @@ PLACE = {
 }
 PLACEMENT = {
     "save_steps": 7,
+    "cache": "elsewhere",
+    "cache_max_size": "1G",
     "deployment": "multi_node",
     **{f"deployments.{key}": value for key, value in PLACE.items()},
     **{
@@ -467,6 +469,7 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
+    "another cache": fresh(placement("cache", "cache_max_size")),
     "deployment": fresh(placement("deployment")),
     "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
     "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
@@ -533,7 +536,9 @@ def test_every_placement_is_changed():
     for stage, names in PLACES.items():
         assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
         assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
-    assert all(PLACEMENT[name] != CONFIG[name] for name in ("save_steps", "deployment"))
+    common = PLACEMENT.keys() & CONFIG.keys()
+    assert common == {"save_steps", "deployment", "cache", "cache_max_size"}
+    assert all(PLACEMENT[name] != CONFIG[name] for name in common)
 
 
 @rows(FRESH)
