@@ -1,0 +1,131 @@
+"""The jobs that really run after an edit: those whose own spec or inputs have other content.
+
+The programs are stubs whose output is a constant, so that builds take seconds.
+"""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from conftest import Workflow, copy_sources
+from support.staleness import CONFIG, OURS, QUICK, READERS, RULES, TINY, merged, program_of
+
+STUB = '''"""Write a constant."""
+
+from snakechat.workflow.job import run
+
+CONTENT = "first"
+
+
+def main(job):
+    """Write the constant, and the files that rules copy."""
+    (job.result / "content.txt").write_text(CONTENT)
+    for page in ("record.md", "zero.html", "comparison.html", "responses.html", "scores.html"):
+        (job.result / page).touch()
+
+
+run(main)
+'''
+# A refactoring that the digest counts, and the same with other output.
+REFACTORED = STUB.replace('"first"', '"fir" + "st"')
+CHANGED = STUB.replace('"first"', '"second"')
+
+# Rules whose programs show what their inputs were made from.
+PAGES = {"draw_report", "write_record", "compare_runs", "draw_zero"}
+# The programs of the tiny recipes that other jobs read, with their rules.
+PROGRAMS = {}
+for name, readers in READERS.items():
+    if readers and name != "fetch_model":
+        PROGRAMS.setdefault(program_of(name).name, set()).add(name)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A build of stubs."""
+    workflow = Workflow(tmp_path_factory.mktemp("cutoff") / "work", "--quiet")
+    copy_sources(workflow.folder)
+    for rule in RULES:
+        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
+    config = merged(CONFIG, QUICK, OURS)
+    (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    workflow.build(*TINY)
+    return workflow
+
+
+@pytest.fixture
+def tree(built, tmp_path):
+    """A copy of it, for one test."""
+    return built.copy(tmp_path / "tree")
+
+
+def records(workflow):
+    """Return the record of each run that made a result, by path."""
+    paths = (workflow.folder / "output").rglob("*.run.json")
+    return {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
+
+
+def rules_that_ran(workflow, *targets):
+    """Build targets; return the rules whose programs ran."""
+    before = records(workflow)
+    workflow.build(*targets)
+    ran = [path for path, record in records(workflow).items() if before.get(path) != record]
+    manifests = [str(path).replace(".run.json", ".manifest.json") for path in ran]
+    return {json.loads(open(path).read())["spec"]["rule"] for path in manifests}
+
+
+def with_pages(rules):
+    """Return rules, and the pages that show what their results were made from."""
+    return rules | {reader for rule in rules for reader in READERS[rule] & PAGES}
+
+
+def edited(program):
+    """Return the rules whose specs an edit of a program changes."""
+    # The comparison of ZeRO stages repeats the training of SFT.
+    return PROGRAMS[program] | ({"compare_zero"} if program == "train_sft.py" else set())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_after_a_refactoring_with_the_same_output_nothing_else_runs(tree, program):
+    (tree.folder / "scripts" / program).write_text(REFACTORED)
+    assert rules_that_ran(tree, *TINY) == with_pages(edited(program))
+    assert tree.planned(*TINY) == set()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_other_output_reaches_as_far_as_it_changes_others(tree, program):
+    (tree.folder / "scripts" / program).write_text(CHANGED)
+    rules = edited(program)
+    readers = {reader for rule in rules for reader in READERS[rule]}
+    assert rules_that_ran(tree, *TINY) == with_pages(rules | readers)
+    assert tree.planned(*TINY) == set()
+
+
+def test_a_deleted_intermediate_that_nobody_needs_is_not_built_again(tree):
+    for path in ("tokens/sft/tiny", "data/toy"):
+        shutil.rmtree(tree.folder / "output" / path)
+        (tree.folder / f"output/{path}.manifest.json").unlink()
+    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == set()
+
+
+def test_a_deleted_intermediate_whose_program_changed_is_built_and_compared(tree):
+    shutil.rmtree(tree.folder / "output/tokens/sft/tiny")
+    (tree.folder / "output/tokens/sft/tiny.manifest.json").unlink()
+    (tree.folder / "scripts/tokenize_phase.py").write_text(REFACTORED)
+    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"tokenize_sft"}
+    assert tree.planned("output/sft/tiny.manifest.json") == set()
+
+
+def test_an_input_that_was_built_alone_with_the_same_content_submits_no_job(tree):
+    """Planning decides it."""
+    (tree.folder / "scripts/train_sft.py").write_text(REFACTORED)
+    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"train_sft"}
+    assert "train_rlhf" not in tree.planned("output/rlhf/tiny.manifest.json")
+
+
+def test_an_input_that_was_built_alone_with_other_content_makes_its_readers_stale(tree):
+    (tree.folder / "scripts/train_sft.py").write_text(CHANGED)
+    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"train_sft"}
+    assert "train_rlhf" in tree.planned("output/rlhf/tiny.manifest.json")
+    assert rules_that_ran(tree, "output/rlhf/tiny.manifest.json") == {"train_reward", "train_rlhf"}
