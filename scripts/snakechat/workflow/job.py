@@ -146,7 +146,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if rank() == 0:
             finish(job)
             if cache := cache_of(arguments.placement):
-                cache.put(job.key, job.target)
+                cache.put(job.key, job.target, run_files(job))
 
     report_errors(work, arguments.spec, arguments.placement)
     if world_size() > 1:
@@ -314,10 +314,15 @@ def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
 def take(cache: ResultCache, job: Job[Any]) -> bool:
     """Publish the result of a job from a cache; return whether the cache has it."""
     shutil.rmtree(job.result, ignore_errors=True)
-    if not cache.take(job.key, job.result):
+    if not cache.take(job.key, job.result, run_files(job)):
         return False
     publish(job)
     return True
+
+
+def run_files(job: Job[Any]) -> dict[str, Path]:
+    """Return what a run writes besides its result, by the name that the cache has for it."""
+    return {"run.json": Path(f"{job.target}.run.json"), "logs": job.log_folder}
 
 
 def recover(job: Job[Any]) -> None:
