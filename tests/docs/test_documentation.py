@@ -236,7 +236,13 @@ def test_named_metrics_are_logged(path):
 # --- messages -----------------------------------------------------------------------------------
 
 # Messages of Snakemake, jsonschema, pip and the system.
-FOREIGN = ("MissingRule", "Additional properties", "not of type", "No space left", "In --require-hashes")
+FOREIGN = (
+    "MissingRule",
+    "Additional properties",
+    "not of type",
+    "No space left",
+    "In --require-hashes",
+)
 
 
 @pytest.fixture(scope="module")
