@@ -353,7 +353,7 @@ def replaced_results(job: Job[Any]) -> list[Path]:
     Usually there is none. A network file system keeps a folder while a process reads its files.
     """
     pattern = re.compile(rf"\.{re.escape(job.target.name)}\.old(\d+)")
-    found = [pattern.fullmatch(path.name) for path in job.target.parent.iterdir()]
+    found = [pattern.fullmatch(path.name) for path in job.target.parent.glob(".*")]
     numbers = sorted(int(match[1]) for match in found if match)
     return [job.target.with_name(f".{job.target.name}.old{number}") for number in numbers]
 

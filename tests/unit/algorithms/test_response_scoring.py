@@ -107,11 +107,13 @@ def test_without_functions_nothing_is_decoded():
 
 
 def test_functions_of_the_user_are_weighted(tmp_path, monkeypatch):
-    monkeypatch.setattr("snakechat.algorithms.reward_functions.FOLDER", tmp_path)
-    (tmp_path / "long.py").write_text(
+    folder = tmp_path / "rewards"
+    folder.mkdir()
+    monkeypatch.setattr("snakechat.algorithms.reward_functions.FOLDER", folder)
+    (folder / "long.py").write_text(
         "def score(prompts, responses):\n    return [len(response) for response in responses]\n"
     )
-    (tmp_path / "question.py").write_text(
+    (folder / "question.py").write_text(
         "def score(prompts, responses):\n    return [prompt == 'q' for prompt in prompts]\n"
     )
     weights = {"long": 0.5, "question": -2}

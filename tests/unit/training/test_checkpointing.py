@@ -80,12 +80,11 @@ def handlers(monkeypatch, tmp_path):
 def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **settings):
     spec = {"rule": rule, "name": name, "path": f"output/sft/{name}", "inputs": {}}
     tokens = {"rule": "tokenize_sft", "name": name, "path": "x", "inputs": {}, "files": {}}
-    manifest = {"spec": {**tokens, "settings": {}}, "inputs": {}, "lineage": {}, "files": {}}
-    path = Path(f"{made_from}.manifest.json")
-    path.write_text(json.dumps({**manifest, "facts": {"made from": made_from}}))
+    files = {"rows": {"size": 1, "sha256": made_from}}
+    manifest = {"spec": {**tokens, "settings": {}}, "inputs": {}, "lineage": {}, "files": files}
     return Job(
-        {**spec, "settings": settings},
-        {"tokens": path},
+        {**spec, "settings": settings, "requirements": {}},
+        {"tokens": {**manifest, "facts": {}}},
         {"save_steps": save_steps},
         SimpleNamespace,
     )

@@ -15,7 +15,8 @@ def specs(tmp_path, monkeypatch):
     (tmp_path / "scripts").mkdir()
     for name in ("read", "train", "tool"):
         (tmp_path / f"scripts/{name}.py").write_text(f"NAME = '{name}'\n")
-    (tmp_path / "requirements.txt").write_text("numpy==1\n")
+    for lock in ("requirements.txt", "requirements-torch.txt"):
+        (tmp_path / lock).touch()
     (tmp_path / "rows.txt").write_text("one\n")
     return make_specs(tmp_path)
 

@@ -19,7 +19,8 @@ def specs(tmp_path, monkeypatch):
     (tmp_path / "scripts").mkdir()
     for name in ("first", "second"):
         (tmp_path / f"scripts/{name}.py").write_text("")
-    (tmp_path / "requirements.txt").write_text("numpy==1\n")
+    for lock in ("requirements.txt", "requirements-torch.txt"):
+        (tmp_path / lock).touch()
     specs = Specs(tmp_path)
     specs.describe("first", folder="first", settings=lambda name: {})
     specs.describe(
