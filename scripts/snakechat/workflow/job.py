@@ -145,8 +145,6 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
                 publish(job)
         if rank() == 0:
             finish(job)
-            if cache := cache_of(arguments.placement):
-                cache.put(job.key, job.target, run_files(job))
 
     report_errors(work, arguments.spec, arguments.placement)
     if world_size() > 1:
@@ -177,17 +175,19 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
     def work() -> None:
         nonlocal published
         spec = read_spec(spec_file)
-        lock(spec)
+        descriptor = lock(spec)
         job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
         recover(job)
         if is_complete(job.target, spec, job.input_digests):
             published = True
             print(f"{job.target} is kept: it was made from the same spec and inputs")
-        elif (cache := cache_of(placement)) and take(cache, job):
+        elif (cache := cache_of(job)) and take(cache, job):
             published = True
             print(f"{job.target} is taken from the cache {cache.folder}")
         if published:
             finish(job)
+        # The first process of the program takes it, while this one may wait for its end.
+        os.close(descriptor)
 
     report_errors(work, spec_file, placement)
     return published
@@ -247,10 +247,10 @@ def read_spec(path: str | Path) -> dict[str, Any]:
     return spec
 
 
-def lock(spec: Mapping[str, Any]) -> None:
-    """Make this process the only one that writes the result of a spec."""
+def lock(spec: Mapping[str, Any]) -> int:
+    """Make this process the only one that writes the result of a spec; see acquire_lock."""
     target = Path(spec["path"])
-    acquire_lock(target.with_name(f".{target.name}.lock"))
+    return acquire_lock(target.with_name(f".{target.name}.lock"))
 
 
 def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
@@ -277,7 +277,7 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 #    complete from now on.
 # 2. The old result is moved aside, and the new folder takes its place.
 # 3. The manifest is written next to the result, which makes it visible to the build.
-# 4. Leftovers are deleted.
+# 4. The cache of results gets a copy, and leftovers are deleted.
 
 
 def write_manifest(job: Job[Any], started: float) -> None:
@@ -304,11 +304,11 @@ def publish(job: Job[Any]) -> None:
     fsync(job.target.parent)
 
 
-def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
-    """Return the cache of results that a placement names, if any."""
-    if not placement.get("cache"):
+def cache_of(job: Job[Any]) -> ResultCache | None:
+    """Return the cache of results that a job's placement names, if any."""
+    if not job.placement.get("cache"):
         return None
-    return ResultCache(Path(placement["cache"]), placement["cache_max_bytes"])
+    return ResultCache(Path(job.placement["cache"]), job.placement["cache_max_bytes"])
 
 
 def take(cache: ResultCache, job: Job[Any]) -> bool:
@@ -338,10 +338,12 @@ def recover(job: Job[Any]) -> None:
 
 
 def finish(job: Job[Any]) -> None:
-    """Write the manifest next to the result and delete temporary files."""
+    """Write the manifest next to the result, cache the result and delete temporary files."""
     # A failed or interrupted rerun may have removed the manifest next to a complete result: the
     # copy in the folder restores it, without computing anything.
     write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
+    if cache := cache_of(job):
+        cache.put(job.key, job.target, run_files(job))
     # The states of other specs are superseded too.
     for leftover in (job.result, *replaced_results(job), job.states.parent):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -16,11 +16,14 @@ class AlreadyLocked(Exception):
     """Another process holds the lock; the message names it."""
 
 
-def acquire_lock(path: str | Path) -> None:
+def acquire_lock(path: str | Path) -> int:
     """Lock a file for the lifetime of this process, and write the process's name into it.
 
     The system releases a flock when the process is killed, so that no lock is ever left behind.
     Programs that this process starts do not inherit it.
+
+    Returns:
+        A file descriptor; os.close releases the lock earlier.
 
     Raises:
         AlreadyLocked: Another process holds the lock.
@@ -42,3 +45,4 @@ def acquire_lock(path: str | Path) -> None:
         )
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+    return descriptor

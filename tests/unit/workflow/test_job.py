@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from conftest import ROOT
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job, finish, publish, read_spec, recover
+from snakechat.workflow.job import Job, finish, publish, read_spec, recover, reuse_result
+from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import result_files
 
 
@@ -118,6 +121,16 @@ def test_an_old_result_that_cannot_be_deleted_does_not_prevent_publishing(job):
     publish(job)
     assert (job.target / "weights").read_text() == "new"
     assert (job.target.with_name(".tiny.old2") / "weights").read_text() == "old"
+
+
+def test_the_launcher_holds_no_lock_while_it_waits_for_the_program(job):
+    """The first process of the program takes the lock."""
+    write_result(job, job.result, "new")
+    (job.result / "manifest.json").unlink()
+    spec = {**job.spec, "inputs": {}}
+    Path("spec.json").write_text(json.dumps(spec))
+    assert not reuse_result("spec.json", {})
+    os.close(acquire_lock("output/sft/.tiny.lock"))
 
 
 def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):
