@@ -209,21 +209,21 @@ def resources_of(stage=None, single_process=False):
     return {key: resource(key) for key in RESOURCES}
 
 
-def placement_json(stage=None, single_process=False, key=None, **more):
-    """Return a function of wildcards: the placement that a program gets as JSON.
-
-    key: where the placement contains it, for a program that starts the processes itself.
-    """
+def placement_json(stage=None, single_process=False, **more):
+    """Return a function of wildcards: the placement that a program gets as JSON."""
 
     @fails_in_one_line
     def lookup(wildcards):
-        values = {
-            **placement_of(stage, wildcards, single_process),
-            "save_steps": config["save_steps"],
-            "options": snakemake_adapter.config_options(),
-            **more,
-        }
-        return canonical_json({**CACHE, **({key: values} if key else values)})
+        placement = placement_of(stage, wildcards, single_process)
+        return canonical_json(
+            {
+                **placement,
+                **CACHE,
+                "save_steps": config["save_steps"],
+                "options": snakemake_adapter.config_options(),
+                **more,
+            }
+        )
 
     return lookup
 

@@ -34,7 +34,7 @@ rule compare_zero:
         **resources_of(),
     params:
         program=program("compare_zero"),
-        placement=placement_json(key="training", launch=["python", LAUNCHER]),
+        placement=placement_json(launch=["python", LAUNCHER]),
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:

@@ -39,14 +39,14 @@ def main(job: Job[Any]) -> None:
         "inputs": truncate_inputs(planned["inputs"], row_counts(settings, steps), scratch),
         "settings": settings | {key: SHORT_RUN[key] for key in SHORT_RUN.keys() & settings},
     }
-    planned_placement = job.placement["training"]
     runs = job.record["stages"] = {}
     for stage in STAGES:
         spec["name"], folder = f"{planned['name']}@zero-{stage}", scratch / f"stage-{stage}"
         spec["path"] = str(folder)
-        # A run without checkpoints.
-        placement = placement_at_stage(planned_placement, stage) | {"save_steps": steps + 1}
-        runs[stage] = train(spec, placement, planned_placement["launch"])
+        # A run without checkpoints, which is not stored in the cache.
+        placement = placement_at_stage(job.placement, stage)
+        placement |= {"save_steps": steps + 1, "cache": None}
+        runs[stage] = train(spec, placement, job.placement["launch"])
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)

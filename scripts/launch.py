@@ -44,6 +44,9 @@ def main() -> None:
         return
     placement = json.loads(command[command.index("--placement") + 1])
     nodes, gpus = placement.get("nodes", 1), placement.get("gpus_per_node", 0)
+    if "launch" in placement:
+        # The program starts the processes itself.
+        nodes, gpus = 1, 0
     # Snakemake lowers the threads of a job if the machine has fewer cores.
     threads = int(os.environ.get("OMP_NUM_THREADS", placement.get("threads", 1)))
     node_options = options_of_this_node(nodes)

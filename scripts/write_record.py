@@ -61,7 +61,13 @@ def main(job: Job[Any]) -> None:
         models=model_table(training.models, translate),
         steps=step_table(training.steps, curves, translate),
         settings=setting_rows(training.settings),
-        placement=setting_rows(training.run["placement"]),
+        placement=setting_rows(
+            {
+                key: value
+                for key, value in training.run["placement"].items()
+                if not key.startswith("cache")
+            }
+        ),
         environment=list(environment_rows(training.run, translate)),
     )
 
