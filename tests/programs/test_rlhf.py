@@ -16,7 +16,7 @@ from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.generation import HfSampler
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import manifest_path, result_files
+from snakechat.workflow.manifest import read_input, result_files
 from support.rlhf_inputs import PLACEMENT, SETTINGS, make_inputs
 
 # DeepSpeed calls functions of torch that are deprecated.
@@ -67,7 +67,7 @@ def train(inputs, monkeypatch):
         spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
-        manifests = {key: manifest_path(entry["path"]) for key, entry in spec_inputs.items()}
+        manifests = {key: read_input(entry) for key, entry in spec_inputs.items()}
         job = Job(spec, manifests, PLACEMENT | dict(placement), RlhfSettings)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)

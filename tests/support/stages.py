@@ -19,8 +19,9 @@ from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data.records import RecordWriter
-from snakechat.workflow.job import Job, finish
-from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow import job as jobs
+from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import manifest_path, read_input
 
 TRAINING = {
     "train_sft": (train_sft, SftSettings),
@@ -71,15 +72,17 @@ class Stages:
         main, settings_type, settings, inputs = self.describe(rule, name)
         inputs = {key: self.result(*job) for key, job in inputs.items()}
         spec = {"rule": rule, "name": name, "path": str(self.folder / f"output/{rule}/{name}")}
-        spec |= {"settings": settings, "files": {}}
+        spec |= {"settings": settings, "files": {}, "requirements": {}}
         spec["inputs"] = {key: {"path": str(path)} for key, path in inputs.items()}
-        manifests = {key: manifest_path(path) for key, path in inputs.items()}
+        manifests = {key: read_input({"path": path}) for key, path in inputs.items()}
         job = Job(spec, manifests, self.placement(rule, name), settings_type)
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)
         main(job)
-        finish(job, time.time(), complete=False)
+        jobs.write_manifest(job, time.time())
+        jobs.publish(job)
+        jobs.finish(job)
         return job
 
     def describe(self, rule, name):

@@ -122,7 +122,8 @@ def rules(names):
 
 
 def test_an_edited_program_and_a_new_import_are_two_changes(built):
-    changes = ('"ties"', '"draws"'), ("import torch\n", "import torch\nimport snakechat.data.toy\n")
+    used = "import torch\nfrom snakechat.data.toy import make_rows\n\nROWS = make_rows\n"
+    changes = ('"ties"', '"draws"'), ("import torch\n", used)
     with edited(built.folder / "scripts/evaluate_reward.py", *changes):
         assert explain(built, "output/report/tiny.manifest.json") == (
             "evaluate_reward tiny is stale:\n"
@@ -132,12 +133,15 @@ def test_an_edited_program_and_a_new_import_are_two_changes(built):
         )
 
 
-def test_changed_requirements_are_printed_once_for_all_jobs(built):
-    with edited(built.folder / "requirements.txt", ("peft==0.21.2", "peft==0.21.1")):
-        heading, same = explain(built, TARGET).splitlines()
+def test_a_changed_library_is_printed_once_for_all_jobs_that_use_it(built):
+    with edited(built.folder / "requirements.txt", ("\npeft==0.21.2 ", "\npeft==0.21.1 ")):
+        heading, same, stale = explain(built, TARGET).splitlines()
         planned = built.planned()
-    assert heading == "import_dataset toy is stale: pinned requirements changed"
-    assert rules(names_after("the same applies to", same)) == planned - {"import_dataset"}
+    assert heading == "train_sft tiny is stale: library peft changed from 0.21.2 to 0.21.1"
+    roots = rules(names_after("the same applies to", same)) | {"train_sft"}
+    assert roots == {"train_sft", "train_reward", "train_rlhf"}
+    downstream = rules(names_after("makes stale if the content changes", stale))
+    assert downstream == planned - roots
 
 
 def test_another_base_model_is_reported_by_the_recipe_and_by_the_jobs_that_read_it(built):

@@ -98,8 +98,13 @@ def rename_locals(folder):
 
 
 def add_definitions(folder):
-    """New functions, classes and constants that nothing uses, in every module."""
+    """New functions and constants that nothing uses.
+
+    The modules that run functions of users count whole.
+    """
     for path in (folder / "scripts/snakechat").rglob("*.py"):
+        if path.stem in ("reward_functions", "file_watch"):
+            continue
         with path.open("a") as file:
             file.write("\n\nNEW = 3\n\n\ndef new_function(x):\n    return x + NEW\n")
 
