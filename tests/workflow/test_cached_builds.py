@@ -33,7 +33,12 @@ def contents(workflow):
     paths = [path for part in ("data", "split", "tokens", "models") for path in folder.glob(part)]
     files = [path for part in paths for path in part.rglob("*") if path.is_file()]
     names = {path.relative_to(folder): path.read_bytes() for path in files}
-    return {name: data for name, data in names.items() if not name.match("*.run.json")}
+    varying = ("*.run.json", ".*.lock")
+    return {
+        name: data
+        for name, data in names.items()
+        if not any(name.match(pattern) for pattern in varying)
+    }
 
 
 def log(workflow, job):

@@ -48,7 +48,7 @@ def built(tmp_path_factory):
     copy_sources(workflow.folder)
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
-    config = merged(CONFIG, QUICK, OURS)
+    config = merged(CONFIG, QUICK, OURS) | {"cache": None}
     (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     workflow.build(*TINY)
     return workflow
