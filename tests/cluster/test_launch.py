@@ -58,6 +58,8 @@ def planned(workflow, config, *targets):
             placement = json.loads(words[words.index("--placement") + 1])
             # Jobs that write a model card have them.
             assert placement.pop("options", options) == options
+            # All jobs have the cache of results.
+            assert placement.pop("cache") == "output/.cache" and placement.pop("cache_max_bytes")
             jobs[job] = placement, resources
     return jobs
 

@@ -85,8 +85,10 @@ def train(inputs, monkeypatch):
 @pytest.fixture
 def functions(tmp_path, monkeypatch):
     """A folder of reward functions."""
-    monkeypatch.setattr(reward_functions, "FOLDER", tmp_path)
-    return tmp_path
+    folder = tmp_path / "rewards"
+    folder.mkdir()
+    monkeypatch.setattr(reward_functions, "FOLDER", folder)
+    return folder
 
 
 def lines_of(path):

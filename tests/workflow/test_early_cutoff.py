@@ -44,7 +44,7 @@ for name, readers in READERS.items():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A build of stubs."""
-    workflow = Workflow(tmp_path_factory.mktemp("cutoff") / "work", "--quiet")
+    workflow = Workflow(tmp_path_factory.mktemp("cutoff") / "work")
     copy_sources(workflow.folder)
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)

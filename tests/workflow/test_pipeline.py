@@ -131,9 +131,9 @@ def test_weights_are_safetensors_and_nothing_is_pickled(tiny):
 
 def test_no_partial_results_are_left(tiny):
     hidden = {path.name for path in (tiny.folder / "output").rglob(".*")}
-    # Released locks, and the time stamp of Snakemake in a folder that was a target.
+    # Released locks, the cache, and the time stamp of Snakemake in a folder that was a target.
     locks = {f".{name}.lock" for name in ("tiny", "judge", "toy", "toy-judge")}
-    assert hidden == {".lock", ".snakemake_timestamp"} | locks
+    assert hidden == {".cache", ".lock", ".snakemake_timestamp"} | locks
     assert not list((tiny.folder / "output/state").glob("*/*"))
 
 
