@@ -262,5 +262,7 @@ def test_on_a_terminal(folders):
     # rich shows the cursor again after both responses.
     lines = terminal.until("\x1b[?25h").splitlines()
     assert any(rlhf in line and sft in line for line in lines)
+    # At the prompt, Ctrl-C ends the program; before it, Ctrl-C ends a response.
+    terminal.until("> ")
     terminal.type("\x03")
     assert terminal.process.wait(30) == 130
