@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 FOLDER = Path("output/code")
-# What jobs run, below the folder of the Snakefile.
-SOURCES = ("scripts", "rewards")
+# What jobs run, and plan with on a cluster, below the folder of the Snakefile.
+FOLDERS = ("scripts", "rewards")
+PINS = "requirements*.txt"
 # Snapshots that no build has used for so long are deleted. Jobs may still be in a cluster's queue.
 MAX_AGE_SECONDS = 7 * 24 * 3600
 
@@ -48,8 +49,8 @@ def take_snapshot(root: Path) -> Path:
 
 def source_files(root: Path) -> dict[str, bytes]:
     """Return the content of the sources by their paths below root, in the order of the paths."""
-    paths: list[Path] = []
-    for name in SOURCES:
+    paths = list(root.glob(PINS))
+    for name in FOLDERS:
         for parent, folders, files in os.walk(root / name):
             folders[:] = [folder for folder in folders if folder != "__pycache__"]
             paths += [Path(parent, file) for file in files]

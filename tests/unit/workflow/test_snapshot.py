@@ -7,11 +7,13 @@ import pytest
 
 from snakechat.workflow.snapshot import MAX_AGE_SECONDS, delete_old_snapshots, take_snapshot
 
+NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requirements.txt")
+
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Sources, beside the folder of a build."""
-    for name in ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py"):
+    for name in NAMES:
         path = tmp_path / "sources" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
@@ -37,8 +39,7 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     assert take_snapshot(root) == snapshot
     (root / "scripts/train.py").write_text("# edited\n")
     assert take_snapshot(root) != snapshot
-    names = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py")
-    assert contents(snapshot) == {name: before[name] for name in names}
+    assert contents(snapshot) == {name: before[name] for name in NAMES}
 
 
 def test_a_moved_line_between_two_files_is_another_snapshot(root):
