@@ -4,7 +4,7 @@ Run by `make lock`. Locked versions stay as long as they satisfy requirements*.i
 of `uv pip compile`, such as --upgrade or --upgrade-package numpy.
 
 torch has one version for CPUs, CUDA and ROCm, and each build has files of its own. PyPI's build is
-locked in requirements-torch.txt, so that the rest can be installed with hashes beside any build.
+locked in requirements-torch.txt, so that the rest can be installed with hashes next to any build.
 """
 
 import hashlib

@@ -84,7 +84,7 @@ def prepare():
     try:
         snapshot = take_snapshot(CODE)
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise InputError(f"{error.filename}: {error.strerror}") from None
     os.environ.update(SNAKECHAT_CODE=str(snapshot.absolute()))
     specs = Specs(CODE)
     return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
@@ -106,18 +106,15 @@ CONFIG, SNAPSHOT, SPECS, STALENESS = prepare()
 # own prefix, which this one replaces: a job fails if its program fails.
 shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
-# The command of all rules. The launcher publishes the result if it exists already, or else starts the
-# processes that the placement has.
+# The command of all rules. The launcher publishes a result that exists already; otherwise it starts
+# the processes that the placement has.
 LAUNCHER = f"{SNAPSHOT}/scripts/launch.py"
 TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
 ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
 RUN = f"python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
 
 # The part of all placements that names the cache of results.
-CACHE = {
-    "cache": CONFIG.cache_folder,
-    "cache_max_bytes": CONFIG.cache_max_bytes,
-}
+CACHE = {"cache": CONFIG.cache_folder, "cache_max_bytes": CONFIG.cache_max_bytes}
 CACHE_JSON = canonical_json(CACHE)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from conftest import ROOT
+from conftest import ROOT, copy_sources
 from snakechat.config.schema import config_schema
 from snakechat.workflow.code_digests import code_digests, program_code
 from snakechat.workflow.pins import LOCK, pins_of, read_lock
@@ -319,3 +319,18 @@ def put_the_clock_ahead(folder):
     ahead = time.time() + 3600
     for path in (folder / "output").rglob("*"):
         os.utime(path, (ahead, ahead))
+
+
+def build_stubs(workflow, stub, config, targets):
+    """Build targets with a stub in place of each program. Without a cache, all jobs run."""
+    copy_sources(workflow.folder)
+    for rule in RULES:
+        (workflow.folder / "scripts" / program_of(rule).name).write_text(stub)
+    write_stub_config(workflow.folder, config)
+    workflow.build(*targets)
+
+
+def write_stub_config(folder, config):
+    """Write config.yaml without a cache."""
+    text = yaml.safe_dump({**config, "cache": None}, sort_keys=False)
+    (folder / "config.yaml").write_text(text)

@@ -7,10 +7,18 @@ import json
 import shutil
 
 import pytest
-import yaml
 
-from conftest import Workflow, copy_sources
-from support.staleness import CONFIG, OURS, QUICK, READERS, RULES, TINY, merged, program_of
+from conftest import Workflow
+from support.staleness import (
+    CONFIG,
+    OURS,
+    QUICK,
+    READERS,
+    TINY,
+    build_stubs,
+    merged,
+    program_of,
+)
 
 STUB = '''"""Write a constant."""
 
@@ -45,12 +53,7 @@ for name, readers in READERS.items():
 def built(tmp_path_factory):
     """A build of stubs."""
     workflow = Workflow(tmp_path_factory.mktemp("cutoff") / "work")
-    copy_sources(workflow.folder)
-    for rule in RULES:
-        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
-    config = merged(CONFIG, QUICK, OURS) | {"cache": None}
-    (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    workflow.build(*TINY)
+    build_stubs(workflow, STUB, merged(CONFIG, QUICK, OURS), TINY)
     return workflow
 
 

@@ -3,33 +3,32 @@
 import json
 
 import pytest
-import yaml
 
-from conftest import Workflow, copy_sources
+from conftest import Workflow
 from support.staleness import (
     CONFIG,
     IMPORTED,
     MINE,
     OURS,
     QUICK,
-    RULES,
     TARGETS,
     TINY,
     ZERO,
     Row,
     backwards,
+    build_stubs,
     code,
     edit_a_row,
     fresh,
     merged,
     nested,
     pin,
-    program_of,
     put_the_clock_ahead,
     setting,
     stale,
     touch_everything,
     write_config,
+    write_stub_config,
 )
 
 
@@ -96,24 +95,14 @@ STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
 def stub_config(*changes):
     """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
     settings = {"reward": "other", "num_generations": 2, "reward_functions": {"shop": 1}}
-    config = merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
-    # Without a cache, so that jobs run.
-    return {**config, "cache": None}
-
-
-def write_stub_config(folder, config):
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 
 @pytest.fixture(scope="module")
 def built_stubs(tmp_path_factory):
     """A build of stubs."""
     workflow = Workflow(tmp_path_factory.mktemp("stubs") / "work")
-    copy_sources(workflow.folder)
-    for rule in RULES:
-        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
-    write_stub_config(workflow.folder, stub_config())
-    workflow.build(*STUBS)
+    build_stubs(workflow, STUB, stub_config(), STUBS)
     return workflow
 
 

@@ -3,8 +3,9 @@
 Each program defines score(prompts, responses), which takes two lists of texts without special
 tokens and returns one number for each response.
 
-It may import modules of scripts/ and files beside it, and read the files beside it that it declares
-(`FILES = ["words.txt"]`): all of them are part of its code (snakechat.workflow.code_digests).
+A program may import modules in rewards/ and scripts/, and read data files in rewards/ that it
+declares: `FILES = ["words.txt"]`. These files are part of its code
+(snakechat.workflow.code_digests).
 """
 
 import builtins
@@ -165,7 +166,7 @@ class RewardModules:
     ) -> ModuleType:
         """Import a module as an import statement of a module in rewards/ does.
 
-        A file beside it comes before a library, but not before the standard library.
+        A module in rewards/ takes precedence over a library, but not over the standard library.
         """
         importer = (namespace or {}).get("__name__")
         if level == 1 and name:
@@ -175,8 +176,8 @@ class RewardModules:
             for attribute in attributes or ():
                 setattr(package, attribute, self.load(attribute))
             return package
-        is_beside = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
-        if level == 0 and is_beside and name not in sys.stdlib_module_names:
+        is_reward_module = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
+        if level == 0 and is_reward_module and name not in sys.stdlib_module_names:
             return self.load(name)
         # The function __import__, which programs do not name in another way: what a reward function
         # imports is found where it is planned.

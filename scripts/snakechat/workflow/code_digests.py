@@ -28,8 +28,8 @@ class Code(NamedTuple):
     """What a program consists of.
 
     Attributes:
-        digests: Digests of what it reaches of each file, by the file's path in scripts/; with
-            rewards/ in front if it is there. Files of which it reaches nothing are left out.
+        digests: Digests of what it reaches of each file, by path: relative to scripts/, or
+            rewards/NAME. Files without reached definitions are omitted.
         imports: Top-level names of the libraries that it uses, without the standard library.
     """
 
@@ -44,8 +44,8 @@ def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> C
     string in the code is its path, relative to the folder `templates` or `locale` next to one of
     the modules; so do the templates that it extends or includes.
 
-    A reward function may import files beside it and our modules. Files that it reads are those that
-    it declares, in rewards/: `FILES = ["words.txt"]`.
+    A reward function may import modules in rewards/ and our modules. The data files that it reads
+    are those in rewards/ that it declares: `FILES = ["words.txt"]`.
 
     Args:
         program: Path of scripts/NAME.py.

@@ -48,7 +48,7 @@ class Lock(NamedTuple):
 
     Attributes:
         versions: Locked versions by distribution. Those that only some platforms or versions of
-            Python need are left out: pins are the same on every machine.
+            Python need are omitted, so that pins are the same on every machine.
         requires: Direct requirements by distribution.
     """
 
@@ -130,7 +130,7 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def read_lock(path: Path) -> Lock:
-    """Return the content of a lock and of the lock of torch beside it.
+    """Return the content of a lock and of the torch lock in the same folder.
 
     Raises:
         InputError: One of them is missing or has no comments on what requires what.

@@ -86,7 +86,7 @@ class State:
             if statement.movable:
                 movable.append(statement.digest)
             else:
-                # After the imports in front of it.
+                # After the imports that precede it.
                 ordered.append((number, len(self.module.imports), statement.digest))
         for number, each in enumerate(self.module.imports):
             if each in self.imports:
@@ -102,7 +102,7 @@ class Reach:
 
     Attributes:
         scripts: The folder of our modules.
-        rewards: The folder of reward functions and the modules beside them.
+        rewards: The folder of reward functions and of their helper modules.
         modules: All modules that are imported.
         libraries: Top-level names of modules that are neither ours nor of the standard library.
         literals: Strings in the statements that are reached.
@@ -244,14 +244,14 @@ class Reach:
             is_package = self.path(key).name == "__init__.py"
             package = key if is_package else key[:-1]
             return (*package[: len(package) - each.level + 1], *names) or None
-        if key[0] == REWARDS and self._is_beside(key, names[0]):
+        if key[0] == REWARDS and self._is_reward_module(key, names[0]):
             return (REWARDS, *names)
         return names if self._find(names[:1]) else None
 
-    def _is_beside(self, key: Key, name: str) -> bool:
-        """Return whether a module of rewards/ imports the file of this name beside it.
+    def _is_reward_module(self, key: Key, name: str) -> bool:
+        """Return whether an import in a module of rewards/ finds a module in rewards/.
 
-        As snakechat.algorithms.reward_functions imports it.
+        The precedence is that of snakechat.algorithms.reward_functions.
         """
         is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
         return is_file and name != key[-1] and name not in sys.stdlib_module_names

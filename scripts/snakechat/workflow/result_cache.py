@@ -2,7 +2,7 @@
 
     FOLDER/3f/3f9a.../result/     the files of the result and its manifest.json
     FOLDER/3f/3f9a.../entry.json  what it is and where it was made; its time is that of the last use
-    FOLDER/3f/3f9a.../beside/     copies of files of the run, such as run.json and TensorBoard logs
+    FOLDER/3f/3f9a.../run/        copies of files of the run, such as run.json and TensorBoard logs
     FOLDER/tmp/                   entries that are being written or deleted
 
 The key of an entry is the digest of everything that determines the result (result_key). Entries
@@ -38,7 +38,7 @@ from snakechat.workflow.result_copies import (
     Damaged,
     check_content,
     check_names,
-    copy_beside,
+    copy_run_file,
     place_result,
     read_checked_manifest,
 )
@@ -63,14 +63,14 @@ class ResultCache:
     def __init__(self, folder: Path, max_bytes: int | None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
 
-    def take(self, key: str, target: Path, beside: Mapping[str, Path] = NOTHING) -> bool:
+    def take(self, key: str, target: Path, run_files: Mapping[str, Path] = NOTHING) -> bool:
         """Create the folder of a result from the cache, and verify it.
 
         Args:
             key: Digest of everything that determines the result.
             target: Folder to create.
-            beside: Files and folders of the run by the names that `put` got. They are replaced by
-                those of the entry, and deleted if it has none: they would belong to another run.
+            run_files: Files and folders of the run by the names that `put` got. Those of the entry
+                replace them; what it does not have is deleted, as it belongs to another run.
 
         Returns:
             Whether the cache had the result. If not, there is no target. A damaged entry is
@@ -105,24 +105,24 @@ class ResultCache:
         if taken:
             with suppress(OSError):
                 os.utime(entry / RECORD)
-            for name, path in beside.items():
-                _replace(path, entry / "beside" / name)
+            for name, path in run_files.items():
+                _replace(path, entry / "run" / name)
         return taken
 
-    def put(self, key: str, folder: Path, beside: Mapping[str, Path] = NOTHING) -> None:
+    def put(self, key: str, folder: Path, run_files: Mapping[str, Path] = NOTHING) -> None:
         """Store a finished result, unless the cache has it already.
 
         Args:
             key: Digest of everything that determines the result.
             folder: Folder of the result, with its manifest.json.
-            beside: Files and folders that belong to the run, not to the result, by names of one
+            run_files: Files and folders that belong to the run, not to the result, by names of one
                 part. Missing ones are skipped.
         """
         entry = self._entry_folder(key)
         if os.path.isdir(entry):
             return
         try:
-            self._store(key, entry, folder, beside)
+            self._store(key, entry, folder, run_files)
         except Damaged as problem:
             _warn(f"{folder} is not stored in {self.folder}: {problem}")
         except OSError as error:
@@ -190,7 +190,7 @@ class ResultCache:
         _make_folder(self.folder / "tmp")
         return self.folder / "tmp" / uuid.uuid4().hex
 
-    def _store(self, key: str, entry: Path, folder: Path, beside: Mapping[str, Path]) -> None:
+    def _store(self, key: str, entry: Path, folder: Path, run_files: Mapping[str, Path]) -> None:
         """Write an entry and rename it to its place.
 
         Raises:
@@ -204,10 +204,10 @@ class ResultCache:
             _make_folder(temporary)
             _make_folder(temporary / "result")
             place_result(folder, temporary / "result", manifest, make_folder=_make_folder)
-            _make_folder(temporary / "beside")
-            for name, path in beside.items():
+            _make_folder(temporary / "run")
+            for name, path in run_files.items():
                 if path.exists():
-                    copy_beside(path, temporary / "beside" / name, make_folder=_make_folder)
+                    copy_run_file(path, temporary / "run" / name, make_folder=_make_folder)
             write_entry(temporary / RECORD, manifest)
             fsync(temporary)
             _make_folder(entry.parent)
@@ -299,7 +299,7 @@ def _replace(path: Path, stored: Path) -> None:
             path.unlink(missing_ok=True)
         if os.path.lexists(stored):
             path.parent.mkdir(parents=True, exist_ok=True)
-            copy_beside(stored, path)
+            copy_run_file(stored, path)
     except OSError as error:
         _warn(f"{stored} is not restored: {error.strerror}: {error.filename}")
 

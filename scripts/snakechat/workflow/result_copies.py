@@ -105,7 +105,7 @@ def place_result(
         fsync(folder)
 
 
-def copy_beside(
+def copy_run_file(
     source: Path, target: Path, make_folder: Callable[[Path], None] = Path.mkdir
 ) -> None:
     """Copy a file, or a folder with its regular files, that belongs to a run.

@@ -12,7 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
-FOLDER = Path("output/code")
+SNAPSHOTS = Path("output/code")
 # What jobs run, and plan with on a cluster, below the folder of the Snakefile.
 FOLDERS = ("scripts", "rewards")
 PINS = "requirements*.txt"
@@ -23,37 +23,44 @@ MAX_AGE_SECONDS = 7 * 24 * 3600
 def take_snapshot(root: Path) -> Path:
     """Copy the sources, unless a snapshot of them exists; return the folder of the snapshot.
 
+    A snapshot that was edited or damaged is replaced.
+
     Raises:
-        OSError: The snapshot cannot be written.
+        OSError: A source cannot be read, or the snapshot cannot be written.
     """
     files = source_files(root)
     sha = hashlib.sha256()
     for name, content in files.items():
         sha.update(f"{name}\0{len(content)}\0".encode() + content)
-    folder = FOLDER / sha.hexdigest()[:16]
-    if not folder.is_dir():
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-        for name, content in files.items():
-            path = temporary / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            # Another process has taken the same snapshot.
-            shutil.rmtree(temporary)
-            if not folder.is_dir():
-                raise
-    return folder
+    snapshot = SNAPSHOTS / sha.hexdigest()[:16]
+    if snapshot.is_dir() and source_files(snapshot) == files:
+        return snapshot
+    temporary = snapshot.with_name(f".{snapshot.name}.{os.getpid()}")
+    for name, content in files.items():
+        path = temporary / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    shutil.rmtree(snapshot, ignore_errors=True)
+    try:
+        os.rename(temporary, snapshot)
+    except OSError:
+        # Another process has taken the same snapshot.
+        shutil.rmtree(temporary)
+        if not snapshot.is_dir():
+            raise
+    return snapshot
 
 
 def source_files(root: Path) -> dict[str, bytes]:
-    """Return the content of the sources by their paths below root, in the order of the paths."""
+    """Return the content of the sources by their paths below root, in the order of the paths.
+
+    Hidden files, which editors write, and bytecode are no sources.
+    """
     paths = list(root.glob(PINS))
     for name in FOLDERS:
         for parent, folders, files in os.walk(root / name):
-            folders[:] = [folder for folder in folders if folder != "__pycache__"]
-            paths += [Path(parent, file) for file in files]
+            folders[:] = [inner for inner in folders if not inner.startswith((".", "__pycache__"))]
+            paths += [Path(parent, file) for file in files if not file.startswith(".")]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 
@@ -61,6 +68,6 @@ def delete_old_snapshots(current: Path) -> None:
     """Mark a snapshot as used, and delete those that no build has used for a week."""
     os.utime(current)
     oldest = time.time() - MAX_AGE_SECONDS
-    for folder in FOLDER.iterdir():
+    for folder in SNAPSHOTS.iterdir():
         if folder.stat().st_mtime < oldest:
             shutil.rmtree(folder, ignore_errors=True)

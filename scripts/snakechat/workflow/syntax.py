@@ -104,7 +104,7 @@ class Syntax:
     def _fields(self, node: ast.AST, scope: Scope, names: tuple[str, ...]) -> None:
         """Write a node with these fields.
 
-        Empty ones are left out: newer versions of Python add fields, which are empty for old code.
+        Empty fields are omitted: newer versions of Python add fields, which are empty for old code.
         """
         self._words.append(type(node).__name__)
         for name in names:

@@ -114,7 +114,7 @@ def test_an_edited_function_is_read_again(write, tmp_path):
     assert [path.name for path in (tmp_path / "rewards").iterdir()] == ["mine.py"]
 
 
-def test_modules_beside_a_function_are_imported_from_their_source(write, tmp_path):
+def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
     before = dict(sys.modules)
     write(
         "import helper\nimport json\nfrom . import second as other\nfrom .second import WEIGHT\n"

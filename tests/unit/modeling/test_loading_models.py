@@ -21,17 +21,7 @@ from snakechat.modeling.models import copy_model, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
-
-
-def weights_equal(first, second):
-    first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+from support.models import files, weights_equal
 
 
 def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):

@@ -15,19 +15,9 @@ from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import choose_device, copy_model, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
+from support.models import files, weights_equal
 
 CPU = torch.device("cpu")
-
-
-def weights_equal(first, second):
-    first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_placement_without_gpus_runs_on_the_cpu():

@@ -1,6 +1,5 @@
 """Saved models: formats, what stops a response, and reproducible bytes."""
 
-import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -9,17 +8,7 @@ from transformers import (
 
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.saving import save_model
-
-
-def weights_equal(first, second):
-    first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+from support.models import files, weights_equal
 
 
 def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tokenizer):

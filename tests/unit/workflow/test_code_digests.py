@@ -823,7 +823,7 @@ def test_a_library_of_another_place_changes_the_code(write):
     assert changed(write, files, {"a.py": ("numpy", "torch")}) == {"a.py"}
 
 
-# rewards/mine.py imports a module beside it and one of ours, and reads a file.
+# rewards/mine.py imports a module in rewards/ and one of ours, and reads a file.
 REWARD = {
     "program.py": "print()\n",
     "pkg/__init__.py": "",
@@ -891,7 +891,7 @@ def test_a_wrong_list_of_files_of_a_reward_function_is_an_error(write, files, me
     assert str(error.value).startswith(message)
 
 
-def test_a_reward_function_sees_modules_beside_it_and_our_modules_do_not(write):
+def test_a_reward_function_finds_modules_in_rewards_and_our_modules_do_not(write):
     files = {
         "program.py": "import words\nwords.one()",
         "../rewards/words.py": "print()\n",

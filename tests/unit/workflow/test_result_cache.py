@@ -117,7 +117,9 @@ def test_files_that_a_manifest_does_not_list_are_not_stored(cache, result):
 
 def test_a_second_put_changes_nothing(cache, result, stored):
     def states():
-        return {path: path.lstat() for path in cache.folder.rglob("*")}
+        # Without the time of access.
+        statuses = {path: path.lstat() for path in cache.folder.rglob("*")}
+        return {path: (each.st_ino, each.st_mtime_ns) for path, each in statuses.items()}
 
     before = states()
     cache.put(stored, result)
@@ -147,25 +149,25 @@ def test_an_entry_says_what_it_is_and_where_it_was_made(cache, stored):
 
 
 def test_files_of_the_run_come_back_in_place_of_those_of_another(cache, result, target, tmp_path):
-    def beside(folder):
+    def run_files(folder):
         return {"run.json": folder / "tiny.run.json", "logs": folder / "logs/sft/tiny"}
 
     key = make_result(result)
     (tmp_path / "logs/sft/tiny/deep").mkdir(parents=True)
     (tmp_path / "logs/sft/tiny/deep/events").write_text("first")
     (tmp_path / "tiny.run.json").write_text("{}")
-    cache.put(key, result, beside(tmp_path))
+    cache.put(key, result, run_files(tmp_path))
     (tmp_path / "logs/sft/tiny/deep/events").write_text("second")
     (tmp_path / "logs/sft/tiny/more").touch()
-    assert cache.take(key, target, beside(tmp_path))
+    assert cache.take(key, target, run_files(tmp_path))
     assert contents(tmp_path / "logs") == {"sft/tiny/deep/events": b"first"}
     # In another clone.
-    assert cache.take(key, target.with_name("again"), beside(tmp_path / "clone"))
+    assert cache.take(key, target.with_name("again"), run_files(tmp_path / "clone"))
     assert (tmp_path / "clone/tiny.run.json").read_text() == "{}"
     assert contents(tmp_path / "clone/logs") == contents(tmp_path / "logs")
 
 
-def test_files_of_another_run_do_not_stay_beside_a_result(cache, stored, target, tmp_path):
+def test_files_of_another_run_do_not_stay_with_a_result(cache, stored, target, tmp_path):
     (tmp_path / "tiny.run.json").write_text("{}")
     assert cache.take(stored, target, {"run.json": tmp_path / "tiny.run.json"})
     assert not (tmp_path / "tiny.run.json").exists()
@@ -177,14 +179,14 @@ def test_links_among_the_files_of_a_run_are_not_followed(cache, result, target, 
     (tmp_path / "logs/events").touch()
     (tmp_path / "tiny.run.json").write_text("{}")
     (tmp_path / "secret").write_text("mine")
-    beside = {"run.json": tmp_path / "tiny.run.json", "logs": tmp_path / "logs"}
-    cache.put(key, result, beside)
-    stored = entry_folder(cache, key).parent / "beside"
+    run_files = {"run.json": tmp_path / "tiny.run.json", "logs": tmp_path / "logs"}
+    cache.put(key, result, run_files)
+    stored = entry_folder(cache, key).parent / "run"
     (stored / "run.json").unlink()
     (stored / "run.json").symlink_to(tmp_path / "secret")
     (stored / "logs/secret").symlink_to(tmp_path / "secret")
-    assert cache.take(key, target, beside)
-    assert "beside/run.json is not restored: " in capsys.readouterr().err
+    assert cache.take(key, target, run_files)
+    assert "run/run.json is not restored: " in capsys.readouterr().err
     assert contents(tmp_path / "logs") == {"events": b""}
 
 

@@ -12,7 +12,7 @@ NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requ
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Sources, beside the folder of a build."""
+    """Sources, and the folder of a build."""
     for name in NAMES:
         path = tmp_path / "sources" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +34,8 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     (root / "scripts/__pycache__").mkdir()
     (root / "scripts/__pycache__/train.pyc").touch()
     (root / "README.md").touch()
+    # As Emacs locks a file.
+    (root / "scripts/.#train.py").symlink_to("nothing")
     before = contents(root)
     snapshot = take_snapshot(root)
     assert take_snapshot(root) == snapshot
@@ -58,6 +60,14 @@ def test_an_interrupted_copy_is_not_used(root):
     snapshot.rename(interrupted)
     (interrupted / "scripts/train.py").unlink()
     assert contents(take_snapshot(root)) == contents(root)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("# edited\n")])
+def test_a_damaged_snapshot_is_replaced(root, damage):
+    snapshot = take_snapshot(root)
+    damage(snapshot / "scripts/train.py")
+    assert take_snapshot(root) == snapshot
+    assert contents(snapshot) == contents(root)
 
 
 def test_snapshots_that_no_build_used_for_a_week_are_deleted(root):
