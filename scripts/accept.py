@@ -23,7 +23,13 @@ from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.manifest import Manifest, check_files, manifest_path, read_manifest
+from snakechat.workflow.manifest import (
+    Manifest,
+    check_files,
+    input_digest,
+    manifest_path,
+    read_manifest,
+)
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")
@@ -82,6 +88,13 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
             f" {'; '.join(changes) or 'it reads other inputs'}: build it again"
         )
+    for key, entry in spec["inputs"].items():
+        upstream = read_manifest(manifest_path(entry["path"]))
+        if upstream is not None and input_digest(spec, upstream) != manifest["inputs"].get(key):
+            raise InputError(
+                f"{job_name(spec)}: {job_name(entry)} was rebuilt with other content, and only"
+                " changes of code and libraries can be accepted: build it again"
+            )
     check_files(spec["path"], manifest)
     code = changed_code(recorded, spec)
     return manifest, code + changed_pins(recorded["requirements"], spec["requirements"])

@@ -80,6 +80,20 @@ def test_changed_settings_and_data_cannot_be_accepted(quick, options, message):
     assert (quick.folder / "output/sft/tiny.manifest.json").read_bytes() == before
 
 
+def test_a_result_whose_input_was_rebuilt_with_other_content_cannot_be_accepted(quick, tmp_path):
+    workflow = quick.copy(tmp_path / "copy")
+    tokens = workflow.folder / "output/tokens/sft/tiny.manifest.json"
+    manifest = json.loads(tokens.read_text())
+    manifest["files"]["stats.json"]["sha256"] = "0" * 64
+    tokens.write_text(json.dumps(manifest))
+    with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
+        process = accept(workflow)
+    assert process.returncode == 1
+    assert process.stdout.startswith(
+        "error: train_sft tiny: tokenize_sft tiny was rebuilt with other content"
+    )
+
+
 def test_a_damaged_result_cannot_be_accepted(quick, tmp_path):
     workflow = quick.copy(tmp_path / "copy")
     (workflow.folder / "output/sft/tiny/config.json").write_text("{}")
