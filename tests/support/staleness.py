@@ -256,7 +256,7 @@ def program_of(rule):
 @functools.cache
 def code_of(rule):
     """Return the files of scripts/ that a rule runs, with their digests."""
-    # tests/unit/workflow/test_code_digests.py proves that these are the modules of its imports.
+    # tests/unit/workflow/test_program_code.py compares these with what Python finds.
     return code_digests(program_of(rule))
 
 
