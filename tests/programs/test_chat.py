@@ -237,6 +237,20 @@ class Terminal:
         """Send a text."""
         os.write(self.ours, text.encode())
 
+    def interrupt(self):
+        """Press Ctrl-C at the prompt; return the exit code.
+
+        Python notices a Ctrl-C between the display of the prompt and the wait for a key only at
+        the next key.
+        """
+        for _ in range(6):
+            self.type("\x03")
+            try:
+                return self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                pass
+        raise AssertionError("the program is still running")
+
     def until(self, text, seconds=60):
         """Return the output up to a text; fail if it does not appear in time."""
         shown, deadline = "", time.monotonic() + seconds
@@ -264,5 +278,4 @@ def test_on_a_terminal(folders):
     assert any(rlhf in line and sft in line for line in lines)
     # At the prompt, Ctrl-C ends the program; before it, Ctrl-C ends a response.
     terminal.until("> ")
-    terminal.type("\x03")
-    assert terminal.process.wait(30) == 130
+    assert terminal.interrupt() == 130

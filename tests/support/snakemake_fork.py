@@ -9,19 +9,28 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from multiprocessing.connection import wait
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 # Besides its own modules, what Snakemake imports while it plans.
 FORKS.set_forkserver_preload(["snakemake.cli", "snakemake_logger_plugin_rich", "yte"])
 
+# Both start() and join() read the exit codes of finished processes, also of other threads. Of two
+# threads that read the same one, the second gets 255.
+EXIT_CODES = threading.Lock()
+
 
 def run_snakemake(folder, arguments, environment):
     """Run Snakemake in a folder; return the finished process with its output as text."""
     with tempfile.NamedTemporaryFile() as output:
         process = FORKS.Process(target=_main, args=(output.name, folder, arguments, environment))
-        process.start()
-        process.join()
+        with EXIT_CODES:
+            process.start()
+        wait([process.sentinel])
+        with EXIT_CODES:
+            process.join()
         text = output.read().decode()
     return subprocess.CompletedProcess(["snakemake", *arguments], process.exitcode, text)
 
