@@ -12,6 +12,10 @@
 #
 # Next to each result folder, NAME.manifest.json lists what it was made from, and its files.
 
+import json
+import os
+from pathlib import Path
+
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -20,18 +24,25 @@ min_version("9.27")
 configfile: f"{workflow.basedir}/config.yaml"
 
 
-include: "rules/common.smk"
-include: "rules/data.smk"
-include: "rules/models.smk"
-include: "rules/sft.smk"
-include: "rules/reward.smk"
-include: "rules/dpo.smk"
-include: "rules/rlhf.smk"
-include: "rules/report.smk"
-include: "rules/evaluation.smk"
-include: "rules/record.smk"
-include: "rules/zero.smk"
-include: "rules/compare.smk"
+# On a cluster, Snakemake plans again in each job, with the sources and the config of the build that
+# submitted it (snakechat.workflow.snapshot).
+BUILD = {"sources": workflow.basedir}
+if workflow.remote_exec:
+    BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
+
+
+include: f"{BUILD['sources']}/rules/common.smk"
+include: f"{BUILD['sources']}/rules/data.smk"
+include: f"{BUILD['sources']}/rules/models.smk"
+include: f"{BUILD['sources']}/rules/sft.smk"
+include: f"{BUILD['sources']}/rules/reward.smk"
+include: f"{BUILD['sources']}/rules/dpo.smk"
+include: f"{BUILD['sources']}/rules/rlhf.smk"
+include: f"{BUILD['sources']}/rules/report.smk"
+include: f"{BUILD['sources']}/rules/evaluation.smk"
+include: f"{BUILD['sources']}/rules/record.smk"
+include: f"{BUILD['sources']}/rules/zero.smk"
+include: f"{BUILD['sources']}/rules/compare.smk"
 
 
 # Without a target: rebuild what is stale of the results that exist; in a fresh tree, build the tiny

@@ -1,15 +1,15 @@
 # The config, the specs of jobs, commands and functions of wildcards, for all other files.
 
+import copy
 import functools
 import os
 import re
 import sys
 from pathlib import Path
 
-ROOT = Path(workflow.basedir)
-# On a cluster, Snakemake plans again in each job, with the code of the build that submitted it.
-CODE = Path(os.environ.get("SNAKECHAT_CODE", ROOT)) if workflow.remote_exec else ROOT
-sys.path.insert(0, str(CODE / "scripts"))
+# The folder of the Snakefile, which relative paths of the config start from; and that of the code.
+ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
+sys.path.insert(0, str(SOURCES / "scripts"))
 
 from snakechat.config.job_files import (
     base_model_files,
@@ -46,7 +46,8 @@ from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.snapshot import delete_old_snapshots, take_snapshot
+from snakechat.workflow.preflight import import_reward_functions
+from snakechat.workflow.snapshot import delete_old_snapshots, take_snapshot, write_build
 from snakechat.workflow.specs import Specs
 from snakechat.workflow.staleness import Staleness
 
@@ -80,13 +81,19 @@ def prepare():
     snakemake_adapter.check_version()
     snakemake_adapter.hide_missing_folder_warnings()
     snakemake_adapter.use_shared_volume(workflow)
-    checked = load_config(config, ROOT, snakemake_adapter.command_line_config(workflow))
+    if "config" in BUILD:
+        config.clear()
+        config.update(BUILD["config"])
+    values = copy.deepcopy(config)
+    command_line = BUILD.get("command_line", snakemake_adapter.command_line_config(workflow))
+    checked = load_config(config, ROOT, SOURCES, command_line)
     try:
-        snapshot = take_snapshot(CODE)
+        snapshot = take_snapshot(SOURCES)
+        build = write_build(snapshot, values, command_line)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
-    os.environ.update(SNAKECHAT_CODE=str(snapshot.absolute()))
-    specs = Specs(CODE)
+    os.environ.update(SNAKECHAT_BUILD=str(build.absolute()))
+    specs = Specs(SOURCES)
     return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
 
 
@@ -99,6 +106,11 @@ PAGES = {
     "rw_eval": ".html",
 }
 CONFIG, SNAPSHOT, SPECS, STALENESS = prepare()
+
+
+# For the jobs of a cluster.
+envvars:
+    "SNAKECHAT_BUILD",
 
 
 # Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
@@ -125,6 +137,8 @@ onstart:
     except AlreadyLocked as other:
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
     delete_old_snapshots(SNAPSHOT)
+    if snakemake_adapter.jobs_share_environment(workflow):
+        fails_in_one_line(import_reward_functions)(SNAPSHOT, STALENESS.reward_functions)
 
 
 def inputs(rule):

@@ -273,7 +273,7 @@ def rlhf_job(case, folder, result, seed):
     from snakechat.config.loading import load_config
     from snakechat.config.rlhf import RlhfSettings
 
-    config = load_config(yaml.safe_load((ROOT / "config.yaml").read_text()), ROOT, {})
+    config = load_config(yaml.safe_load((ROOT / "config.yaml").read_text()), ROOT, ROOT, {})
     job = make_job("rlhf", folder, result)
     settings = config.training_settings("rlhf", "1.3b") | dict(
         algorithm=case.algorithm,

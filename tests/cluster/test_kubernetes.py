@@ -192,6 +192,30 @@ def test_pods_build_in_another_folder_of_the_volume(workflow, cluster):
     assert words[words.index("--snakefile") + 1] == str(workflow.folder / "Snakefile")
 
 
+def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(
+    workflow, cluster, tmp_path, monkeypatch
+):
+    """The edited rules and programs would fail."""
+    volume = Workflow(tmp_path / "snakechat", *workflow.options)
+    shutil.copytree(workflow.folder, volume.folder, ignore=shutil.ignore_patterns("output"))
+    volume.environment = workflow.environment
+    start = cluster.start
+
+    def start_after_edits(job):
+        for name in ("rules/data.smk", "rules/common.smk", "scripts/import_dataset.py"):
+            (volume.folder / name).write_text("raise SystemExit('edited')")
+        (volume.folder / "small.yaml").write_text(json.dumps({"datasets": {"toy": {"rows": 40}}}))
+        (volume.folder / "config.yaml").write_text("edited: 1")
+        start(job)
+
+    monkeypatch.setattr(cluster, "start", start_after_edits)
+    process = on_kubernetes(volume, "output/split/toy.manifest.json")
+    logs = [log.read_text() for log, _ in cluster.pods.values()]
+    assert process.returncode == 0, (process.stdout, logs)
+    spec = volume.spec_of("output/data/toy")
+    assert spec["settings"]["rows"] == SMALL["datasets"]["toy"]["rows"]
+
+
 # --- manifests for kubectl apply --------------------------------------------------------------
 
 

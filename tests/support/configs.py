@@ -16,4 +16,4 @@ def config_values(changes=()):
 
 def load(changes=(), root=ROOT, command_line=()):
     """Return the checked config with nested changes."""
-    return load_config(config_values(changes), root, dict(command_line))
+    return load_config(config_values(changes), root, root, dict(command_line))

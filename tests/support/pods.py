@@ -3,6 +3,7 @@
 A pod is a process of this machine in an empty folder.
 """
 
+import base64
 import json
 import os
 import subprocess
@@ -21,8 +22,8 @@ LOG = "the log of a pod that failed"
 class Cluster(ThreadingHTTPServer):
     """The server.
 
-    jobs: the bodies of all jobs so far, by name. secrets: the names of existing secrets. run:
-    whether pods run their commands; otherwise they fail at once.
+    jobs: the bodies of all jobs so far, by name. secrets: the data of existing secrets, by
+    name. run: whether pods run their commands; otherwise they fail at once.
     """
 
     daemon_threads = True
@@ -30,7 +31,7 @@ class Cluster(ThreadingHTTPServer):
     def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = Path(folder)
-        self.jobs, self.pods, self.secrets = {}, {}, set()
+        self.jobs, self.pods, self.secrets = {}, {}, {}
         self.run = True
 
     def config(self, path):
@@ -55,6 +56,7 @@ class Cluster(ThreadingHTTPServer):
         folder = Path(tempfile.mkdtemp())
         environment = {
             **os.environ,
+            **{each["name"]: self.secret(each) for each in container.get("env", ())},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         with open(folder / "log", "w") as log:
@@ -68,6 +70,11 @@ class Cluster(ThreadingHTTPServer):
                     stderr=log,
                 ),
             )
+
+    def secret(self, variable):
+        """Return the value of an environment variable of a container."""
+        reference = variable["valueFrom"]["secretKeyRef"]
+        return base64.b64decode(self.secrets[reference["name"]][reference["key"]]).decode()
 
     def pod(self, name):
         """Return the pod of a job as the API describes it."""
@@ -108,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/jobs"):
             self.server.start(body)
         else:
-            self.server.secrets.add(body["metadata"]["name"])
+            self.server.secrets[body["metadata"]["name"]] = body["data"]
         self.respond(body)
 
     def do_GET(self):
@@ -129,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self):
         self.body()
-        self.server.secrets.discard(self.path.split("/")[-1])
+        self.server.secrets.pop(self.path.split("/")[-1], None)
         self.respond({})
 
     def body(self):

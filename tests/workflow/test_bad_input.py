@@ -54,6 +54,22 @@ def test_unknown_recipe_is_reported_with_the_available_ones(sources):
     )
 
 
+def test_a_reward_function_that_cannot_be_imported_stops_the_build_before_its_first_job(sources):
+    path = sources.folder / "rewards/mine.py"
+    path.write_text("import no_such_library\n\n\ndef score(prompts, responses):\n    return []\n")
+    recipe = {"rlhf": {"recipes": {"tiny": {"reward_functions": {"mine": 1}}}}}
+    (sources.folder / "mine.yaml").write_text(json.dumps(recipe))
+    command = ("output/rlhf/tiny", "--cores", "2", "--configfile", "mine.yaml")
+    process = sources.snakemake(*command)
+    assert process.returncode == 1
+    assert "error: rewards/mine.py: line 1: ModuleNotFoundError" in process.stdout
+    assert "Traceback" not in process.stdout
+    assert not (sources.folder / "output/logs").exists()
+    # Of a build without it, and of a dry run, it is no part.
+    process = sources.snakemake("output/data/toy.manifest.json", *command[1:], "-n")
+    assert process.returncode == 0, process.stdout
+
+
 GOOD = [
     {"prompt": f"\n\nHuman: {n}?\n\nAssistant:", "chosen": f" {n}.", "rejected": " No."}
     for n in range(20)

@@ -190,3 +190,16 @@ def shorten(text: str) -> str:
     """Return the start of a text, on one line."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def main() -> None:
+    """Import the reward functions that the arguments name; exit with one line at an error."""
+    try:
+        for name in sys.argv[1:]:
+            RewardFunction(name)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from snakechat.data.model_files import (
     read_model_config,
     reward_model_problem,
 )
-from snakechat.workflow.code_digests import code_digests
+from snakechat.workflow.code_digests import reward_function_files
 
 
 def check_placements(config: Config) -> None:
@@ -136,7 +136,7 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
             f"{place}: reward is null and reward_functions is empty: nothing scores responses"
         )
     for function in settings["reward_functions"]:
-        problem = _reward_function_problem(config.root, function)
+        problem = _reward_function_problem(config.sources, function)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
     algorithm, generations = settings["algorithm"], settings["num_generations"]
@@ -154,13 +154,13 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
 
 
 @cache
-def _reward_function_problem(root: Path, name: str) -> str | None:
+def _reward_function_problem(sources: Path, name: str) -> str | None:
     """Return what is wrong with rewards/NAME.py as far as parsing shows; None if it is valid."""
-    available = sorted(path.stem for path in (root / "rewards").glob("*.py"))
+    available = sorted(path.stem for path in (sources / "rewards").glob("*.py"))
     if name not in available:
         return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
     try:
-        code_digests(root / "scripts/train_rlhf.py", [name])
+        reward_function_files(sources / "scripts", [name])
     except SyntaxError as error:
         return f"rewards/{name}.py is not valid Python (line {error.lineno}: {error.msg})"
     except ValueError as error:

@@ -175,7 +175,7 @@ def lm_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
         **{key: recipe[key] for key in ("seed", "dtype")},
         **config.values["lm_eval"],
         # It has an environment of its own (envs/lm-eval.yaml).
-        "version": read_lock(config.root / LM_EVAL_LOCK).versions[LM_EVAL],
+        "version": read_lock(config.sources / LM_EVAL_LOCK).versions[LM_EVAL],
     }
 
 

@@ -13,12 +13,15 @@ from snakechat.config.renamed import check_renamed_keys
 from snakechat.config.schema import check_schema, config_schema
 
 
-def load_config(values: dict[str, Any], root: Path, command_line: dict[str, Any]) -> Config:
+def load_config(
+    values: dict[str, Any], root: Path, sources: Path, command_line: dict[str, Any]
+) -> Config:
     """Return the checked config.
 
     Args:
         values: config.yaml with the config files of the user on top. It is updated in place.
-        root: The folder of the Snakefile.
+        root: The folder of the Snakefile, which relative paths start from.
+        sources: The folder of the code: of rewards/ and the locked requirements.
         command_line: What --config set, as Snakemake parsed it.
 
     Raises:
@@ -27,7 +30,7 @@ def load_config(values: dict[str, Any], root: Path, command_line: dict[str, Any]
     update(values, parse_command_line_values(command_line))
     check_renamed_keys(values)
     check_schema(values, config_schema())
-    config = Config(values, root)
+    config = Config(values, root, sources)
     add_sweeps(config)
     # The values of sweeps become settings of recipes.
     check_schema(values, config_schema())

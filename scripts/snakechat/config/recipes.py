@@ -30,13 +30,14 @@ class Config:
     Args:
         values: The content of config.yaml with what users put on top.
         root: The folder of the Snakefile. Paths in the config are relative to it.
+        sources: The folder of the code: of rewards/ and the locked requirements.
 
     All methods raise ConfigError for a name that the config does not have.
     """
 
-    def __init__(self, values: dict[str, Any], root: Path) -> None:
+    def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
-        self.root = root
+        self.root, self.sources = root, sources
 
     def entry(self, section: str, name: str, used_by: str) -> Any:
         """Return an entry of a section such as `datasets` or `rlhf.presets`.

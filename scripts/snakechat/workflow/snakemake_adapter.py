@@ -29,6 +29,13 @@ def command_line_config(workflow: Any) -> dict[str, Any]:
     return dict(workflow.config_settings.config)
 
 
+def jobs_share_environment(workflow: Any) -> bool:
+    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
+    methods = workflow.deployment_settings.deployment_method
+    shared = workflow.storage_settings.shared_fs_usage
+    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
+
+
 def writes_report(arguments: list[str] | None = None) -> bool:
     """Return whether Snakemake only writes a report, in which stale results would appear too."""
     options = {word.partition("=")[0] for word in (sys.argv if arguments is None else arguments)}

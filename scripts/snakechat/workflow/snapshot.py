@@ -3,6 +3,9 @@
 output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
 
+On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
+snapshot and the config.
+
 Standard library only: the workflow imports this module while it plans.
 """
 
@@ -11,10 +14,13 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.digests import canonical_json, write_atomically
 
 SNAPSHOTS = Path("output/code")
 # What jobs run, and plan with on a cluster, below the folder of the Snakefile.
-FOLDERS = ("scripts", "rewards")
+FOLDERS = ("envs", "rewards", "rules", "scripts")
 PINS = "requirements*.txt"
 # Snapshots that no build has used for so long are deleted. Jobs may still be in a cluster's queue.
 MAX_AGE_SECONDS = 7 * 24 * 3600
@@ -51,6 +57,26 @@ def take_snapshot(root: Path) -> Path:
     return snapshot
 
 
+def write_build(snapshot: Path, config: dict[str, Any], command_line: dict[str, Any]) -> Path:
+    """Write what the jobs of a build plan with; return the path of the file.
+
+    Args:
+        config: The config as Snakemake read it.
+        command_line: What --config set.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    build = {"sources": str(snapshot.absolute()), "config": config, "command_line": command_line}
+    text = canonical_json(build)
+    path = SNAPSHOTS / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if path.exists() and path.read_text() == text:
+        os.utime(path)
+    else:
+        write_atomically(path, text, durable=False)
+    return path
+
+
 def source_files(root: Path) -> dict[str, bytes]:
     """Return the content of the sources by their paths below root, in the order of the paths.
 
@@ -68,6 +94,10 @@ def delete_old_snapshots(current: Path) -> None:
     """Mark a snapshot as used, and delete those that no build has used for a week."""
     os.utime(current)
     oldest = time.time() - MAX_AGE_SECONDS
-    for folder in SNAPSHOTS.iterdir():
-        if folder.stat().st_mtime < oldest:
-            shutil.rmtree(folder, ignore_errors=True)
+    for path in SNAPSHOTS.iterdir():
+        if path.stat().st_mtime >= oldest:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()

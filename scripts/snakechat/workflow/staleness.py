@@ -44,6 +44,8 @@ class Staleness:
 
     def __init__(self, specs: Specs, pages: dict[str, str], reporting: bool) -> None:
         self.specs, self.pages, self.reporting = specs, pages, reporting
+        # Names of the reward functions that planned jobs run.
+        self.reward_functions: set[str] = set()
         # Times of the inputs of results that do not exist, by result folder.
         self._missing: dict[str, int] = {}
         self.spec_file = cache(self._spec_file)
@@ -123,6 +125,7 @@ class Staleness:
         input_times = [self._time(upstream["path"]) for upstream in spec["inputs"].values()]
         newest = max(spec_file.stat().st_mtime_ns, *input_times, 0)
         if not manifest.exists():
+            self._add_reward_functions(spec)
             self._missing[spec["path"]] = newest
             if manifest.parent.exists() and not os.access(manifest.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, "its folder is read-only")
@@ -134,11 +137,15 @@ class Staleness:
             if self.is_up_to_date(spec, parse_manifest(file.read())):
                 wanted = max(current, newest)
             else:
+                self._add_reward_functions(spec)
                 self.require_report_input(spec["path"], complete=True)
             if wanted != current:
                 # Through the open file: a build may be replacing the manifest at this moment.
                 os.utime(file.fileno(), ns=(wanted, wanted))
         self._set_page_time(spec, wanted)
+
+    def _add_reward_functions(self, spec: dict[str, Any]) -> None:
+        self.reward_functions |= set(spec["settings"].get("reward_functions", ()))
 
     def _time(self, result: str) -> int:
         """Return the time of a result; of a missing one, that of its newest input.

@@ -42,7 +42,9 @@ def load(tmp_path, monkeypatch):
         (tmp_path / "rewards" / path.name).write_text(path.read_text())
     (tmp_path / "scripts/train_rlhf.py").write_text("")
     (tmp_path / "scripts/snakechat").symlink_to(ROOT / "scripts/snakechat")
-    return lambda changes=None: load_config(copy.deepcopy(VALUES), tmp_path, changes or {})
+    return lambda changes=None: load_config(
+        copy.deepcopy(VALUES), tmp_path, tmp_path, changes or {}
+    )
 
 
 # --- settings and inputs -------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_a_tokenizer_folder_needs_files(load, tmp_path):
     tokenizer = {"train_on": None, "vocab_size": None, "path": "tokenizer"}
     values = copy.deepcopy(VALUES)
     values["models"]["tiny"]["tokenizer"] = {"path": tokenizer["path"]}
-    config = load_config(values, tmp_path, {})
+    config = load_config(values, tmp_path, tmp_path, {})
     with pytest.raises(InputError, match="tokenizer has no tokenizer files"):
         tokenizer_files(config, "tiny")
     (tmp_path / "tokenizer").mkdir()
