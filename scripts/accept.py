@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
-from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs
+from snakechat.planning.dry_run import PlannedJob, dry_run, parse_arguments, planned_jobs
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import cache_of, run_files
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     Manifest,
@@ -29,6 +30,7 @@ from snakechat.workflow.manifest import (
     input_digest,
     manifest_path,
     read_manifest,
+    result_key,
 )
 
 # What a person can judge to be equivalent.
@@ -52,7 +54,7 @@ def main() -> None:
     try:
         acquire_lock("output/.lock")
         accepted = [
-            (job.spec, manifest, changes)
+            (job, manifest, changes)
             for job in planned_jobs(plan).values()
             for manifest, changes in [acceptable_changes(job.spec)]
             if changes
@@ -61,9 +63,9 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except AlreadyLocked as other:
         sys.exit(f"error: {other} is building in {folder}: wait for it, or stop it")
-    for spec, manifest, changes in accepted:
-        accept(spec, manifest, changes, reason)
-        print(f"{job_name(spec)} is accepted: {'; '.join(changes)}")
+    for job, manifest, changes in accepted:
+        accept(job, manifest, changes, reason)
+        print(f"{job_name(job.spec)} is accepted: {'; '.join(changes)}")
     if not accepted:
         print(f"{', '.join(arguments.targets)}: nothing to accept")
 
@@ -100,8 +102,9 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
     return manifest, code + changed_pins(recorded["requirements"], spec["requirements"])
 
 
-def accept(spec: dict[str, Any], manifest: Manifest, changes: list[str], reason: str) -> None:
-    """Record in the manifest and in the model card of a result that it counts for a spec."""
+def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
+    """Record in the manifest and in the model card of a result that it counts for a job's spec."""
+    spec = job.spec
     entry = {
         "because": reason,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -120,6 +123,8 @@ def accept(spec: dict[str, Any], manifest: Manifest, changes: list[str], reason:
     # The manifest next to the result comes last: it makes the result up to date.
     write_atomically(folder / "manifest.json", f"{text}\n")
     write_atomically(manifest_path(folder), f"{text}\n")
+    if cache := cache_of(job.placement):
+        cache.put(result_key(spec, manifest["inputs"]), folder, run_files(spec))
 
 
 def escape(text: str) -> str:

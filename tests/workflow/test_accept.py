@@ -15,6 +15,7 @@ CHANGE = ("timer = StepTimer(device)", "timer = StepTimer(device=device)")
 def accepted(quick, tmp_path_factory):
     """A copy of the quick build whose training program was edited, and accepted; and the output."""
     workflow = quick.copy(tmp_path_factory.mktemp("accept") / "work")
+    workflow.options = (*workflow.options, "--config", "cache=cache")
     with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
         assert "train_sft" in workflow.planned(TARGET)
         process = accept(workflow)
@@ -33,6 +34,15 @@ def test_accepted_results_are_not_built_again(accepted):
     assert output == "train_sft tiny is accepted: program train_sft.py changed\n"
     # The report shows what results were made from.
     assert workflow.planned(TARGET) == {"draw_report"}
+
+
+def test_an_accepted_result_can_be_taken_from_the_cache(accepted):
+    workflow, _ = accepted
+    process = workflow.run(
+        "python", "scripts/cache.py", "list", "--cache", "cache", "output/sft/tiny"
+    )
+    assert process.returncode == 0, process.stdout
+    assert "  current\n" in process.stdout
 
 
 def test_the_reason_is_recorded(accepted):

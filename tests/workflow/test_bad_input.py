@@ -70,6 +70,23 @@ def test_a_reward_function_that_cannot_be_imported_stops_the_build_before_its_fi
     assert process.returncode == 0, process.stdout
 
 
+def test_a_job_refuses_to_run_with_another_version_of_a_library(sources):
+    installed = sources.folder / "site/pyarrow-0.1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pyarrow\nVersion: 0.1\n")
+    target = "output/data/toy.manifest.json"
+    sources.environment = {"PYTHONPATH": str(installed.parent)}
+    process = sources.snakemake(target, "--cores", "1")
+    assert process.returncode == 1
+    assert "error: pyarrow 0.1 is installed, and this build was planned with" in process.stdout
+    assert "pip install --no-deps --requirement requirements.txt" in process.stdout
+    assert not (sources.folder / target).exists()
+    # What is installed is not part of a spec: with the right version, the job is the same.
+    planned = sources.planned(target)
+    sources.environment = {}
+    assert sources.planned(target) == planned
+
+
 GOOD = [
     {"prompt": f"\n\nHuman: {n}?\n\nAssistant:", "chosen": f" {n}.", "rejected": " No."}
     for n in range(20)

@@ -78,6 +78,22 @@ def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
     assert "is damaged and ignored" in log(second, "tokenize_sft/tiny")
 
 
+@pytest.mark.parametrize("damage", ["a file", "a folder without write permission"])
+def test_a_cache_that_cannot_be_written_costs_a_warning(workflow, damage):
+    build = workflow("first")
+    cache = build.folder.parent / "cache"
+    if damage == "a file":
+        cache.touch()
+    elif os.getuid() == 0:
+        # The permissions of root's files do not matter, those of the kernel's do.
+        cache.symlink_to("/proc/sys")
+    else:
+        cache.mkdir(mode=0o500)
+    build.build("output/data/toy.manifest.json")
+    assert "warning: output/data/toy is not stored" in log(build, "import_dataset/toy")
+    assert build.planned("output/data/toy.manifest.json") == set()
+
+
 def test_two_builds_that_fill_an_empty_cache_at_once_both_succeed(workflow):
     workflows = [workflow("first"), workflow("second")]
     with ThreadPoolExecutor(2) as pool:

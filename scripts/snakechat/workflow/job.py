@@ -88,7 +88,7 @@ class Job(Generic[S]):
         self.target = Path(spec["path"])
         self.result = self.target.with_name(f".{self.target.name}.tmp")
         self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
-        self.log_folder = Path("output/logs", spec["rule"], spec["name"])
+        self.log_folder = log_folder(spec)
         self.facts: dict[str, Any] = {}
         self.record: dict[str, Any] = {}
 
@@ -181,7 +181,7 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         if is_complete(job.target, spec, job.input_digests):
             published = True
             print(f"{job.target} is kept: it was made from the same spec and inputs")
-        elif (cache := cache_of(job)) and take(cache, job):
+        elif (cache := cache_of(job.placement)) and take(cache, job):
             published = True
             print(f"{job.target} is taken from the cache {cache.folder}")
         if published:
@@ -304,25 +304,30 @@ def publish(job: Job[Any]) -> None:
     fsync(job.target.parent)
 
 
-def cache_of(job: Job[Any]) -> ResultCache | None:
-    """Return the cache of results that a job's placement names, if any."""
-    if not job.placement.get("cache"):
+def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
+    """Return the cache of results that a placement names, if any."""
+    if not placement.get("cache"):
         return None
-    return ResultCache(Path(job.placement["cache"]), job.placement["cache_max_bytes"])
+    return ResultCache(Path(placement["cache"]), placement["cache_max_bytes"])
 
 
 def take(cache: ResultCache, job: Job[Any]) -> bool:
     """Publish the result of a job from a cache; return whether the cache has it."""
     shutil.rmtree(job.result, ignore_errors=True)
-    if not cache.take(job.key, job.result, run_files(job)):
+    if not cache.take(job.key, job.result, run_files(job.spec)):
         return False
     publish(job)
     return True
 
 
-def run_files(job: Job[Any]) -> dict[str, Path]:
+def run_files(spec: Mapping[str, Any]) -> dict[str, Path]:
     """Return what a run writes besides its result, by the name that the cache has for it."""
-    return {"run.json": Path(f"{job.target}.run.json"), "logs": job.log_folder}
+    return {"run.json": Path(f"{spec['path']}.run.json"), "logs": log_folder(spec)}
+
+
+def log_folder(spec: Mapping[str, Any]) -> Path:
+    """Return the folder of the TensorBoard logs of a job."""
+    return Path("output/logs", spec["rule"], spec["name"])
 
 
 def recover(job: Job[Any]) -> None:
@@ -342,8 +347,8 @@ def finish(job: Job[Any]) -> None:
     # A failed or interrupted rerun may have removed the manifest next to a complete result: the
     # copy in the folder restores it, without computing anything.
     write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
-    if cache := cache_of(job):
-        cache.put(job.key, job.target, run_files(job))
+    if cache := cache_of(job.placement):
+        cache.put(job.key, job.target, run_files(job.spec))
     # The states of other specs are superseded too.
     for leftover in (job.result, *replaced_results(job), job.states.parent):
         shutil.rmtree(leftover, ignore_errors=True)
