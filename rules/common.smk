@@ -39,10 +39,11 @@ from snakechat.config.job_settings import (
     training_job,
 )
 from snakechat.config.loading import load_config
-from snakechat.config.recipes import RECIPE_NAME, STAGES
+from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
 from snakechat.config.resources import RESOURCES, job_placement, job_resources
 from snakechat.config.targets import default_targets
 from snakechat.workflow import snakemake_adapter
+from snakechat.workflow.cache_versions import is_version
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock

@@ -1,4 +1,5 @@
-# Recipes of a stage compared on one page: A-vs-B, or all recipes of a sweep.
+# Recipes of a stage compared on one page: A-vs-B, or all recipes of a sweep. A and B may be versions
+# in the cache, NAME@KEY.
 
 
 SPECS.describe(
@@ -12,9 +13,26 @@ SPECS.describe(
         f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
         for result, verb in (("training", "train"), ("evaluation", "evaluate"))
         for recipe in CONFIG.compared_recipes(stage, names)
+        if not is_version(recipe)
+    },
+    files=lambda stage, names: {
+        f"{recipe}/{file}": path
+        for recipe, version in CONFIG.compared_versions(stage, names).items()
+        for file, path in version.files().items()
     },
     shows_provenance=True,
 )
+
+
+@fails_in_one_line
+def versions_json(wildcards):
+    """Return the placement of a comparison: the folders of its versions in the cache."""
+    versions = CONFIG.compared_versions(wildcards.stage, wildcards.name)
+    folders = {
+        recipe: {key: str(folder) for key, folder in version._asdict().items()}
+        for recipe, version in versions.items()
+    }
+    return canonical_json({**CACHE, "versions": folders})
 
 
 rule compare_runs:
@@ -31,12 +49,14 @@ rule compare_runs:
         ),
     log:
         "output/logs/compare_runs/{stage}/{name}.log",
+    wildcard_constraints:
+        name=COMPARISON_NAME.pattern,
     localrule: True
     conda:
         "../envs/snakechat.yaml"
     params:
         program=program("compare_runs"),
-        placement=CACHE_JSON,
+        placement=versions_json,
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"

@@ -1,11 +1,14 @@
 """Compare recipes of a stage on one page: settings that differ, results and curves.
 
+A recipe is NAME, or NAME@KEY for a version in the cache.
+
 Recipes that differ only in their seed are one column: mean and interval over the seeds.
 """
 
 import json
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
@@ -15,8 +18,9 @@ from snakechat.reporting.labels import CURVES, FRACTIONS, PAIRS, PERPLEXITIES, R
 from snakechat.reporting.pages import take_svg, write_page
 from snakechat.reporting.plots import Point, draw_curves, points_of
 from snakechat.reporting.translations import Translate, translator
+from snakechat.workflow.cache_versions import is_version, read_version_file
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.lineage import ancestors
+from snakechat.workflow.lineage import ancestors, merge_lineages
 
 # Results of each stage: labels by path in metrics.json.
 _PAIR_KEYS = ("accuracy", "ties", "loss", "calibration_error")
@@ -78,15 +82,22 @@ class Run:
     """
 
     def __init__(self, job: Job[Any], name: str) -> None:
-        folder = job.inputs[f"training.{name}"]
-        settings = dict(job.lineage[str(folder)]["settings"])
+        if is_version(name):
+            folders = job.placement["versions"][name]
+            manifest = json.loads(Path(folders["training"], "manifest.json").read_text())
+            path, lineage = manifest["spec"]["path"], merge_lineages([manifest])
+            steps = read_version_file(folders["training"], "metrics.jsonl")
+            metrics = read_version_file(folders["evaluation"], "metrics.json")
+        else:
+            path, lineage = str(job.inputs[f"training.{name}"]), job.lineage
+            steps = Path(path, "metrics.jsonl").read_text()
+            metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
+        settings = dict(lineage[path]["settings"])
         self.name = name
         self.seed = settings.pop("seed")
-        self.settings = settings | upstream_settings(job.lineage, str(folder))
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        self.steps = [json.loads(line) for line in lines]
-        metrics = job.inputs[f"evaluation.{name}"] / "metrics.json"
-        self.metrics = json.loads(metrics.read_text())
+        self.settings = settings | upstream_settings(lineage, path)
+        self.steps = [json.loads(line) for line in steps.splitlines()]
+        self.metrics = json.loads(metrics)
 
     def result(self, path: str) -> Estimate | None:
         """Return a metric (path: keys joined by dots) and its interval, if it has one; or None.
@@ -164,10 +175,14 @@ class Group:
 
 
 def group_by_settings(runs: list[Run]) -> list[Group]:
-    """Group the runs that have the same settings, in the order of the first run of each group."""
+    """Group the runs that have the same settings, in the order of the first run of each group.
+
+    Versions, which may differ in their code or data, are groups of their own.
+    """
     groups: dict[str, list[Run]] = {}
     for one in runs:
-        groups.setdefault(json.dumps(one.settings, sort_keys=True), []).append(one)
+        settings = json.dumps(one.settings, sort_keys=True)
+        groups.setdefault(one.name if is_version(one.name) else settings, []).append(one)
     return [Group(members) for members in groups.values()]
 
 

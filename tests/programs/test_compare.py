@@ -135,7 +135,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     over = {"beta": [0.1, 0.5], "seed": [1234, 7]}
     settings = {"sweeps": {"mine": {"stage": "dpo", "recipe": "tiny", "over": over}}}
     (copy.folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
-    copy.options = (*copy.options, "sweep.yaml")
+    copy.options = (*copy.options, "sweep.yaml", "--config", "cache=cache")
     page = copy.folder / "output/compare/dpo/mine.html"
     copy.build("output/compare/dpo/mine.html")
     text = page.read_text()
@@ -147,5 +147,16 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert re.search(r"<th>accuracy</th><td>[\d.]+ \(", text)
     # Its recipes are targets; another language rebuilds the page only.
     assert copy.planned("output/dpo/mine-beta-0.5-seed-7.manifest.json") == set()
-    copy.options = (*copy.options, "--config", "language=zh")
-    assert copy.planned("output/compare/dpo/mine.html") == {"compare_runs"}
+    translated = Workflow(copy.folder, *copy.options, "language=zh")
+    assert translated.planned("output/compare/dpo/mine.html") == {"compare_runs"}
+    # A version in the cache, of a recipe that is no longer in the config.
+    path = "output/dpo/mine-beta-0.1-seed-7"
+    listed = copy.run("python", "scripts/cache.py", "list", path, "--cache", "cache").stdout
+    key = re.search(r"cache/../([0-9a-f]{64})/result", listed)[1]
+    (copy.folder / "sweep.yaml").write_text("{}")
+    version = f"mine-beta-0.1-seed-7@{key[:12]}"
+    copy.build(f"output/compare/dpo/tiny-vs-{version}.html")
+    text = (copy.folder / f"output/compare/dpo/tiny-vs-{version}.html").read_text()
+    assert f"<th></th><th>tiny</th><th>{version}</th>" in text
+    assert "<th>seed</th><td>1234</td><td>7</td>" in text
+    assert copy.planned(f"output/compare/dpo/tiny-vs-{version}.html") == set()

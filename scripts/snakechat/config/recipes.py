@@ -14,11 +14,14 @@ from snakechat.config.references import (
     parse_reference,
     weighted_references,
 )
+from snakechat.workflow.cache_versions import Version, find_version, is_version
 from snakechat.workflow.result_cache import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # As common.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
+# Comparisons also take versions in the cache, NAME@KEY.
+COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
 
 # A rule and the name of one of its results: ("train_sft", "tiny").
 Job = tuple[str, str]
@@ -255,16 +258,35 @@ class Config:
         return recipes
 
     def compared_recipes(self, stage: str, names: str) -> list[str]:
-        """Return the recipes of the comparison A-vs-B; a sweep stands for all its recipes."""
+        """Return the recipes of the comparison A-vs-B.
+
+        A sweep stands for all its recipes. NAME@KEY is a version in the cache, of a recipe that the
+        config may have no longer (snakechat.workflow.cache_versions).
+        """
         recipes: list[str] = []
         for name in names.split("-vs-"):
             sweep = self.values["sweeps"].get(name)
             recipes += self.sweep_recipes(name) if sweep and sweep["stage"] == stage else [name]
         for name in recipes:
-            self.recipe(stage, name)
+            if not is_version(name):
+                self.recipe(stage, name)
         recipes = list(dict.fromkeys(recipes))
         if len(recipes) < 2:
             raise ConfigError(
                 f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep"
             )
         return recipes
+
+    def compared_versions(self, stage: str, names: str) -> dict[str, Version]:
+        """Return the versions in the cache that the comparison A-vs-B takes, by name.
+
+        Raises:
+            InputError: The cache does not have one of them.
+        """
+        recipes = filter(is_version, self.compared_recipes(stage, names))
+        if self.cache_folder is None:
+            for name in recipes:
+                raise ConfigError(f"config: cache is null, and {name} is a version in the cache")
+            return {}
+        cache = Path(self.cache_folder)
+        return {name: find_version(cache, stage, name) for name in recipes}
