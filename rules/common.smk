@@ -44,6 +44,7 @@ from snakechat.config.resources import RESOURCES, job_placement, job_resources
 from snakechat.config.targets import default_targets
 from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.cache_versions import is_version
+from snakechat.workflow.code_digests import CodeCache
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -94,7 +95,7 @@ def prepare():
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
     os.environ.update(SNAKECHAT_BUILD=str(build.absolute()))
-    specs = Specs(SOURCES)
+    specs = Specs(SOURCES, CodeCache(snapshot.with_suffix(".code.json")).code)
     return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
 
 
@@ -196,9 +197,15 @@ def program(name):
     return f"{SNAPSHOT}/scripts/{name}.py"
 
 
+# Snakemake asks for each resource of a job several times.
+@functools.cache
+def cached_placement(stage, name, single_process):
+    return job_placement(CONFIG, stage, name, single_process)
+
+
 def placement_of(stage, wildcards, single_process):
     """Return the placement of a job; stage is None where it is a wildcard."""
-    return job_placement(CONFIG, stage or wildcards.stage, wildcards.name, single_process)
+    return cached_placement(stage or wildcards.stage, wildcards.name, single_process)
 
 
 def threads_of(stage=None, single_process=False):

@@ -9,13 +9,15 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import ast
+import json
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.digests import file_digest
+from snakechat.workflow.digests import file_digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.reachability import REWARDS, Reach
 
@@ -60,6 +62,35 @@ def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> C
     reach = Reach(program.parent)
     reach.count_whole((program.stem,), is_program=True)
     return _code(reach, reward_functions)
+
+
+class CodeCache:
+    """program_code with a memory on disk.
+
+    Args:
+        path: File of the memory. It has to be another one whenever any file of scripts/ or rewards/
+            changes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            known = json.loads(path.read_text())
+            self._known = {key: Code(code[0], frozenset(code[1])) for key, code in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError, IndexError):
+            # Missing, or damaged by a full disk.
+            self._known = {}
+
+    def code(self, program: Path, reward_functions: tuple[str, ...]) -> Code:
+        """Return program_code(program, reward_functions)."""
+        key = " ".join([program.name, *reward_functions])
+        if key not in self._known:
+            self._known[key] = program_code(program, reward_functions)
+            known = {key: [code.digests, sorted(code.imports)] for key, code in self._known.items()}
+            # Without it, planning takes half a second longer.
+            with suppress(OSError):
+                write_atomically(self.path, json.dumps(known), durable=False)
+        return self._known[key]
 
 
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.code_digests import program_code
+from snakechat.workflow.code_digests import Code, program_code
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.pins import pins_of
 
@@ -59,16 +59,19 @@ class Specs:
     """The specs of all jobs of a workflow, computed once per invocation of Snakemake.
 
     Args:
-        root: Folder of the Snakefile.
+        root: Folder of scripts/ and of the locked requirements.
+        code: program_code, or a function that remembers what it returns.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self, root: Path, code: Callable[[Path, tuple[str, ...]], Code] = program_code
+    ) -> None:
         self.root = root
         self.rules: dict[str, Rule] = {}
         self.file_digests = DigestCache(FOLDER / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
-        self._code = cache(program_code)
+        self._code = code
         self._pins = cache(pins_of)
 
     def describe(

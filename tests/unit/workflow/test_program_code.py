@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.code_digests import code_digests, program_code
+from snakechat.workflow.code_digests import CodeCache, code_digests, program_code
 from snakechat.workflow.reachability import WITHOUT_EFFECT, Reach
 
 SCRIPTS = ROOT / "scripts"
@@ -96,3 +96,18 @@ def test_locks_records_and_the_cache_make_no_result_stale():
     unwanted = {f"snakechat/workflow/{name}.py" for name in ("locks", "run_record", "result_cache")}
     assert unwanted.isdisjoint(names)
     assert {"snakechat/workflow/job.py", "snakechat/workflow/distributed.py"} <= names.keys()
+
+
+def test_the_code_of_a_program_is_remembered_on_disk(tmp_path):
+    code = program_code(SCRIPTS / "train_rlhf.py", ["shop"])
+    assert CodeCache(tmp_path / "code.json").code(SCRIPTS / "train_rlhf.py", ("shop",)) == code
+    remembered = CodeCache(tmp_path / "code.json")
+    assert remembered.code(tmp_path / "train_rlhf.py", ("shop",)) == code
+    assert remembered.code(SCRIPTS / "train_rlhf.py", ()) != code
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"train_sft.py": 1}', '{"train_sft.py": [{}'])
+def test_a_damaged_memory_is_ignored(tmp_path, text):
+    (tmp_path / "code.json").write_text(text)
+    program = SCRIPTS / "train_sft.py"
+    assert CodeCache(tmp_path / "code.json").code(program, ()) == program_code(program)
