@@ -20,6 +20,7 @@ import jsonschema
 from snakechat.config.common import Keyword, Name, Written
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
+from snakechat.config.hints import key_hint
 from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
@@ -192,4 +193,8 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
         hint = ""
         if error.validator == "type" and isinstance(error.instance, str):
             hint = " (YAML reads 1e-5 as text: write 1.0e-5)"
+        if error.validator == "additionalProperties":
+            allowed = error.schema.get("properties", {})
+            unknown = [name for name in error.instance if name not in allowed]
+            hint = key_hint(str(unknown[0]), allowed)
         raise ConfigError(f"config: {key}: {error.message}{hint}")
