@@ -53,7 +53,7 @@ SAMPLING = {
 }
 RECIPES = {
     "reward": {"hh": {"model": "smollm2", "learning_rate": 3e-5, **ON_PAIRS, **TRAINING}},
-    "dpo": {"hh": {"model": "smollm2", "learning_rate": 2e-5, **ON_PAIRS, **TRAINING}},
+    "dpo": {"hh": {"model": "smollm2", "learning_rate": 5e-5, **ON_PAIRS, **TRAINING}},
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
         "wins": {
