@@ -24,17 +24,6 @@ SPECS.describe(
 )
 
 
-@fails_in_one_line
-def versions_json(wildcards):
-    """Return the placement of a comparison: the folders of its versions in the cache."""
-    versions = CONFIG.compared_versions(wildcards.stage, wildcards.name)
-    folders = {
-        recipe: {key: str(folder) for key, folder in version._asdict().items()}
-        for recipe, version in versions.items()
-    }
-    return canonical_json({**CACHE, "versions": folders})
-
-
 rule compare_runs:
     input:
         unpack(inputs("compare_runs")),
