@@ -439,13 +439,13 @@ def processor_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
-def test_only_specs_are_written(copy):
+def test_only_specs_and_snapshots_are_written(copy):
     (copy.folder / "output/eval/sft/tiny/metrics.json").unlink()
     (copy.folder / "output/eval/reward/tiny.manifest.json").unlink()
 
     def files():
         paths = [path for path in copy.folder.rglob("*") if path.is_file()]
-        apart = (".snakemake", "__pycache__", "specs")
+        apart = (".snakemake", "__pycache__", "specs", "code")
         return {path: path.read_bytes() for path in paths if not {*apart} & {*path.parts}}
 
     before = files()
