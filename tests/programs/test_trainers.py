@@ -76,16 +76,18 @@ def lines_of(workflow, result):
 
 
 def test_early_stopping_keeps_the_best_model(copy):
-    # At this rate, the second step increases the loss on every CPU; where it ends after more steps
-    # depends on how the CPU rounds. In fp32, because merging adapters rounds in 16 bits.
-    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "early_stopping_patience": 1}
+    # The loss soon increases at this rate; at which step depends on how the CPU rounds. In fp32,
+    # because merging adapters rounds in 16 bits.
+    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "early_stopping_patience": 2}
     change(copy, "sft", **settings, save_strategy="best", dtype="fp32")
     copy.build("output/sft/tiny")
     first, *steps = lines_of(copy, "output/sft/tiny")
     assert first["step"] == 0 and "loss" not in first
     losses = [line["eval_loss"] for line in steps]
     best = losses.index(min(losses))
-    assert len(losses) == best + 2 < 16
+    assert len(losses) == best + 3
+    # The schedule, which ends at 0, was not completed.
+    assert steps[-1]["learning_rate"] > 1
     assert min(losses) < losses[-1]
     metrics = json.loads((copy.folder / "output/eval/sft/tiny/metrics.json").read_text())
     assert metrics["before"]["perplexity"] == pytest.approx(math.exp(first["eval_loss"]), rel=1e-5)

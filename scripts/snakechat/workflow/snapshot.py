@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,15 @@ def source_files(root: Path) -> dict[str, bytes]:
 
 
 def delete_old_snapshots(current: Path) -> None:
-    """Mark a snapshot as used, and delete those that no build has used for a week."""
+    """Mark a snapshot as used, and delete what no build has used for a week."""
     os.utime(current)
     oldest = time.time() - MAX_AGE_SECONDS
     for path in SNAPSHOTS.iterdir():
-        if path.stat().st_mtime >= oldest:
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
+        # Planning in another process may rename or delete a file at this moment.
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime >= oldest:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()

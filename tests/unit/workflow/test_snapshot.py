@@ -1,11 +1,17 @@
 """Snapshots of the sources."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.snapshot import MAX_AGE_SECONDS, delete_old_snapshots, take_snapshot
+from snakechat.workflow.snapshot import (
+    MAX_AGE_SECONDS,
+    delete_old_snapshots,
+    take_snapshot,
+    write_build,
+)
 
 NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requirements.txt")
 
@@ -74,7 +80,19 @@ def test_snapshots_that_no_build_used_for_a_week_are_deleted(root):
     old = take_snapshot(root)
     (root / "scripts/train.py").write_text("# edited\n")
     current = take_snapshot(root)
-    for folder in (old, current):
-        os.utime(folder, (1, os.stat(folder).st_mtime - MAX_AGE_SECONDS - 1))
+    old_build, used_build = (write_build(each, {"seed": 1}, {}) for each in (old, current))
+    for path in (old, current, old_build, used_build):
+        os.utime(path, (1, os.stat(path).st_mtime - MAX_AGE_SECONDS - 1))
+    assert write_build(current, {"seed": 1}, {}) == used_build
     delete_old_snapshots(current)
-    assert [path.name for path in Path("output/code").iterdir()] == [current.name]
+    assert set(Path("output/code").iterdir()) == {current, used_build}
+
+
+def test_a_build_is_named_after_its_snapshot_and_config(root):
+    snapshot = take_snapshot(root)
+    build = write_build(snapshot, {"seed": 1}, {})
+    assert json.loads(build.read_text())["sources"] == str(snapshot.absolute())
+    assert write_build(snapshot, {"seed": 2}, {}) != build
+    build.write_text("damaged")
+    assert write_build(snapshot, {"seed": 1}, {}) == build
+    assert json.loads(build.read_text())["config"] == {"seed": 1}
