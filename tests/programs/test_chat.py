@@ -228,6 +228,7 @@ class Terminal:
             env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
         )
         os.close(theirs)
+        self.unread = ""
 
     def resize(self, columns):
         """Set the width."""
@@ -252,13 +253,14 @@ class Terminal:
         raise AssertionError("the program is still running")
 
     def until(self, text, seconds=60):
-        """Return the output up to a text; fail if it does not appear in time."""
-        shown, deadline = "", time.monotonic() + seconds
-        while text not in shown:
+        """Return the unread output up to a text; fail if the text does not appear in time."""
+        deadline = time.monotonic() + seconds
+        while text not in self.unread:
             ready, _, _ = select.select([self.ours], [], [], max(0, deadline - time.monotonic()))
-            assert ready, shown
-            shown += os.read(self.ours, 4096).decode(errors="replace")
-        return shown
+            assert ready, self.unread
+            self.unread += os.read(self.ours, 4096).decode(errors="replace")
+        shown, found, self.unread = self.unread.partition(text)
+        return shown + found
 
 
 def test_on_a_terminal(folders):
