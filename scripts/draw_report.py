@@ -35,7 +35,7 @@ REPORT_CURVES = {
     "rlhf": {
         **CURVES["rlhf"],
         "response/ended_by_eos": "ended by EOS (fraction)",
-        "policy/clipfrac": "clipped ratios (fraction of tokens)",
+        "policy/clipfrac_high": "ratios clipped above (fraction of tokens)",
     },
 }
 

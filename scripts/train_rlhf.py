@@ -26,7 +26,7 @@ from snakechat.algorithms.response_scoring import ResponseScorer
 from snakechat.algorithms.reward_functions import RewardFunctions
 from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.algorithms.sanity_checks import ResponseCheck, count_shared_prompts
+from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, count_shared_prompts
 from snakechat.algorithms.step_metrics import Metrics, response_kl, step_metrics
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.special_tokens import stop_ids
@@ -126,6 +126,7 @@ class RlhfTrainer:
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
         self.kl_controller = KLController(settings)
         self.response_check = ResponseCheck()
+        self.score_check = ScoreCheck(has_rewards=bool(rewards))
         self.updater = Updater(settings, self.actor, self.critic, self.ema, ptx)
         self.timer = StepTimer(device)
         components = {
@@ -135,6 +136,7 @@ class RlhfTrainer:
             "scorer": self.scorer,
             "kl_controller": self.kl_controller,
             "response_check": self.response_check,
+            "score_check": self.score_check,
         }
         # All state that a step changes, for checkpoints.
         self.components = {name: each for name, each in components.items() if each is not None}
@@ -151,7 +153,8 @@ class RlhfTrainer:
         with self.timer("score"):
             # 2. Score the responses.
             scores = self.scorer.score(rollouts, step, rows)
-            normalized_scores = self.scorer.normalize(scores, rollouts.ended)
+            self.score_check.check(scores, step)
+            normalized_scores = self.scorer.normalize(scores, rollouts.ended, rollouts.lengths)
 
             # 3. Evaluate log-probabilities, entropies and values of each token.
             evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)

@@ -285,6 +285,7 @@ def rlhf_job(case, folder, result, seed):
         actor_learning_rate=RATE,
         critic_learning_rate=RATE,
         kl_in="loss" if case.algorithm == "grpo" else "rewards",
+        kl_estimator="k3" if case.algorithm == "grpo" else "k1",
         kl_coef=case.kl_coef,
         lora_rank=0,
         adam_betas=BETAS,

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import train_rlhf
+from conftest import ROOT
 from snakechat.algorithms import reward_functions, rlhf_models, sanity_checks
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.generation import HfSampler
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 STEP_METRICS = {
     "objective/scores",
+    "objective/scores_std",
     "objective/kl",
     "objective/kl_coef",
     "objective/rlhf_reward",
@@ -35,13 +38,22 @@ STEP_METRICS = {
     "policy/kl",
     "policy/ratio",
     "policy/approxkl",
-    "policy/clipfrac",
+    "policy/clipfrac_low",
+    "policy/clipfrac_high",
     "policy/grad_norm",
+    "policy/learning_rate",
     "policy/first_ratio",
     "policy/first_approxkl",
-    "policy/first_clipfrac",
 }
-CRITIC_METRICS = {"value/loss", "value/clipfrac", "value/grad_norm", "value/explained_var"}
+CRITIC_METRICS = {
+    "value/loss",
+    "value/clipfrac",
+    "value/grad_norm",
+    "value/learning_rate",
+    "value/explained_var",
+}
+REWARDS_KL = {"kl_in": "rewards", "kl_estimator": "k1"}
+LOSS_KL = {"kl_in": "loss", "kl_estimator": "k3"}
 # Two responses to each of 60 prompts.
 PAIRED = {"num_generations": 2, "rollout_batch_size": 60, "max_response_length": 6}
 
@@ -110,16 +122,15 @@ def sft_weights(inputs):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo", "grpo"])
-@pytest.mark.parametrize("kl_in", ["rewards", "loss"])
-def test_each_algorithm_starts_its_updates_from_the_sampling_policy(algorithm, kl_in, train):
+@pytest.mark.parametrize("kl", [REWARDS_KL, LOSS_KL])
+def test_each_algorithm_starts_its_updates_from_the_sampling_policy(algorithm, kl, train):
     groups = PAIRED if algorithm != "ppo" else {}
-    job = train(algorithm=algorithm, kl_in=kl_in, **groups)
-    critic_metrics = CRITIC_METRICS if algorithm == "ppo" else set()
+    job = train(algorithm=algorithm, **kl, **groups)
+    own_metrics = CRITIC_METRICS if algorithm == "ppo" else {"objective/uniform_groups"}
     for line in job.metrics:
-        assert line.keys() == STEP_METRICS | critic_metrics | {"step"}
+        assert line.keys() == STEP_METRICS | own_metrics | {"step"}
         assert line["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
         assert line["policy/first_approxkl"] == pytest.approx(0, abs=1e-6)
-        assert line["policy/first_clipfrac"] == 0
         assert 1 <= line["response/length"] <= line["response/length_p95"] <= 8
     assert len(job.metrics) == (2 if algorithm == "ppo" else 4)
     kl = values(job, "objective/kl")
@@ -325,12 +336,12 @@ def test_a_resumed_run_continues_to_count_responses_without_eos(train, functions
         train(**settings)
 
 
-@pytest.mark.parametrize("kl_in", ["rewards", "loss"])
+@pytest.mark.parametrize("kl", [REWARDS_KL, LOSS_KL, {**LOSS_KL, "kl_estimator": "k2"}])
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
-def test_the_kl_penalty_keeps_the_actor_close_to_the_reference(algorithm, kl_in, train):
+def test_the_kl_penalty_keeps_the_actor_close_to_the_reference(algorithm, kl, train):
     groups = PAIRED if algorithm != "ppo" else {}
     settings = {"epochs": 3, "actor_learning_rate": 0.003, "warmup_steps": 0}
-    settings |= {"algorithm": algorithm, "kl_in": kl_in, "whiten_advantages": False}
+    settings |= {"algorithm": algorithm, "whiten_advantages": False, **kl}
     final_kl = [
         values(train(kl_coef=kl_coef, **settings, **groups), "objective/kl")[-1]
         for kl_coef in (0.0, 3.0)
@@ -375,10 +386,6 @@ def constant_sample(ids):
     ("score", "message"),
     [
         (
-            "[1.0] * len(responses)",
-            "step 1: all responses have the score 1: without differences there is no training",
-        ),
-        (
             "[float('nan')] * len(responses)",
             "rewards/mine.py: score returned nan for the response",
         ),
@@ -389,6 +396,42 @@ def test_unusable_scores_are_an_error(score, message, train, functions):
     (functions / "mine.py").write_text(f"def score(prompts, responses):\n    return {score}\n")
     with pytest.raises(InputError, match=message):
         train(without=("reward",), reward=None, algorithm="ppo", reward_functions={"mine": 1})
+
+
+def test_a_sparse_reward_may_find_its_first_success_late(train, functions, monkeypatch):
+    # Each call scores 120 responses; the third one finds a success.
+    (functions / "mine.py").write_text(
+        "calls = 0\n"
+        "def score(prompts, responses):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return [float(calls == 3 and not index) for index in range(len(responses))]\n"
+    )
+    settings = {"reward": None, "reward_functions": {"mine": 1}, "algorithm": "grpo", **PAIRED}
+    settings |= {**LOSS_KL, "missing_eos_penalty": 0.0}
+    job = train(without=("reward",), **settings)
+    assert values(job, "objective/scores") == pytest.approx([0, 0, 1 / 120, 0])
+    assert values(job, "objective/uniform_groups") == pytest.approx([1, 1, 59 / 60, 1])
+    norms = values(job, "policy/grad_norm")
+    # Before it, only the KL penalty has a gradient, which is 0 at the start.
+    assert norms[0] == pytest.approx(0, abs=1e-5) and norms[2] > 1e-3
+    monkeypatch.setattr(sanity_checks, "MAX_EQUAL_SCORES", 200)
+    (functions / "mine.py").write_text("def score(prompts, r):\n    return [1.0] * len(r)\n")
+    with pytest.raises(InputError, match="step 2: all 240 responses so far have the score 1"):
+        train(without=("reward",), **settings)
+
+
+PRESETS = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["presets"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_preset_trains(preset, train):
+    own = {key: value for key, value in PRESETS[preset].items() if value is not None}
+    groups = PAIRED if own["algorithm"] != "ppo" else {}
+    if preset == "ppo":
+        groups = {"ppo_epochs": 2}
+    job = train(**own | groups | {"overlong_buffer": 2})
+    assert all(line["policy/grad_norm"] > 0 for line in job.metrics)
 
 
 def test_lengths_above_the_models_positions_are_an_error(train):

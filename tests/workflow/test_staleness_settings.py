@@ -46,6 +46,7 @@ CUT = {"max_length": 95, "truncation_side": "right"}
 DTYPE = {"dtype": "fp32"}
 # Settings of RLHF whose values have to fit one another.
 RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size": 64}
+RL |= {"kl_in": "loss", "kl_estimator": "k2"}
 BETAS = {"adam_betas": [0.95, 0.9]}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "compare_with", "judge", "ptx")

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from snakechat.algorithms import ppo
+from snakechat.algorithms.group_advantages import (
+    grpo_advantages,
+    rloo_advantages,
+    uniform_groups,
+)
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.forward import Policy, Scorer
-
-# Advantages of the algorithms without a critic, from scores of the responses to the same prompt.
-GROUP_ADVANTAGES = {"rloo": ppo.rloo_advantages, "grpo": ppo.grpo_advantages}
 
 # Returns a context with the reference model.
 Reference = Callable[[], AbstractContextManager[nn.Module]]
@@ -37,6 +39,8 @@ class Experience(NamedTuple):
 
     importance_weights: Correction of each token's loss for the sampler's log-probabilities.
     values, returns: None without a critic.
+    is_uniform: bool [n], whether all responses to a prompt have equal summed rewards; the same for
+        the whole step and for a micro-batch.
     """
 
     logprobs: Tensor
@@ -45,6 +49,7 @@ class Experience(NamedTuple):
     importance_weights: Tensor
     values: Tensor | None
     returns: Tensor | None
+    is_uniform: Tensor
 
     def select(self, indices: Tensor, mask: Tensor) -> "Experience":
         """Return the tokens [N] of the responses indices [b] with response_mask mask [b, R]."""
@@ -59,6 +64,7 @@ class Experience(NamedTuple):
             tokens(self.importance_weights),
             None if self.values is None else tokens(self.values),
             None if self.returns is None else tokens(self.returns),
+            self.is_uniform,
         )
 
 
@@ -81,13 +87,9 @@ def make_rewards(
     kl_coef: float,
 ) -> Tensor:
     """Return rewards [B, R] of normalized scores [B]; kl_in: rewards adds the KL penalty."""
-    return ppo.token_rewards(
-        scores,
-        evaluation.logprobs,
-        evaluation.ref_logprobs,
-        rollouts.response_mask,
-        kl_coef if settings.kl_in == "rewards" else 0.0,
-    )
+    penalties = ppo.kl_penalty(evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator)
+    coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
+    return ppo.token_rewards(scores, penalties, rollouts.response_mask, coefficient)
 
 
 def make_experience(
@@ -109,7 +111,14 @@ def make_experience(
         importance_weights,
         evaluation.values,
         returns,
+        uniform_groups(grouped(settings, rewards)),
     )
+
+
+def grouped(settings: RlhfSettings, rewards: Tensor) -> Tensor:
+    """Return the summed rewards of the responses to each prompt [A, n], of rewards [B, R]."""
+    # Rows of a table: all first responses, then all second ones.
+    return rewards.sum(dim=1).view(settings.num_generations, -1)
 
 
 def compute_advantages(
@@ -117,17 +126,20 @@ def compute_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, R] and returns [B, R] of rewards [B, R].
 
-    With values of a critic, by GAE. Without a critic, all tokens of a response have the same
-    advantage, which compares its summed rewards with those of the responses to the same prompt, and
-    the returns are None.
+    With values of a critic, by GAE, and whitened with whiten_advantages. Without a critic, all
+    tokens of a response have the same advantage, which compares its summed rewards with those of
+    the responses to the same prompt, and the returns are None.
     """
     if values is not None:
         advantages, returns = ppo.gae(rewards, values, mask, settings.gamma, settings.gae_lambda)
+        if settings.whiten_advantages:
+            advantages = ppo.whiten(advantages, mask)
+        return advantages, returns
+    # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
+    # equal scores advantages other than 0.
+    groups = grouped(settings, rewards)
+    if settings.algorithm == "rloo":
+        advantages = rloo_advantages(groups)
     else:
-        # Rows of a table: all first responses, then all second ones.
-        groups = rewards.sum(dim=1).view(settings.num_generations, -1)
-        advantages = GROUP_ADVANTAGES[settings.algorithm](groups).view(-1, 1) * mask
-        returns = None
-    if settings.whiten_advantages:
-        advantages = ppo.whiten(advantages, mask)
-    return advantages, returns
+        advantages = grpo_advantages(groups, settings.scale_by_std)
+    return advantages.view(-1, 1) * mask, None

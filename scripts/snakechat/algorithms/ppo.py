@@ -1,11 +1,12 @@
-"""The equations of PPO, RLOO and GRPO, as pure functions of tensors.
+"""The equations of policy gradients: rewards, GAE, and the losses of policy and critic.
 
-Shapes: B responses, R tokens of the longest one. Tensors are [B, R] and zero outside response_mask
-(bool, true on sampled tokens including eos) unless a docstring states otherwise. Group functions
-take A responses to each of n prompts: [A, n].
+Pure functions of tensors. Shapes: B responses, R tokens of the longest one. Tensors are [B, R] and
+zero outside response_mask (bool, true on sampled tokens including eos) unless a docstring states
+otherwise.
 
 Sources: Schulman et al. 2017 (PPO), Schulman et al. 2016 (GAE), Ziegler et al. 2019 (KL reward),
-Ahmadian et al. 2024 (RLOO), Shao et al. 2024 (GRPO).
+Shao et al. 2024 (GRPO), Liu et al. 2025 (Dr. GRPO), Yu et al. 2025 (DAPO), Zheng et al. 2025
+(GSPO).
 """
 
 import math
@@ -24,32 +25,36 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_rewards(
-    scores: Tensor,
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    response_mask: Tensor,
-    kl_coef: float,
+    scores: Tensor, penalties: Tensor, response_mask: Tensor, kl_coef: float
 ) -> Tensor:
-    """Return -kl_coef * (logprob - ref_logprob) at each token, plus the score [B] at the last one.
+    """Return -kl_coef * penalty at each token, plus the score [B] at the last one.
 
-    Ziegler et al. 2019, eq. 2, with the KL term distributed over the tokens.
+    Ziegler et al. 2019, eq. 2, with the KL term distributed over the tokens (kl_penalty).
     """
-    rewards = -kl_coef * (logprobs - ref_logprobs) * response_mask
+    rewards = -kl_coef * penalties * response_mask
     last = response_mask.sum(dim=1) - 1
     rewards[torch.arange(len(scores), device=scores.device), last] += scores
     return rewards
 
 
-def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return the k3 estimate of each token: ref / policy - 1 - log(ref / policy). Any shape.
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Return an estimate of KL(policy || ref) at each token. Any shape.
 
-    Schulman 2020 ("Approximating KL divergence"); the penalty of GRPO (Shao et al. 2024, eq. 4). It
-    is never negative, and its mean over tokens that the policy sampled is KL(policy || ref). The
-    mean of its gradient, however, is the gradient of KL(ref || policy).
+    Schulman 2020, "Approximating KL divergence", with x = log(policy / ref):
+
+    - k1: x. Its mean over tokens that the policy sampled is the KL; the mean of its gradient is 0,
+      so that it serves in rewards only.
+    - k2: x^2 / 2. Its mean is close to the KL; the mean of its gradient is the gradient of the KL.
+    - k3: exp(-x) - 1 + x, the penalty of GRPO (Shao et al. 2024, eq. 4). It is never negative, and
+      its mean is the KL. The mean of its gradient, however, is the gradient of KL(ref || policy).
     """
-    log_ratio = ref_logprobs - logprobs
+    log_ratio = logprobs - ref_logprobs
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
     # exp(x) - 1 cancels all digits of a small x, and then the sign of the result.
-    return torch.expm1(log_ratio) - log_ratio
+    return torch.expm1(-log_ratio) + log_ratio
 
 
 def adapted_kl_coef(
@@ -102,29 +107,6 @@ def gae(
     return stacked, stacked + values
 
 
-def rloo_advantages(scores: Tensor) -> Tensor:
-    """Return advantages [A, n] of scores [A, n]: score - mean score of the other responses, A > 1.
-
-    REINFORCE leave-one-out (Kool et al. 2019; for language models Ahmadian et al. 2024). The
-    baseline of a response does not depend on it, so that the gradient is unbiased.
-    """
-    others = (scores.sum(dim=0) - scores) / (len(scores) - 1)
-    return scores - others
-
-
-def grpo_advantages(scores: Tensor) -> Tensor:
-    """Return advantages [A, n] of scores [A, n]: (score - mean) / (std + 1e-4) per prompt, A > 1.
-
-    Shao et al. 2024, section 4.1.2. The paper does not define the standard deviation: as in TRL it
-    is the one of a sample (divided by A - 1), and 1e-4 is TRL's constant. Prompts whose responses
-    have equal scores have advantages of exactly 0.
-    """
-    # Relative to the first response, equal scores are exactly 0, so that the division by 1e-4
-    # amplifies no rounding error.
-    scores = scores - scores[0]
-    return (scores - scores.mean(dim=0)) / (scores.std(dim=0, correction=1) + 1e-4)
-
-
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return x scaled to mean 0 and variance 1 over all masked tokens; 0 outside the mask.
 
@@ -147,16 +129,55 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -
     return torch.exp(logprobs - sampler_logprobs).clamp(max=cap)
 
 
+def sequence_log_ratios(log_ratios: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mean log ratio of each response at each of its tokens [N] (Zheng et al. 2025).
+
+    The exponential is the importance ratio of GSPO, eq. 7: the geometric mean of those of the
+    tokens.
+
+    Args:
+        log_ratios: log(policy / old policy) of the tokens of several responses [N].
+        lengths: Tokens of each response [b], with sum N.
+    """
+    means = torch.segment_reduce(log_ratios, "mean", lengths=lengths)
+    return means.repeat_interleave(lengths)
+
+
 def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_range: float
+    log_ratios: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float
 ) -> Tensor:
     """Return the clipped surrogate loss of each token (Schulman et al. 2017, eq. 7, negated).
 
     Any shape.
+
+    Args:
+        log_ratios: log(policy / old policy).
+        clip_range, clip_range_high: The ratio is clipped to [1 - clip_range, 1 + clip_range_high]
+            (Yu et al. 2025, eq. 10; both are equal in PPO).
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    clipped = torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
+    ratio = torch.exp(log_ratios)
+    clipped = torch.clamp(ratio, 1 - clip_range, 1 + clip_range_high)
     return torch.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def token_weights(lengths: Tensor, aggregation: str, max_length: int) -> Tensor:
+    """Return the weight in the loss of each token of each response [b].
+
+    - token_mean: 1 / number of tokens of all responses (DAPO, Yu et al. 2025, eq. 8).
+    - sequence_mean: the mean over responses of the mean over tokens (GRPO, Shao et al. 2024,
+      eq. 3).
+    - max_length: 1 / (number of responses * max_length), whatever the lengths are (Dr. GRPO, Liu et
+      al. 2025, which removes the bias of the other two towards long incorrect responses).
+
+    Args:
+        lengths: Tokens of each response of a minibatch [b].
+        max_length: Maximum number of tokens of a response.
+    """
+    if aggregation == "token_mean":
+        return torch.full(lengths.shape, 1 / lengths.sum().item(), device=lengths.device)
+    if aggregation == "sequence_mean":
+        return 1 / (len(lengths) * lengths)
+    return torch.full(lengths.shape, 1 / (len(lengths) * max_length), device=lengths.device)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float) -> Tensor:
@@ -174,19 +195,27 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
 
 @torch.no_grad()
 def ratio_statistics(
-    logprobs: Tensor, old_logprobs: Tensor, clip_range: float
+    log_ratios: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float
 ) -> dict[str, Tensor]:
-    """Return sums over tokens: ratio, approxkl (k3, Schulman 2020) and clipfrac (clipped tokens).
+    """Return sums over tokens of statistics of the ratio.
+
+    - ratio
+    - approxkl: the k3 estimate of the KL to the old policy (Schulman 2020).
+    - clipfrac_low: ratios below the clip range of tokens with negative advantages, and
+      clipfrac_high: ratios above it of tokens with positive advantages. policy_loss has no gradient
+      at these tokens.
 
     Inputs of any shape; the sums are scalar tensors, which do not synchronize with a GPU. Before
     the first update, each ratio is 1 and the other statistics are 0.
     """
-    log_ratio = logprobs - old_logprobs
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_ratios)
+    low = (ratio < 1 - clip_range) & (advantages < 0)
+    high = (ratio > 1 + clip_range_high) & (advantages > 0)
     return {
         "ratio": ratio.sum(),
-        "approxkl": (torch.expm1(log_ratio) - log_ratio).sum(),
-        "clipfrac": ((ratio - 1).abs() > clip_range).sum(dtype=torch.float32),
+        "approxkl": (torch.expm1(log_ratios) - log_ratios).sum(),
+        "clipfrac_low": low.sum(dtype=torch.float32),
+        "clipfrac_high": high.sum(dtype=torch.float32),
     }
 
 

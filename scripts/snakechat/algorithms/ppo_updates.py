@@ -1,6 +1,7 @@
 """Updates of actor and critic on the experience of a step.
 
-Losses are means over the response tokens of a minibatch (the responses of an optimizer step).
+The critic's loss is the mean over the response tokens of a minibatch (the responses of an optimizer
+step); loss_aggregation defines the weights of the tokens in the policy's loss.
 """
 
 import math
@@ -22,7 +23,7 @@ from snakechat.workflow.distributed import all_reduce_sum
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
 Metrics = dict[str, float | None]
 
-POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac")
+POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac_low", "clipfrac_high")
 
 
 class Updater:
@@ -82,8 +83,9 @@ class Updater:
         if step > settings.critic_warmup_steps:
             engines["policy"] = self.actor
             text = sample_text(self.ptx, settings, step, number) if self.ptx else None
+            used = informative_rows(rows, experience) if settings.drop_uniform_groups else rows
             policy_metrics = policy_gradients(
-                self.actor, rollouts, rows, experience, kl_coef, settings, text
+                self.actor, rollouts, used, experience, kl_coef, settings, text
             )
             if number == 0:
                 check_first_update(policy_metrics, settings.dtype, step)
@@ -91,12 +93,24 @@ class Updater:
         if self.critic:
             engines["value"] = self.critic
             metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
+        for name, engine in engines.items():
+            metrics[f"{name}/learning_rate"] = engine.learning_rate
         step_engines(*engines.values(), align_overflow=settings.align_overflow)
         if self.ema and "policy" in engines:
             self.ema.update()
         for name, engine in engines.items():
             metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
         return metrics
+
+
+def informative_rows(rows: np.ndarray, experience: Experience) -> np.ndarray:
+    """Return the prompts whose responses differ in their scores; all prompts if there are none.
+
+    The others have no advantages, and only dilute the mean of a loss (dynamic sampling of DAPO, Yu
+    et al. 2025, eq. 11, without sampling further prompts).
+    """
+    informative = rows[~experience.is_uniform.cpu().numpy()[rows]]
+    return informative if len(informative) else rows
 
 
 def policy_gradients(
@@ -110,26 +124,36 @@ def policy_gradients(
 ) -> dict[str, float]:
     """Accumulate the actor's gradients on the responses to the given prompts; return metrics.
 
-    The loss is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7), for kl_in:
-    loss plus kl_coef times the k3 penalty (Shao et al. 2024, eq. 3 and 4).
+    The loss of a token is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7),
+    for kl_in: loss plus kl_coef times the KL penalty (Shao et al. 2024, eq. 3). The weights of the
+    tokens are those of loss_aggregation. With importance_sampling_level: sequence, all tokens of a
+    response have the mean log ratio of the response.
 
     text: Examples whose language modeling loss is added, multiplied by ptx_coef.
     """
     num_tokens = rollouts.num_tokens(rows)
+    clip_ranges = settings.clip_range, settings.clip_range_high or settings.clip_range
+    responses = rollouts.responses_to(rows)
+    weights = torch.zeros(rollouts.num_responses, device=rollouts.device)
+    weights[responses] = ppo.token_weights(
+        rollouts.lengths[responses], settings.loss_aggregation, settings.max_response_length
+    )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = bool(engine.module.supports_packing)
     for micro_batch, indices, mask in rollouts.micro_batches(rows, packing):
         old = experience.select(indices, mask)
         logprobs = engine(micro_batch.batch, settings.temperature)
-        losses = old.importance_weights * ppo.policy_loss(
-            logprobs, old.logprobs, old.advantages, settings.clip_range
-        )
-        penalties = ppo.kl_penalty(logprobs, old.ref_logprobs)
+        log_ratios = logprobs - old.logprobs
+        if settings.importance_sampling_level == "sequence":
+            log_ratios = ppo.sequence_log_ratios(log_ratios, rollouts.lengths[indices])
+        losses = old.importance_weights * ppo.policy_loss(log_ratios, old.advantages, *clip_ranges)
+        penalties = ppo.kl_penalty(logprobs, old.ref_logprobs, settings.kl_estimator)
         if settings.kl_in == "loss":
             losses = losses + kl_coef * penalties
-        loss = micro_batch.counted / num_tokens * losses.sum()
+        token_weights = weights[indices, None].expand_as(mask)[mask]
+        loss = micro_batch.counted * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
-        statistics = ppo.ratio_statistics(logprobs.detach(), old.logprobs, settings.clip_range)
+        statistics = ppo.ratio_statistics(log_ratios.detach(), old.advantages, *clip_ranges)
         means = [loss.detach(), penalties.detach().sum() / num_tokens]
         means += [statistics[name] / num_tokens for name in POLICY_METRICS[2:]]
         sums += micro_batch.counted * torch.stack(means)

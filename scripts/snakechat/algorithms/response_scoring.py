@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms import ppo
+from snakechat.algorithms.group_advantages import overlong_penalties
 from snakechat.algorithms.reward_models import RewardModel, conversation_scores
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
@@ -25,7 +26,7 @@ TextScorer = Callable[[list[str], list[str]], np.ndarray | list[float]]
 class ScoreNormalizer:
     """Normalizes scores by mean and standard deviation of the scores added so far.
 
-    The identity before any scores were added, except for the weight.
+    The identity before two different scores were added, except for the weight.
 
     weight: Of the scores that are normalized in those that were added.
     """
@@ -36,13 +37,18 @@ class ScoreNormalizer:
 
     def __call__(self, scores: Tensor) -> Tensor:
         scores = self.weight * scores
-        if self.moments is None:
+        if self.moments is None or not self.is_ready:
             return scores
         count, mean, squares = self.moments
         return (scores - mean) / math.sqrt(squares / count)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether two different scores were added."""
+        return self.moments is not None and self.moments[2] > 0
+
     def add(self, scores: Tensor) -> None:
-        """Add scores to the sample. The first ones must not all be equal."""
+        """Add scores to the sample."""
         moments = ppo.moments(scores)
         self.moments = ppo.merged_moments(self.moments, moments) if self.moments else moments
 
@@ -59,8 +65,9 @@ class ResponseScorer:
 
     Attributes:
         normalizer: Normalizes the scores of each step.
-        critic_normalizer: The normalizer as it was after the first step. A critic initialized from
-            a reward model applies it to its outputs; the identity without such a reward model.
+        critic_normalizer: The normalizer as it was after the first different scores. A critic
+            initialized from a reward model applies it to its outputs; the identity without such a
+            reward model.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class ResponseScorer:
         rows: row numbers of the prompts.
 
         Raises:
-            InputError: A score is not finite, or all scores of the first step are equal.
+            InputError: A score is not finite.
         """
         scores = torch.zeros(len(rollouts.ended), device=rollouts.device)
         for reward in self.rewards:
@@ -98,11 +105,6 @@ class ResponseScorer:
             raise InputError(
                 f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
                 f" {scores[index].item()}, expected a finite number: check the reward model"
-            )
-        if step == 1 and scores.min() == scores.max():
-            raise InputError(
-                f"step {step}: all responses have the score {scores[0].item():g}: without"
-                " differences there is no training signal; check the reward model and functions"
             )
         return scores
 
@@ -123,19 +125,28 @@ class ResponseScorer:
         )
         return torch.from_numpy(scores).float().to(rollouts.device)
 
-    def normalize(self, scores: Tensor, ended: Tensor) -> Tensor:
-        """Return scores [B] normalized and clipped, minus the penalty of responses without eos.
+    def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
+        """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
 
-        ended: bool [B], whether a response ends with eos. Updates the normalizer.
+        The penalty is missing_eos_penalty without eos, and rises to it over overlong_buffer.
+
+        Args:
+            ended: bool [B], whether a response ends with eos.
+            lengths: Tokens of each response [B].
+
+        Updates the normalizer: `first` adds the scores until two of them differ.
         """
-        mode = self.settings.standardize_scores
-        if mode == "running" or (mode == "first" and self.normalizer.moments is None):
+        settings, mode = self.settings, self.settings.standardize_scores
+        if mode == "running" or (mode == "first" and not self.normalizer.is_ready):
             self.normalizer.add(scores)
-            if self.critic_origin and self.critic_normalizer.moments is None:
+            if self.critic_origin and not self.critic_normalizer.is_ready:
                 self.critic_normalizer.moments = self.normalizer.moments
-        clip = self.settings.score_clip
+        clip = settings.score_clip or math.inf
         normalized = self.normalizer(scores).clamp(-clip, clip)
-        return normalized - self.settings.missing_eos_penalty * ~ended
+        overlong = overlong_penalties(
+            lengths, settings.max_response_length, settings.overlong_buffer
+        )
+        return normalized - settings.missing_eos_penalty * torch.maximum(overlong, (~ended).float())
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -121,13 +121,16 @@ class Rollouts:
 
     def micro_batches(self, rows: np.ndarray, packing: bool) -> Iterator[RolloutBatch]:
         """Yield this rank's micro-batches of the responses to the given prompts."""
-        starts = self.num_prompts * np.arange(len(self.examples.responses))
         for micro_batch in self.examples.micro_batches(
             rows, self.micro_batch_tokens, packing, self.device
         ):
-            indices = torch.from_numpy((starts[:, None] + micro_batch.rows).flatten())
-            indices = indices.to(self.device)
+            indices = self.responses_to(micro_batch.rows)
             yield RolloutBatch(micro_batch, indices, self.response_mask[indices])
+
+    def responses_to(self, rows: np.ndarray | Sequence[int]) -> Tensor:
+        """Return the rows of the tables [b] of the responses to the given prompts."""
+        starts = self.num_prompts * np.arange(len(self.examples.responses))
+        return torch.from_numpy((starts[:, None] + np.asarray(rows)).flatten()).to(self.device)
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Return the number of tokens of the responses to the given prompts."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.tokens import Ragged
@@ -21,6 +22,9 @@ PROBE_TOLERANCE = 0.1
 # Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a
 # step. Rounding alone causes less.
 FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
+# Number of responses after which reward functions that have returned a single score are considered
+# useless. Before, sparse rewards may have found no success yet.
+MAX_EQUAL_SCORES = 1000
 # Number of consecutive responses without eos after which the actor is considered unable to end.
 MAX_UNENDED = 500
 
@@ -112,6 +116,46 @@ class ResponseCheck:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_unended = state["num_unended"]
+
+
+class ScoreCheck:
+    """Checks that scores differ; counts responses until they do.
+
+    has_rewards: Whether reward models score, whose scores always differ.
+    """
+
+    def __init__(self, has_rewards: bool) -> None:
+        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        # Responses with the same score since the first step; -1 after two different scores.
+        self.num_equal = 0
+        self.score = 0.0
+
+    def check(self, scores: Tensor, step: int) -> None:
+        """Check the scores [B] of the next step.
+
+        Raises:
+            InputError: All scores so far are equal, of max_equal responses or more.
+        """
+        if self.num_equal < 0:
+            return
+        if self.num_equal == 0:
+            self.score = scores[0].item()
+        if (scores != self.score).any():
+            self.num_equal = -1
+            return
+        self.num_equal += len(scores)
+        if self.num_equal >= self.max_equal:
+            raise InputError(
+                f"step {step}: all {self.num_equal:,} responses so far have the score"
+                f" {self.score:g}: without differences there is no training signal; check the"
+                " reward model and functions"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_equal": self.num_equal, "score": self.score}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_equal, self.score = state["num_equal"], state["score"]
 
 
 def check_first_update(metrics: Mapping[str, float], dtype: str, step: int) -> None:

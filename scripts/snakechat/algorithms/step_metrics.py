@@ -39,6 +39,7 @@ def step_metrics(
     mask = rollouts.response_mask
     metrics: Metrics = {
         "objective/scores": scores.mean().item(),
+        "objective/scores_std": scores.std(correction=0).item(),
         "objective/kl": response_kl(rollouts, evaluation).mean().item(),
         "objective/kl_coef": kl_coef,
         "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
@@ -48,13 +49,15 @@ def step_metrics(
     if rollouts.sampler_logprobs is not None:
         differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
         metrics["policy/sampler_difference"] = ppo.masked_mean(differences, mask).item()
+    if rollouts.num_responses > rollouts.num_prompts:
+        metrics["objective/uniform_groups"] = experience.is_uniform.float().mean().item()
     metrics |= mean_metrics(updates)
     if experience.values is not None and experience.returns is not None:
         metrics["value/explained_var"] = ppo.explained_variance(
             experience.values, experience.returns, mask
         )
     if "policy/ratio" in updates[0]:
-        for name in ("ratio", "approxkl", "clipfrac"):
+        for name in ("ratio", "approxkl"):
             metrics[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
     return metrics
 

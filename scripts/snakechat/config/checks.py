@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.recipes import STAGES, Config
+from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import weighted_references
 from snakechat.config.schema import check_schema, placement_schema
 from snakechat.data.formats import columns_of, has_pairs
@@ -139,6 +139,16 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
         problem = _reward_function_problem(config.sources, function)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
+    if kl_settings(settings) == {"kl_in": "loss", "kl_estimator": "k1"}:
+        raise ConfigError(
+            f"{place}.kl_estimator: k1 has no effect in the loss, because the mean of its gradient"
+            " is 0: use k2 or k3"
+        )
+    if settings["overlong_buffer"] > settings["max_response_length"]:
+        raise ConfigError(
+            f"{place}.overlong_buffer: {settings['overlong_buffer']} is more than"
+            f" max_response_length ({settings['max_response_length']})"
+        )
     algorithm, generations = settings["algorithm"], settings["num_generations"]
     batch_size = settings["global_batch_size"]
     if algorithm != "ppo" and generations < 2:

@@ -27,6 +27,17 @@ COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
 Job = tuple[str, str]
 
 
+def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
+    """Return kl_in and kl_estimator of a recipe of rlhf, which may be null there.
+
+    PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
+    have it in the loss (Shao et al. 2024), where it does not change the comparison.
+    """
+    kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
+    estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k3")
+    return {"kl_in": kl_in, "kl_estimator": estimator}
+
+
 class Config:
     """The values of the config by the names that recipes use.
 
@@ -110,6 +121,7 @@ class Config:
         if stage == "rlhf":
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["reward"] = ordered_references(settings["reward"])
+            settings |= kl_settings(settings)
         for key in ("placement", "judge", "compare_with"):
             settings.pop(key, None)
         return settings

@@ -43,6 +43,7 @@ class RlhfSettings(TrainingSettings):
     generation_backend: Literal["hf", "vllm"]
     temperature: Positive
     importance_sampling_cap: Positive
+    overlong_buffer: NonNegativeInt
 
     actor_learning_rate: Positive
     critic_learning_rate: Positive
@@ -55,19 +56,26 @@ class RlhfSettings(TrainingSettings):
 
     ppo_epochs: Count
     clip_range: Positive
+    clip_range_high: Positive | None
+    importance_sampling_level: Literal["token", "sequence"]
+    loss_aggregation: Literal["token_mean", "sequence_mean", "max_length"]
+    scale_by_std: bool
+    drop_uniform_groups: bool
     value_clip_range: NonNegative
     gamma: Fraction
     gae_lambda: Fraction
     whiten_advantages: bool
     max_approx_kl: Positive | None
 
-    kl_in: Literal["rewards", "loss"]
+    # With null, the algorithm determines them.
+    kl_in: Annotated[Literal["rewards", "loss"], Written(Literal["rewards", "loss"] | None)]
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], Written(Literal["k1", "k2", "k3"] | None)]
     kl_coef: NonNegative
     kl_target: Positive | None
     kl_horizon: Positive
 
     standardize_scores: Literal["none", "first", "running"]
-    score_clip: Positive
+    score_clip: Positive | None
     missing_eos_penalty: NonNegative
     log_responses_steps: Count
 

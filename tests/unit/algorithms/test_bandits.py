@@ -1,12 +1,14 @@
 """Bandits: one prompt, responses of one token, for which the optimum of each loss is known."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from test_ppo import CLIP, gradient, vocabulary
 
 from snakechat.algorithms import ppo
+from snakechat.algorithms.group_advantages import grpo_advantages, rloo_advantages
 
 
 def pairs_of(arms):
@@ -19,7 +21,7 @@ def mean_loss_of_pairs(logits, rewards, advantages_of):
     pairs, logprobs = pairs_of(len(rewards)), logits.log_softmax(0)
     probability = logprobs.detach()[pairs].sum(dim=0).exp()
     advantages = advantages_of(rewards[pairs])
-    losses = ppo.policy_loss(logprobs[pairs], logprobs.detach()[pairs], advantages, CLIP)
+    losses = ppo.policy_loss((logprobs - logprobs.detach())[pairs], advantages, CLIP, CLIP)
     return (probability * losses.mean(dim=0)).sum()
 
 
@@ -27,7 +29,7 @@ def mean_loss_of_pairs(logits, rewards, advantages_of):
 def test_the_gradient_with_rloo_advantages_is_unbiased(seed):
     logits, _ = vocabulary(seed)
     rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
-    actual = gradient(mean_loss_of_pairs(logits, rewards, ppo.rloo_advantages), logits)
+    actual = gradient(mean_loss_of_pairs(logits, rewards, rloo_advantages), logits)
     mean_reward = (logits.softmax(0) * rewards).sum()
     torch.testing.assert_close(actual, gradient(-mean_reward, logits))
 
@@ -60,12 +62,12 @@ def test_ppo_converges_to_the_optimal_policy_and_its_value():
         tokens, old_logprobs = tokens[:, None], old_logprobs[:, None]
         old_values = value.detach().expand(256, 1)
         rewards = ppo.token_rewards(
-            REWARDS[tokens[:, 0]], old_logprobs, REF_LOGPROBS[tokens], mask, KL_COEF
+            REWARDS[tokens[:, 0]], old_logprobs - REF_LOGPROBS[tokens], mask, KL_COEF
         )
         advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.95)
         for _ in range(2):
             logprobs = logits.log_softmax(0)[tokens]
-            loss = ppo.policy_loss(logprobs, old_logprobs, advantages, CLIP).mean()
+            loss = ppo.policy_loss(logprobs - old_logprobs, advantages, CLIP, CLIP).mean()
             values = value.expand(256, 1)
             loss = loss + ppo.value_loss(values, old_values, returns, CLIP).mean()
             optimizer.zero_grad()
@@ -85,8 +87,8 @@ def test_rloo_converges_to_the_optimal_policy():
         tokens, logprobs = sampled(logits, 256, random)
         kl = (logprobs - REF_LOGPROBS[tokens]).detach()
         scores = (REWARDS[tokens] - KL_COEF * kl).view(4, 64)
-        advantages = ppo.rloo_advantages(scores).flatten()
-        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        advantages = rloo_advantages(scores).flatten()
+        loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -94,14 +96,15 @@ def test_rloo_converges_to_the_optimal_policy():
     torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
 
 
-def test_grpo_without_kl_converges_to_the_best_arm():
+@pytest.mark.parametrize("scale_by_std", [True, False])
+def test_grpo_without_kl_converges_to_the_best_arm(scale_by_std):
     random = torch.Generator().manual_seed(0)
     logits = REF_LOGPROBS.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
     for _ in range(200):
         tokens, logprobs = sampled(logits, 256, random)
-        advantages = ppo.grpo_advantages(REWARDS[tokens].view(4, 64)).flatten()
-        loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+        advantages = grpo_advantages(REWARDS[tokens].view(4, 64), scale_by_std).flatten()
+        loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -117,10 +120,11 @@ def test_grpo_with_k3_converges_to_another_policy():
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
     ref_logprobs = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     logits = ref_logprobs.clone().requires_grad_()
+    scaled_by_std = partial(grpo_advantages, scale_by_std=True)
     for _ in range(200):
         logprobs = logits.log_softmax(0)
-        penalty = (logprobs.exp().detach() * ppo.kl_penalty(logprobs, ref_logprobs)).sum()
-        loss = mean_loss_of_pairs(logits, rewards, ppo.grpo_advantages) + kl_coef * penalty
+        penalty = (logprobs.exp().detach() * ppo.kl_penalty(logprobs, ref_logprobs, "k3")).sum()
+        loss = mean_loss_of_pairs(logits, rewards, scaled_by_std) + kl_coef * penalty
         with torch.no_grad():
             logits -= gradient(loss, logits)
     # ref * exp(reward / kl_coef) would be .868: sigmoid(sqrt 2 * 4 / 3).

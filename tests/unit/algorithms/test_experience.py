@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
+from conftest import ROOT
 from snakechat.algorithms import ppo
 from snakechat.algorithms.experience import (
     Experience,
@@ -13,6 +15,7 @@ from snakechat.algorithms.experience import (
     make_experience,
     make_rewards,
 )
+from snakechat.config.recipes import kl_settings
 
 # Two responses to each of three prompts: all first responses, then all second ones.
 MASK = torch.ones(6, 1, dtype=torch.bool)
@@ -27,6 +30,8 @@ def make_settings(**changes):
         "gamma": 1.0,
         "gae_lambda": 0.95,
         "kl_in": "rewards",
+        "kl_estimator": "k1",
+        "scale_by_std": True,
         "importance_sampling_cap": 2.0,
     }
     return SimpleNamespace(**settings | changes)
@@ -72,11 +77,31 @@ def test_with_a_critic_advantages_and_returns_are_those_of_gae():
     assert torch.equal(advantages, expected[0]) and torch.equal(returns, expected[1])
 
 
-def test_whitening_is_optional():
-    settings = make_settings(whiten_advantages=True)
-    advantages, _ = compute_advantages(settings, SCORES[:, None], None, MASK)
+def test_with_a_critic_advantages_may_be_whitened():
+    settings = make_settings(algorithm="ppo", num_generations=1, whiten_advantages=True)
+    rewards = SCORES[:, None]
+    advantages, returns = compute_advantages(settings, rewards, torch.zeros(6, 1), MASK)
     assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert torch.equal(returns, rewards)
+
+
+# Settings of the recipes that compare responses: the defaults, and those of the presets with the KL
+# in the loss.
+@pytest.mark.parametrize("preset", [None, "grpo", "dr_grpo", "dapo", "gspo"])
+@pytest.mark.parametrize("algorithm", ["rloo", "grpo"])
+def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
+    section = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]
+    settings = {**section["defaults"], **(section["presets"][preset] if preset else {})}
+    settings |= {"algorithm": algorithm, "num_generations": 2}
+    settings = SimpleNamespace(**settings | kl_settings(settings))
+    # The second prompt has equal scores, at different distances from the reference.
+    scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
+    evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
+    rewards = make_rewards(settings, make_rollouts(MASK), evaluation, scores, 0.1)
+    experience = make_experience(settings, make_rollouts(MASK), evaluation, rewards)
+    assert experience.is_uniform.tolist() == [False, True, False]
+    assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
 
 
 @pytest.mark.parametrize(("kl_in", "expected"), [("rewards", [-0.05, 1.1]), ("loss", [0.0, 1.0])])
@@ -103,7 +128,8 @@ def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
 
 def test_select_returns_the_tokens_of_a_micro_batch():
     table = torch.arange(6.0).view(3, 2)
-    experience = Experience(table, table + 10, table, table, table, None)
+    is_uniform = torch.tensor([False, True, False])
+    experience = Experience(table, table + 10, table, table, table, None, is_uniform)
     mask = torch.tensor([[True, False], [True, True]])
     selected = experience.select(torch.tensor([2, 0]), mask)
     assert selected.logprobs.tolist() == [4, 0, 1]

@@ -1,15 +1,16 @@
-"""The equations of PPO, RLOO and GRPO against numbers computed by hand, loops and autograd."""
+"""The equations of policy gradients against numbers computed by hand, loops and autograd."""
 
 import itertools
 import math
-import statistics
+from functools import partial
 
 import pytest
 import torch
 
 from snakechat.algorithms import ppo
+from snakechat.algorithms.group_advantages import grpo_advantages, rloo_advantages
 
-CLIP = 0.2
+CLIP, CLIP_HIGH = 0.2, 0.3
 
 
 def ragged_mask(lengths, width):
@@ -25,8 +26,7 @@ def test_masked_mean_counts_masked_values_only():
 def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
     rewards = ppo.token_rewards(
         scores=torch.tensor([1.0, -2.0]),
-        logprobs=torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -1.0, 0.0]]),
-        ref_logprobs=torch.tensor([[-1.5, -2.0, -2.5], [-2.0, -0.5, 0.0]]),
+        penalties=torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 0.0]]),
         response_mask=ragged_mask([3, 2], 3),
         kl_coef=0.1,
     )
@@ -38,8 +38,7 @@ def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
 def test_token_rewards_are_zero_outside_the_response():
     rewards = ppo.token_rewards(
         scores=torch.tensor([5.0]),
-        logprobs=torch.tensor([[-1.0, -7.0, -7.0]]),
-        ref_logprobs=torch.zeros(1, 3),
+        penalties=torch.tensor([[-1.0, -7.0, -7.0]]),
         response_mask=ragged_mask([1], 3),
         kl_coef=0.1,
     )
@@ -48,7 +47,7 @@ def test_token_rewards_are_zero_outside_the_response():
 
 def test_token_rewards_do_not_change_the_scores():
     scores = torch.tensor([3.0])
-    ppo.token_rewards(scores, torch.ones(1, 2), torch.zeros(1, 2), ragged_mask([2], 2), 0.5)
+    ppo.token_rewards(scores, torch.ones(1, 2), ragged_mask([2], 2), 0.5)
     assert scores.item() == 3.0
 
 
@@ -158,11 +157,10 @@ def test_whitening_equal_values_gives_zeros():
 
 
 def loss_and_gradient(ratio, advantage):
-    old = torch.tensor([-1.0])
-    new = (old + math.log(ratio)).requires_grad_()
-    loss = ppo.policy_loss(new, old, torch.tensor([advantage]), CLIP)
+    log_ratio = torch.tensor([ratio]).log().requires_grad_()
+    loss = ppo.policy_loss(log_ratio, torch.tensor([advantage]), CLIP, CLIP_HIGH)
     loss.sum().backward()
-    return loss.item(), new.grad.item()
+    return loss.item(), log_ratio.grad.item()
 
 
 @pytest.mark.parametrize(
@@ -173,8 +171,9 @@ def loss_and_gradient(ratio, advantage):
         (1.0, -2.0, 2.0, 2.0),
         (1.1, 2.0, -2.2, -2.2),
         (0.9, -2.0, 1.8, 1.8),
-        # Likelier than allowed, and good: clipped to -2 * 1.2, nothing more to gain.
-        (1.5, 2.0, -2.4, 0.0),
+        (1.25, 2.0, -2.5, -2.5),
+        # Likelier than allowed, and good: clipped to -2 * 1.3, nothing more to gain.
+        (1.5, 2.0, -2.6, 0.0),
         # Likelier, but bad: not clipped, to be undone.
         (1.5, -2.0, 3.0, 3.0),
         # Less likely than allowed, and bad: clipped to 2 * .8.
@@ -193,11 +192,39 @@ def test_policy_loss_at_ratio_1_has_the_gradient_of_the_plain_policy_gradient():
     tokens = torch.tensor([0, 1, 2, 3, 4, 0])
     advantages = torch.randn(6, generator=random)
     logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    ours = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).sum()
+    ours = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).sum()
     plain = -(advantages * logprobs).sum()
     (our_gradient,) = torch.autograd.grad(ours, logits, retain_graph=True)
     (plain_gradient,) = torch.autograd.grad(plain, logits)
     torch.testing.assert_close(our_gradient, plain_gradient)
+
+
+def test_sequence_log_ratios_are_means_over_the_responses():
+    # Responses of 3, 1 and 2 tokens.
+    log_ratios = torch.tensor([0.1, 0.2, 0.6, -1.0, 0.5, -0.1], requires_grad=True)
+    found = ppo.sequence_log_ratios(log_ratios, torch.tensor([3, 1, 2]))
+    torch.testing.assert_close(found, torch.tensor([0.3, 0.3, 0.3, -1.0, 0.2, 0.2]))
+    # Eq. 10 of Zheng et al. 2025: with equal weights, each token of a response has the gradient
+    # ratio / length.
+    (
+        -ppo.policy_loss(found, torch.ones(6), 9.0, 9.0) / torch.tensor([3, 3, 3, 1, 2, 2])
+    ).sum().backward()
+    expected = [math.exp(0.3) / 3] * 3 + [math.exp(-1.0)] + [math.exp(0.2) / 2] * 2
+    assert log_ratios.grad.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        # Three responses of 4, 1 and 5 tokens.
+        ("token_mean", [1 / 10, 1 / 10, 1 / 10]),
+        ("sequence_mean", [1 / 12, 1 / 3, 1 / 15]),
+        ("max_length", [1 / 24, 1 / 24, 1 / 24]),
+    ],
+)
+def test_token_weights_by_hand(aggregation, expected):
+    weights = ppo.token_weights(torch.tensor([4, 1, 5]), aggregation, max_length=8)
+    assert weights.tolist() == pytest.approx(expected)
 
 
 def value_loss_and_gradient(value, old, target, clip_range):
@@ -227,24 +254,35 @@ def test_value_loss_and_its_gradient(value, clip_range, loss, gradient):
 
 
 def test_ratio_statistics_before_an_update():
-    logprobs = torch.tensor([-0.5, -3.0, -11.0])
-    found = ppo.ratio_statistics(logprobs, logprobs.clone(), CLIP)
-    assert found == {"ratio": 3.0, "approxkl": 0.0, "clipfrac": 0}
+    advantages = torch.tensor([1.0, -1.0, 0.0])
+    found = ppo.ratio_statistics(torch.zeros(3), advantages, CLIP, CLIP_HIGH)
+    assert found == {"ratio": 3.0, "approxkl": 0.0, "clipfrac_low": 0, "clipfrac_high": 0}
 
 
 def test_ratio_statistics_are_sums_over_tokens():
-    old = torch.tensor([-2.0, -2.0, -2.0, -2.0])
-    new = old + torch.tensor([2.0, 1.0, 0.5, 1.1]).log()
-    found = ppo.ratio_statistics(new, old, CLIP)
+    log_ratios = torch.tensor([2.0, 1.0, 0.5, 1.1]).log()
+    found = ppo.ratio_statistics(log_ratios, torch.ones(4), CLIP, CLIP_HIGH)
     assert found["ratio"].item() == pytest.approx(4.6)
     # Ratio - 1 - log ratio: (1 - log 2) + 0 + (-.5 + log 2) + (.1 - log 1.1).
     assert found["approxkl"].item() == pytest.approx(0.6 - math.log(1.1), abs=1e-6)
-    # 2 and .5 are outside .8 to 1.2.
-    assert found["clipfrac"].item() == 2
+
+
+@pytest.mark.parametrize(
+    ("advantage", "low", "high"),
+    # Of the ratios 0.5, 0.9, 1.25 and 1.5, the range .8 to 1.3 clips .5 and 1.5: one where the
+    # advantage is positive, the other where it is negative.
+    [(2.0, 0, 1), (-2.0, 1, 0), (0.0, 0, 0)],
+)
+def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, high):
+    log_ratios = torch.tensor([0.5, 0.9, 1.25, 1.5]).log()
+    found = ppo.ratio_statistics(log_ratios, torch.full((4,), advantage), CLIP, CLIP_HIGH)
+    assert (found["clipfrac_low"], found["clipfrac_high"]) == (low, high)
+    gradients = [loss_and_gradient(ratio.item(), advantage)[1] for ratio in log_ratios.exp()]
+    assert advantage == 0 or gradients.count(0.0) == low + high
 
 
 def test_approxkl_of_small_steps_is_half_their_squares():
-    found = ppo.ratio_statistics(torch.full((1000,), 1e-4), torch.zeros(1000), CLIP)
+    found = ppo.ratio_statistics(torch.full((1000,), 1e-4), torch.zeros(1000), CLIP, CLIP)
     assert found["approxkl"].item() == pytest.approx(1000 * 1e-4**2 / 2, rel=1e-3)
 
 
@@ -262,7 +300,8 @@ def test_value_statistics_count_what_value_loss_clips(clip_range, clipped):
 def test_statistics_can_be_stacked_and_hold_no_graph():
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     old = torch.tensor([-1.0, -1.0])
-    by_ratio, by_value = (f(new, old, CLIP) for f in (ppo.ratio_statistics, ppo.value_statistics))
+    by_ratio = ppo.ratio_statistics(new - old, torch.ones(2), CLIP, CLIP)
+    by_value = ppo.value_statistics(new, old, CLIP)
     for value in (*by_ratio.values(), *by_value.values()):
         assert value.shape == () and value.dtype == torch.float32 and not value.requires_grad
 
@@ -300,17 +339,23 @@ def test_explained_variance_of_constant_returns_is_finite():
 def test_kl_penalty_by_hand():
     # Reference twice as likely: 2 - 1 - log 2; half as likely: 1/2 - 1 + log 2; as likely: 0.
     ref = torch.tensor([[2.0, 0.5, 1.0]]).log() - 3.0
-    expected = torch.tensor([[1 - math.log(2), math.log(2) - 0.5, 0.0]])
-    torch.testing.assert_close(ppo.kl_penalty(torch.full((1, 3), -3.0), ref), expected)
+    log2 = math.log(2)
+    for estimator, expected in (
+        ("k1", [-log2, log2, 0.0]),
+        ("k2", [log2**2 / 2, log2**2 / 2, 0.0]),
+        ("k3", [1 - log2, log2 - 0.5, 0.0]),
+    ):
+        found = ppo.kl_penalty(torch.full((1, 3), -3.0), ref, estimator)
+        torch.testing.assert_close(found, torch.tensor([expected]))
 
 
 def test_kl_penalty_is_never_negative_however_small_the_difference():
     sizes = torch.logspace(-12, 1.5, 10_001)
     for difference in (sizes, -sizes):
-        penalty = ppo.kl_penalty(torch.zeros_like(sizes), difference)
+        penalty = ppo.kl_penalty(torch.zeros_like(sizes), difference, "k3")
         assert (penalty >= 0).all()
     # Half the square.
-    small = ppo.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]))
+    small = ppo.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
     assert small.item() == pytest.approx(5e-9, rel=1e-3)
 
 
@@ -322,23 +367,27 @@ def vocabulary(seed, size=5):
     return logits, other
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_mean_of_kl_penalty_is_the_kl(seed):
+def test_the_mean_of_kl_penalty_is_the_kl(seed, estimator):
     logits, ref_logprobs = vocabulary(seed)
     logprobs = logits.log_softmax(0)
     exact = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
-    estimate = (logprobs.exp() * ppo.kl_penalty(logprobs, ref_logprobs)).sum()
+    estimate = (logprobs.exp() * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
     torch.testing.assert_close(estimate, exact)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_mean_gradient_of_kl_penalty_is_that_of_the_reverse_kl(seed):
+def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl(seed):
     logits, ref_logprobs = vocabulary(seed)
     logprobs = logits.log_softmax(0)
     sampled = logprobs.exp().detach()
-    found = gradient((sampled * ppo.kl_penalty(logprobs, ref_logprobs)).sum(), logits)
+    kl = gradient((logprobs.exp() * (logprobs - ref_logprobs)).sum(), logits)
     # KL(ref || policy): by logits, policy - ref.
-    torch.testing.assert_close(found, sampled - ref_logprobs.exp())
+    reverse_kl = sampled - ref_logprobs.exp()
+    for estimator, expected in (("k1", torch.zeros(5)), ("k2", kl), ("k3", reverse_kl)):
+        penalty = (sampled * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
+        torch.testing.assert_close(gradient(penalty, logits), expected.double())
 
 
 def gradient(loss, *by):
@@ -402,52 +451,6 @@ def test_merged_moments_of_batches_are_those_of_all_values():
     assert count == 1000
     assert mean == pytest.approx(values.mean().item(), rel=1e-14)
     assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)
-
-
-# Advantages without values.
-
-
-def test_rloo_advantages_by_hand():
-    # Two prompts, three responses each. 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2.
-    scores = torch.tensor([[1.0, -1.0], [2.0, -1.0], [6.0, -1.0]])
-    expected = torch.tensor([[-3.0, 0.0], [-1.5, 0.0], [4.5, 0.0]])
-    torch.testing.assert_close(ppo.rloo_advantages(scores), expected)
-
-
-def test_rloo_advantages_equal_a_loop_over_the_other_responses():
-    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = ppo.rloo_advantages(scores)
-    for response, prompt in itertools.product(range(4), range(3)):
-        others = [scores[i, prompt].item() for i in range(4) if i != response]
-        expected = scores[response, prompt].item() - sum(others) / 3
-        assert found[response, prompt].item() == pytest.approx(expected)
-
-
-def test_grpo_advantages_by_hand():
-    # Mean 3, standard deviation 2 (A - 1: (4 + 0 + 4) / 2 = 4), at any scale of a prompt.
-    scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
-    expected = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
-    torch.testing.assert_close(ppo.grpo_advantages(scores), expected, rtol=1e-4, atol=0)
-    # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
-    close = ppo.grpo_advantages(torch.tensor([[2e-4], [0.0]]))
-    assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
-
-
-def test_grpo_advantages_equal_a_loop_over_prompts():
-    scores = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = ppo.grpo_advantages(scores)
-    for prompt in range(3):
-        column = scores[:, prompt].tolist()
-        deviation = statistics.stdev(column) + 1e-4
-        expected = [(score - statistics.mean(column)) / deviation for score in column]
-        assert found[:, prompt].tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
-def test_equal_scores_have_advantages_of_0(score):
-    scores = torch.full((7, 2), score)
-    assert not ppo.grpo_advantages(scores).any()
-    assert ppo.rloo_advantages(scores).abs().max() < 1e-6 * abs(score)
 
 
 # Importance weights.
@@ -525,9 +528,9 @@ def test_gradient_of_the_whole_ppo_loss(score, advantages, kept):
     mask = ragged_mask([2], 2)
 
     scores = torch.tensor([score], dtype=torch.float64)
-    rewards = ppo.token_rewards(scores, old_logprobs, ref_logprobs, mask, 0.1)
+    rewards = ppo.token_rewards(scores, old_logprobs - ref_logprobs, mask, 0.1)
     found, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.5)
-    loss = ppo.masked_mean(ppo.policy_loss(logprobs, old_logprobs, found, CLIP), mask)
+    loss = ppo.masked_mean(ppo.policy_loss(logprobs - old_logprobs, found, CLIP, CLIP), mask)
     loss = loss + ppo.masked_mean(ppo.value_loss(values, old_values, returns, CLIP), mask)
     by_logits, by_values = gradient(loss, logits, values)
 
@@ -562,7 +565,7 @@ def test_gradient_of_kl_penalty_by_logits():
     logits, logprobs = policy_of_two_tokens()
     # Probability ratios of reference and policy: 1/2 and 1/4.
     ref_logprobs = logprobs.detach() - torch.tensor([[2.0, 4.0]], dtype=torch.float64).log()
-    found = gradient(ppo.kl_penalty(logprobs, ref_logprobs).sum(), logits)
+    found = gradient(ppo.kl_penalty(logprobs, ref_logprobs, "k3").sum(), logits)
     # 1 - ref / policy, by the token's log-probability.
     factors = torch.tensor([[0.5], [0.75]], dtype=torch.float64)
     torch.testing.assert_close(found, factors * SLOPES)
@@ -576,9 +579,14 @@ def test_gradient_of_kl_penalty_by_logits():
 @pytest.mark.parametrize(
     ("advantages_of", "expected"),
     [
-        # Scores 3 and 1: 3 - 1 and 1 - 3; (3 - 2) / (sqrt 2 + 1e-4) and its opposite.
-        (ppo.rloo_advantages, [2.0, -2.0]),
-        (ppo.grpo_advantages, [1 / (math.sqrt(2) + 1e-4), -1 / (math.sqrt(2) + 1e-4)]),
+        # Scores 3 and 1: 3 - 1 and 1 - 3; 3 - 2 and 1 - 2; (3 - 2) / (sqrt 2 + 1e-4) and its
+        # opposite.
+        (rloo_advantages, [2.0, -2.0]),
+        (partial(grpo_advantages, scale_by_std=False), [1.0, -1.0]),
+        (
+            partial(grpo_advantages, scale_by_std=True),
+            [1 / (math.sqrt(2) + 1e-4), -1 / (math.sqrt(2) + 1e-4)],
+        ),
     ],
 )
 def test_gradients_of_losses_without_values_by_logits(advantages_of, expected):
@@ -586,7 +594,7 @@ def test_gradients_of_losses_without_values_by_logits(advantages_of, expected):
     logits = PROBABILITIES.log().requires_grad_()
     logprobs = logits.log_softmax(dim=1).T
     advantages = advantages_of(torch.tensor([[3.0, 3.0], [1.0, 1.0]], dtype=torch.float64))
-    loss = ppo.policy_loss(logprobs, logprobs.detach(), advantages, CLIP).mean()
+    loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
     found = gradient(loss, logits)
     # For any policy, the gradients of tokens 0 and 1 differ by (1, -1); the mean is over four.
     by_hand = torch.tensor([[-expected[0] / 4, expected[0] / 4]] * 2, dtype=torch.float64)

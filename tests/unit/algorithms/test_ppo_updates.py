@@ -8,7 +8,12 @@ import torch
 
 from snakechat.algorithms import ppo
 from snakechat.algorithms.experience import Experience
-from snakechat.algorithms.ppo_updates import policy_gradients, text_gradients, value_gradients
+from snakechat.algorithms.ppo_updates import (
+    informative_rows,
+    policy_gradients,
+    text_gradients,
+    value_gradients,
+)
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.algorithms.step_metrics import mean_metrics
 from snakechat.modeling.batching import Examples
@@ -40,7 +45,9 @@ class Engine:
 
 def make_settings(**changes):
     settings = {"temperature": 1.0, "clip_range": 0.2, "value_clip_range": 0.2, "ptx_coef": 2.0}
-    return SimpleNamespace(**settings | {"kl_in": "loss"} | changes)
+    settings |= {"clip_range_high": None, "importance_sampling_level": "token"}
+    settings |= {"loss_aggregation": "token_mean", "max_response_length": 5}
+    return SimpleNamespace(**settings | {"kl_in": "loss", "kl_estimator": "k3"} | changes)
 
 
 def make_rollouts(micro_batch_tokens):
@@ -56,7 +63,8 @@ def random_experience(rollouts, logprobs, seed=1):
 
     old = logprobs.detach() + noise(0.3)
     reference = logprobs.detach() + noise(0.5)
-    return Experience(old, reference, noise(), noise().exp(), noise(0.1), noise())
+    is_uniform = torch.tensor([False, True, False])
+    return Experience(old, reference, noise(), noise().exp(), noise(0.1), noise(), is_uniform)
 
 
 def gradients_of(module):
@@ -104,6 +112,59 @@ def test_policy_gradients_equal_those_of_the_plain_loss(kl_in, micro_batch_token
     assert metrics["policy/ratio"] == pytest.approx(ratio.mean().item(), rel=1e-4)
 
 
+def naive_loss(settings, table, experience):
+    """The loss of the responses to the prompts ROWS, response by response."""
+    losses, num_tokens = [], 0
+    for index in INDICES:
+        length = len(RESPONSES[index // 3][index % 3])
+        new, old, reference, advantages, weights = (
+            each[index, :length] for each in (table, *experience[:4])
+        )
+        log_ratio = new - old
+        if settings.importance_sampling_level == "sequence":
+            log_ratio = log_ratio.sum() / length
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range_high)
+        loss = -weights * torch.minimum(ratio * advantages, clipped * advantages)
+        loss = loss + 0.7 * 0.5 * (new - reference) ** 2
+        losses.append({"sequence_mean": loss.mean()}.get(settings.loss_aggregation, loss.sum()))
+        num_tokens += length
+    num_tokens = {"token_mean": num_tokens, "max_length": 4 * 5, "sequence_mean": 4}
+    return sum(losses) / num_tokens[settings.loss_aggregation]
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1000, 1])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "max_length"])
+def test_gradients_of_the_variants_equal_those_of_a_loop(
+    aggregation, level, micro_batch_tokens, model
+):
+    policy = Policy(model).eval()
+    rollouts = make_rollouts(micro_batch_tokens)
+    table = table_of_logprobs(policy)
+    experience = random_experience(rollouts, table)
+    changes = {"loss_aggregation": aggregation, "importance_sampling_level": level}
+    changes |= {"clip_range": 0.02, "clip_range_high": 0.3, "kl_estimator": "k2"}
+    settings = make_settings(**changes)
+    loss = naive_loss(settings, table, experience)
+    loss.backward()
+    expected = gradients_of(policy)
+    metrics = policy_gradients(Engine(policy), rollouts, ROWS, experience, 0.7, settings)
+    torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
+    assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_only_prompts_with_different_scores_are_informative():
+    def of(*is_uniform):
+        nothing = torch.zeros(0)
+        return Experience(nothing, nothing, nothing, nothing, None, None, torch.tensor(is_uniform))
+
+    rows = np.array([3, 0, 1])
+    assert informative_rows(rows, of(False, True, False, False)).tolist() == [3, 0]
+    # An update needs a gradient.
+    assert informative_rows(rows, of(True, True, False, True)).tolist() == [3, 0, 1]
+
+
 def test_the_penalty_in_the_loss_moves_the_policy_towards_the_reference(model):
     policy = Policy(model).eval()
     rollouts = make_rollouts(1000)
@@ -111,7 +172,7 @@ def test_the_penalty_in_the_loss_moves_the_policy_towards_the_reference(model):
     # The reference finds the responses more likely; without advantages only the penalty counts.
     reference = (logprobs + 0.5) * rollouts.response_mask
     nothing, ones = torch.zeros_like(logprobs), torch.ones_like(logprobs)
-    experience = Experience(logprobs, reference, nothing, ones, None, None)
+    experience = Experience(logprobs, reference, nothing, ones, None, None, ones[:, 0] > 0)
     policy_gradients(Engine(policy), rollouts, np.arange(3), experience, 1.0, make_settings())
     with torch.no_grad():
         for weight in policy.parameters():
@@ -156,7 +217,7 @@ def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
         prompt, response = PROMPTS[index % 3], RESPONSES[index // 3][index % 3]
         hidden = critic.model.base_model(input_ids=torch.tensor([prompt + response]))[0][0]
         values.append(critic.model.score(hidden)[len(prompt) - 1 : -1, 0])
-    old_values, returns = (each[INDICES][mask] for each in experience[4:])
+    old_values, returns = (each[INDICES][mask] for each in experience[4:6])
     loss = ppo.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
     loss.backward()
     expected = gradients_of(critic)

@@ -26,6 +26,7 @@ class Rollouts:
 
     device = CPU
     ended = torch.tensor([True, True, True, False])
+    lengths = torch.tensor([2, 8, 9, 10])
 
     def __init__(self, *scores):
         self.reward_scores = torch.tensor(scores)
@@ -54,6 +55,7 @@ def length(prompts, responses):
 def make(reward=True, functions=None, weights=None, **changes):
     weights = weights or ([1.0] if reward else [])
     settings = {"standardize_scores": "none", "score_clip": 1e9, "missing_eos_penalty": 0.0}
+    settings |= {"overlong_buffer": 0, "max_response_length": 10}
     settings |= {"reward_functions": {"length": 1.0} if functions else {}, **changes}
     rewards = [RewardModel(Reward(), weight, Reader(None, None, True)) for weight in weights]
     return ResponseScorer(
@@ -65,7 +67,7 @@ def run_step(scorer, *scores, step=1):
     """Scores and normalized scores."""
     rollouts = Rollouts(*scores)
     raw = scorer.score(rollouts, step, ROWS)
-    return raw.tolist(), scorer.normalize(raw, rollouts.ended).tolist()
+    return raw.tolist(), scorer.normalize(raw, rollouts.ended, rollouts.lengths).tolist()
 
 
 # Sources.
@@ -159,13 +161,16 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value):
 
 @pytest.mark.parametrize("standardize", ["none", "first", "running"])
 @pytest.mark.parametrize("value", [2.5, 0.0, 0.1])
-def test_equal_scores_in_the_first_step_are_an_error(value, standardize):
-    with pytest.raises(InputError) as error:
-        run_step(make(standardize_scores=standardize), *[value] * 4)
-    assert str(error.value) == (
-        f"step 1: all responses have the score {value:g}: without differences there is no training"
-        " signal; check the reward model and functions"
-    )
+def test_equal_scores_are_kept_until_two_scores_differ(value, standardize):
+    scorer = make(standardize_scores=standardize)
+    assert run_step(scorer, *[value] * 4)[1] == pytest.approx([value] * 4)
+    found = run_step(scorer, 1.0, 5.0, 1.0, 5.0, step=2)[1]
+    # Mean 3 and deviation 2, of these or with the earlier ones.
+    expected = {"none": [1, 5, 1, 5], "first": [-1, 1, -1, 1]}
+    if standardize == "running" or standardize == "first":
+        sample = torch.tensor([value] * 4 + [1.0, 5.0, 1.0, 5.0], dtype=torch.float64)
+        expected[standardize] = ((sample - sample.mean()) / sample.std(correction=0))[4:].tolist()
+    assert found == pytest.approx(expected[standardize])
 
 
 @pytest.mark.parametrize("standardize", ["none", "first", "running"])
@@ -237,6 +242,13 @@ def test_the_penalty_does_not_count_in_the_moments():
     scorer = make(standardize_scores="running", missing_eos_penalty=50.0)
     assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[1] == [-1, 1, -1, -49]
     assert scorer.normalizer.moments == (4, 3.0, 16.0)
+
+
+def test_the_penalty_of_long_responses_rises_over_the_buffer():
+    scorer = make(missing_eos_penalty=3.0, overlong_buffer=3)
+    # Lengths 2, 8 and 9 of 10; the last response has no eos.
+    found = run_step(scorer, 0.0, 0.0, 0.0, 1.0)[1]
+    assert found == pytest.approx([0, -1, -2, 1 - 3])
 
 
 def test_returned_scores_are_not_normalized():

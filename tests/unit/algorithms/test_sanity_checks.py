@@ -11,6 +11,7 @@ from torch import nn
 from snakechat.algorithms import sanity_checks
 from snakechat.algorithms.sanity_checks import (
     ResponseCheck,
+    ScoreCheck,
     check_first_update,
     check_probes,
     count_shared_prompts,
@@ -162,6 +163,32 @@ def test_a_restored_check_continues_counting(monkeypatch):
     restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
     with pytest.raises(InputError, match="step 3: none of the last 6 responses ended"):
         restored.check(unended, 3)
+
+
+@pytest.mark.parametrize("value", [2.5, 0.0, 0.1])
+def test_equal_scores_of_a_reward_model_are_an_error(value):
+    with pytest.raises(InputError) as error:
+        ScoreCheck(has_rewards=True).check(torch.full((4,), value), 1)
+    assert str(error.value) == (
+        f"step 1: all 4 responses so far have the score {value:g}: without differences there is no"
+        " training signal; check the reward model and functions"
+    )
+
+
+def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
+    monkeypatch.setattr(sanity_checks, "MAX_EQUAL_SCORES", 10)
+    equal = torch.zeros(4)
+    check = ScoreCheck(has_rewards=False)
+    check.check(equal, 1)
+    restored = ScoreCheck(has_rewards=False)
+    restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
+    restored.check(equal, 2)
+    with pytest.raises(InputError, match="step 3: all 12 responses so far have the score 0:"):
+        restored.check(equal, 3)
+    # Another score than in earlier steps is a difference, after which any scores are accepted.
+    check.check(equal + 1, 2)
+    for step in range(3, 9):
+        check.check(equal, step)
 
 
 # First updates.

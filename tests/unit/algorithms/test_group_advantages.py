@@ -1,0 +1,77 @@
+"""Advantages of responses to the same prompt against numbers computed by hand and loops."""
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+
+from snakechat.algorithms.group_advantages import (
+    grpo_advantages,
+    overlong_penalties,
+    rloo_advantages,
+    uniform_groups,
+)
+
+
+def test_rloo_advantages_by_hand():
+    # Two prompts, three responses each. 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2.
+    scores = torch.tensor([[1.0, -1.0], [2.0, -1.0], [6.0, -1.0]])
+    expected = torch.tensor([[-3.0, 0.0], [-1.5, 0.0], [4.5, 0.0]])
+    torch.testing.assert_close(rloo_advantages(scores), expected)
+
+
+def test_rloo_advantages_equal_a_loop_over_the_other_responses():
+    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = rloo_advantages(scores)
+    for response, prompt in itertools.product(range(4), range(3)):
+        others = [scores[i, prompt].item() for i in range(4) if i != response]
+        expected = scores[response, prompt].item() - sum(others) / 3
+        assert found[response, prompt].item() == pytest.approx(expected)
+
+
+def test_grpo_advantages_by_hand():
+    # Mean 3, standard deviation 2 (A - 1: (4 + 0 + 4) / 2 = 4), at any scale of a prompt.
+    scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
+    expected = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
+    torch.testing.assert_close(grpo_advantages(scores, True), expected, rtol=1e-4, atol=0)
+    # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
+    close = grpo_advantages(torch.tensor([[2e-4], [0.0]]), True)
+    assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
+
+
+def test_grpo_advantages_equal_a_loop_over_prompts():
+    scores = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = grpo_advantages(scores, True)
+    for prompt in range(3):
+        column = scores[:, prompt].tolist()
+        deviation = statistics.stdev(column) + 1e-4
+        expected = [(score - statistics.mean(column)) / deviation for score in column]
+        assert found[:, prompt].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
+def test_equal_scores_have_advantages_of_0(score):
+    scores = torch.full((7, 2), score)
+    assert not grpo_advantages(scores, True).any()
+    assert not grpo_advantages(scores, False).any()
+    assert not rloo_advantages(scores).any()
+
+
+def test_dr_grpo_subtracts_the_mean_only():
+    scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
+    expected = torch.tensor([[-2.0, -200.0], [0.0, 0.0], [2.0, 200.0]])
+    torch.testing.assert_close(grpo_advantages(scores, False), expected)
+
+
+def test_groups_are_uniform_if_all_their_scores_are_equal():
+    scores = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
+    assert uniform_groups(scores).tolist() == [True, True, False]
+
+
+def test_overlong_penalties_rise_over_the_buffer():
+    # The buffer is from 6 to 10 tokens.
+    lengths = torch.tensor([1, 6, 7, 9, 10])
+    assert overlong_penalties(lengths, 10, 4).tolist() == [0, 0, 0.25, 0.75, 1]
+    assert overlong_penalties(lengths, 10, 0).tolist() == [0, 0, 0, 0, 0]
