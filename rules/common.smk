@@ -22,12 +22,14 @@ from snakechat.config.job_files import (
     tokenizer_folder,
 )
 from snakechat.config.job_settings import (
+    dpo_evaluation_settings,
     import_settings,
     lm_eval_settings,
     model_settings,
     models_of,
     prompt_eval_settings,
     prompt_page_settings,
+    reference_inputs,
     report_inputs,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,

@@ -26,20 +26,17 @@ SPECS.describe(
     inputs=lambda name: {
         "model": CONFIG.base_model("dpo", name),
         "tokens": ("tokenize_dpo", name),
-        "reference": ("compute_reference", name),
+        **reference_inputs(CONFIG, name),
     },
 )
 SPECS.describe(
     "evaluate_dpo",
     folder="eval/dpo",
-    settings=lambda name: {
-        "datasets": [dataset for dataset, _ in CONFIG.blend("dpo", name)],
-        **{key: CONFIG.recipe("dpo", name)[key] for key in ("dtype", "beta", "label_smoothing")},
-    },
+    settings=lambda name: dpo_evaluation_settings(CONFIG, name),
     inputs=lambda name: {
         "model": ("train_dpo", name),
         "tokens": ("tokenize_dpo", name),
-        "reference": ("compute_reference", name),
+        **reference_inputs(CONFIG, name),
     },
 )
 

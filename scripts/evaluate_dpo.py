@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snakechat.algorithms.preference import dpo_loss, implicit_rewards, metrics_by_dataset
+from snakechat.algorithms.pair_metrics import metrics_by_dataset
+from snakechat.algorithms.preference import preference_losses
+from snakechat.config.dpo import has_reference
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
@@ -30,12 +32,14 @@ def main(job: Job[Any]) -> None:
     logprobs = torch.from_numpy(
         response_logprobs(policy, pairs, job.placement["micro_batch_tokens"])
     )
-    ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "eval.npy")).double()
-    rewards = implicit_rewards(logprobs, ref_logprobs, settings.beta)
-    losses = dpo_loss(rewards[0], rewards[1], settings.label_smoothing)
+    lengths = torch.from_numpy(pairs.response_lengths)
+    reference = None
+    if has_reference(settings.loss):
+        reference = torch.from_numpy(np.load(job.inputs["reference"] / "eval.npy")).double()
+    rewards, losses = preference_losses(settings, logprobs, reference, lengths)
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     kept_of = {name: stats["eval"]["kept_of"][name] for name in settings.datasets}
-    metrics = metrics_by_dataset(losses, rewards, torch.from_numpy(pairs.response_lengths), kept_of)
+    metrics = metrics_by_dataset(losses, rewards, lengths, kept_of)
     write_json(job.result / "metrics.json", metrics)
     summary = ("accuracy", "ties", "longer_wins_accuracy")
     print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from snakechat.algorithms.preference import metrics_by_dataset, pairwise_loss
+from snakechat.algorithms.pair_metrics import metrics_by_dataset
+from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores

@@ -1,20 +1,17 @@
 """Train a chat model on preference pairs without a reward model (DPO, Rafailov et al. 2023).
 
 The implicit reward of a response is beta * (logprob under the policy - logprob under the reference
-model); the loss is that of a reward model on implicit rewards. compute_reference computes the
-log-probabilities of the reference model.
+model); the loss is that of a reward model on implicit rewards, or one of its variants
+(snakechat/algorithms/preference.py). compute_reference computes the log-probabilities of the
+reference model, which SimPO and ORPO do not need.
 """
 
 import numpy as np
 import torch
 
-from snakechat.algorithms.preference import (
-    PAIR_METRICS,
-    dpo_loss,
-    implicit_rewards,
-    pair_metric_sums,
-)
-from snakechat.config.dpo import DpoSettings
+from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums
+from snakechat.algorithms.preference import preference_losses
+from snakechat.config.dpo import DpoSettings, has_reference
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches, num_steps
 from snakechat.modeling.forward import Policy
@@ -39,7 +36,9 @@ def main(job: Job[DpoSettings]) -> None:
 
     # Data.
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    ref_logprobs = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
+    reference = None
+    if has_reference(settings.loss):
+        reference = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
     num_tokens = pairs.num_tokens(with_prompts=True)
     batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
     total_steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
@@ -70,10 +69,12 @@ def main(job: Job[DpoSettings]) -> None:
                     logprobs = torch.segment_reduce(
                         token_logprobs, "sum", lengths=batch.target_lengths
                     )
-                    rewards = implicit_rewards(
-                        logprobs.view(2, -1), ref_logprobs[:, micro_batch.rows], settings.beta
+                    rewards, losses = preference_losses(
+                        settings,
+                        logprobs.view(2, -1),
+                        None if reference is None else reference[:, micro_batch.rows],
+                        batch.target_lengths.view(2, -1),
                     )
-                    losses = dpo_loss(rewards[0], rewards[1], settings.label_smoothing)
                     engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
                     metric_sums += counted * pair_metric_sums(losses.detach(), *rewards.detach())
                 engine.step()

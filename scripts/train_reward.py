@@ -9,13 +9,8 @@ responses differ to the end of the longer one, as in DeepSpeed-Chat.
 import numpy as np
 import torch
 
-from snakechat.algorithms.preference import (
-    PAIR_METRICS,
-    divergent_positions,
-    pair_metric_sums,
-    pairwise_loss,
-    per_token_loss,
-)
+from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums
+from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, global_batches, num_steps

@@ -14,7 +14,12 @@ import train_reward
 import train_rlhf
 import train_sft
 from snakechat.config.dpo import DpoSettings
-from snakechat.config.job_settings import rlhf_inputs, tokenization_inputs, tokenization_settings
+from snakechat.config.job_settings import (
+    reference_inputs,
+    rlhf_inputs,
+    tokenization_inputs,
+    tokenization_settings,
+)
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
@@ -106,7 +111,7 @@ class Stages:
                 "tokens": (f"tokenize_{stage}", name),
             }
         if stage == "dpo":
-            inputs["reference"] = ("compute_reference", name)
+            inputs |= reference_inputs(config, name)
         return program.main, settings_type, config.training_settings(stage, name), inputs
 
     def placement(self, rule, name):

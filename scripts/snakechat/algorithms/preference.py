@@ -1,17 +1,13 @@
-"""Losses and metrics of preference pairs, as pure functions of tensors.
+"""Losses of preference pairs, as pure functions of tensors.
 
-Shapes: B pairs, R tokens of the longest response; n held-out pairs.
+Shapes: B pairs, R tokens of the longest response.
 """
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# As in Guo et al. 2017.
-CALIBRATION_BINS = 15
+from snakechat.config.dpo import PreferenceSettings, has_reference
 
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
@@ -36,6 +32,74 @@ def dpo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: 
     as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
     flipped = pairwise_loss(rejected_rewards, chosen_rewards)
     return (1 - label_smoothing) * as_labeled + label_smoothing * flipped
+
+
+def robust_dpo_loss(
+    chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float
+) -> Tensor:
+    """Return the loss of each pair [B] from implicit rewards [B] (Chowdhury et al. 2024, eq. 12).
+
+    Its mean over pairs of which a share of label_smoothing is labeled the wrong way round is the
+    mean of plain DPO's loss over correct labels.
+    """
+    as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
+    flipped = pairwise_loss(rejected_rewards, chosen_rewards)
+    difference = (1 - label_smoothing) * as_labeled - label_smoothing * flipped
+    return difference / (1 - 2 * label_smoothing)
+
+
+def ipo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, beta: float) -> Tensor:
+    """Return the loss of each pair [B] from implicit rewards [B] (Azar et al. 2023, eq. 17).
+
+    The squared distance of the difference of log ratios, rewards / beta, from 1 / (2 * beta).
+    """
+    return ((chosen_rewards - rejected_rewards) / beta - 1 / (2 * beta)) ** 2
+
+
+def log_odds(mean_logprobs: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) of p = exp(mean log-probability) (Hong et al. 2024, eq. 4).
+
+    Any shape.
+    """
+    # A probability of 1 would be infinitely likelier than any other.
+    mean_logprobs = mean_logprobs.clamp(max=-1e-6)
+    return mean_logprobs - torch.log(-torch.expm1(mean_logprobs))
+
+
+def preference_losses(
+    settings: PreferenceSettings, logprobs: Tensor, ref_logprobs: Tensor | None, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the implicit rewards [2, B] of responses and the losses [B] of pairs.
+
+    Args:
+        logprobs: Log-probabilities of chosen and rejected responses [2, B].
+        ref_logprobs: Those under the reference model [2, B]; None for losses without one.
+        lengths: Tokens of the responses [2, B].
+    """
+    beta, means = settings.beta, logprobs / lengths
+    if not has_reference(settings.loss):
+        ref_logprobs = torch.zeros_like(logprobs)
+    assert ref_logprobs is not None
+    if settings.loss == "orpo":
+        # Hong et al. 2024, eq. 6 and 7, where beta is lambda.
+        rewards = log_odds(means)
+        losses = beta * pairwise_loss(*rewards)
+    elif settings.loss == "simpo":
+        # Meng et al. 2024, eq. 6.
+        rewards = implicit_rewards(means, ref_logprobs, beta)
+        losses = pairwise_loss(rewards[0] - settings.margin, rewards[1])
+    else:
+        if settings.length_normalized:
+            logprobs, ref_logprobs = means, ref_logprobs / lengths
+        rewards = implicit_rewards(logprobs, ref_logprobs, beta)
+        if settings.loss == "ipo":
+            losses = ipo_loss(*rewards, beta)
+        elif settings.loss == "robust":
+            losses = robust_dpo_loss(*rewards, settings.label_smoothing)
+        else:
+            losses = dpo_loss(*rewards, settings.label_smoothing)
+    # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
+    return rewards, losses - settings.sft_coef * means[0]
 
 
 def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor) -> Tensor:
@@ -63,89 +127,3 @@ def divergent_positions(tokens: Tensor, lengths: Tensor) -> Tensor:
     shorter_ended = columns >= torch.minimum(first, second)[:, None]
     diverged = ((chosen != rejected) | shorter_ended).cumsum(dim=1) > 0
     return diverged & (columns < torch.maximum(first, second)[:, None])
-
-
-PAIR_METRICS = ("loss", "accuracy", "ties", "margin", "chosen_score", "rejected_score")
-
-
-def pair_metric_sums(losses: Tensor, chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
-    """Return the sums [6] of PAIR_METRICS over pairs. Arguments: [B]. A tie counts as incorrect."""
-    return torch.stack(
-        [
-            losses.sum(),
-            (chosen_scores > rejected_scores).sum(),
-            (chosen_scores == rejected_scores).sum(),
-            (chosen_scores - rejected_scores).sum(),
-            chosen_scores.sum(),
-            rejected_scores.sum(),
-        ]
-    )
-
-
-def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], float]:
-    """Return the calibration of a reward model: its bins and the expected calibration error.
-
-    The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
-    with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
-    and confidence (Guo et al. 2017, eq. 3). Empty bins are omitted.
-
-    margins: [n], chosen - rejected score.
-    """
-    confidences = torch.sigmoid(margins.abs())
-    correct = (margins > 0).to(confidences.dtype)
-    bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
-    bins: list[dict[str, Any]] = []
-    for index in range(num_bins):
-        inside = bin_of == index
-        if inside.any():
-            bins.append(
-                {
-                    "pairs": int(inside.sum()),
-                    "confidence": confidences[inside].mean().item(),
-                    "accuracy": correct[inside].mean().item(),
-                }
-            )
-    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(margins)
-    return bins, error
-
-
-def held_out_metrics(losses: Tensor, scores: Tensor, lengths: Tensor) -> dict[str, Any]:
-    """Return PAIR_METRICS, the calibration, and the accuracy of choosing the longer response.
-
-    losses: [n]. scores, lengths: [2, n], of chosen and rejected responses.
-    """
-    count = len(losses)
-    metrics = dict(
-        zip(PAIR_METRICS, (pair_metric_sums(losses, *scores) / count).tolist(), strict=True)
-    )
-    bins, error = calibration(scores[0] - scores[1], CALIBRATION_BINS)
-    by_length = dict(
-        zip(PAIR_METRICS, (pair_metric_sums(losses, *lengths) / count).tolist(), strict=True)
-    )
-    return {
-        "pairs": count,
-        **metrics,
-        "calibration": bins,
-        "calibration_error": error,
-        "longer_wins_accuracy": by_length["accuracy"],
-        "equal_lengths": by_length["ties"],
-    }
-
-
-def metrics_by_dataset(
-    losses: Tensor, scores: Tensor, lengths: Tensor, pairs_of: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return held_out_metrics of all pairs; of each dataset under by_dataset, if there are several.
-
-    pairs_of: {dataset: number of pairs}, in the order of the pairs.
-    """
-    metrics = held_out_metrics(losses, scores, lengths)
-    pairs_of = {name: number for name, number in pairs_of.items() if number}
-    if len(pairs_of) > 1:
-        sizes = list(pairs_of.values())
-        splits = (tensor.split(sizes, dim=-1) for tensor in (losses, scores, lengths))
-        metrics["by_dataset"] = {
-            name: held_out_metrics(*tensors)
-            for name, *tensors in zip(pairs_of, *splits, strict=True)
-        }
-    return metrics

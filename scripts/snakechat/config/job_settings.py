@@ -1,7 +1,9 @@
 """Settings and inputs of jobs that the rule files describe (rules/*.smk)."""
 
+from dataclasses import fields
 from typing import Any
 
+from snakechat.config.dpo import PreferenceSettings, has_reference
 from snakechat.config.recipes import Config, Job
 from snakechat.config.references import input_names, ordered_references
 from snakechat.data.formats import columns_of
@@ -63,6 +65,23 @@ def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> 
         "seed": recipe["seed"],
         "datasets": config.blend(stage, name),
         "template": config.template(stage, name),
+        **{key: recipe[key] for key in keys},
+    }
+
+
+def reference_inputs(config: Config, name: str) -> Jobs:
+    """Return the reference log-probabilities of a dpo recipe, if its loss has a reference model."""
+    if not has_reference(config.recipe("dpo", name)["loss"]):
+        return {}
+    return {"reference": ("compute_reference", name)}
+
+
+def dpo_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the evaluation of a dpo recipe."""
+    recipe = config.recipe("dpo", name)
+    keys = ("dtype", *(field.name for field in fields(PreferenceSettings)))
+    return {
+        "datasets": [dataset for dataset, _ in config.blend("dpo", name)],
         **{key: recipe[key] for key in keys},
     }
 

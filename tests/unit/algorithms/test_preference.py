@@ -1,4 +1,4 @@
-"""Losses and metrics of preference pairs, against numbers computed by hand."""
+"""Losses of preference pairs, against numbers computed by hand and those of TRL."""
 
 import math
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from snakechat.algorithms.preference import (
-    PAIR_METRICS,
-    calibration,
     divergent_positions,
     dpo_loss,
-    held_out_metrics,
     implicit_rewards,
-    metrics_by_dataset,
-    pair_metric_sums,
+    ipo_loss,
+    log_odds,
     pairwise_loss,
     per_token_loss,
+    preference_losses,
+    robust_dpo_loss,
 )
+from snakechat.config.dpo import PreferenceSettings
 
 
 def test_loss_of_equal_scores_is_log_2():
@@ -73,6 +73,89 @@ def test_label_smoothing_limits_the_difference():
     dpo_loss(chosen, torch.zeros(3), 0.1).sum().backward()
     assert chosen.grad[0] < 0 and chosen.grad[2] > 0
     assert chosen.grad[1].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_mean_robust_loss_of_noisy_labels_is_that_of_plain_dpo():
+    chosen, rejected = torch.tensor([1.5, -1.0, 0.3]), torch.tensor([-0.5, 1.0, 0.3])
+    noisy = 0.8 * robust_dpo_loss(chosen, rejected, 0.2)
+    noisy += 0.2 * robust_dpo_loss(rejected, chosen, 0.2)
+    torch.testing.assert_close(noisy, dpo_loss(chosen, rejected, 0.0))
+
+
+def test_ipo_has_its_minimum_at_a_difference_of_log_ratios():
+    # 1 / (2 * 0.1) = 5; rewards are beta times the log ratios 5 and 0, and 6 and 0.
+    chosen = torch.tensor([0.5, 0.6], requires_grad=True)
+    losses = ipo_loss(chosen, torch.zeros(2), 0.1)
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([0, 1], abs=1e-6)
+    assert chosen.grad.tolist() == pytest.approx([0, 2 * 1 / 0.1], abs=1e-4)
+
+
+def test_log_odds_by_hand():
+    # Odds 3 / 1 and 1 / 9. A probability of 1 is finite.
+    odds = log_odds(torch.tensor([0.75, 0.1, 1.0], dtype=torch.float64).log())
+    assert odds[:2].tolist() == pytest.approx([math.log(3), -math.log(9)])
+    assert math.isfinite(odds[2])
+
+
+# Three pairs, chosen responses first.
+LOGPROBS = torch.tensor([[-6.0, -10.0, -3.0], [-9.0, -8.0, -2.0]], dtype=torch.float64)
+REF_LOGPROBS = torch.tensor([[-7.0, -9.0, -3.5], [-8.0, -8.5, -4.0]], dtype=torch.float64)
+LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "rewards", "losses"),
+    [
+        # Losses: TRL 0.24 (DPOTrainer.dpo_loss, CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss)
+        # for these log-probabilities.
+        (
+            {"label_smoothing": 0.1},
+            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
+            [0.6181388693815918, 0.7559570477895321, 0.7559570477895321],
+        ),
+        (
+            {"label_smoothing": 0.1, "length_normalized": True},
+            [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]],
+            [0.6702391341557581, 0.7114002842054062, 0.7669704306630469],
+        ),
+        (
+            {"loss": "robust", "label_smoothing": 0.1},
+            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
+            [0.5731388693815918, 0.789707047789532, 0.789707047789532],
+        ),
+        ({"loss": "ipo"}, [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]], [9.0, 42.25, 42.25]),
+        (
+            {"loss": "ipo", "length_normalized": True},
+            [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]],
+            [19.50694444444444, 29.7025, 45.5625],
+        ),
+        (
+            {"loss": "simpo", "beta": 2.0, "margin": 1.0},
+            [[-4.0, -4.0, -3.0], [-4.5, -8.0, -4.0]],
+            [0.9740769841801067, 0.04858735157374206, 0.6931471805599453],
+        ),
+        (
+            {"loss": "orpo"},
+            [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -1.8545865]],
+            [0.05611801315991909, 0.011261675517891201, 0.04349888068705395],
+        ),
+        # The SFT loss: 6 / 3, 10 / 5 and 3 / 2.
+        (
+            {"label_smoothing": 0.1, "sft_coef": 0.5},
+            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
+            [1.6181388693815918, 1.7559570477895321, 1.5059570477895321],
+        ),
+    ],
+)
+def test_preference_losses(changes, rewards, losses):
+    settings = {"loss": "dpo", "beta": 0.1, "label_smoothing": 0.0, "length_normalized": False}
+    settings = PreferenceSettings(**settings | {"margin": 0.0, "sft_coef": 0.0} | changes)
+    reference = REF_LOGPROBS if settings.loss not in ("simpo", "orpo") else None
+    found_rewards, found = preference_losses(settings, LOGPROBS, reference, LENGTHS)
+    assert found.tolist() == pytest.approx(losses)
+    for row, expected in zip(found_rewards.tolist(), rewards, strict=True):
+        assert row == pytest.approx(expected)
 
 
 # Per-token loss.
@@ -132,93 +215,3 @@ def test_per_token_loss_is_the_mean_over_masked_positions():
     slopes = [[0, -1 / (1 + math.exp(2)) / 2, -1 / (1 + math.exp(-2)) / 2], [-0.5, 0, 0]]
     for gradients, expected in zip(chosen.grad.tolist(), slopes, strict=True):
         assert gradients == pytest.approx(expected)
-
-
-# Metrics.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_metric_sums_over_pairs(dtype):
-    # Correct, tie, incorrect, correct.
-    chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]], dtype=dtype)
-    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=dtype), chosen, rejected)
-    assert sums.dtype == dtype
-    assert dict(zip(PAIR_METRICS, sums.tolist(), strict=True)) == {
-        "loss": 2.0,
-        "accuracy": 2,
-        "ties": 1,
-        "margin": -1.5,
-        "chosen_score": 8.0,
-        "rejected_score": 9.5,
-    }
-
-
-def test_equal_scores_have_accuracy_0():
-    metrics = held_out_metrics(torch.ones(3), torch.zeros(2, 3), torch.ones(2, 3))
-    assert (metrics["accuracy"], metrics["ties"], metrics["margin"]) == (0, 1, 0)
-
-
-def test_calibration_by_hand():
-    # Confidences 0.6, 0.7, 0.9 and 0.95; the second pair is incorrect. Two bins, split at 0.75.
-    odds = torch.tensor([6 / 4, 3 / 7, 9, 19], dtype=torch.float64)
-    bins, error = calibration(odds.log(), 2)
-    assert [each["pairs"] for each in bins] == [2, 2]
-    assert [each["confidence"] for each in bins] == pytest.approx([0.65, 0.925])
-    assert [each["accuracy"] for each in bins] == [0.5, 1.0]
-    # Distances 0.15 and 0.075, of two pairs each.
-    assert error == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
-
-
-def test_empty_bins_are_omitted():
-    # Ties, which are incorrect, are in the first bin; a confidence of 1 is in the last.
-    bins, error = calibration(torch.tensor([0.0, 0.0, 0.0, 1000.0]), 15)
-    assert bins == [
-        {"pairs": 3, "confidence": 0.5, "accuracy": 0.0},
-        {"pairs": 1, "confidence": 1.0, "accuracy": 1.0},
-    ]
-    assert error == pytest.approx(3 * 0.5 / 4)
-
-
-def test_calibration_error_is_0_if_accuracy_equals_confidence():
-    # Three of four correct at 0.75.
-    margins = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64) * math.log(3)
-    assert calibration(margins, 15)[1] == pytest.approx(0)
-
-
-def test_held_out_metrics():
-    losses = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
-    scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0, 0.5]], dtype=torch.float64)
-    # The longer response is chosen once; two pairs have equal lengths.
-    lengths = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
-    metrics = held_out_metrics(losses, scores, lengths)
-    bins, error = calibration(scores[0] - scores[1], 15)
-    assert metrics == {
-        "pairs": 4,
-        "loss": 1.0,
-        "accuracy": 0.5,
-        "ties": 0.25,
-        "margin": -0.375,
-        "chosen_score": 1.0,
-        "rejected_score": 1.375,
-        "calibration": bins,
-        "calibration_error": error,
-        "longer_wins_accuracy": 0.25,
-        "equal_lengths": 0.5,
-    }
-    assert sum(each["pairs"] for each in bins) == 4
-
-
-def test_several_datasets_additionally_have_metrics_each():
-    losses = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
-    scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], dtype=torch.float64)
-    lengths = torch.tensor([[7, 5, 5], [3, 9, 5]])
-    metrics = metrics_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
-    together = held_out_metrics(losses, scores, lengths)
-    assert metrics == together | {
-        "by_dataset": {
-            "b": held_out_metrics(losses[:1], scores[:, :1], lengths[:, :1]),
-            "a": held_out_metrics(losses[1:], scores[:, 1:], lengths[:, 1:]),
-        }
-    }
-    assert metrics["by_dataset"]["a"]["accuracy"] == 0.5
-    assert metrics_by_dataset(losses, scores, lengths, {"b": 3}) == together

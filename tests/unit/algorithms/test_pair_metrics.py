@@ -1,0 +1,101 @@
+"""Metrics of preference pairs, against numbers computed by hand."""
+
+import math
+
+import pytest
+import torch
+
+from snakechat.algorithms.pair_metrics import (
+    PAIR_METRICS,
+    calibration,
+    held_out_metrics,
+    metrics_by_dataset,
+    pair_metric_sums,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_metric_sums_over_pairs(dtype):
+    # Correct, tie, incorrect, correct.
+    chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]], dtype=dtype)
+    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=dtype), chosen, rejected)
+    assert sums.dtype == dtype
+    assert dict(zip(PAIR_METRICS, sums.tolist(), strict=True)) == {
+        "loss": 2.0,
+        "accuracy": 2,
+        "ties": 1,
+        "margin": -1.5,
+        "chosen_score": 8.0,
+        "rejected_score": 9.5,
+    }
+
+
+def test_equal_scores_have_accuracy_0():
+    metrics = held_out_metrics(torch.ones(3), torch.zeros(2, 3), torch.ones(2, 3))
+    assert (metrics["accuracy"], metrics["ties"], metrics["margin"]) == (0, 1, 0)
+
+
+def test_calibration_by_hand():
+    # Confidences 0.6, 0.7, 0.9 and 0.95; the second pair is incorrect. Two bins, split at 0.75.
+    odds = torch.tensor([6 / 4, 3 / 7, 9, 19], dtype=torch.float64)
+    bins, error = calibration(odds.log(), 2)
+    assert [each["pairs"] for each in bins] == [2, 2]
+    assert [each["confidence"] for each in bins] == pytest.approx([0.65, 0.925])
+    assert [each["accuracy"] for each in bins] == [0.5, 1.0]
+    # Distances 0.15 and 0.075, of two pairs each.
+    assert error == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
+
+
+def test_empty_bins_are_omitted():
+    # Ties, which are incorrect, are in the first bin; a confidence of 1 is in the last.
+    bins, error = calibration(torch.tensor([0.0, 0.0, 0.0, 1000.0]), 15)
+    assert bins == [
+        {"pairs": 3, "confidence": 0.5, "accuracy": 0.0},
+        {"pairs": 1, "confidence": 1.0, "accuracy": 1.0},
+    ]
+    assert error == pytest.approx(3 * 0.5 / 4)
+
+
+def test_calibration_error_is_0_if_accuracy_equals_confidence():
+    # Three of four correct at 0.75.
+    margins = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64) * math.log(3)
+    assert calibration(margins, 15)[1] == pytest.approx(0)
+
+
+def test_held_out_metrics():
+    losses = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
+    scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0, 0.5]], dtype=torch.float64)
+    # The longer response is chosen once; two pairs have equal lengths.
+    lengths = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
+    metrics = held_out_metrics(losses, scores, lengths)
+    bins, error = calibration(scores[0] - scores[1], 15)
+    assert metrics == {
+        "pairs": 4,
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "ties": 0.25,
+        "margin": -0.375,
+        "chosen_score": 1.0,
+        "rejected_score": 1.375,
+        "calibration": bins,
+        "calibration_error": error,
+        "longer_wins_accuracy": 0.25,
+        "equal_lengths": 0.5,
+    }
+    assert sum(each["pairs"] for each in bins) == 4
+
+
+def test_several_datasets_additionally_have_metrics_each():
+    losses = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
+    scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], dtype=torch.float64)
+    lengths = torch.tensor([[7, 5, 5], [3, 9, 5]])
+    metrics = metrics_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
+    together = held_out_metrics(losses, scores, lengths)
+    assert metrics == together | {
+        "by_dataset": {
+            "b": held_out_metrics(losses[:1], scores[:, :1], lengths[:, :1]),
+            "a": held_out_metrics(losses[1:], scores[:, 1:], lengths[:, 1:]),
+        }
+    }
+    assert metrics["by_dataset"]["a"]["accuracy"] == 0.5
+    assert metrics_by_dataset(losses, scores, lengths, {"b": 3}) == together
