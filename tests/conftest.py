@@ -15,8 +15,9 @@ import pytest
 
 from support.snakemake_fork import run_snakemake
 
-# Before torch is imported: several test processes and their builds share the cores.
-os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+# Before torch is imported: several test processes and their builds share the cores. The threads of an
+# operation would wait for each other, and for a core, in each of them.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -241,8 +242,8 @@ def build_once(make_once, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(build_once):
-    """The tiny recipe, as users build it."""
-    return build_once("tiny", (), "output/rlhf/tiny")
+    """The tiny recipe, as users build it, except that its jobs have one thread each."""
+    return build_once("tiny", ("--config", "deployments={cpu: {threads: 1}}"), "output/rlhf/tiny")
 
 
 @pytest.fixture(scope="session")

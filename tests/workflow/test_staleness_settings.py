@@ -254,7 +254,7 @@ PLACE = {
     "offload": "optimizer",
     "activation_checkpointing": True,
     "micro_batch_tokens": 4096,
-    "threads": 1,
+    "threads": 3,
     "mem_mb": 2000,
     "runtime": 30,
 }

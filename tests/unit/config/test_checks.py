@@ -153,7 +153,7 @@ MISTAKES = {
     ),
     "unknown actor of dpo": (
         tiny("rlhf", actor="dpo/tinny"),
-        "config: dpo.recipes has no 'tinny' (available: tiny, 350m,",
+        "config: dpo.recipes has no 'tinny' (available: tiny, tiny-ipo,",
     ),
     "stage of an actor": (
         tiny("rlhf", actor="reward/tiny"),
@@ -214,7 +214,7 @@ MISTAKES = {
     "unknown preset": (
         tiny("rlhf", preset="deepspeed"),
         "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
-        " (available: deepspeed_chat)",
+        " (available: dapo, deepspeed_chat, dr_grpo, grpo,",
     ),
     "preset of a preset": (
         {"rlhf": {"presets": {"mine": {"preset": "deepspeed_chat"}}}},
