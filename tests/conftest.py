@@ -15,8 +15,8 @@ import pytest
 
 from support.snakemake_fork import run_snakemake
 
-# Before torch is imported: several test processes and their builds share the cores. The threads of an
-# operation would wait for each other, and for a core, in each of them.
+# Before torch is imported: several test processes and their builds share the cores, for which the
+# threads of each operation would wait, and for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent

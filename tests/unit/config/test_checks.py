@@ -211,6 +211,15 @@ MISTAKES = {
         "config: rlhf.recipes.tiny.ptx names 125m, which has the tokenizer of opt-125m; the actor"
         " has that of tiny",
     ),
+    "k1 in the loss": (
+        tiny("rlhf", kl_in="loss", kl_estimator="k1"),
+        "config: rlhf.recipes.tiny.kl_estimator: k1 has no effect in the loss, because the mean of"
+        " its gradient is 0: use k2 or k3",
+    ),
+    "overlong buffer": (
+        tiny("rlhf", overlong_buffer=25),
+        "config: rlhf.recipes.tiny.overlong_buffer: 25 is more than max_response_length (24)",
+    ),
     "unknown preset": (
         tiny("rlhf", preset="deepspeed"),
         "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
