@@ -161,23 +161,26 @@ def policy_loss(
 
 
 def token_weights(lengths: Tensor, aggregation: str, max_length: int) -> Tensor:
-    """Return the weight in the loss of each token of each response [b].
+    """Return the weight of the tokens of each response [b], relative to the mean over all tokens.
 
-    - token_mean: 1 / number of tokens of all responses (DAPO, Yu et al. 2025, eq. 8).
-    - sequence_mean: the mean over responses of the mean over tokens (GRPO, Shao et al. 2024,
+    The loss of a minibatch is the sum of weight * loss of a token, divided by the number of tokens.
+
+    - token_mean: the mean over all tokens (DAPO, Yu et al. 2025, eq. 8).
+    - sequence_mean: the mean over responses of the mean over their tokens (GRPO, Shao et al. 2024,
       eq. 3).
-    - max_length: 1 / (number of responses * max_length), whatever the lengths are (Dr. GRPO, Liu et
-      al. 2025, which removes the bias of the other two towards long incorrect responses).
+    - max_length: the sum over tokens, divided by the number of responses * max_length (Dr. GRPO,
+      Liu et al. 2025, which removes the bias of the other two towards long incorrect responses).
 
     Args:
         lengths: Tokens of each response of a minibatch [b].
         max_length: Maximum number of tokens of a response.
     """
     if aggregation == "token_mean":
-        return torch.full(lengths.shape, 1 / lengths.sum().item(), device=lengths.device)
+        return torch.ones(lengths.shape, device=lengths.device)
+    mean_length = lengths.float().mean()
     if aggregation == "sequence_mean":
-        return 1 / (len(lengths) * lengths)
-    return torch.full(lengths.shape, 1 / (len(lengths) * max_length), device=lengths.device)
+        return mean_length / lengths
+    return (mean_length / max_length).expand(lengths.shape)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float) -> Tensor:

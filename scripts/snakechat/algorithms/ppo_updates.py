@@ -151,7 +151,7 @@ def policy_gradients(
         if settings.kl_in == "loss":
             losses = losses + kl_coef * penalties
         token_weights = weights[indices, None].expand_as(mask)[mask]
-        loss = micro_batch.counted * (token_weights * losses).sum()
+        loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
         statistics = ppo.ratio_statistics(log_ratios.detach(), old.advantages, *clip_ranges)
         means = [loss.detach(), penalties.detach().sum() / num_tokens]

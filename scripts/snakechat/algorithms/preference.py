@@ -92,12 +92,13 @@ def preference_losses(
         if settings.length_normalized:
             logprobs, ref_logprobs = means, ref_logprobs / lengths
         rewards = implicit_rewards(logprobs, ref_logprobs, beta)
+        chosen, rejected = rewards
         if settings.loss == "ipo":
-            losses = ipo_loss(*rewards, beta)
+            losses = ipo_loss(chosen, rejected, beta)
         elif settings.loss == "robust":
-            losses = robust_dpo_loss(*rewards, settings.label_smoothing)
+            losses = robust_dpo_loss(chosen, rejected, settings.label_smoothing)
         else:
-            losses = dpo_loss(*rewards, settings.label_smoothing)
+            losses = dpo_loss(chosen, rejected, settings.label_smoothing)
     # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
     return rewards, losses - settings.sft_coef * means[0]
 

@@ -31,8 +31,8 @@ def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
     """Return kl_in and kl_estimator of a recipe of rlhf, which may be null there.
 
     PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
-    have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is the
-    estimator whose gradient is that of the KL.
+    have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is
+    the estimator whose gradient is that of the KL.
     """
     kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
     estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k2")

@@ -217,9 +217,10 @@ def test_sequence_log_ratios_are_means_over_the_responses():
     ("aggregation", "expected"),
     [
         # Three responses of 4, 1 and 5 tokens.
-        ("token_mean", [1 / 10, 1 / 10, 1 / 10]),
-        ("sequence_mean", [1 / 12, 1 / 3, 1 / 15]),
-        ("max_length", [1 / 24, 1 / 24, 1 / 24]),
+        ("token_mean", [1, 1, 1]),
+        # 10 tokens, divided by 3 responses and their lengths; and by 3 responses of 8 tokens.
+        ("sequence_mean", [10 / 12, 10 / 3, 10 / 15]),
+        ("max_length", [10 / 24, 10 / 24, 10 / 24]),
     ],
 )
 def test_token_weights_by_hand(aggregation, expected):
