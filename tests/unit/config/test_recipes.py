@@ -60,6 +60,24 @@ def test_layers_of_settings():
 
 
 @pytest.mark.parametrize(
+    ("own", "kl_in", "estimator"),
+    [
+        ({"algorithm": "ppo"}, "rewards", "k1"),
+        ({"algorithm": "rloo", "num_generations": 2}, "loss", "k2"),
+        ({"algorithm": "grpo", "num_generations": 2}, "loss", "k2"),
+        ({"algorithm": "grpo", "num_generations": 2, "kl_in": "rewards"}, "rewards", "k1"),
+        ({"algorithm": "ppo", "kl_estimator": "k3"}, "rewards", "k3"),
+        ({"preset": "grpo"}, "loss", "k3"),
+        ({"preset": "rloo"}, "rewards", "k1"),
+    ],
+)
+def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
+    recipe = {**own, "actor": "tiny", "reward": "tiny", "global_batch_size": 64}
+    settings = load({"rlhf": {"recipes": {"mine": recipe}}}).training_settings("rlhf", "mine")
+    assert (settings["kl_in"], settings["kl_estimator"]) == (kl_in, estimator)
+
+
+@pytest.mark.parametrize(
     ("default", "own", "expected"),
     [
         ("small", {}, SMALL),
