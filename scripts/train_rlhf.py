@@ -162,7 +162,7 @@ class RlhfTrainer:
         # 4. Compute rewards, advantages and returns.
         kl_coef = self.kl_controller.coef
         rewards = make_rewards(settings, rollouts, evaluation, normalized_scores, kl_coef)
-        experience = make_experience(settings, rollouts, evaluation, rewards)
+        experience = make_experience(settings, rollouts, evaluation, normalized_scores, rewards)
 
         # 5. Update actor and critic.
         with self.timer("train"):

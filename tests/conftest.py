@@ -15,8 +15,8 @@ import pytest
 
 from support.snakemake_fork import run_snakemake
 
-# Before torch is imported: several test processes and their builds share the cores, for which the
-# threads of each operation would wait, and for each other.
+# Before torch is imported. Test processes and their builds share the cores: with several threads,
+# each operation would wait until all of them have had one.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,22 +2,15 @@
 
 import json
 import math
-import os
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import evaluate_dpo
-import train_dpo
-from conftest import INIT
 from snakechat.config.job_settings import dpo_evaluation_settings
 from snakechat.data import toy
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
-from support.configs import load
-from support.stages import Stages
+from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -38,23 +31,15 @@ RECIPES = {
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """Trainings of a small random model on 32 pairs, which are also those of the evaluation."""
-    folder = tmp_path_factory.mktemp("dpo")
-    model = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 1)
-    save_model(model, tokenizer, folder / "base")
     rows, _ = toy.make_rows(32, 0, random.Random(1))
     records = [tuple(row.values()) for row in rows]
     common = {**SIZES, "model": "random", "datasets": ["toy"], "weight_decay": 0.0}
     common |= {"dtype": "fp32", "placement": {"deployment": "cpu"}}
     recipes = {name: {**common, **changes} for name, changes in RECIPES.items()}
-    changes = {"models": {"random": {"path": str(folder / "base"), "template": "dialogue"}}}
-    changes["dpo"] = {"recipes": recipes}
-    before = Path.cwd()
-    os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_dpo, "write_card", lambda job: None)
-        models = {"random": folder / "base"}
-        yield Stages(load(changes), folder, {"train": records, "eval": records}, models)
-    os.chdir(before)
+    rows = {"train": records, "eval": records}
+    folder = tmp_path_factory.mktemp("dpo")
+    with stages_of_small_model(folder, tokenizer, rows, {"dpo": recipes}) as stages:
+        yield stages
 
 
 def evaluate(stages, name, folder):

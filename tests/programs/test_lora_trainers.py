@@ -5,9 +5,7 @@ In one process; tests/unit/training/test_processes.py trains adapters in two.
 
 import json
 import math
-import os
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,16 +15,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import evaluate_reward
-from conftest import INIT
 from snakechat.config.recipes import STAGES
 from snakechat.data import toy
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.models import DTYPES, make_causal
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.models import DTYPES
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from support.configs import load
-from support.stages import TRAINING, Stages
+from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -50,6 +46,9 @@ RLHF = {
 LORA = {"lora_rank": 4, "lora_alpha": 8}
 # Of a recipe in config.yaml.
 TRAINING_KEYS = ("algorithm", "dtype", "lora_rank", "critic_lora_rank", "train_base")
+TRAINING_KEYS += ("loss", "label_smoothing", "margin", "sft_coef")
+TRAINING_KEYS += ("scale_by_std", "loss_aggregation", "importance_sampling_level")
+TRAINING_KEYS += ("clip_range_high", "drop_uniform_groups")
 PLACEMENT_KEYS = ("zero_stage", "critic_zero_stage", "offload", "offload_frozen")
 PLACEMENT_KEYS += ("activation_checkpointing",)
 
@@ -80,23 +79,14 @@ SHIPPED = shipped_combinations()
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """The results of recipes on a small model, in a working directory of their own."""
-    folder = tmp_path_factory.mktemp("lora")
-    model = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 1)
-    save_model(model, tokenizer, folder / "base")
     rows, _ = toy.make_rows(16, 0, random.Random(1))
     train = [tuple(row.values()) for row in rows]
     # The models learn these pairs, and would need more to do well on others.
     records = {"train": train, "eval": train[:12]}
-    changes = {"models": {"random": {"path": str(folder / "base"), "template": "dialogue"}}}
-    changes["sft"] = {"recipes": {"plain": recipe("fp32")}}
-    changes["reward"] = {"recipes": {"plain": recipe("fp32", epochs=8)}}
-    before = Path.cwd()
-    os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for program, _ in TRAINING.values():
-            patch.setattr(program, "write_card", lambda job: None)
-        yield Stages(load(changes), folder, records, {"random": folder / "base"})
-    os.chdir(before)
+    recipes = {"sft": {"plain": recipe("fp32")}, "reward": {"plain": recipe("fp32", epochs=8)}}
+    folder = tmp_path_factory.mktemp("lora")
+    with stages_of_small_model(folder, tokenizer, records, recipes) as stages:
+        yield stages
 
 
 def recipe(dtype, stage="sft", placement=(), **settings):

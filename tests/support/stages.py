@@ -1,11 +1,15 @@
 """The jobs of a recipe in this process: what a build makes, without Snakemake."""
 
+import contextlib
 import json
+import os
 import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 import compute_reference
 import tokenize_phase
@@ -13,6 +17,7 @@ import train_dpo
 import train_reward
 import train_rlhf
 import train_sft
+from conftest import INIT
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.job_settings import (
     reference_inputs,
@@ -24,9 +29,12 @@ from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data.records import RecordWriter
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import manifest_path, read_input
+from support.configs import load
 
 TRAINING = {
     "train_sft": (train_sft, SftSettings),
@@ -119,6 +127,27 @@ class Stages:
         stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
         steps = {"save_steps": self.config.values["save_steps"]}
         return {**self.config.recipe(stage, name)["placement"], **steps}
+
+
+@contextlib.contextmanager
+def stages_of_small_model(folder, tokenizer, rows, recipes):
+    """Yield the Stages of recipes, whose model `random` is small, in a working directory.
+
+    Args:
+        rows: {split: records}.
+        recipes: {stage: {name: recipe}}.
+    """
+    model = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 1)
+    save_model(model, tokenizer, folder / "base")
+    changes = {stage: {"recipes": added} for stage, added in recipes.items()}
+    changes["models"] = {"random": {"path": str(folder / "base"), "template": "dialogue"}}
+    before = Path.cwd()
+    os.chdir(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for program, _ in TRAINING.values():
+            patch.setattr(program, "write_card", lambda job: None)
+        yield Stages(load(changes), folder, rows, {"random": folder / "base"})
+    os.chdir(before)
 
 
 def write_manifest(path):

@@ -49,7 +49,7 @@ RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size
 RL |= {"kl_in": "loss", "kl_estimator": "k2"}
 BETAS = {"adam_betas": [0.95, 0.9]}
 # Settings with a row in SETTINGS.
-SPECIAL = ("algorithm", "preset", "compare_with", "judge", "ptx")
+SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 STAGES = {
     f"{stage}.{key}": (value, rules)
     for stage, settings, rules in (
@@ -70,6 +70,8 @@ STAGES = {
         ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
         ("dpo", CUT, stale("tokenize_dpo")),
         ("dpo", DTYPE, stale("compute_reference")),
+        # Without a reference model.
+        ("dpo", {"loss": "simpo"}, stale("train_dpo")),
         ("dpo", BETAS, stale("train_dpo")),
         ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
         ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
@@ -205,6 +207,13 @@ SETTINGS = {
     },
     # With as many responses as it needs; test_rl_settings_count changes the algorithm alone.
     "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
+    "dpo.margin": Row(
+        setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")
+    ),
+    "rlhf.drop_uniform_groups": Row(
+        tiny_rlhf(algorithm="rloo", num_generations=2, drop_uniform_groups=True),
+        stale("train_rlhf"),
+    ),
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
     "rlhf.compare_with": Row(
         tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")

@@ -39,8 +39,8 @@ class Experience(NamedTuple):
 
     importance_weights: Correction of each token's loss for the sampler's log-probabilities.
     values, returns: None without a critic.
-    is_uniform: bool [n], whether all responses to a prompt have equal summed rewards; the same for
-        the whole step and for a micro-batch.
+    is_uniform: bool [n], whether all responses to a prompt have equal scores; the same for the
+        whole step and for a micro-batch.
     """
 
     logprobs: Tensor
@@ -93,9 +93,17 @@ def make_rewards(
 
 
 def make_experience(
-    settings: RlhfSettings, rollouts: Rollouts, evaluation: TokenEvaluation, rewards: Tensor
+    settings: RlhfSettings,
+    rollouts: Rollouts,
+    evaluation: TokenEvaluation,
+    scores: Tensor,
+    rewards: Tensor,
 ) -> Experience:
-    """Compute advantages, returns and importance weights from rewards [B, R]."""
+    """Compute advantages, returns and importance weights from rewards [B, R].
+
+    scores: [B], normalized. They tell prompts whose responses differ, also with kl_in: rewards,
+    where the rewards of equal scores differ by the KL penalty.
+    """
     advantages, returns = compute_advantages(
         settings, rewards, evaluation.values, rollouts.response_mask
     )
@@ -111,14 +119,14 @@ def make_experience(
         importance_weights,
         evaluation.values,
         returns,
-        uniform_groups(grouped(settings, rewards)),
+        uniform_groups(by_prompt(settings, scores)),
     )
 
 
-def grouped(settings: RlhfSettings, rewards: Tensor) -> Tensor:
-    """Return the summed rewards of the responses to each prompt [A, n], of rewards [B, R]."""
-    # Rows of a table: all first responses, then all second ones.
-    return rewards.sum(dim=1).view(settings.num_generations, -1)
+def by_prompt(settings: RlhfSettings, values: Tensor) -> Tensor:
+    """Return values of responses [B] by prompt [A, n]."""
+    # All first responses, then all second ones.
+    return values.view(settings.num_generations, -1)
 
 
 def compute_advantages(
@@ -137,7 +145,7 @@ def compute_advantages(
         return advantages, returns
     # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
     # equal scores advantages other than 0.
-    groups = grouped(settings, rewards)
+    groups = by_prompt(settings, rewards.sum(dim=1))
     if settings.algorithm == "rloo":
         advantages = rloo_advantages(groups)
     else:

@@ -147,14 +147,16 @@ def policy_gradients(
         if settings.importance_sampling_level == "sequence":
             log_ratios = ppo.sequence_log_ratios(log_ratios, rollouts.lengths[indices])
         losses = old.importance_weights * ppo.policy_loss(log_ratios, old.advantages, *clip_ranges)
-        penalties = ppo.kl_penalty(logprobs, old.ref_logprobs, settings.kl_estimator)
         if settings.kl_in == "loss":
+            penalties = ppo.kl_penalty(logprobs, old.ref_logprobs, settings.kl_estimator)
             losses = losses + kl_coef * penalties
         token_weights = weights[indices, None].expand_as(mask)[mask]
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
         statistics = ppo.ratio_statistics(log_ratios.detach(), old.advantages, *clip_ranges)
-        means = [loss.detach(), penalties.detach().sum() / num_tokens]
+        # The same estimate with all settings: k3 has the least variance.
+        kl = ppo.kl_penalty(logprobs.detach(), old.ref_logprobs, "k3")
+        means = [loss.detach(), kl.sum() / num_tokens]
         means += [statistics[name] / num_tokens for name in POLICY_METRICS[2:]]
         sums += micro_batch.counted * torch.stack(means)
     totals = all_reduce_sum(sums).tolist()

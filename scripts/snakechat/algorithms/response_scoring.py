@@ -45,6 +45,7 @@ class ScoreNormalizer:
     @property
     def is_ready(self) -> bool:
         """Whether two different scores were added."""
+        # Scores are float32: equal ones have squares of exactly 0 in float64.
         return self.moments is not None and self.moments[2] > 0
 
     def add(self, scores: Tensor) -> None:

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snakechat.config.dpo import LOSSES_WITH
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import weighted_references
@@ -45,6 +46,8 @@ def check_references(config: Config) -> None:
                 _check_rlhf_models(config, name)
                 _check_rlhf_scores(config, name)
             else:
+                if stage == "dpo":
+                    _check_preference_loss(config, name)
                 rule, model = config.base_model(stage, name)
                 if rule == "fetch_model":
                     _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
@@ -128,6 +131,18 @@ def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
     return None if path is None else read_model_config(config.local_path(path))
 
 
+def _check_preference_loss(config: Config, name: str) -> None:
+    """Check that the loss of a dpo recipe uses the settings that the recipe changes."""
+    place, settings = f"config: dpo.recipes.{name}", config.recipe("dpo", name)
+    loss = settings["loss"]
+    for key, losses in LOSSES_WITH.items():
+        if settings[key] and loss not in losses:
+            raise ConfigError(
+                f"{place}.{key}: {settings[key]} has no effect on loss: {loss}, only on"
+                f" {' and '.join(losses)}: set {key}: 0 or another loss"
+            )
+
+
 def _check_rlhf_scores(config: Config, name: str) -> None:
     """Check that something scores the responses, and that the algorithm can compare them."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
@@ -150,6 +165,11 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
             f" max_response_length ({settings['max_response_length']})"
         )
     algorithm, generations = settings["algorithm"], settings["num_generations"]
+    if algorithm == "ppo" and settings["drop_uniform_groups"]:
+        raise ConfigError(
+            f"{place}.drop_uniform_groups: ppo does not compare responses to the same prompt, and"
+            " learns from equal scores too: use rloo or grpo"
+        )
     batch_size = settings["global_batch_size"]
     if algorithm != "ppo" and generations < 2:
         raise ConfigError(

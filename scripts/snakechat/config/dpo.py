@@ -7,6 +7,12 @@ from snakechat.config.common import Keyword, NonNegative, Positive, SequenceSett
 
 PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo"]
 
+# Losses that a setting has an effect on, of settings that others would ignore.
+LOSSES_WITH: dict[str, tuple[PreferenceLoss, ...]] = {
+    "label_smoothing": ("dpo", "robust"),
+    "margin": ("simpo",),
+}
+
 
 def has_reference(loss: PreferenceLoss) -> bool:
     """Return whether a loss compares the policy with a reference model."""

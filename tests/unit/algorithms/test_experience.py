@@ -99,9 +99,17 @@ def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
     scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
     rewards = make_rewards(settings, make_rollouts(MASK), evaluation, scores, 0.1)
-    experience = make_experience(settings, make_rollouts(MASK), evaluation, rewards)
+    experience = make_experience(settings, make_rollouts(MASK), evaluation, scores, rewards)
     assert experience.is_uniform.tolist() == [False, True, False]
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
+
+
+def test_equal_scores_are_uniform_also_with_the_kl_in_the_rewards():
+    scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
+    evaluation = make_evaluation(torch.arange(6.0).view(6, 1), torch.zeros(6, 1))
+    rewards = make_rewards(make_settings(), make_rollouts(MASK), evaluation, scores, 0.1)
+    experience = make_experience(make_settings(), make_rollouts(MASK), evaluation, scores, rewards)
+    assert experience.is_uniform.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(("kl_in", "expected"), [("rewards", [-0.05, 1.1]), ("loss", [0.0, 1.0])])
@@ -117,12 +125,13 @@ def test_rewards_decrease_where_the_actor_is_likelier_than_the_reference(kl_in, 
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     evaluation = make_evaluation(torch.log(torch.full((6, 1), 0.4)), torch.zeros(6, 1))
     rewards = SCORES[:, None]
-    experience = make_experience(make_settings(), make_rollouts(MASK), evaluation, rewards)
+    rollouts = make_rollouts(MASK)
+    experience = make_experience(make_settings(), rollouts, evaluation, SCORES, rewards)
     assert experience.importance_weights.tolist() == [[1.0]] * 6
     # Ratios 0.5 and 8, of which the second is capped.
     sampler_logprobs = torch.log(torch.tensor([[0.8], [0.05]] * 3))
     rollouts = make_rollouts(MASK, sampler_logprobs)
-    experience = make_experience(make_settings(), rollouts, evaluation, rewards)
+    experience = make_experience(make_settings(), rollouts, evaluation, SCORES, rewards)
     assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)
 
 

@@ -152,6 +152,10 @@ def test_gradients_of_the_variants_equal_those_of_a_loop(
     metrics = policy_gradients(Engine(policy), rollouts, ROWS, experience, 0.7, settings)
     torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
     assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    # The logged KL is k3 with any estimator.
+    new, reference = table[INDICES], experience.ref_logprobs[INDICES]
+    k3 = ((reference - new).exp() - 1 - (reference - new))[rollouts.response_mask[INDICES]]
+    assert metrics["policy/kl"] == pytest.approx(k3.mean().item(), rel=1e-4)
 
 
 def test_only_prompts_with_different_scores_are_informative():

@@ -211,6 +211,19 @@ MISTAKES = {
         "config: rlhf.recipes.tiny.ptx names 125m, which has the tokenizer of opt-125m; the actor"
         " has that of tiny",
     ),
+    "label smoothing of a loss without it": (
+        tiny("dpo", loss="ipo", label_smoothing=0.1),
+        "config: dpo.recipes.tiny.label_smoothing: 0.1 has no effect on loss: ipo, only on dpo and"
+        " robust: set label_smoothing: 0 or another loss",
+    ),
+    "margin of a loss without it": (
+        tiny("dpo", margin=0.5),
+        "config: dpo.recipes.tiny.margin: 0.5 has no effect on loss: dpo, only on simpo",
+    ),
+    "uniform groups of ppo": (
+        tiny("rlhf", drop_uniform_groups=True),
+        "config: rlhf.recipes.tiny.drop_uniform_groups: ppo does not compare responses",
+    ),
     "k1 in the loss": (
         tiny("rlhf", kl_in="loss", kl_estimator="k1"),
         "config: rlhf.recipes.tiny.kl_estimator: k1 has no effect in the loss, because the mean of"
