@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from test_ppo import CLIP, gradient, vocabulary
 
 from snakechat.algorithms import ppo
 from snakechat.algorithms.group_advantages import grpo_advantages, rloo_advantages
+from support.policies import CLIP, gradient, vocabulary
 
 
 def pairs_of(arms):

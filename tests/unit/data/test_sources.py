@@ -1,4 +1,4 @@
-"""Rows of source files of every kind, valid and damaged."""
+"""Rows of source files of every kind, and bad rows in them."""
 
 import gzip
 import json
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from datetime import date
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,69 +15,20 @@ import pytest
 
 from conftest import ROOT
 from snakechat.data.dataset_files import local_paths, split_files
-from snakechat.data.formats import BadRow
 from snakechat.data.sources import count_rows, read_rows
-from snakechat.workflow.errors import InputError
-from support.files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet
+from support.source_files import (
+    JSON,
+    NESTING,
+    ROW,
+    WRITERS,
+    numbered,
+    put,
+    read,
+    rows_before_damage,
+    write,
+)
 
 SCRIPTS = ROOT / "scripts"
-
-
-# Most tools do not escape texts.
-PLAIN = {"ensure_ascii": False}
-WRITERS = {
-    "rows.parquet": as_parquet,
-    "rows.arrow": partial(as_arrow, batch=100),
-    "rows.jsonl": partial(as_jsonl, **PLAIN),
-    "rows.jsonl.gz": partial(as_gz, **PLAIN),
-    "rows.json": partial(as_json, indent=1, **PLAIN),
-    # One object per line in a file named .json.
-    "lines.json": partial(as_jsonl, **PLAIN),
-    "rows.csv": as_csv,
-}
-NESTING = [name for name in WRITERS if name != "rows.csv"]
-JSON = ["rows.jsonl", "rows.jsonl.gz", "rows.json", "lines.json"]
-ROW = {"prompt": "\n\nHuman: Can you help?\n\nAssistant:", "chosen": " Of course, I can."}
-
-
-def numbered(number):
-    return [{**ROW, "chosen": f" Response {n}."} for n in range(number)]
-
-
-def write(folder, name, rows):
-    (folder / name).write_bytes(WRITERS[name](rows))
-    return folder / name
-
-
-def put(path, content):
-    """Write bytes into a file, compressed if its name ends in .gz."""
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
-
-
-def read(path):
-    """Return all rows of a file, numbered from 1; a bad row as "bad: reason"."""
-    numbers, rows = zip(*read_rows(path), strict=True)
-    assert list(numbers) == list(range(1, len(rows) + 1))
-    return [f"bad: {row}" if isinstance(row, BadRow) else row for row in rows]
-
-
-def read_error(path):
-    """Return the rows before an error, and its message."""
-    rows = []
-    with pytest.raises(InputError) as error:
-        rows.extend(row for _, row in read_rows(path))
-    message = str(error.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    return rows, message
-
-
-def rows_before_damage(path):
-    """Return the rows before damage; the error has their number and the size of the file."""
-    rows, message = read_error(path)
-    assert f"damaged or truncated after row {len(rows)} ({path.stat().st_size} bytes): " in message
-    return rows
 
 
 # --- valid files ----------------------------------------------------------------------------
@@ -404,236 +354,6 @@ def test_nanoseconds_are_read_without_pandas(tmp_path):
     assert process.stdout == "1 a\n", process.stderr
 
 
-# --- damaged files: an error of one line with the file and the last valid row --------------
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_empty_file_is_an_error(tmp_path, name):
-    (tmp_path / name).touch()
-    rows, _ = read_error(tmp_path / name)
-    assert rows == []
-
-
-WITHOUT_ROWS = {
-    "rows.jsonl": b"\n \n",
-    "rows.jsonl.gz": b"",
-    "rows.json": b" [ ] \n",
-    "lines.json": b"[]",
-    "rows.csv": b"prompt,chosen\n",
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_ROWS)
-def test_file_without_rows_is_an_error(tmp_path, name):
-    path = put(tmp_path / name, WITHOUT_ROWS[name])
-    assert read_error(path) == ([], f"{path}: no rows")
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_table_without_rows_is_an_error(tmp_path, kind):
-    table, path = pa.Table.from_pylist([ROW]).slice(0, 0), tmp_path / f"rows.{kind}"
-    if kind == "parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
-    assert read_error(path) == ([], f"{path}: no rows")
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_git_lfs_pointer_is_an_error_with_advice(tmp_path, name):
-    (tmp_path / name).write_text(
-        "version https://git-lfs.github.com/spec/v1\n"
-        "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
-        "size 132735538\n"
-    )
-    _, message = read_error(tmp_path / name)
-    assert "git lfs pull" in message
-
-
-@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.parquet.lock"])
-def test_unknown_kind_of_file_is_an_error(tmp_path, name):
-    (tmp_path / name).write_text('{"a": 1}\n')
-    read_error(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz", "rows.json"])
-def test_html_page_instead_of_a_file_is_an_error(tmp_path, name):
-    (tmp_path / name).write_text("<html>\n<body>401: log in first</body>\n</html>\n")
-    read_error(tmp_path / name)
-
-
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
-def test_truncated_parquet_file_is_an_error(tmp_path, share):
-    path = write(tmp_path, "rows.parquet", numbered(1000))
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    # The positions of the rows are at the end of the file.
-    assert rows_before_damage(path) == []
-
-
-@pytest.mark.parametrize("missing", [1, 4, 8, 100])
-def test_parquet_file_without_its_last_bytes_is_an_error(tmp_path, missing):
-    path = write(tmp_path, "rows.parquet", numbered(1000))
-    path.write_bytes(path.read_bytes()[:-missing])
-    assert rows_before_damage(path) == []
-
-
-def test_damaged_parquet_pages_are_an_error(tmp_path):
-    path = tmp_path / "rows.parquet"
-    rows = numbered(1000)
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
-    column = pq.ParquetFile(path).metadata.row_group(1).column(1)
-    start = column.dictionary_page_offset or column.data_page_offset
-    content = bytearray(path.read_bytes())
-    content[start : start + 40] = bytes(40)
-    path.write_bytes(content)
-    # Only rows before the damaged page have been read.
-    found = rows_before_damage(path)
-    assert found == rows[: len(found)]
-    assert len(found) <= 500
-
-
-def damage_footer(path):
-    content = bytearray(path.read_bytes())
-    size = int.from_bytes(content[-8:-4], "little")
-    content[-8 - size : -8 - size + 30] = bytes(30)
-    path.write_bytes(content)
-
-
-def test_damaged_parquet_footer_is_an_error(tmp_path):
-    path = write(tmp_path, "rows.parquet", numbered(10))
-    damage_footer(path)
-    assert rows_before_damage(path) == []
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_gzip_is_an_error(tmp_path, share):
-    path, rows = tmp_path / "rows.jsonl.gz", numbered(1000)
-    path.write_bytes(as_gz(rows))
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    found = rows_before_damage(path)
-    assert found == rows[: len(found)]
-    assert len(found) < 1000
-
-
-@pytest.mark.parametrize("missing", [1, 8])
-def test_gzip_without_its_last_bytes_is_an_error(tmp_path, missing):
-    path = write(tmp_path, "rows.jsonl.gz", numbered(10))
-    path.write_bytes(path.read_bytes()[:-missing])
-    rows_before_damage(path)
-
-
-@pytest.mark.parametrize("place", ["beginning", "middle", "check sum"])
-def test_damaged_gzip_is_an_error(tmp_path, place):
-    path = write(tmp_path, "rows.jsonl.gz", numbered(1000))
-    content = bytearray(path.read_bytes())
-    size = len(content)
-    start = {"beginning": 0, "middle": size // 2, "check sum": size - 8}[place]
-    content[start : start + 4] = b"\xff\x00\xff\x00"
-    path.write_bytes(content)
-    rows_before_damage(path)
-
-
-def test_uncompressed_lines_named_gz_are_an_error(tmp_path):
-    # As a browser leaves them, which has unpacked them on the way.
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(as_jsonl([ROW]))
-    assert rows_before_damage(path) == []
-
-
-def test_array_truncated_between_objects_is_an_error(tmp_path):
-    rows = numbered(1000)
-    content = json.dumps(rows).encode()
-    start = content.index(b'{"prompt"', len(content) // 2)
-    path = put(tmp_path / "rows.json", content[:start])
-    assert rows_before_damage(path) == rows[: content[:start].count(b"{")]
-
-
-@pytest.mark.parametrize("missing", [1, 2, 5, 30])
-def test_array_without_its_end_is_an_error(tmp_path, missing):
-    path = put(tmp_path / "rows.json", json.dumps(numbered(10)).encode()[:-missing])
-    found = rows_before_damage(path)
-    # Without the bracket all rows are complete; otherwise the last one is not.
-    assert found == numbered(10)[: 10 if missing == 1 else 9]
-
-
-@pytest.mark.parametrize("content", [b'[{"a": 1}] x', b'[{"a": 1}]\n[{"a": 2}]\n'])
-def test_content_after_an_array_is_an_error(tmp_path, content):
-    # Rows would be lost without a word.
-    assert rows_before_damage(put(tmp_path / "rows.json", content)) == [{"a": 1}]
-
-
-def test_array_that_is_not_utf_8_is_an_error(tmp_path):
-    path = put(tmp_path / "rows.json", b'[{"a": 1}, {"a": "caf\xe9"}, {"a": 3}]')
-    assert rows_before_damage(path) == [{"a": 1}]
-
-
-@pytest.mark.parametrize(
-    "content", [b'{\n "a": 1\n}\n', b"prompt,chosen\n", b"\x00\x01", b"{'a': 1}\n"]
-)
-def test_json_that_is_neither_array_nor_lines_is_an_error(tmp_path, content):
-    path = put(tmp_path / "rows.json", content)
-    rows, message = read_error(path)
-    assert rows == []
-    assert message == f"{path}: expected an array of objects or one object per line"
-
-
-def write_truncated_arrow(path, where):
-    """Write an arrow file of ten batches of ten rows, truncated within the sixth batch."""
-    table = pa.Table.from_pylist(numbered(100))
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        for start in range(0, 100, 10):
-            stream.write_table(table.slice(start, 10))
-            if start == 40:
-                end = file.tell()
-    path.write_bytes(path.read_bytes()[: end + where])
-
-
-@pytest.mark.parametrize("where", [4, 20, 200, 500])
-def test_truncated_arrow_is_an_error(tmp_path, where):
-    path = tmp_path / "rows.arrow"
-    write_truncated_arrow(path, where)
-    assert rows_before_damage(path) == numbered(50)
-
-
-def test_arrow_truncated_between_batches_is_an_error(tmp_path):
-    # The mark of the end is missing, and with it half of the rows.
-    path = tmp_path / "rows.arrow"
-    write_truncated_arrow(path, 0)
-    assert read_error(path)[0] == numbered(50)
-
-
-def test_arrow_without_its_start_is_an_error(tmp_path):
-    path = write(tmp_path, "rows.arrow", numbered(10))
-    path.write_bytes(path.read_bytes()[100:])
-    assert rows_before_damage(path) == []
-
-
-def test_damaged_arrow_is_an_error(tmp_path):
-    # Zeros in the offsets of the only column.
-    path = tmp_path / "rows.arrow"
-    content = bytearray(as_arrow([{"a": f"text {number}"} for number in range(100)]))
-    # The texts have 6 characters up to number 9, then 7: the eleventh begins at 60, then 67, 74.
-    start = content.index(b"".join(n.to_bytes(4, "little") for n in (60, 67, 74)))
-    content[start : start + 40] = bytes(40)
-    path.write_bytes(content)
-    read_error(path)
-
-
-@pytest.mark.parametrize("row", [1, 3])
-def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
-    lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
-    path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
-    assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
-
-
-def test_text_after_a_closing_quote_in_csv_is_an_error(tmp_path):
-    path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3" x,4\n5,6\n')
-    assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
-
-
 # --- number of rows -------------------------------------------------------------------------
 
 
@@ -648,22 +368,6 @@ def test_rows_are_counted_without_parsing(tmp_path, name):
 @pytest.mark.parametrize("name", ["rows.arrow", "rows.json"])
 def test_rows_of_other_kinds_are_not_counted(tmp_path, name):
     assert count_rows(write(tmp_path, name, [ROW])) is None
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-def test_count_of_a_damaged_file_is_unknown(tmp_path, name):
-    path = write(tmp_path, name, numbered(1000))
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    assert count_rows(path) is None
-    path.write_bytes(bytes(100))
-    assert count_rows(path) is None
-
-
-def test_count_with_a_damaged_footer_is_unknown(tmp_path):
-    path = write(tmp_path, "rows.parquet", numbered(10))
-    damage_footer(path)
-    assert count_rows(path) is None
 
 
 # --- memory ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tokenizers, ids of prompts and responses, and truncation."""
+"""Ids of prompts and responses, and truncation."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,37 +6,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
-from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_ids
+from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
-
-TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
-
-# ChatML, as many models have it.
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# As Gemma's: no place for a system turn, and bos in front.
-WITHOUT_SYSTEM = (
-    "{{ bos_token }}"
-    "{% if messages[0].role == 'system' %}"
-    "{{ raise_exception('System role not supported\n(nor ever will be)') }}"
-    "{% endif %}" + CHATML
-)
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return train_tokenizer(TEXTS, 300)
+from support.chat_templates import WITHOUT_SYSTEM
+from support.texts import TEXTS, texts_of
 
 
 @pytest.fixture(scope="module")
@@ -44,211 +23,12 @@ def dialogue(trained):
     return Encoder(trained, "dialogue")
 
 
-@pytest.fixture
-def folder_of(trained, tmp_path):
-    """Return a function that saves the trained tokenizer with given special tokens only."""
-
-    def save(**special):
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, **special)
-        tokenizer.save_pretrained(tmp_path)
-        return tmp_path
-
-    return save
-
-
-@pytest.fixture
-def chat_tokenizer(trained, tmp_path):
-    """Return a function that loads a tokenizer with a given chat template; <|im_end|> is eos.
-
-    <|im_start|> is special in tokenizer.json alone, as <|start_header_id|> is in Llama 3's.
-    """
-
-    def make(template=CHATML, **special):
-        backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
-        backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            bos_token="<s>",
-            pad_token="<pad>",
-            eos_token="<|im_end|>",
-            **special,
-        )
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(tmp_path / "chat")
-        return load_tokenizer(tmp_path / "chat")
-
-    return make
-
-
 @pytest.fixture(scope="module")
 def opt(shared_data):
     return load_tokenizer(shared_data / "tokenizer_opt")
 
 
-def texts_of(path, rows):
-    table = pq.ParquetFile(path).read(["prompt", "chosen", "rejected"]).slice(0, rows)
-    return [text for row in table.to_pylist() for text in row.values()]
-
-
 # --- tokenizers -------------------------------------------------------------------------------
-
-
-def test_pad_token_other_than_eos_is_kept(folder_of):
-    folder = folder_of(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
-    assert load_tokenizer(folder).pad_token == "<pad>"
-
-
-@pytest.mark.parametrize("special", [{}, {"pad_token": "</s>"}])
-def test_unk_replaces_a_pad_token_that_is_missing_or_eos(folder_of, special):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>", **special))
-    assert tokenizer.pad_token == "<unk>"
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_tokenizer_without_eos_is_an_error(folder_of):
-    folder = folder_of(bos_token="<s>", pad_token="<pad>", unk_token="<unk>")
-    with pytest.raises(InputError, match="no eos token"):
-        load_tokenizer(folder)
-
-
-def bare_tokenizer(*special, **names):
-    """A byte-level tokenizer without merges, with the given special tokens."""
-    backend = Tokenizer(models.BPE({byte: i for i, byte in enumerate(ByteLevel.alphabet())}, []))
-    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.add_special_tokens(list(special))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-
-
-END = "<|endoftext|>"
-# Special tokens, names of some of them, and the pad token.
-PADS = {
-    "pad of its own": (["<s>", "</s>", "<pad>"], {"eos": "</s>", "pad": "<pad>"}, "<pad>"),
-    "unk": (["<unk>", "<s>", "</s>"], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "<unk>"),
-    "Pythia": ([END, "<|padding|>"], {"bos": END, "eos": END, "unk": END}, "<|padding|>"),
-    "Llama 3.2": (
-        ["<|begin|>", "<|eot_id|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>"],
-        {"bos": "<|begin|>", "eos": "<|eot_id|>"},
-        "<|finetune_right_pad_id|>",
-    ),
-    "reserved": (
-        ["<|begin|>", "<|eot_id|>", "<|start|>", "<|reserved_special_token_0|>"],
-        {"bos": "<|begin|>", "eos": "<|eot_id|>"},
-        "<|reserved_special_token_0|>",
-    ),
-    "Qwen base": ([END, "<|im_start|>", "<|fim_pad|>"], {"eos": END, "pad": END}, "<|fim_pad|>"),
-    "others": ([END, "<|im_start|>", "<file_sep>"], {"bos": END, "eos": END}, "<file_sep>"),
-    "GPT-2": ([END], {"bos": END, "eos": END, "unk": END}, "ÿ"),
-    # Names in words are no padding.
-    "no padding": ([END, "<|padlock|>"], {"eos": END, "bos": "<|padlock|>"}, "ÿ"),
-}
-
-
-@pytest.mark.parametrize("case", PADS)
-def test_pad_is_the_best_existing_token_that_ends_no_turn(case, tmp_path):
-    special, names, pad = PADS[case]
-    tokenizer = bare_tokenizer(*special, **{f"{key}_token": name for key, name in names.items()})
-    size = len(tokenizer)
-    tokenizer.save_pretrained(tmp_path / "1")
-    for number in (1, 2):
-        tokenizer = load_tokenizer(tmp_path / str(number))
-        assert tokenizer.pad_token == pad
-        assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
-        assert len(tokenizer) == size
-        tokenizer.save_pretrained(tmp_path / str(number + 1))
-
-
-def test_pad_is_neither_the_end_of_a_turn_nor_written_by_the_template(chat_tokenizer):
-    # The candidates are <pad>, <unk>, <|im_start|> and <|im_end|>.
-    backend = chat_tokenizer().backend_tokenizer
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="</s>", pad_token="<|im_end|>", unk_token="<|im_start|>"
-    )
-    tokenizer.chat_template = CHATML.replace("<|im_end|>", "{{ '<|' + 'im_end|>' }}")
-    set_pad_token(tokenizer)
-    assert tokenizer.pad_token == "<|im_start|>"
-    tokenizer.pad_token = tokenizer.unk_token = None
-    set_pad_token(tokenizer)
-    assert tokenizer.pad_token == "<pad>"
-
-
-def test_a_byte_as_pad_changes_the_ids_of_no_text_but_its_letter_alone(shared_data, tmp_path):
-    bare_tokenizer(END, bos_token=END, eos_token=END).save_pretrained(tmp_path / "1")
-    load_tokenizer(tmp_path / "1").save_pretrained(tmp_path / "2")
-    plain, padded = (AutoTokenizer.from_pretrained(tmp_path / name) for name in "12")
-    assert padded.pad_token == "ÿ"
-    texts = ["Aÿ", "L'Haÿ-les-Roses by Pierre Louÿs", "ÿþ", "ÿs", "Ÿ", "\x00\ufffd é中🙂"]
-    for name in ("dpo_demo_zh", "hh_harmless"):
-        texts += texts_of(shared_data / name / "test.parquet", 39)
-    assert padded(texts).input_ids == plain(texts).input_ids
-    assert padded.pad_token_id not in {i for ids in plain(texts).input_ids for i in ids}
-    assert padded("a ÿ b").input_ids != plain("a ÿ b").input_ids
-    # In training, a special token in a text is text.
-    encoder = Encoder(load_tokenizer(tmp_path / "2"), "dialogue")
-    assert encoder.prompts(["a ÿ b"]) == [plain("a ÿ b").input_ids]
-
-
-GEMMA_LIKE = (
-    "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message.role }}\n"
-    "{{ message.content }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-PHI_LIKE = (
-    "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content }}<|end|>\n"
-    "{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt else eos_token }}"
-)
-# Special tokens, the template, and the token that ends a turn; eos is <eos>.
-TURNS = {
-    "Gemma": (["<start_of_turn>", "<end_of_turn>"], GEMMA_LIKE, "<end_of_turn>"),
-    "Phi-3": (["<|user|>", "<|assistant|>", "<|end|>"], PHI_LIKE, "<|end|>"),
-    "ChatML": (["<|im_start|>", "<|im_end|>"], CHATML, "<|im_end|>"),
-    # Their tokens are text to the tokenizer.
-    "ChatML without tokens": ([], CHATML, "<eos>"),
-    "eos": (
-        [],
-        "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}",
-        "<eos>",
-    ),
-    "nothing": ([], "{% for message in messages %}{{ message.content }}{% endfor %}", "<eos>"),
-    "no dialogues": ([], "{{ raise_exception('no') }}", "<eos>"),
-    "no template": ([], None, "<eos>"),
-}
-
-
-@pytest.mark.parametrize("case", TURNS)
-def test_a_turn_ends_in_the_first_special_token_that_the_template_writes_after_it(case, tmp_path):
-    special, template, end = TURNS[case]
-    tokenizer = bare_tokenizer("<bos>", "<eos>", *special, bos_token="<bos>", eos_token="<eos>")
-    tokenizer.chat_template = template
-    end_id, eos_id = tokenizer.convert_tokens_to_ids([end, "<eos>"])
-    assert end_of_turn_id(tokenizer) == end_id
-    expected = [end_id] if end_id == eos_id else [end_id, eos_id]
-    assert list(stop_ids(tokenizer, tmp_path)) == expected
-    if template and case != "no dialogues":
-        (response,) = Encoder(tokenizer, "chat").responses(["Yes."])
-        assert response[-1] == end_id
-        assert tokenizer.decode(response[:-1]) == "Yes."
-    # A dialogue as text ends in eos.
-    (response,) = Encoder(tokenizer, "dialogue").responses([" Yes."])
-    assert response[-1] == eos_id
-
-
-def test_stop_ids_are_those_of_the_generation_config_too(chat_tokenizer, tmp_path):
-    tokenizer = chat_tokenizer()
-    end = tokenizer.eos_token_id
-    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert stop_ids(tokenizer, tmp_path) == (end, 7, 8)
-    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [5, {end}]}}')
-    assert stop_ids(tokenizer, tmp_path) == (end, 5)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
-    assert stop_ids(tokenizer, tmp_path) == (end, 5)
-    (tmp_path / "generation_config.json").write_text("{}")
-    assert stop_ids(tokenizer, tmp_path) == (end,)
-
-
-def test_pad_token_is_saved(folder_of, tmp_path):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>"))
-    tokenizer.save_pretrained(tmp_path / "again")
-    assert load_tokenizer(tmp_path / "again").pad_token == "<unk>"
 
 
 def test_trained_tokenizer_merges_frequent_strings(trained):
@@ -512,7 +292,7 @@ REAL = {
     "tokenizer_opt": ("<pad>", "</s>", 50_265),
     "tokenizers/llama2": ("<unk>", "</s>", 32_000),
     "tokenizers/llama3_1": ("<|reserved_special_token_0|>", "<|eot_id|>", 128_256),
-    "tokenizers/qwen3": (END, "<|im_end|>", 151_669),
+    "tokenizers/qwen3": ("<|endoftext|>", "<|im_end|>", 151_669),
     "tokenizers/deepseek_v3": ("<｜▁pad▁｜>", "<｜end▁of▁sentence｜>", 128_815),  # noqa: RUF001
 }
 

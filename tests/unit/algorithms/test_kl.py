@@ -1,0 +1,113 @@
+"""Estimates of the KL, its coefficient and running moments, by hand and by exact sums."""
+
+import math
+
+import pytest
+import torch
+
+from snakechat.algorithms import ppo
+from support.policies import gradient, vocabulary
+
+
+def test_kl_penalty_by_hand():
+    # Reference twice as likely: 2 - 1 - log 2; half as likely: 1/2 - 1 + log 2; as likely: 0.
+    ref = torch.tensor([[2.0, 0.5, 1.0]]).log() - 3.0
+    log2 = math.log(2)
+    for estimator, expected in (
+        ("k1", [-log2, log2, 0.0]),
+        ("k2", [log2**2 / 2, log2**2 / 2, 0.0]),
+        ("k3", [1 - log2, log2 - 0.5, 0.0]),
+    ):
+        found = ppo.kl_penalty(torch.full((1, 3), -3.0), ref, estimator)
+        torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_kl_penalty_is_never_negative_however_small_the_difference():
+    sizes = torch.logspace(-12, 1.5, 10_001)
+    for difference in (sizes, -sizes):
+        penalty = ppo.kl_penalty(torch.zeros_like(sizes), difference, "k3")
+        assert (penalty >= 0).all()
+    # Half the square.
+    small = ppo.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
+    assert small.item() == pytest.approx(5e-9, rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_of_kl_penalty_is_the_kl(seed, estimator):
+    logits, ref_logprobs = vocabulary(seed)
+    logprobs = logits.log_softmax(0)
+    exact = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
+    estimate = (logprobs.exp() * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
+    torch.testing.assert_close(estimate, exact)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl(seed):
+    logits, ref_logprobs = vocabulary(seed)
+    logprobs = logits.log_softmax(0)
+    sampled = logprobs.exp().detach()
+    kl = gradient((logprobs.exp() * (logprobs - ref_logprobs)).sum(), logits)
+    # KL(ref || policy): by logits, policy - ref.
+    reverse_kl = sampled - ref_logprobs.exp()
+    for estimator, expected in (("k1", torch.zeros(5)), ("k2", kl), ("k3", reverse_kl)):
+        penalty = (sampled * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
+        torch.testing.assert_close(gradient(penalty, logits), expected.double())
+
+
+@pytest.mark.parametrize(
+    ("kl", "kl_coef"),
+    [
+        # Target 6, 512 rollouts, horizon 5,120: a tenth of the error, which ends at 20 %.
+        (6.0, 0.05),
+        (6.6, 0.05 * 1.01),
+        (5.4, 0.05 * 0.99),
+        (60.0, 0.05 * 1.02),
+        (0.0, 0.05 * 0.98),
+        (-3.0, 0.05 * 0.98),
+    ],
+)
+def test_kl_coef_increases_with_the_kl(kl, kl_coef):
+    assert ppo.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
+
+
+def test_kl_coef_changes_by_a_fifth_at_most_however_short_the_horizon():
+    # Without the limit, six times the horizon would subtract 120 %.
+    assert ppo.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)
+
+
+def test_kl_coef_moves_the_kl_to_its_target():
+    # A policy whose KL is 2 / kl_coef: 6 nats at 1/3.
+    kl_coef = 0.05
+    for _ in range(200):
+        kl_coef = ppo.adapted_kl_coef(kl_coef, 2 / kl_coef, 6.0, 1000, 500)
+    assert kl_coef == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_moments_by_hand():
+    # Mean 3; 4 + 1 + 0 + 9.
+    assert ppo.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)
+    assert ppo.moments(torch.tensor([5.0])) == (1, 5.0, 0.0)
+    # More digits than fp32 has.
+    found = ppo.moments(torch.tensor([1e8, 1.0]))
+    assert found == pytest.approx((2, 50_000_000.5, 2 * 49_999_999.5**2), rel=1e-12)
+
+
+def test_merged_moments_by_hand():
+    # 1, 3 and 8, 8, 8, 8: mean 36 / 6; 2 + 0 + (8 - 2)^2 * 2 * 4 / 6.
+    first, second = ppo.moments(torch.tensor([1.0, 3.0])), ppo.moments(torch.full((4,), 8.0))
+    assert ppo.merged_moments(first, second) == pytest.approx((6, 6.0, 50.0))
+    assert ppo.merged_moments(second, first) == pytest.approx((6, 6.0, 50.0))
+
+
+def test_merged_moments_of_batches_are_those_of_all_values():
+    # Far from 0, where the sum of squares minus the square of the sum loses all digits.
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values += 1e8
+    running = (0, 0.0, 0.0)
+    for batch in values.split([1, 7, 500, 492]):
+        running = ppo.merged_moments(running, ppo.moments(batch))
+    count, mean, squares = running
+    assert count == 1000
+    assert mean == pytest.approx(values.mean().item(), rel=1e-14)
+    assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)

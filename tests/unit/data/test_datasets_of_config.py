@@ -1,0 +1,363 @@
+"""A row of every dataset of config.yaml, in its real layout, and its record."""
+
+# Chinese texts have Chinese punctuation.
+# ruff: noqa: RUF001
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from import_dataset import import_split
+from snakechat.data.formats import DroppedRow, columns_of, has_pairs, record_of
+from snakechat.data.records import read_records
+from snakechat.data.sources import read_rows
+from support.formats import (
+    DATASETS,
+    DIALOGUE,
+    PLAIN,
+    PLAIN_RECORD,
+    QUESTION,
+    ULTRAFEEDBACK,
+    messages,
+    question,
+)
+
+READ = {name: dataset for name, dataset in DATASETS.items() if "generate" not in dataset}
+
+
+WEBGPT = {
+    "question": {
+        "dataset": "triviaqa",
+        "id": "6b2d0c8b",
+        "full_text": "Voiced by Harry Shearer, what Simpsons character was Springfield's deacon?",
+    },
+    "quotes_0": {"title": ["Ned Flanders (simpsons.fandom.com)"], "extract": ["He is voiced by"]},
+    "answer_0": "Ned Flanders [1, 2].",
+    "tokens_0": {"prefix": [2, 7], "completion": [31]},
+    "score_0": -0.25,
+    "quotes_1": {"title": ["Timothy Lovejoy (wiki)", "Simpsons"], "extract": ["Rev.", "Voices"]},
+    "answer_1": "Reverend Lovejoy [1].\n\nHe is voiced by Shearer [1][2] (see above).",
+    "tokens_1": {"prefix": [2, 7], "completion": [31, 5]},
+    "score_1": 0.25,
+}
+SHP = {
+    "post_id": "qt3nxl",
+    "domain": "askculinary_train",
+    "upvote_ratio": 0.98,
+    "history": "What's the best way to disassemble raspberries?\n\nLike this: [picture]",
+    "c_root_id_A": "hkh25sc",
+    "c_root_id_B": "hkh25lp",
+    "created_at_utc_A": 1636822112,
+    "created_at_utc_B": 1636822110,
+    "score_A": 340,
+    "score_B": 166,
+    "human_ref_A": "Pectinex, perhaps?",
+    "human_ref_B": "Raspberry juice will likely work.",
+    "labels": 1,
+    "seconds_difference": 2.0,
+    "score_ratio": 2.05,
+}
+MIRACL_ZH = {
+    "query_id": "3#0",
+    "query": "中国历史上最后一个皇帝是谁?",
+    "positive_passages": [
+        {"docid": "8195#0", "title": "溥仪", "text": "溥仪是清朝末代皇帝。"},
+        {"docid": "8195#4", "title": "溥仪", "text": "他在位三年。"},
+    ],
+    "negative_passages": [
+        {"docid": "13#2", "title": "皇帝", "text": "皇帝是君主的称号。"},
+        {"docid": "77#0", "title": "清朝", "text": "清朝建立于1636年。"},
+    ],
+}
+MIRACL_JA = {
+    "query_id": "0#0",
+    "query": "日本で一番高い山は?",
+    "positive_passages": [
+        {"docid": "5#0", "title": "富士山", "text": "富士山は日本最高峰である。"}
+    ],
+    "negative_passages": [{"docid": "6#1", "title": "北岳", "text": "北岳は二番目に高い。"}],
+}
+HC3 = {
+    "question": "我有点感冒，怎么办？",
+    "human_answers": ["多喝热水，注意休息。", "去看医生。"],
+    "chatgpt_answers": ["感冒通常会在一周内好转。"],
+    "source": "medicine",
+}
+MKQA = {
+    "example_id": -7449157003522518870,
+    "queries": {
+        "en": "what is the capital of france",
+        "ja": "フランスの首都は",
+        "zh_cn": "法国首都",
+    },
+    "query": "what is the capital of france",
+    "answers": {
+        "en": [{"type": 5, "entity": "Q90", "text": "Paris", "aliases": ["City of Light"]}],
+        "ja": [{"type": 5, "entity": "Q90", "text": "パリ", "aliases": []}],
+        "zh_cn": [
+            {"type": 5, "entity": "Q90", "text": "巴黎", "aliases": ["花都"]},
+            {"type": 5, "entity": "Q90", "text": "巴黎市", "aliases": []},
+        ],
+    },
+}
+QG_JAQUAD = {
+    "answer": "瀬長島",
+    "paragraph_question": "question: 第1滑走路から見える島は?, context: 瀬長島は近い。",
+    "question": "第1滑走路から見える島は?",
+    "sentence": "第1滑走路からは瀬長島が見える。",
+    "paragraph": "第1滑走路からは瀬長島が見える。瀬長島は近い。",
+    "sentence_answer": "第1滑走路からは<hl> 瀬長島 <hl>が見える。",
+    "paragraph_id": "tr-011-00-000",
+}
+QAG_JAQUAD = {
+    "answers": ["瀬長島", "第1滑走路"],
+    "questions": ["第1滑走路から見える島は?", "島が見えるのはどこから?"],
+    "paragraph": "第1滑走路からは瀬長島が見える。",
+    "paragraph_id": "tr-011-00",
+    "questions_answers": "question: 第1滑走路から見える島は?, answer: 瀬長島 | question: …",
+}
+ROWS = {
+    # response is a copy of chosen.
+    "rm-static": ({**PLAIN, "response": PLAIN["chosen"]}, PLAIN_RECORD),
+    # Some responses have no leading space.
+    "full-hh-rlhf": (
+        {**PLAIN, "response": "An apple.", "chosen": "An apple.", "rejected": "A stone."},
+        PLAIN_RECORD,
+    ),
+    "synthetic-instruct-gptj-pairwise": (
+        # No markers, and whitespace around texts.
+        {"prompt": "Name a fruit.", "chosen": "An apple.\n", "rejected": "  A stone."},
+        (question("Name a fruit."), " An apple.", " A stone."),
+    ),
+    "rlhf-reward-datasets": (
+        # Prompts end before the last marker; responses repeat the dialogue.
+        {
+            "prompt": f"{DIALOGUE}\n\n",
+            "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
+            "rejected": f"{DIALOGUE}\n\nAssistant: A stone.",
+        },
+        PLAIN_RECORD,
+    ),
+    "webgpt_comparisons": (
+        WEBGPT,
+        (
+            "\n\nHuman: Voiced by Harry Shearer, what Simpsons character was Springfield's deacon?"
+            "\n\nAssistant:",
+            " Reverend Lovejoy [1].\n\nHe is voiced by Shearer [1][2] (see above).",
+            " Ned Flanders [1, 2].",
+        ),
+    ),
+    "SHP": (
+        SHP,
+        (
+            "\n\nHuman: What's the best way to disassemble raspberries?\n\nLike this: [picture]"
+            "\n\nAssistant:",
+            " Pectinex, perhaps?",
+            " Raspberry juice will likely work.",
+        ),
+    ),
+    "sharegpt_alpaca_oa_vicuna_format": (
+        {
+            "prompt": "USER: Hello.\nHow are you? ASSISTANT: Fine.  USER: Name a fruit. ASSISTANT:",
+            "label": "An apple.",
+        },
+        (
+            "\n\nHuman: Hello.\nHow are you?\n\nAssistant: Fine.\n\nHuman: Name a fruit."
+            "\n\nAssistant:",
+            " An apple.",
+            None,
+        ),
+    ),
+    "Zhihu-KOL": (
+        {
+            "INSTRUCTION": "怎么说服男朋友买烤箱？\n",
+            "RESPONSE": "emmmmm，首先想说的是……\n\n其次是……",
+            "SOURCE": "Zhihu",
+            "METADATA": '{"question_id": 357137111.0, "answer_id": 914332816.0}',
+        },
+        (question("怎么说服男朋友买烤箱？"), " emmmmm，首先想说的是……\n\n其次是……", None),
+    ),
+    "miracl-zh": (
+        MIRACL_ZH,
+        (
+            question("中国历史上最后一个皇帝是谁?"),
+            " 溥仪是清朝末代皇帝。",
+            " 皇帝是君主的称号。",
+        ),
+    ),
+    "miracl-ja": (
+        MIRACL_JA,
+        (
+            question("日本で一番高い山は?"),
+            " 富士山は日本最高峰である。",
+            " 北岳は二番目に高い。",
+        ),
+    ),
+    "HC3-Chinese": (HC3, (question("我有点感冒，怎么办？"), " 多喝热水，注意休息。", None)),
+    "mkqa-zh": (MKQA, (question("法国首都"), " 巴黎", None)),
+    "mkqa-ja": (MKQA, (question("フランスの首都は"), " パリ", None)),
+    "qg_jaquad": (
+        QG_JAQUAD,
+        (question("第1滑走路から見える島は?"), " 第1滑走路からは瀬長島が見える。", None),
+    ),
+    "qag_jaquad": (
+        QAG_JAQUAD,
+        (question("第1滑走路から見える島は?"), " 第1滑走路からは瀬長島が見える。", None),
+    ),
+    "local": (PLAIN, PLAIN_RECORD),
+    "hh-rlhf": (
+        {
+            "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
+            "rejected": f"{DIALOGUE}\n\nAssistant: A stone.",
+        },
+        PLAIN_RECORD,
+    ),
+    "smol-smoltalk": (
+        {"messages": messages(*QUESTION, ("assistant", "An apple.")), "source": "everyday"},
+        (PLAIN["prompt"], PLAIN["chosen"], None),
+    ),
+    "ultrafeedback": (ULTRAFEEDBACK, PLAIN_RECORD),
+}
+
+
+def of_config(name, row):
+    """Return the record of a row of a dataset in config.yaml."""
+    dataset = DATASETS[name]
+    return record_of(row, dataset["format"], columns_of(dataset["format"], dataset.get("columns")))
+
+
+def test_every_dataset_of_the_config_has_an_example_row():
+    assert set(ROWS) == set(READ)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_becomes_a_record(name):
+    row, record = ROWS[name]
+    assert of_config(name, row) == record
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_in_a_file_becomes_a_record(name, tmp_path):
+    # Parquet keeps lists and structs.
+    row, record = ROWS[name]
+    if name == "HC3-Chinese":
+        path = tmp_path / "all.jsonl"
+        path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    elif name == "hh-rlhf":
+        path = tmp_path / "train.jsonl.gz"
+        path.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n"))
+    else:
+        path = tmp_path / "train.parquet"
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    assert [of_config(name, found) for _, found in read_rows(path)] == [record]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rejected_response_exists_if_the_format_has_pairs(name):
+    _, (_, _, rejected) = ROWS[name]
+    dataset = DATASETS[name]
+    assert has_pairs(dataset["format"], dataset.get("columns")) == (rejected is not None)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, record) in ROWS.items() if record[2] is None])
+def test_datasets_without_pairs_are_used_for_sft_only(name):
+    assert DATASETS[name]["split"] == {"sft": 1, "reward": 0, "rlhf": 0}
+
+
+def imported(folder, name, rows):
+    """Import rows of a dataset. Returns the records and the reasons of dropped rows."""
+    settings = SimpleNamespace(on_bad_row="fail", **DATASETS[name])
+    job = SimpleNamespace(settings=settings, result=folder, facts={})
+    source = folder / "source.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    import_split(job, "train", {"source.jsonl": source})
+    return list(read_records(folder / "train.parquet")), job.facts["dropped"]["train"]
+
+
+def test_citation_marks_are_removed_from_webgpt(tmp_path):
+    asks = {**WEBGPT, "question": {**WEBGPT["question"], "full_text": "What is x [1]?"}}
+    other = {**asks, "answer_0": "Both [1, 12] of [it] (2) [a1].", "answer_1": "[3] x[4] [5]"}
+    found, _ = imported(tmp_path, "webgpt_comparisons", [WEBGPT, other])
+    assert [responses for _, *responses in found] == [
+        [" Reverend Lovejoy.\n\nHe is voiced by Shearer (see above).", " Ned Flanders."],
+        [" x", " Both of [it] (2) [a1]."],
+    ]
+    # The question is unchanged.
+    assert found[1][0] == question("What is x [1]?")
+
+
+def test_a_dataset_without_rejected_responses_is_imported(tmp_path):
+    found, reasons = imported(tmp_path, "HC3-Chinese", [HC3, {**HC3, "human_answers": []}])
+    assert found == [ROWS["HC3-Chinese"][1]]
+    assert reasons == {"no chosen": 1}
+
+
+# Incomplete rows.
+
+
+def dropped_of(name, **changes):
+    with pytest.raises(DroppedRow) as reason:
+        of_config(name, {**ROWS[name][0], **changes})
+    return str(reason.value)
+
+
+def test_ties_of_webgpt_are_dropped():
+    assert dropped_of("webgpt_comparisons", score_0=0.0, score_1=0.0) == "tie"
+    assert dropped_of("webgpt_comparisons", score_0=0, score_1=-0.0) == "tie"
+
+
+def test_the_response_with_the_higher_score_is_chosen():
+    _, chosen, rejected = of_config("webgpt_comparisons", {**WEBGPT, "score_0": 1, "score_1": -1})
+    assert chosen == " Ned Flanders [1, 2]."
+    assert rejected.startswith(" Reverend Lovejoy")
+
+
+def test_label_0_of_shp_chooses_the_second_response():
+    # The scores are ignored.
+    assert of_config("SHP", {**SHP, "labels": 0})[1:] == (
+        " Raspberry juice will likely work.",
+        " Pectinex, perhaps?",
+    )
+
+
+@pytest.mark.parametrize("name", ["miracl-zh", "miracl-ja"])
+def test_miracl_rows_without_passages(name):
+    row, (prompt, chosen, _) = ROWS[name]
+    assert dropped_of(name, positive_passages=[]) == "no chosen"
+    # The chosen response is still trained on.
+    assert of_config(name, {**row, "negative_passages": []}) == (prompt, chosen, None)
+
+
+def test_hc3_rows_without_a_response_of_a_human_are_dropped():
+    assert dropped_of("HC3-Chinese", human_answers=[]) == "no chosen"
+
+
+def test_qag_jaquad_rows_without_questions_are_dropped():
+    assert dropped_of("qag_jaquad", questions=[]) == "no prompt"
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        # The value in mkqa for questions without an answer.
+        [{"type": 6, "entity": "", "text": None, "aliases": []}],
+        [],
+        None,
+    ],
+)
+def test_mkqa_rows_without_a_response_are_dropped(responses):
+    row = {"ja": responses, "zh_cn": responses, "en": MKQA["answers"]["en"]}
+    assert dropped_of("mkqa-zh", answers=row) == "no chosen"
+    assert dropped_of("mkqa-ja", answers=row) == "no chosen"
+    # Responses in other languages are ignored.
+    other = {**MKQA, "answers": {**row, "ja": MKQA["answers"]["ja"]}}
+    assert of_config("mkqa-ja", other)[1] == " パリ"
+
+
+def test_mkqa_rows_without_a_question_are_dropped():
+    queries = {**MKQA["queries"], "zh_cn": None}
+    assert dropped_of("mkqa-zh", queries=queries) == "no prompt"
