@@ -132,13 +132,16 @@ def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
 
 
 def _check_preference_loss(config: Config, name: str) -> None:
-    """Check that the loss of a dpo recipe uses the settings that the recipe changes."""
-    place, settings = f"config: dpo.recipes.{name}", config.recipe("dpo", name)
-    loss = settings["loss"]
+    """Check that the loss of a dpo recipe uses the settings that the recipe itself has.
+
+    `dpo.defaults` may have settings that the loss of some recipes ignores.
+    """
+    place, own = f"config: dpo.recipes.{name}", config.values["dpo"]["recipes"][name]
+    loss = config.recipe("dpo", name)["loss"]
     for key, losses in LOSSES_WITH.items():
-        if settings[key] and loss not in losses:
+        if own.get(key) and loss not in losses:
             raise ConfigError(
-                f"{place}.{key}: {settings[key]} has no effect on loss: {loss}, only on"
+                f"{place}.{key}: {own[key]} has no effect on loss: {loss}, only on"
                 f" {' and '.join(losses)}: set {key}: 0 or another loss"
             )
 

@@ -353,6 +353,10 @@ def test_mistake_is_reported_in_one_line(root, mistake):
     assert "\n" not in message
 
 
+def test_a_default_that_the_loss_of_some_recipes_ignores_is_no_mistake(root):
+    load({"dpo": {"defaults": {"label_smoothing": 0.1}}}, root)
+
+
 def test_model_to_compare_with_may_share_the_base_model(root):
     load(tiny("rlhf", compare_with=["dpo/tiny"]), root)
 
