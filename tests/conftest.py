@@ -1,7 +1,9 @@
 """Snakemake as users run it, tiny models, and builds that many tests share."""
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import random
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from support.program_forks import ProgramForks
 from support.snakemake_fork import run_snakemake
 
 # Before torch is imported. Test processes and their builds share the cores: with several threads,
@@ -49,6 +52,14 @@ def pytest_addoption(parser):
     )
 
 
+@functools.cache
+def program_forks():
+    """Return the environment with which programs start as forks, until the tests end."""
+    forks = ProgramForks()
+    atexit.register(forks.stop)
+    return forks.environment
+
+
 class Workflow:
     """A copy of the sources with its own output folder, in which Snakemake runs."""
 
@@ -76,7 +87,8 @@ class Workflow:
     def _whole_environment(self):
         # Stubs of programs that the requirements do not install, then the environment.
         folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
-        return {**os.environ, **self.environment, "PATH": os.pathsep.join(map(str, folders))}
+        path = os.pathsep.join(map(str, folders))
+        return {**os.environ, **program_forks(), **self.environment, "PATH": path}
 
     def build(self, *targets):
         """Build targets on two cores; a failure shows the output of Snakemake."""

@@ -1,0 +1,170 @@
+"""Programs in forks of a process that has imported their libraries.
+
+The imports of torch, DeepSpeed and transformers take longer than most jobs of the tests, which
+start hundreds of them. tests/bin/python, the first `python` on the path of a build, sends its
+command line to this server, which forks. The fork has the caller's files, folder and environment,
+and imports the modules of the project itself. Signals to the caller reach the fork.
+
+    python tests/support/program_forks.py LISTENER
+
+LISTENER is the number of an open socket. The server ends when its standard input is closed.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import numpy
+
+# What programs import, as far as it takes more than some milliseconds.
+LIBRARIES = (
+    "datasets",
+    "deepspeed",
+    "matplotlib.pyplot",
+    "peft",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "torch.utils.tensorboard",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.opt.modeling_opt",
+)
+# Variables that libraries read once: with other values, programs run in plain Python.
+READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORCH", "TRANSFORMERS_")
+
+
+class ProgramForks:
+    """A server that runs until the end of the tests.
+
+    Attributes:
+        environment: Variables with which programs use the server.
+    """
+
+    def __init__(self):
+        self.environment = {}
+        # A process that forks must not have used a GPU.
+        if Path("/dev/nvidiactl").exists():
+            return
+        self.folder = tempfile.mkdtemp(prefix="forks-")
+        address = f"{self.folder}/socket"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            self.server = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        self.environment["PROGRAM_FORKS"] = address
+
+    def stop(self):
+        """End the server."""
+        if self.environment:
+            self.server.stdin.close()
+            self.server.wait()
+            shutil.rmtree(self.folder)
+
+
+def imported_with(environment):
+    """Return the variables that the import of the libraries depends on."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+
+
+def serve(listener, variables):
+    """Fork for each caller with these variables; return in the forks alone, with the request."""
+    events = selectors.DefaultSelector()
+
+    def accept():
+        """Return the request in a fork, None in the server."""
+        caller, _ = listener.accept()
+        _, files, _, _ = socket.recv_fds(caller, 1, 3)
+        with caller.makefile("rb", buffering=0) as lines:
+            request = json.loads(lines.readline())
+        accepted = imported_with(request["environment"]) == variables
+        caller.sendall(json.dumps(accepted).encode() + b"\n")
+        pid = os.fork() if accepted else None
+        if pid == 0:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            # Of the server and of all callers.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            return request
+        for file in files:
+            os.close(file)
+        if accepted:
+            watch(caller, pid)
+
+    def watch(caller, pid):
+        """Forward signals of a caller to its fork, and the exit code of the fork to the caller."""
+        fork = os.pidfd_open(pid)
+
+        def forward():
+            numbers = caller.recv(8)
+            if not numbers:
+                # The caller was killed.
+                events.unregister(caller)
+            for number in numbers or [signal.SIGKILL]:
+                signal.pidfd_send_signal(fork, number)
+
+        def report():
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            events.unregister(fork)
+            os.close(fork)
+            if caller in events.get_map():
+                events.unregister(caller)
+                caller.sendall(json.dumps(code).encode() + b"\n")
+            caller.close()
+
+        events.register(caller, selectors.EVENT_READ, forward)
+        events.register(fork, selectors.EVENT_READ, report)
+
+    events.register(listener, selectors.EVENT_READ, accept)
+    events.register(sys.stdin, selectors.EVENT_READ, lambda: os._exit(0))
+    while True:
+        for key, _ in events.select():
+            # A report may have closed what a later event is about.
+            if key.fileobj in events.get_map() and (request := key.data()):
+                return request
+
+
+def become(request):
+    """Take over the folder, environment and arguments of a caller; return its program."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ |= request["environment"]
+    program = Path(request["arguments"][0])
+    sys.argv = request["arguments"]
+    sys.path[0] = str(program.resolve().parent)
+    # So that the programs that it starts are forks too.
+    sys.executable = str(Path(__file__).resolve().parents[1] / "bin/python")
+    buffering = 1 if os.isatty(1) else -1
+    sys.stdout = open(1, "w", buffering, closefd=False)  # noqa: SIM115
+    # Otherwise all forks would draw the same numbers.
+    random.seed()
+    numpy.random.seed()
+    return program
+
+
+if __name__ == "__main__":
+    variables = imported_with(os.environ)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    # Forks end faster if the last collection does not visit what they share.
+    gc.freeze()
+    program = become(serve(socket.socket(fileno=int(sys.argv[1])), variables))
+    main = types.ModuleType("__main__")
+    main.__file__ = str(program)
+    sys.modules["__main__"] = main
+    exec(compile(program.read_bytes(), program, "exec"), main.__dict__)
