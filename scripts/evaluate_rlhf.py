@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.reward_functions import RewardFunctions, columns_of
 from snakechat.algorithms.reward_models import choose_reader, conversation_scores
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
 from snakechat.data.conversations import response_texts
+from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenization import read_prompt_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
@@ -141,8 +141,9 @@ class Evaluator:
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
-        rows = range(min(len(held_out), self.settings.num_prompts))
-        self.prompts = [list(map(int, held_out[row])) for row in rows]
+        self.rows = range(min(len(held_out), self.settings.num_prompts))
+        self.texts = PromptTexts(job.inputs["tokens"], "eval")
+        self.prompts = [list(map(int, held_out[row])) for row in self.rows]
         self.prompt_texts = self.tokenizer.batch_decode(self.prompts, skip_special_tokens=True)
         self.functions = RewardFunctions(self.settings.reward_functions)
         self.is_correct = EXACT_CHECKS.get(self.settings.exact_check)
@@ -175,7 +176,10 @@ class Evaluator:
         for responses in models.values():
             num_generations = len(responses.texts)
             texts = [text for row in responses.texts for text in row]
-            scores = self.functions(self.prompt_texts * num_generations, texts)
+            prompts, columns = self.prompt_texts * num_generations, {}
+            if self.settings.reward_functions:
+                columns = columns_of(self.texts, self.rows, texts)
+            scores = self.functions(prompts, texts, columns)
             responses.metrics["score"] = scores.reshape(num_generations, -1)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
@@ -209,7 +213,7 @@ class Evaluator:
                 )
                 continue
             num_generations = len(responses.texts)
-            prompts = read_prompt_texts(self.inputs["tokens"], "eval")[: len(self.prompts)]
+            prompts = self.texts.prompts(self.rows)
             scores = conversation_scores(
                 scorer,
                 reader.encoder,

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from snakechat.data.dataset_files import split_files
-from snakechat.data.formats import BadRow, DroppedRow, record_of
+from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
 from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import DatasetStatistics
@@ -101,16 +101,19 @@ def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
     """Write SPLIT.parquet from source files; count dropped rows and list bad ones."""
     settings, columns = job.settings, job.settings.columns
+    keep = getattr(settings, "keep", [])
     dropped: Counter[str] = Counter()
     source_rows: Counter[str] = Counter()
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
-    with RecordWriter(job.result / f"{split}.parquet") as writer:
-        for name, number, row in rows_with_progress(split, files, columns.values()):
+    names = list(map(kept_name, keep))
+    with RecordWriter(job.result / f"{split}.parquet", names) as writer:
+        for name, number, row in rows_with_progress(split, files, [*columns.values(), *keep]):
             source_rows[f"{split}/{name}"] += 1
             try:
                 if isinstance(row, BadRow):
                     raise row
                 prompt, chosen, rejected = record_of(row, settings.format, columns)
+                kept = kept_cells(row, keep)
             except BadRow as error:
                 if settings.on_bad_row == "fail":
                     raise InputError(f"{files[name]}: row {number}: {error}") from None
@@ -122,9 +125,9 @@ def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
                 dropped[str(reason)] += 1
             else:
                 if remove:
-                    chosen = remove.sub("", chosen)
+                    chosen = chosen and remove.sub("", chosen)
                     rejected = rejected and remove.sub("", rejected)
-                writer.write((prompt, chosen, rejected))
+                writer.write((prompt, chosen, rejected), *kept)
     job.facts.setdefault("source_rows", {}).update(source_rows)
     job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
     if not writer:

@@ -29,8 +29,8 @@ from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, count_shared_prompts
 from snakechat.algorithms.step_metrics import Metrics, response_kl, step_metrics
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenization import read_prompt_texts
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.batching import Examples, global_batches, num_steps
@@ -111,8 +111,7 @@ class RlhfTrainer:
         self.device, self.micro_batch_tokens = device, job.placement["micro_batch_tokens"]
         functions = RewardFunctions(settings.reward_functions)
         rewards = list(models.rewards.values())
-        reads_text = any(reward.reader.encoder for reward in rewards)
-        prompt_texts = read_prompt_texts(job.inputs["tokens"], "train") if reads_text else ()
+        prompt_texts = PromptTexts(job.inputs["tokens"], "train")
         self.scorer = ResponseScorer(
             settings, rewards, functions, models.critic_origin, prompt_texts
         )

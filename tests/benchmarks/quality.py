@@ -7,8 +7,8 @@ reward: A reward model, trained on pairs of ../shared/data/hh_harmless, ranks he
     baseline chooses the longer response.
 dpo: DPO on the same pairs: accuracy of the implicit rewards on the held-out pairs, and win rate
     over the initial model, as scored by the reward model.
-rl: GRPO with rewards/arithmetic.py on sums and products of one-digit numbers: success on questions
-    that training does not have, before and after.
+rl: GRPO on sums and products of one-digit numbers, with rewards/math_answer.py and the column
+    `solution`: success on questions that training does not have, before and after.
 """
 
 import argparse
@@ -75,7 +75,7 @@ RECIPES = {
             **TRAINING,
             "algorithm": "grpo",
             "reward": None,
-            "reward_functions": {"arithmetic": 1},
+            "reward_functions": {"math_answer": 1},
             "datasets": [{"arithmetic": 0.5}],
             "max_response_length": 32,
             "rollout_batch_size": 8,
@@ -187,11 +187,9 @@ def write_questions(folder, smoke):
                     question = f"{first} {operator} {second}"
                     result = first + second if operator == "+" else first * second
                     for wording in WORDINGS:
-                        line = {"prompt": wording.format(question), "response": str(result)}
+                        line = {"prompt": wording.format(question), "solution": result}
                         file.write(json.dumps(line) + "\n")
-    columns = {"prompt": "prompt", "chosen": "response"}
-    split = {"sft": 0, "reward": 0, "rlhf": 1}
-    return {"path": str(folder), "format": "instruct", "columns": columns, "split": split}
+    return {"path": str(folder), "format": "prompt", "keep": ["solution"]}
 
 
 def reward(folder):
@@ -262,11 +260,11 @@ def greedy_success(model, questions):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    score = runpy.run_path(str(ROOT / "rewards/arithmetic.py"))["score"]
-    prompts = [json.loads(line)["prompt"] for line in questions.read_text().splitlines()]
+    is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     inputs = tokenizer.apply_chat_template(
-        [[{"role": "user", "content": prompt}] for prompt in prompts],
+        [[{"role": "user", "content": row["prompt"]}] for row in rows],
         add_generation_prompt=True,
         padding=True,
         return_dict=True,
@@ -278,7 +276,10 @@ def greedy_success(model, questions):
     responses = ids[:, inputs["input_ids"].shape[1] :]
     ended = (responses == tokenizer.eos_token_id).any(dim=1).numpy()
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    return float(np.mean(ended * score(prompts, texts)))
+    correct = [
+        is_correct(text, str(row["solution"])) for text, row in zip(texts, rows, strict=True)
+    ]
+    return float(np.mean(ended & correct))
 
 
 PARTS = {"reward": reward, "dpo": dpo, "rl": rl}

@@ -217,6 +217,7 @@ def test_named_functions_exist(path):
     if path.name == "CHANGELOG.md":
         pytest.skip("names keys of earlier versions")
     files = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "rules").iterdir(), ROOT / "config.yaml"]
+    files += (ROOT / "rewards").glob("*.py")
     files += [*(ROOT / "profiles").glob("*/config.yaml"), *(ROOT / "tests").rglob("*.py")]
     words = set(re.findall(r"\w+", "\n".join(file.read_text() for file in files if file.is_file())))
     # DeepSpeed-Chat's score head, and a method of PyTorch that it does not call.

@@ -114,15 +114,21 @@ def test_models_of_compare_with_are_compared(job):
     assert {"sft", "base"} == metrics["wins"]["dpo/tiny"].keys()
 
 
+def write_prompt_texts(job, prompts):
+    pq.write_table(pa.table({"prompt": prompts}), job.inputs["tokens"] / "eval.texts.parquet")
+
+
 def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(job, monkeypatch):
     _, before = evaluated(job)
     functions = {"length": 2, "unused": 0}
+    write_prompt_texts(job, toy.all_prompts()[:5])
 
     class Functions:
         def __init__(self, weights):
             assert weights == functions
 
-        def __call__(self, prompts, responses):
+        def __call__(self, prompts, responses, columns):
+            assert len(columns["messages"]) == len(responses)
             return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
 
     monkeypatch.setattr(evaluate_rlhf, "RewardFunctions", Functions)
@@ -184,7 +190,7 @@ def test_a_judge_with_another_tokenizer_reads_text(job):
     scorer = load_scorer(folder, "fp32", other, new_head=True)
     save_model(scorer, other, folder)
     prompts = toy.all_prompts()[:5]
-    pq.write_table(pa.table({"prompt": prompts}), job.inputs["tokens"] / "eval.texts.parquet")
+    write_prompt_texts(job, prompts)
     _, responses = evaluated(job)
     for line in responses["rlhf"]:
         assert line["prompt"] in prompts

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from conftest import INIT, Workflow, copy_sources
 from init_model import train_tokenizer
 from snakechat.data import toy
-from snakechat.data.tokenization import read_prompt_texts
+from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
@@ -153,7 +153,8 @@ def test_prompt_texts_are_those_of_the_arrays(built):
     tokens = workflow.folder / "output/tokens/rlhf/plain"
     tokenizer = AutoTokenizer.from_pretrained(workflow.folder / "actor")
     for split in ("train", "eval"):
-        ids, texts = Ragged(tokens, f"{split}.prompt"), read_prompt_texts(tokens, split)
+        ids = Ragged(tokens, f"{split}.prompt")
+        texts = PromptTexts(tokens, split).prompts(range(len(ids)))
         assert len(ids) == len(texts)
         for row in (0, len(ids) // 2, len(ids) - 1):
             assert np.array_equal(ids[row], tokenizer(texts[row]).input_ids)

@@ -259,7 +259,7 @@ def score():
     """Score responses with a reward function; return the scores and its calls on this rank."""
     calls = []
 
-    def length(prompts, responses):
+    def length(prompts, responses, columns):
         calls.append(prompts)
         return [len(response) for response in responses]
 
@@ -268,7 +268,9 @@ def score():
         device=torch.device("cpu"),
         decode=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
     )
-    scorer = ResponseScorer(SimpleNamespace(reward_functions={"length": 1}), [], length)
+    texts = SimpleNamespace(prompts=lambda rows: ["p", "q", "r"], columns=lambda rows: {})
+    settings = SimpleNamespace(reward_functions={"length": 1})
+    scorer = ResponseScorer(settings, [], length, prompt_texts=texts)
     return {"scores": scorer.score(rollouts, 1, [0, 1, 2]).tolist(), "calls": len(calls)}
 
 

@@ -77,7 +77,7 @@ def test_each_module_is_imported_somewhere():
         f"{package}.{name}"
         for package, name in re.findall(r"^from ([\w.]+) import (\w+)$", RULES, re.MULTILINE)
     }
-    for path in [*PROGRAMS, *MODULES]:
+    for path in [*PROGRAMS, *MODULES, *(ROOT / "rewards").glob("*.py")]:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}

@@ -48,6 +48,7 @@ DTYPE = {"dtype": "fp32"}
 RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size": 64}
 RL |= {"kl_in": "loss", "kl_estimator": "k2"}
 BETAS = {"adam_betas": [0.95, 0.9]}
+BOUNDS = {"max_characters": 40}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 STAGES = {
@@ -173,6 +174,7 @@ SETTINGS = {
     "datasets.revision": far({"import_dataset"}, revision="v2"),
     "datasets.format": mine(IMPORTED, format="instruct"),
     "datasets.columns": mine(IMPORTED, columns=SWAPPED_COLUMNS),
+    "datasets.keep": mine(IMPORTED, keep=["chosen"]),
     "datasets.remove": mine(IMPORTED, remove="[.]"),
     "datasets.train": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
     "datasets.eval": mine(IMPORTED, train="train-**.jsonl", eval="more.jsonl"),
@@ -214,6 +216,13 @@ SETTINGS = {
         tiny_rlhf(algorithm="rloo", num_generations=2, drop_uniform_groups=True),
         stale("train_rlhf"),
     ),
+    **{
+        f"rlhf.reward_functions.{key}": Row(
+            tiny_rlhf(reward_functions={"length_bounds": {"weight": 1, "arguments": {}, **change}}),
+            stale("train_rlhf"),
+        )
+        for key, change in {"weight": {"weight": 2}, "arguments": {"arguments": BOUNDS}}.items()
+    },
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
     "rlhf.compare_with": Row(
         tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
@@ -293,13 +302,13 @@ def settings_of(schema, config):
         if "oneOf" in node:
             return set().union(*(walk(option, values, path) for option in node["oneOf"]))
         found = set()
+        # One of several types: {NAME: weight}, or the name of one model.
+        mappings = [value for value in values if isinstance(value, dict)]
         for key, inner in node.get("properties", {}).items():
             below = path if key in ("defaults", "presets", "recipes") else [*path, key]
-            found |= walk(inner, [value[key] for value in values if key in (value or ())], below)
+            found |= walk(inner, [value[key] for value in mappings if key in value], below)
         others = node.get("additionalProperties", node.get("type") == "object")
         if isinstance(others, dict):
-            # One of several types: {NAME: weight}, or the name of one model.
-            mappings = [value for value in values if isinstance(value, dict)]
             found |= walk(others, [inner for value in mappings for inner in value.values()], path)
         elif others:
             found |= {".".join([*path, key]) for value in values for key in value}

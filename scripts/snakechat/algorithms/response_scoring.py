@@ -13,14 +13,17 @@ from torch import Tensor
 
 from snakechat.algorithms import ppo
 from snakechat.algorithms.group_advantages import overlong_penalties
+from snakechat.algorithms.reward_functions import Columns, columns_of
 from snakechat.algorithms.reward_models import RewardModel, conversation_scores
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.data.prompt_texts import PromptTexts
 from snakechat.modeling.forward import Scorer
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.errors import InputError
 
-TextScorer = Callable[[list[str], list[str]], np.ndarray | list[float]]
+# Scores texts: prompts, responses, and what else functions receive (reward_functions.Columns).
+TextScorer = Callable[[list[str], list[str], Columns], np.ndarray | list[float]]
 
 
 class ScoreNormalizer:
@@ -59,10 +62,10 @@ class ResponseScorer:
 
     Args:
         rewards: The reward models.
-        functions: Scores texts (prompts, responses); called only if the recipe has reward
-            functions.
+        functions: The reward functions; called only if the recipe has some.
         critic_origin: The reward model that a critic is initialized from, or None.
-        prompt_texts: The text of each training prompt, for reward models that read text.
+        prompt_texts: The texts of the training prompts, for functions and for reward models that
+            read text.
 
     Attributes:
         normalizer: Normalizes the scores of each step.
@@ -77,7 +80,7 @@ class ResponseScorer:
         rewards: Sequence[RewardModel],
         functions: TextScorer,
         critic_origin: RewardModel | None = None,
-        prompt_texts: Sequence[str] = (),
+        prompt_texts: PromptTexts | None = None,
     ) -> None:
         self.settings, self.rewards, self.functions = settings, rewards, functions
         self.critic_origin, self.prompt_texts = critic_origin, prompt_texts
@@ -99,7 +102,7 @@ class ResponseScorer:
             scores += reward.weight * values
         if self.settings.reward_functions:
             # Only on rank 0: a function may return different scores when it is called again.
-            given = self.functions(*rollouts.decode()) if rank() == 0 else [0.0] * len(scores)
+            given = self._function_scores(rollouts, rows) if rank() == 0 else [0.0] * len(scores)
             scores += all_reduce_sum(torch.as_tensor(given, dtype=torch.float32)).to(scores.device)
         if not scores.isfinite().all():
             index = int(scores.isfinite().logical_not().nonzero()[0])
@@ -108,6 +111,15 @@ class ResponseScorer:
                 f" {scores[index].item()}, expected a finite number: check the reward model"
             )
         return scores
+
+    def _function_scores(
+        self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
+    ) -> np.ndarray | list[float]:
+        """Return the weighted sum of the reward functions for each response [B]."""
+        assert self.prompt_texts
+        prompts, responses = rollouts.decode()
+        columns = columns_of(self.prompt_texts, rows, responses)
+        return self.functions(prompts, responses, columns)
 
     def _model_scores(
         self,
@@ -119,8 +131,9 @@ class ResponseScorer:
         """Return a reward model's score of each response [B]."""
         if reward.reader.encoder is None:
             return rollouts.scores(scorer)
+        assert self.prompt_texts
         responses = rollouts.response_texts()
-        prompts = [self.prompt_texts[row] for row in rows] * (len(responses) // len(rows))
+        prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
         scores = conversation_scores(
             scorer, reward.reader.encoder, prompts, responses, rollouts.micro_batch_tokens
         )

@@ -1,7 +1,11 @@
 """Reward functions: programs of the user, rewards/NAME.py, that score responses.
 
 Each program defines score(prompts, responses), which takes two lists of texts without special
-tokens and returns one number for each response.
+tokens and returns one number for each response. It may have further parameters, or **columns. It
+receives by keyword those that have the name of a column that a dataset keeps (a list with the cell
+of each response, None where its dataset has no such column), of an argument in the config, or
+
+    messages: For each response the conversation with it, a list of {"role", "content"}.
 
 A program may import modules in rewards/ and scripts/, and read data files in rewards/ that it
 declares: `FILES = ["words.txt"]`. These files are part of its code
@@ -9,6 +13,7 @@ declares: `FILES = ["words.txt"]`. These files are part of its code
 """
 
 import builtins
+import inspect
 import math
 import sys
 import traceback
@@ -20,6 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.config.reward_functions import MESSAGES, weighted_functions
+from snakechat.data.dialogues import parse_turns
+from snakechat.data.prompt_texts import PromptTexts
 from snakechat.workflow.code_digests import reward_function_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.file_watch import FileWatch
@@ -29,29 +37,59 @@ FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 MAX_QUOTED = 60
 
 
+# Lists with the cell of each response, by column.
+Columns = Mapping[str, list[Any]]
+
+
 class RewardFunctions:
-    """The weighted sum of reward functions. weights: {NAME: weight}."""
+    """The weighted sum of reward functions. functions: The key `reward_functions`."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self.functions = [(weight, RewardFunction(name)) for name, weight in weights.items()]
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self.functions = [
+            (weight, RewardFunction(name, arguments))
+            for name, (weight, arguments) in weighted_functions(functions).items()
+        ]
 
-    def __call__(self, prompts: list[str], responses: list[str]) -> np.ndarray:
+    def __call__(
+        self, prompts: list[str], responses: list[str], columns: Columns | None = None
+    ) -> np.ndarray:
         """Return the score of each response, float64 [n]; zeros if there are no functions."""
         scores = np.zeros(len(responses))
         for weight, function in self.functions:
-            scores += weight * function(prompts, responses)
+            scores += weight * function(prompts, responses, columns or {})
         return scores
 
 
+def columns_of(
+    texts: PromptTexts, rows: Sequence[int] | np.ndarray, responses: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Return what reward functions receive besides prompts and responses.
+
+    Args:
+        texts: The texts of the prompts.
+        rows: Row number of each response's prompt [n]. Responses follow one another as the prompts
+            do, once per generation, so that these may be fewer than the responses.
+        responses: Texts without special tokens [n].
+    """
+    generations = len(responses) // len(rows)
+    prompts = [*map(parse_turns, texts.prompts(rows))] * generations
+    messages = [
+        [{"role": role, "content": text} for role, text in [*turns, ("assistant", response)]]
+        for turns, response in zip(prompts, responses, strict=True)
+    ]
+    kept = {name: cells * generations for name, cells in texts.columns(rows).items()}
+    return {**kept, MESSAGES: messages}
+
+
 class RewardFunction:
-    """The function score of rewards/NAME.py.
+    """The function score of rewards/NAME.py, with arguments that it receives by keyword.
 
     Raises:
         InputError: The program cannot be run, defines no score, reads a file that it does not
             declare, or score raises or returns anything but a finite number for each response.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
         self.path = FOLDER / f"{name}.py"
         try:
             known = reward_function_files(FOLDER.parent / "scripts", [name])
@@ -62,15 +100,19 @@ class RewardFunction:
             raise
         except Exception as error:
             raise self._exception_error(error) from error
-        if not hasattr(module, "score"):
+        if not callable(getattr(module, "score", None)):
             raise self._error("has no function score(prompts, responses)")
-        self.score: Callable[[list[str], list[str]], Any] = module.score
+        self.score: Callable[..., Any] = module.score
+        self.arguments = arguments or {}
+        # Without the first two.
+        self.parameters = [*inspect.signature(self.score).parameters.values()][2:]
 
-    def __call__(self, prompts: list[str], responses: list[str]) -> np.ndarray:
+    def __call__(self, prompts: list[str], responses: list[str], columns: Columns) -> np.ndarray:
         """Return the score of each response, float64 [n]."""
+        given = {**self._accepted(columns), **self.arguments}
         try:
             with self.watch.watching():
-                scores = self.score(prompts, responses)
+                scores = self.score(prompts, responses, **given)
         except InputError:
             raise
         except Exception as error:
@@ -93,6 +135,13 @@ class RewardFunction:
                     f" {shorten(response)!r}, expected a finite number"
                 )
         return np.array(scores, dtype=np.float64)
+
+    def _accepted(self, columns: Columns) -> Columns:
+        """Return the columns that score takes."""
+        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in self.parameters):
+            return columns
+        names = {parameter.name for parameter in self.parameters}
+        return {name: cells for name, cells in columns.items() if name in names}
 
     def _error(self, message: str) -> InputError:
         return InputError(f"rewards/{self.path.name}: {message}")

@@ -1,21 +1,25 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
-from functools import cache
-from pathlib import Path
+from keyword import iskeyword
 from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import weighted_references
+from snakechat.config.reward_functions import (
+    MESSAGES,
+    POSITIONAL,
+    reward_function_problem,
+    weighted_functions,
+)
 from snakechat.config.schema import check_schema, placement_schema
-from snakechat.data.formats import columns_of, has_pairs
+from snakechat.data.formats import columns_of, has_pairs, has_responses
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
     reward_model_problem,
 )
-from snakechat.workflow.code_digests import reward_function_files
 
 
 def check_placements(config: Config) -> None:
@@ -35,6 +39,7 @@ def check_references(config: Config) -> None:
                 columns_of(dataset["format"], dataset.get("columns"))
         except ValueError as error:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
+        _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
         if "train_on" in model.get("tokenizer", {}):
             config.entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
@@ -53,6 +58,21 @@ def check_references(config: Config) -> None:
                     _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
 
 
+def _check_kept_columns(config: Config, dataset: str) -> None:
+    """Check that reward functions can receive the columns of `keep` by keyword."""
+    names = config.kept_columns(dataset)
+    for name in names:
+        problem = None
+        if not name.isidentifier() or iskeyword(name):
+            problem = f"{name!r} is not a valid name of a parameter in Python"
+        elif name in (*POSITIONAL, MESSAGES):
+            problem = f"{name} is what reward functions receive anyway"
+        elif names.count(name) > 1:
+            problem = f"two columns have the name {name}"
+        if problem:
+            raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
+
+
 def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> None:
     """Check that a dataset has rows of the kind that a stage uses."""
     settings = config.entry("datasets", dataset, used_by)
@@ -61,7 +81,14 @@ def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> No
         raise ConfigError(
             f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
         )
-    pairs = "generate" in settings or has_pairs(settings["format"], settings.get("columns"))
+    if "generate" in settings:
+        return
+    if phase != "rlhf" and not has_responses(settings["format"]):
+        raise ConfigError(
+            f"config: {used_by} names {dataset}, which has no responses (format"
+            f" {settings['format']}): use it for rlhf"
+        )
+    pairs = has_pairs(settings["format"], settings.get("columns"))
     if phase == "reward" and not pairs:
         raise ConfigError(
             f"config: {used_by} names {dataset}, which has no rejected responses (format"
@@ -153,8 +180,10 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
         raise ConfigError(
             f"{place}: reward is null and reward_functions is empty: nothing scores responses"
         )
-    for function in settings["reward_functions"]:
-        problem = _reward_function_problem(config.sources, function)
+    datasets = [dataset for dataset, _ in config.blend("rlhf", name)]
+    columns = {column for dataset in datasets for column in config.kept_columns(dataset)}
+    for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
+        problem = reward_function_problem(config.sources, function, arguments, columns)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
     if kl_settings(settings) == {"kl_in": "loss", "kl_estimator": "k1"}:
@@ -184,20 +213,3 @@ def _check_rlhf_scores(config: Config, name: str) -> None:
             f"{place}.global_batch_size: {batch_size} is not a multiple of num_generations"
             f" ({generations}); all responses to a prompt are in the same batch"
         )
-
-
-@cache
-def _reward_function_problem(sources: Path, name: str) -> str | None:
-    """Return what is wrong with rewards/NAME.py as far as parsing shows; None if it is valid."""
-    available = sorted(path.stem for path in (sources / "rewards").glob("*.py"))
-    if name not in available:
-        return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
-    try:
-        reward_function_files(sources / "scripts", [name])
-    except SyntaxError as error:
-        return f"rewards/{name}.py is not valid Python (line {error.lineno}: {error.msg})"
-    except ValueError as error:
-        return f"rewards/{name}.py is not valid Python ({error})"
-    except FileNotFoundError as error:
-        return f"rewards/{name}.py imports a module that does not exist ({error.filename})"
-    return None

@@ -18,7 +18,7 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
     if "generate" in dataset:
         seed = dataset.get("seed", config.values["seed"])
         return {"seed": seed, **{key: dataset[key] for key in ("generate", "rows", "eval_rows")}}
-    keys = ["format", "remove", "on_bad_row"]
+    keys = ["format", "remove", "keep", "on_bad_row"]
     if "path" not in dataset:
         keys += ["hub", "revision", "train", "eval"]
     return {

@@ -14,6 +14,7 @@ from snakechat.config.references import (
     parse_reference,
     weighted_references,
 )
+from snakechat.data.formats import has_responses, kept_name
 from snakechat.workflow.cache_versions import Version, find_version, is_version
 from snakechat.workflow.result_cache import parse_size
 
@@ -225,7 +226,18 @@ class Config:
 
     def split_weights(self, dataset: str) -> dict[str, float]:
         """Return the weight of each phase in the split of a dataset."""
-        return self.values["datasets"][dataset].get("split", self.values["split"]["weights"])
+        settings = self.values["datasets"][dataset]
+        if "split" in settings:
+            weights: dict[str, float] = settings["split"]
+        elif "format" in settings and not has_responses(settings["format"]):
+            weights = {"sft": 0, "reward": 0, "rlhf": 1}
+        else:
+            weights = self.values["split"]["weights"]
+        return weights
+
+    def kept_columns(self, dataset: str) -> list[str]:
+        """Return the names of the columns that reward functions receive."""
+        return list(map(kept_name, self.values["datasets"][dataset].get("keep", ())))
 
     @property
     def cache_folder(self) -> str | None:

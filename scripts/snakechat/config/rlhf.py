@@ -1,7 +1,7 @@
 """Settings of reinforcement learning from human feedback (RLHF)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from snakechat.config.common import (
     Count,
@@ -21,6 +21,13 @@ from snakechat.config.common import (
 WeightedModels = Annotated[dict[str, float], Keyword("minProperties", 1)]
 
 
+class WeightedFunction(TypedDict):
+    """A reward function with arguments, which it receives by keyword."""
+
+    weight: float
+    arguments: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RlhfSettings(TrainingSettings):
     """Settings of `train_rlhf`."""
@@ -33,8 +40,8 @@ class RlhfSettings(TrainingSettings):
     # A recipe of stage sft.
     ptx: str | None
     ptx_coef: Positive
-    # Weight of each function.
-    reward_functions: dict[Name, float]
+    # Weight of each function (snakechat/config/reward_functions.py).
+    reward_functions: dict[Name, float | WeightedFunction]
 
     max_prompt_length: Count
     max_response_length: Count

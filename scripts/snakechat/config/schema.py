@@ -36,6 +36,8 @@ TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 def schema_of(declared: Any) -> Schema:
     """Return the JSON Schema of a type: scalars, containers, dataclasses and typed dicts."""
     origin, arguments = get_origin(declared), get_args(declared)
+    if declared is Any:
+        return {}
     if declared in TYPE_NAMES:
         return {"type": TYPE_NAMES[declared]}
     if origin is Annotated:

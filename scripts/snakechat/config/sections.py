@@ -70,6 +70,7 @@ class SourceDataset(TypedDict):
     revision: NotRequired[NonEmptyText]
     format: Format
     columns: NotRequired[dict[str, NonEmptyText]]
+    keep: NotRequired[Annotated[list[NonEmptyText], Keyword("minItems", 1)]]
     remove: NotRequired[Annotated[NonEmptyText, Keyword("format", "regex")]]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]

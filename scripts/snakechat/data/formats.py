@@ -5,15 +5,16 @@ column may be a path into structs and lists: answers.ja.0.text. Standard library
 imports this module while it plans.
 """
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
 
-# prompt, chosen, rejected (None without pairs).
-Record = tuple[str, str, str | None]
+# prompt, chosen (None without responses), rejected (None without pairs).
+Record = tuple[str, str | None, str | None]
 
 # Roles in sources, by their names in lower case.
 ROLES = {
@@ -79,15 +80,42 @@ def columns_of(format: str, columns: Mapping[str, str] | None = None) -> Mapping
     return columns
 
 
+def kept_cells(row: Mapping[str, Any], keep: Sequence[str]) -> list[str]:
+    """Return the cells of a row in columns that reward functions read, each as JSON.
+
+    Raises:
+        BadRow: A column is missing, or a cell has no JSON form.
+    """
+    cells = []
+    for path in keep:
+        value = _field(row, path, path, nullable=True)
+        try:
+            cells.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise BadRow(f"column {path}: {error}") from None
+    return cells
+
+
+def kept_name(path: str) -> str:
+    """Return the name by which reward functions receive a column: the last key of its path."""
+    return path.rpartition(".")[2]
+
+
+def has_responses(format: str) -> bool:
+    """Return whether rows of a format have responses, and not only prompts."""
+    return format != "prompt"
+
+
 def has_pairs(format: str, columns: Mapping[str, str] | None = None) -> bool:
     """Return whether rows of a format have rejected responses in addition to chosen ones."""
     return bool(columns_of(format, columns).keys() & {"rejected", "second"})
 
 
-def _field(row: Mapping[str, Any], path: str, name: str) -> Any:
+def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False) -> Any:
     """Return the value of a field: the column `path`, or the value at a path with dots."""
+    nullable = nullable or name == "system"
     if path in row:
-        if row[path] is None and name != "system":
+        if row[path] is None and not nullable:
             raise BadRow(f"column {path} is null")
         return row[path]
     column, *keys = path.split(".")
@@ -96,14 +124,14 @@ def _field(row: Mapping[str, Any], path: str, name: str) -> Any:
     value = row[column]
     for key in keys:
         if isinstance(value, dict):
-            if key not in value and name != "system":
+            if key not in value and not nullable:
                 raise BadRow(f"{path}: key {key} is missing; found {', '.join(map(str, value))}")
             value = value.get(key)
         elif isinstance(value, list) and key.isdecimal():
             value = value[int(key)] if int(key) < len(value) else None
         elif value is not None:
             raise BadRow(f"{path}: {type(value).__name__} has no key {key}")
-    if value is None and name not in ("rejected", "system"):
+    if value is None and name != "rejected" and not nullable:
         raise DroppedRow(f"no {name}")
     return value
 
@@ -260,6 +288,11 @@ def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any =
     return _prompt(turns, system), render_response(chosen), render_response(rejected)
 
 
+def _prompt_alone(prompt: Any, system: Any = None) -> Record:
+    """A prompt without a response: an instruction, or a list of messages."""
+    return _prompt(_turns(prompt, "prompt", "user"), system), None, None
+
+
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good (KTO): good ones are chosen, none rejected."""
     if not _is_one(label):
@@ -275,6 +308,7 @@ PAIR = _same_names("prompt", "chosen", "rejected")
 FORMATS = {
     "plain": Format(PAIR, _plain, optional=("rejected",)),
     "instruct": Format(PAIR, _instruct, optional=("rejected",)),
+    "prompt": Format(_same_names("prompt"), _prompt_alone, optional=("system",)),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same_names("chosen", "rejected"), _dialogues),
     "scored": Format(

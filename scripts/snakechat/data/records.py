@@ -1,10 +1,11 @@
 """Records: the prompt, chosen and rejected texts of each row, in a parquet file.
 
-rejected is null in datasets without pairs. Files are written and read one row group at a time, so
-that a dataset need not fit into memory.
+rejected is null in datasets without pairs, and chosen in those without responses. A column that a
+dataset keeps for reward functions follows as kept_NAME, with cells in JSON. Files are written and
+read one row group at a time, so that a dataset need not fit into memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,16 +17,21 @@ import pyarrow.parquet as pq
 from snakechat.data.formats import Record
 
 COLUMNS = ("prompt", "chosen", "rejected")
-SCHEMA = pa.schema([(name, pa.string()) for name in COLUMNS])
+KEPT = "kept_"
 ROWS_AT_A_TIME = 4096
 
 
 class RecordWriter:
-    """Write records one by one; a context manager. len() is the number of records written."""
+    """Write records one by one; a context manager. len() is the number of records written.
 
-    def __init__(self, path: str | Path) -> None:
-        self.file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self.rows: list[Record] = []
+    kept: Names of the columns that each record keeps.
+    """
+
+    def __init__(self, path: str | Path, kept: Sequence[str] = ()) -> None:
+        names = [*COLUMNS, *(f"{KEPT}{name}" for name in kept)]
+        self.schema = pa.schema([(name, pa.string()) for name in names])
+        self.file = pq.ParquetWriter(path, self.schema, compression="zstd")
+        self.rows: list[tuple[str | None, ...]] = []
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -43,32 +49,34 @@ class RecordWriter:
     def __len__(self) -> int:
         return self.written + len(self.rows)
 
-    def write(self, record: Record) -> None:
-        """Append a record: (prompt, chosen, rejected or None)."""
-        self.rows.append(record)
+    def write(self, record: Record, *kept: str) -> None:
+        """Append a record, (prompt, chosen or None, rejected or None), and its kept cells."""
+        self.rows.append((*record, *kept))
         if len(self.rows) == ROWS_AT_A_TIME:
             self._flush()
 
     def _flush(self) -> None:
         if self.rows:
             columns = [pa.array(cells, pa.string()) for cells in zip(*self.rows, strict=True)]
-            self.file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+            self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
             self.written += len(self.rows)
             self.rows = []
 
 
 def read_record_batches(
-    path: str | Path, rows: np.ndarray | None = None
+    path: str | Path, rows: np.ndarray | None = None, columns: Sequence[str] = COLUMNS
 ) -> Iterator[dict[str, list[str | None]]]:
     """Yield records in the order of the file, as {column: cells} of up to one row group.
 
-    rows: Ascending row numbers to read; a repeated number repeats its record. Defaults to all rows.
+    Args:
+        rows: Ascending row numbers to read; a repeated number repeats its record. Defaults to all.
+        columns: Columns to read; those that the file does not have are skipped.
     """
     start = 0
     # Read row groups one by one: iter_batches would read ahead.
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
-        batch = file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+        batch = file.read_row_group(group, columns=list(columns), use_threads=False)
         if rows is not None:
             first, last = np.searchsorted(rows, [start, start + batch.num_rows])
             wanted = rows[first:last] - start
@@ -76,6 +84,12 @@ def read_record_batches(
             batch = batch.take(pa.array(wanted))
         if batch.num_rows:
             yield batch.to_pydict()
+
+
+def kept_columns(path: str | Path) -> list[str]:
+    """Return the names of the columns that the records of a file keep."""
+    names = pq.read_schema(path).names
+    return [name.removeprefix(KEPT) for name in names if name.startswith(KEPT)]
 
 
 def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[Record]:

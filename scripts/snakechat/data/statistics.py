@@ -43,18 +43,19 @@ class DatasetStatistics:
             0,
         )
 
-    def add(self, prompt: str, chosen: str, rejected: str | None) -> None:
+    def add(self, prompt: str, chosen: str | None, rejected: str | None) -> None:
         """Add a record."""
-        responses = [chosen] if rejected is None else [chosen, rejected]
+        responses = [response for response in (chosen, rejected) if response is not None]
         self.lengths["prompt"].append(len(prompt))
-        self.lengths["chosen"].append(len(chosen))
+        if chosen is not None:
+            self.lengths["chosen"].append(len(chosen))
         self.prompts.append(fingerprint(prompt))
         self.rows.append(fingerprint("\0".join([prompt, *responses])))
         counts = self.counts
         counts["empty_prompt"] += is_empty(prompt)
         counts["empty_response"] += any(not response.strip() for response in responses)
         counts["turns_in_response"] += any(MARKER.search(response) for response in responses)
-        if rejected is not None:
+        if chosen is not None and rejected is not None:
             self.lengths["rejected"].append(len(rejected))
             counts["equal_responses"] += chosen.strip() == rejected.strip()
             counts["chosen_longer"] += len(chosen) > len(rejected)

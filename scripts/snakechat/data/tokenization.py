@@ -1,7 +1,6 @@
 """Tokenization of a phase: its rows of all datasets in, ragged arrays and statistics out.
 
-RLHF also keeps the text of its prompts (SPLIT.texts.parquet, a row for each row of the arrays): a
-reward model with another tokenizer reads text.
+RLHF also keeps the texts of its prompts (snakechat/data/prompt_texts.py).
 """
 
 import json
@@ -14,13 +13,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from snakechat.data.dialogues import is_empty
 from snakechat.data.phase_splits import weighted_rows
-from snakechat.data.records import read_record_batches
+from snakechat.data.prompt_texts import PromptTextWriter
+from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.statistics import percentiles
 from snakechat.data.tokenizers import (
     Encoder,
@@ -52,13 +50,13 @@ class Tokenization(NamedTuple):
         fields: Columns of the records, and names of the ragged arrays.
         encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
             field, the texts of the rows.
-        texts: Columns of the records whose text is kept too.
+        keeps_texts: Whether the texts of the prompts are kept too.
     """
 
     phase: str
     fields: tuple[str, ...]
     encode: Callable[..., Iterator[EncodedRow]]
-    texts: tuple[str, ...] = ()
+    keeps_texts: bool = False
 
 
 def encode_responses(
@@ -103,7 +101,7 @@ TOKENIZATIONS = {
     "tokenize_sft": Tokenization("sft", ("prompt", "chosen"), encode_responses),
     "tokenize_reward": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
     "tokenize_dpo": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts, ("prompt",)),
+    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts, keeps_texts=True),
 }
 
 
@@ -173,13 +171,16 @@ def _tokenize_split(
             stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
             for name in fields
         ]
-        text_writer = None
-        if tokenization.texts:
-            path = texts_path(job.result, split)
-            schema = pa.schema([(name, pa.string()) for name in tokenization.texts])
-            text_writer = stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd"))
+        text_writer: PromptTextWriter | None = None
+        columns: Sequence[str] = COLUMNS
+        if tokenization.keeps_texts:
+            paths = [records_path(job, name, split) for name in rows]
+            kept_names = sorted({name for path in paths for name in kept_columns(path)})
+            text_writer = stack.enter_context(PromptTextWriter(job.result, split, kept_names))
+            columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
         bar = stack.enter_context(tqdm(total=total, desc=split, unit="row", mininterval=2))
-        for dataset, batch, encoded in map_in_order(encode_batch, batches(job, split, rows)):
+        records = batches(job, split, rows, columns)
+        for dataset, batch, encoded in map_in_order(encode_batch, records):
             valid = [row for row in encoded if not isinstance(row, str)]
             dropped.update(row for row in encoded if isinstance(row, str))
             kept[dataset] += len(valid)
@@ -187,8 +188,7 @@ def _tokenize_split(
             for writer, *ids in zip(writers, *(row[:-1] for row in valid), strict=True):
                 writer.write(ids)
             if text_writer:
-                table = pa.table({name: batch[name] for name in tokenization.texts})
-                text_writer.write_table(table.filter([not isinstance(row, str) for row in encoded]))
+                text_writer.write(batch, [not isinstance(row, str) for row in encoded])
             bar.update(len(encoded))
     if not kept.total():
         raise InputError(
@@ -204,17 +204,6 @@ def _tokenize_split(
         "truncated": truncated,
         "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
     }
-
-
-def texts_path(folder: Path, split: str) -> Path:
-    """Return the file with the texts of a split."""
-    return folder / f"{split}.texts.parquet"
-
-
-def read_prompt_texts(folder: Path, split: str) -> list[str]:
-    """Return the text of each prompt of a split, in the order of the ragged array."""
-    texts: list[str] = pq.read_table(texts_path(folder, split)).column("prompt").to_pylist()
-    return texts
 
 
 def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:
@@ -245,14 +234,22 @@ def phase_rows(job: Job[Any], phase: str, split: str) -> dict[str, np.ndarray]:
     return rows
 
 
-def batches(job: Job[Any], split: str, rows: dict[str, np.ndarray]) -> Iterator[tuple[str, Batch]]:
+def batches(
+    job: Job[Any],
+    split: str,
+    rows: dict[str, np.ndarray],
+    columns: Sequence[str] = COLUMNS,
+) -> Iterator[tuple[str, Batch]]:
     """Yield (dataset, batch of records), one dataset after the other."""
     for dataset, numbers in rows.items():
-        path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
-        # A dataset without an eval split evaluates on rows of train.parquet.
-        path = path if path.exists() else path.with_stem("train")
-        for batch in read_record_batches(path, numbers):
+        for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
             yield dataset, batch
+
+
+def records_path(job: Job[Any], dataset: str, split: str) -> Path:
+    """Return the records of a split. Without an eval split, its rows are in train.parquet."""
+    path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
+    return path if path.exists() else path.with_stem("train")
 
 
 def map_in_order(

@@ -10,6 +10,7 @@ from snakechat.config.references import (
     parse_reference,
     weighted_references,
 )
+from snakechat.config.reward_functions import weighted_functions
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.formatting import (
     format_estimate,
@@ -99,7 +100,11 @@ def recipe_rows(name: str, lineage: dict[str, Any]) -> list[list[Any]]:
         ["reward model", weighted_sum(settings["reward"])],
     ]
     if functions := settings["reward_functions"]:
-        terms = (f"{weight} * {function}" for function, weight in functions.items())
+        weights = weighted_functions(functions)
+        terms = (
+            f"{weight} * {function}" + "".join(f" {key}={value!r}" for key, value in given.items())
+            for function, (weight, given) in weights.items()
+        )
         rows.append(["reward functions", ", ".join(terms)])
     kinds = {
         "import_dataset": "dataset",

@@ -47,8 +47,20 @@ class Reward:
         yield "reward model on its device"
 
 
-def length(prompts, responses):
+class Texts:
+    """The texts of the prompts in ROWS."""
+
+    def prompts(self, rows):
+        return [{70: "7", 50: "5"}[row] for row in rows]
+
+    def columns(self, rows):
+        return {"row": list(rows)}
+
+
+def length(prompts, responses, columns):
     """A reward function: the number of characters, plus 10 for responses to q."""
+    assert columns["row"] == [*ROWS, *ROWS]
+    assert [turns[0]["content"] for turns in columns["messages"]] == ["7", "5", "7", "5"]
     return [len(a) + 10 * (p == "q") for p, a in zip(prompts, responses, strict=True)]
 
 
@@ -59,7 +71,7 @@ def make(reward=True, functions=None, weights=None, **changes):
     settings |= {"reward_functions": {"length": 1.0} if functions else {}, **changes}
     rewards = [RewardModel(Reward(), weight, Reader(None, None, True)) for weight in weights]
     return ResponseScorer(
-        SimpleNamespace(**settings), rewards, functions, rewards[0] if rewards else None
+        SimpleNamespace(**settings), rewards, functions, rewards[0] if rewards else None, Texts()
     )
 
 
@@ -89,8 +101,7 @@ def test_a_reward_model_with_another_tokenizer_reads_the_text_of_prompts_and_res
     monkeypatch.setattr(response_scoring, "conversation_scores", score)
     reward = RewardModel(Reward(), 10.0, Reader(None, "encoder", False))
     settings = SimpleNamespace(reward_functions={})
-    texts = {70: "7", 50: "5"}
-    scorer = ResponseScorer(settings, [reward], None, prompt_texts=texts)
+    scorer = ResponseScorer(settings, [reward], None, prompt_texts=Texts())
     rollouts = Rollouts()
     rollouts.response_texts = lambda: ["a", "bb", "ccc", "dddd"]
     rollouts.micro_batch_tokens = 100
@@ -134,7 +145,7 @@ def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
         lambda scores: reduced.append(scores.tolist()) or sums,
     )
 
-    def function(prompts, responses):
+    def function(prompts, responses, columns):
         calls.append(responses)
         return [1.0, 2.0, 3.0, 4.0]
 

@@ -7,7 +7,8 @@ import pytest
 
 from conftest import ROOT
 from snakechat.algorithms import reward_functions as rewards
-from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.reward_functions import RewardFunctions, columns_of
+from snakechat.data.prompt_texts import PromptTexts, PromptTextWriter
 from snakechat.workflow.errors import InputError
 
 PROMPTS = ["\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"] * 3
@@ -43,33 +44,6 @@ def test_shop_scores_correct_responses_1_and_others_0():
     assert scores.dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    ("prompt", "response", "expected"),
-    [
-        ("What is 7 * 8?", "56", 1),
-        ("What is 7 * 8?", " 7 * 8 = 56.\n", 1),
-        ("What is 7 * 8?", "54", 0),
-        ("What is 7 + 8?", "15", 1),
-        # The model has not said yet that this is its answer.
-        ("What is 7 + 8?", "15 is the sum of", 0),
-        ("What is 7 + 8?", "115", 0),
-        ("What is 7 + 8?", "", 0),
-        # The examples in a prompt come before its question.
-        ("2 * 3 = 6\n\nCompute 2 * 4.", "6", 0),
-        ("2 * 3 = 6\n\nCompute 2 * 4.", "8", 1),
-    ],
-)
-def test_arithmetic_scores_responses_that_end_with_the_result_1_and_others_0(
-    prompt, response, expected
-):
-    assert RewardFunctions({"arithmetic": 1})([prompt], [response]).tolist() == [expected]
-
-
-def test_arithmetic_names_a_prompt_without_a_question():
-    with pytest.raises(InputError, match=r"no question such as 3 \+ 4 in the prompt 'Hello\.'"):
-        RewardFunctions({"arithmetic": 1})(["Hello."], ["7"])
-
-
 def test_scores_are_0_without_functions():
     assert RewardFunctions({})(PROMPTS, RESPONSES).tolist() == [0, 0, 0]
 
@@ -79,6 +53,63 @@ def test_functions_are_summed_with_their_weights(write):
     write("[prompt.count('pie') + 0.5 for prompt in prompts]", "pies")
     scores = RewardFunctions({"length": -2, "pies": 10})(PROMPTS, ["a", "", "abc"])
     assert scores.tolist() == [13, 15, 9]
+
+
+COLUMNS = {"solution": ["1", "2", None], "messages": [[{"role": "user", "content": "Hi"}]] * 3}
+
+
+def test_a_function_receives_the_columns_that_it_names(write):
+    write(
+        "def score(prompts, responses, solution, messages=None, other=5):\n"
+        "    roles = [m[0]['role'] for m in messages]\n"
+        "    return [int(s or 0) + other * (r == 'user') for s, r in zip(solution, roles)]\n"
+    )
+    assert RewardFunctions({"mine": 1})(PROMPTS, RESPONSES, COLUMNS).tolist() == [6, 7, 5]
+
+
+def test_a_function_receives_all_columns(write):
+    write(
+        "def score(prompts, responses, **columns):\n"
+        "    assert sorted(columns) == ['messages', 'solution']\n"
+        "    return [len(columns['messages'])] * 3\n"
+    )
+    assert RewardFunctions({"mine": 1})(PROMPTS, RESPONSES, COLUMNS).tolist() == [3, 3, 3]
+
+
+def test_a_function_receives_arguments(write):
+    write(
+        "def score(prompts, responses, solution, *, bonus):\n"
+        "    return [int(s or 0) + bonus for s in solution]\n"
+    )
+    functions = RewardFunctions({"mine": {"weight": 2, "arguments": {"bonus": 10}}})
+    assert functions(PROMPTS, RESPONSES, COLUMNS).tolist() == [22, 24, 20]
+
+
+def test_a_function_without_the_column_that_it_requires(write):
+    write("def score(prompts, responses, solution):\n    return [0.0] * 3\n")
+    with pytest.raises(InputError, match=r"rewards/mine\.py: .*argument: 'solution'"):
+        mine()
+
+
+def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
+    prompts = ["\n\nSystem: Be brief.\n\nHuman: Hi?\n\nAssistant:", "\n\nHuman: Bye.\n\nAssistant:"]
+    with PromptTextWriter(tmp_path, "train", ["solution", "level"]) as writer:
+        writer.write({"prompt": ["-", *prompts]}, [False, True, True])
+        kept = {"kept_solution": ['[1, {"a": null}]'], "kept_level": ["2"]}
+        writer.write({"prompt": ["\n\nHuman: Why?\n\nAssistant:"], **kept}, [True])
+    texts = PromptTexts(tmp_path, "train")
+    columns = columns_of(texts, [2, 0], ["a", "b", "c", "d"])
+    assert columns["solution"] == [[1, {"a": None}], None] * 2
+    assert columns["level"] == [2, None] * 2
+    # Also if no prompt has the cell.
+    assert columns_of(texts, [0, 1], ["a", "b"])["solution"] == [None, None]
+    why, be_brief = {"role": "user", "content": "Why?"}, {"role": "system", "content": "Be brief."}
+    assert columns["messages"][2] == [why, {"role": "assistant", "content": "c"}]
+    assert columns["messages"][3] == [
+        be_brief,
+        {"role": "user", "content": "Hi?"},
+        {"role": "assistant", "content": "d"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +321,7 @@ MISTAKES = {
     ),
     "is no function": (
         "score = 3\n\n",
-        "TypeError: 'int' object is not callable",
+        "has no function score(prompts, responses)",
     ),
     "cannot be imported": (
         "import no_such_library\n\n",

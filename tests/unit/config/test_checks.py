@@ -27,6 +27,7 @@ REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
     "bytes": b"NAME = '\xc3('\n",
     "lost": b"from snakechat.shop import is_right\n",
+    "needs": b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
 }
 
 # Changes to config.yaml, and the start of the error.
@@ -267,7 +268,49 @@ MISTAKES = {
     "unknown reward function": (
         tiny("rlhf", reward_functions={"shopping": 1}),
         "config: rlhf.recipes.tiny.reward_functions: rewards/shopping.py does not exist (available:"
-        " arithmetic, broken, bytes, lost, shop)",
+        " broken, bytes, exact_match, format_match,",
+    ),
+    "column that no dataset keeps": (
+        tiny("rlhf", reward_functions={"needs": {"weight": 1, "arguments": {"bonus": 2}}}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/needs.py requires solution: name this"
+        " column in `keep` of the recipe's datasets, or set it in `arguments`",
+    ),
+    "argument that a reward function does not take": (
+        tiny("rlhf", reward_functions={"needs": {"weight": 1, "arguments": {"bonsu": 2}}}),
+        "config: rlhf.recipes.tiny.reward_functions: rewards/needs.py takes no argument bonsu"
+        " (available: bonus, level, solution)",
+    ),
+    "argument that is a column": (
+        {
+            "datasets": {"mine": {"path": "x", "format": "prompt", "keep": ["solution"]}},
+            **tiny(
+                "rlhf",
+                datasets=["mine"],
+                reward_functions={"needs": {"weight": 1, "arguments": {"solution": 2, "bonus": 1}}},
+            ),
+        },
+        "config: rlhf.recipes.tiny.reward_functions: argument solution of needs is also a column",
+    ),
+    "reward function without a weight": (
+        tiny("rlhf", reward_functions={"shop": {"arguments": {}}}),
+        "config: rlhf.recipes.tiny.reward_functions.shop: ",
+    ),
+    "kept column that is no name": (
+        with_dataset(keep=["the answer"]),
+        "config: datasets.mine.keep: 'the answer' is not a valid name of a parameter in Python",
+    ),
+    "kept column that functions receive anyway": (
+        with_dataset(keep=["chat.messages"]),
+        "config: datasets.mine.keep: messages is what reward functions receive anyway",
+    ),
+    "kept columns of the same name": (
+        with_dataset(keep=["first.answer", "second.answer"]),
+        "config: datasets.mine.keep: two columns have the name answer",
+    ),
+    "prompts for sft": (
+        with_dataset(format="prompt", split={"sft": 1, "reward": 1, "rlhf": 1}),
+        "config: sft.recipes.mine.datasets names mine, which has no responses (format prompt): use"
+        " it for rlhf",
     ),
     "reward function outside of its folder": (
         tiny("rlhf", reward_functions={"../shop": 1}),
@@ -355,6 +398,15 @@ def test_mistake_is_reported_in_one_line(root, mistake):
 
 def test_a_default_that_the_loss_of_some_recipes_ignores_is_no_mistake(root):
     load({"dpo": {"defaults": {"label_smoothing": 0.1}}}, root)
+
+
+def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):
+    dataset = {"path": "mine", "format": "prompt", "keep": ["answers.solution"]}
+    functions = {"needs": {"weight": 0.5, "arguments": {"bonus": 1}}, "length_bounds": 1}
+    recipe = {"datasets": ["toy", "mine"], "reward_functions": functions}
+    config = load({"datasets": {"mine": dataset}, **tiny("rlhf", **recipe)}, root)
+    assert config.split_weights("mine") == {"sft": 0, "reward": 0, "rlhf": 1}
+    assert config.kept_columns("mine") == ["solution"]
 
 
 def test_model_to_compare_with_may_share_the_base_model(root):

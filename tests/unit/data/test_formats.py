@@ -7,7 +7,16 @@ from collections import Counter
 
 import pytest
 
-from snakechat.data.formats import FORMATS, DroppedRow, columns_of, has_pairs
+from snakechat.data.formats import (
+    FORMATS,
+    BadRow,
+    DroppedRow,
+    columns_of,
+    has_pairs,
+    has_responses,
+    kept_cells,
+    kept_name,
+)
 from snakechat.data.sources import read_rows
 from support.formats import (
     DATASETS,
@@ -346,6 +355,48 @@ def test_message_pairs_without_a_question_are_dropped():
 
 
 # --- kto ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["Name a fruit.", messages(("user", "Name a fruit.")), messages(("user", "Name a fruit."))[0]],
+)
+def test_a_prompt_alone_is_a_text_or_messages(prompt):
+    assert read({"prompt": prompt}, "prompt") == (question("Name a fruit."), None, None)
+
+
+def test_a_prompt_alone_may_have_a_system_column():
+    row = {"q": "Name a fruit.", "s": "Be brief."}
+    prompt, *responses = read(row, "prompt", prompt="q", system="s")
+    assert prompt == "\n\nSystem: Be brief." + question("Name a fruit.")
+    assert responses == [None, None]
+
+
+def test_formats_with_responses():
+    assert [name for name in FORMATS if not has_responses(name)] == ["prompt"]
+
+
+# Kept cells.
+
+
+def test_kept_cells_are_json():
+    row = {"solution": "四", "meta": {"tests": ["assert x", 1.5, True], "none": None}}
+    cells = kept_cells(row, ["solution", "meta.tests", "meta.none", "meta.absent"])
+    assert cells == ['"四"', '["assert x", 1.5, true]', "null", "null"]
+    assert kept_name("meta.tests") == "tests"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"other": 1}, "column solution is missing; the row has other"),
+        ({"solution": b"x"}, "column solution: .*bytes is not JSON serializable"),
+        ({"solution": float("nan")}, "column solution: .*not JSON compliant"),
+    ],
+)
+def test_a_cell_that_cannot_be_kept_is_bad(row, reason):
+    with pytest.raises(BadRow, match=reason):
+        kept_cells(row, ["solution"])
 
 
 def test_good_rows_of_kto_are_chosen_and_bad_ones_dropped():

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
-from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter, read_record_batches, read_records
+from snakechat.data.records import (
+    ROWS_AT_A_TIME,
+    RecordWriter,
+    kept_columns,
+    read_record_batches,
+    read_records,
+)
 
 ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
 # A row group and one row more than two of them.
@@ -59,6 +65,21 @@ def test_null_differs_from_an_empty_rejected_response(tmp_path):
 def test_dataset_without_rejected_responses(tmp_path):
     rows = [(*ROW[:2], None)] * 3
     assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
+
+
+def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
+    path = tmp_path / "train.parquet"
+    with RecordWriter(path, ["solution", "prompt"]) as writer:
+        writer.write(("p", None, None), "7", '"p"')
+        writer.write(ROW, "null", "[]")
+    assert kept_columns(path) == ["solution", "prompt"]
+    assert list(read_records(path)) == [("p", None, None), ROW]
+    [batch] = read_record_batches(path, columns=("prompt", "kept_solution"))
+    assert batch == {"prompt": ["p", ROW[0]], "kept_solution": ["7", "null"]}
+    without = write(tmp_path / "without.parquet", [ROW])
+    assert kept_columns(without) == []
+    [batch] = read_record_batches(without, columns=("prompt", "kept_solution"))
+    assert batch == {"prompt": [ROW[0]]}
 
 
 def test_a_file_without_records(tmp_path):

@@ -1,0 +1,14 @@
+"""Reward 1 for a response that a regular expression matches as a whole, 0 for any other.
+
+The response is matched without the whitespace at its ends, and a dot matches newlines too:
+`pattern: "<think>.*</think>.*"`.
+"""
+
+import re
+from collections.abc import Sequence
+
+
+def score(prompts: Sequence[str], responses: Sequence[str], pattern: str) -> list[float]:
+    """Return one score for each response."""
+    compiled = re.compile(pattern, re.DOTALL)
+    return [float(compiled.fullmatch(response.strip()) is not None) for response in responses]

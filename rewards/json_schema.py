@@ -1,0 +1,44 @@
+"""Reward 1 for a response that is JSON of a schema, 0 for any other.
+
+The response is the JSON alone, or has it in a block that starts with ```json. `schema` is a JSON
+Schema for all responses (an argument), or one for each (a column: an object, or its JSON as text).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
+
+BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
+
+
+def score(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    schema: Mapping[str, Any] | Sequence[Mapping[str, Any] | str],
+) -> list[float]:
+    """Return one score for each response."""
+    schemas = [schema] * len(responses) if isinstance(schema, Mapping) else schema
+    return [
+        float(is_valid(response, json.loads(each) if isinstance(each, str) else each))
+        for response, each in zip(responses, schemas, strict=True)
+    ]
+
+
+def is_valid(response: str, schema: Any) -> bool:
+    """Return whether a response is JSON of a schema.
+
+    Raises:
+        jsonschema.SchemaError: The schema is not valid.
+    """
+    Draft202012Validator.check_schema(schema)
+    blocks = BLOCK.findall(response)
+    try:
+        value = json.loads(blocks[-1] if blocks else response)
+        # Without a registry, a schema could name one on the network.
+        return bool(Draft202012Validator(schema, registry=Registry()).is_valid(value))
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,25 @@
+r"""Reward 1 for a response whose answer is that of `solution`, 0 for any other.
+
+The answer of a response is the content of its last \boxed{...} or, without one, its last number.
+That of a solution is the content of its last \boxed{...}, or what follows #### as in GSM8K, or the
+whole text. Numbers are compared as numbers: 1,000 and 1000.0 are equal.
+"""
+
+from collections.abc import Sequence
+
+from snakechat.evaluation.answers import answer_of, are_equal, last_boxed
+
+
+def score(prompts: Sequence[str], responses: Sequence[str], solution: Sequence[str]) -> list[float]:
+    """Return one score for each response."""
+    return [
+        float(is_correct(response, str(expected)))
+        for response, expected in zip(responses, solution, strict=True)
+    ]
+
+
+def is_correct(response: str, solution: str) -> bool:
+    """Return whether the answer of a response is that of a solution."""
+    answer = answer_of(response)
+    expected = last_boxed(solution) or solution.rpartition("####")[2]
+    return answer is not None and are_equal(answer, expected)

@@ -1,0 +1,84 @@
+"""Texts of the prompts of RLHF, and the cells that reward functions read (SPLIT.texts.parquet).
+
+A reward model with another tokenizer and reward functions read text. The file has a row for each
+row of the ragged array of prompts: `prompt`, and kept_NAME for each column that a dataset of the
+blend keeps, with cells in JSON; null where a dataset does not have the column.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from snakechat.data.records import KEPT
+
+PROMPT = "prompt"
+
+
+def texts_path(folder: Path, split: str) -> Path:
+    """Return the file with the texts of a split."""
+    return folder / f"{split}.texts.parquet"
+
+
+class PromptTextWriter:
+    """Write the texts of a split; a context manager.
+
+    kept: Names of the columns that datasets keep.
+    """
+
+    def __init__(self, folder: Path, split: str, kept: Sequence[str]) -> None:
+        self.names = [PROMPT, *(f"{KEPT}{name}" for name in kept)]
+        self.schema = pa.schema([(name, pa.string()) for name in self.names])
+        self.file = pq.ParquetWriter(texts_path(folder, split), self.schema, compression="zstd")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+    def write(self, records: dict[str, list[str | None]], is_valid: Sequence[bool]) -> None:
+        """Append the valid records of a batch."""
+        nothing = [None] * len(is_valid)
+        table = pa.table({name: records.get(name, nothing) for name in self.names}, self.schema)
+        self.file.write_table(table.filter(list(is_valid)))
+
+
+class PromptTexts:
+    """The texts of a split, by row number. They are read when the first one is needed."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.path = texts_path(folder, split)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """All texts. A table needs less memory than a list of Python texts."""
+        return pq.read_table(self.path)
+
+    def prompts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the texts of prompts."""
+        texts: list[str] = self._cells(PROMPT, rows)
+        return texts
+
+    def columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[Any]]:
+        """Return the kept cells of prompts by column; None where a dataset has no such column."""
+        return {
+            name.removeprefix(KEPT): [text and json.loads(text) for text in self._cells(name, rows)]
+            for name in self.table.column_names
+            if name.startswith(KEPT)
+        }
+
+    def _cells(self, name: str, rows: Sequence[int] | np.ndarray) -> list[Any]:
+        cells: list[Any] = self.table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
+        return cells

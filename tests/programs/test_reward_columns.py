@@ -1,0 +1,106 @@
+"""Reward functions in a build: columns of a dataset without responses, and hostile responses."""
+
+import json
+
+import pytest
+
+from snakechat.evaluation.sandbox import check_sandbox
+from snakechat.workflow.errors import InputError
+
+# Asserts what it receives in training and evaluation.
+SPY = """
+def score(prompts, responses, messages, value, **columns):
+    assert sorted(columns) == ["level"], columns
+    for prompt, response, turns, number in zip(prompts, responses, messages, value, strict=True):
+        assert [turn["role"] for turn in turns[-2:]] == ["user", "assistant"]
+        question = turns[-2]["content"]
+        assert question in prompt and turns[-1]["content"] == response
+        # Rows of the other dataset have no such column.
+        assert number == (int(question.split()[-1]) if question.startswith("Write") else None)
+    return [len(response) for response in responses]
+"""
+
+# Runs hostile code as if it were the responses.
+HOSTILE = """
+from unit_tests import score as run_unit_tests
+
+PROGRAMS = [
+    "import socket\\nsocket.create_connection(('127.0.0.1', 80))",
+    "import os\\nwhile True:\\n    try:\\n        os.fork()\\n    except OSError:\\n        pass",
+    "open('{outside}', 'w').write('x')",
+    "while True: pass",
+    "import os\\nos._exit(0)",
+]
+
+
+def score(prompts, responses, marker):
+    programs = [program.replace("{outside}", marker) for program in PROGRAMS]
+    results = run_unit_tests([], programs, ["pass"] * len(programs), seconds=1)
+    assert results == [0] * len(programs), results
+    return [len(response) for response in responses]
+"""
+
+RECIPE = {
+    "preset": "grpo",
+    "actor": "tiny",
+    "reward": None,
+    "judge": None,
+    "num_generations": 2,
+    "rollout_batch_size": 16,
+    "global_batch_size": 32,
+    "max_prompt_length": 96,
+    "max_response_length": 8,
+    "epochs": 1,
+    "dtype": "fp32",
+    "lora_rank": 0,
+    "placement": {"deployment": "cpu"},
+}
+
+
+def build(workflow, functions, datasets):
+    """Build an RLHF recipe with reward functions and its evaluation."""
+    (workflow.folder / "rewards/spy.py").write_text(SPY)
+    (workflow.folder / "rewards/hostile.py").write_text(HOSTILE)
+    rows = [
+        {"question": f"Write the number {i}", "answer": {"value": i}, "level": "easy"}
+        for i in range(40)
+    ]
+    (workflow.folder / "numbers.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    dataset = {"path": "numbers.jsonl", "format": "prompt", "columns": {"prompt": "question"}}
+    dataset["keep"] = ["answer.value", "level"]
+    recipe = {**RECIPE, "reward_functions": functions, "datasets": datasets}
+    config = {"datasets": {"numbers": dataset}, "rlhf": {"recipes": {"mine": recipe}}}
+    (workflow.folder / "mine.yaml").write_text(json.dumps(config))
+    options = workflow.options
+    # Later files have precedence.
+    workflow.options = (*options, "mine.yaml")
+    workflow.build("output/rlhf/mine")
+    return workflow
+
+
+def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, tmp_path):
+    workflow = build(quick.copy(tmp_path / "copy"), {"spy": 1}, [{"toy": 0.1}, "numbers"])
+    output = workflow.folder / "output"
+    stats = json.loads((output / "split/numbers/stats.json").read_text())
+    assert stats["rlhf.train"]["rows"] == 36 and stats["sft.train"]["rows"] == 0
+    metrics = json.loads((output / "eval/rlhf/mine/metrics.json").read_text())
+    assert metrics["rlhf"]["score"] > 0
+    assert "Nothing to be done" in workflow.snakemake("output/rlhf/mine", "-n").stdout
+    # What is kept is part of the import.
+    edited = (workflow.folder / "mine.yaml").read_text().replace(', "level"]', "]")
+    (workflow.folder / "mine.yaml").write_text(edited)
+    planned = workflow.planned("output/rlhf/mine")
+    assert {"import_dataset", "tokenize_rlhf", "train_rlhf"} <= planned
+
+
+def test_hostile_responses_score_0_and_the_training_goes_on(quick, tmp_path):
+    try:
+        check_sandbox()
+    except InputError as error:
+        pytest.skip(str(error))
+    marker = tmp_path / "marker"
+    arguments = {"marker": str(marker)}
+    functions = {"hostile": {"weight": 1, "arguments": arguments}}
+    workflow = build(quick.copy(tmp_path / "copy"), functions, ["numbers"])
+    assert (workflow.folder / "output/rlhf/mine/model.safetensors").exists()
+    assert not marker.exists()

@@ -1,0 +1,98 @@
+"""The reward functions that the project ships, by what they score."""
+
+import pytest
+
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.evaluation.sandbox import check_sandbox
+from snakechat.workflow.errors import InputError
+
+
+def scores(name, responses, columns=None, **arguments):
+    functions = RewardFunctions({name: {"weight": 1, "arguments": arguments}})
+    return functions(["p"] * len(responses), responses, columns or {}).tolist()
+
+
+def test_exact_match():
+    responses = [" Paris\n", "paris", "In Paris", "New  York", ""]
+    solution = ["Paris", "Paris", "Paris", "New York", "x"]
+    assert scores("exact_match", responses, {"solution": solution}) == [1, 0, 0, 1, 0]
+    ignored = scores("exact_match", responses, {"solution": solution}, ignore_case=True)
+    assert ignored == [1, 1, 0, 1, 0]
+
+
+def test_exact_match_with_a_number():
+    assert scores("exact_match", ["7", "8"], {"solution": [7, 7]}) == [1, 0]
+
+
+def test_math_answer():
+    rows = [
+        ("3 + 4 is 7.", "7", 1),
+        ("The answer is 1,000", "She earns 10 * 100.\n#### 1000", 1),
+        ("\\boxed{\\frac{1}{2}}, so 3", "0.5", 1),
+        ("\\boxed{x+1}", "$x + 1$", 1),
+        ("It is \\text{east}: \\boxed{east}", "east", 1),
+        ("so \\boxed{2 } it is", "One and one: \\boxed{2}.", 1),
+        ("west", "east", 0),
+        ("8", "7", 0),
+        ("", "7", 0),
+        ("7", 7, 1),
+    ]
+    responses, solution, expected = map(list, zip(*rows, strict=True))
+    assert scores("math_answer", responses, {"solution": solution}) == expected
+
+
+def test_format_match():
+    responses = ["<think>a\nb</think>\n7 ", "<think>a", "x <think></think>"]
+    assert scores("format_match", responses, pattern="<think>.*</think>.*") == [1, 0, 0]
+
+
+def test_length_bounds():
+    responses = ["", " a ", "abc", "abcd"]
+    assert scores("length_bounds", responses) == [0, 1, 1, 1]
+    assert scores("length_bounds", responses, min_characters=2, max_characters=3) == [0, 0, 1, 0]
+
+
+SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+
+
+def test_json_schema():
+    responses = [
+        '{"name": "Pia"}',
+        'Here it is:\n```json\n{"name": "Pia"}\n```\nDone.',
+        '{"name": 7}',
+        "{}",
+        "no JSON",
+        "[" * 100_000,
+        "",
+    ]
+    assert scores("json_schema", responses, schema=SCHEMA) == [1, 1, 0, 0, 0, 0, 0]
+
+
+def test_json_schema_of_each_row():
+    schemas = ['{"type": "integer"}', {"type": "string"}]
+    assert scores("json_schema", ["7", "7"], {"schema": schemas}) == [1, 0]
+
+
+def test_an_invalid_json_schema_is_an_error():
+    with pytest.raises(InputError, match=r"rewards/json_schema.py: line \d+: SchemaError"):
+        scores("json_schema", ["7"], schema={"type": "number?"})
+
+
+def test_unit_tests():
+    try:
+        check_sandbox()
+    except InputError as error:
+        pytest.skip(str(error))
+    right = "def add(a, b):\n    return a + b\n"
+    responses = [
+        right,
+        f"Sure:\n```python\n{right}```\nIt adds.",
+        # The last block counts.
+        f"```python\n{right}```\n```\ndef add(a, b):\n    return 0\n```",
+        "I do not know.",
+        right,
+        "while True: pass",
+    ]
+    test = "assert add(1, 2) == 3"
+    tests = [test, [test, "assert add(0, 0) == 0"], test, test, "assert add(1, 2) == 4", test]
+    assert scores("unit_tests", responses, {"tests": tests}, seconds=1) == [1, 1, 0, 0, 0, 0]
