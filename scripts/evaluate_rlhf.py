@@ -1,6 +1,7 @@
 """Compare a chat model with the models that it was trained from, on held-out prompts.
 
-Each model samples several responses to the same prompts: the base model, the SFT and DPO models
+Each model samples several responses to the same prompts, which are drawn from all datasets of the
+blend in proportion: the base model, the SFT and DPO models
 that the chat model was trained from, if any, the models of the recipe's compare_with, the chat
 model, and the average of its weights, if any. All metrics have 95 % bootstrap intervals over the
 prompts.
@@ -36,9 +37,11 @@ from snakechat.evaluation.comparisons import (
     distinct_n,
     evaluated_models,
     initial_model,
+    means_by_dataset,
     repetition,
     win_rates,
 )
+from snakechat.evaluation.held_out_prompts import count_contamination, draw_prompts
 from snakechat.evaluation.judge_endpoint import JudgeEndpoint
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
@@ -69,11 +72,11 @@ def main(job: Job[SimpleNamespace]) -> None:
     evaluator.add_kl(models)
     evaluator.add_scores(models)
 
-    metrics = compare(
-        {name: responses.metrics for name, responses in models.items()},
-        SCORES,
-        settings.bootstrap_resamples,
-        settings.seed,
+    values = {name: responses.metrics for name, responses in models.items()}
+    metrics = compare(values, SCORES, settings.bootstrap_resamples, settings.seed)
+    metrics["by_dataset"] = means_by_dataset(values, evaluator.datasets)
+    metrics["contamination"] = count_contamination(
+        evaluator.texts.prompts(evaluator.rows), settings.trained_on, job.inputs
     )
     if endpoint:
         rates = endpoint_win_rates(job, endpoint, models)
@@ -141,7 +144,12 @@ class Evaluator:
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
-        self.rows = range(min(len(held_out), self.settings.num_prompts))
+        stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
+        weights = dict(self.settings.datasets)
+        kept_of = {name: stats["eval"]["kept_of"][name] for name in weights}
+        self.rows, self.datasets = draw_prompts(
+            kept_of, weights, self.settings.num_prompts, self.settings.seed
+        )
         self.texts = PromptTexts(job.inputs["tokens"], "eval")
         self.prompts = [list(map(int, held_out[row])) for row in self.rows]
         self.prompt_texts = self.tokenizer.batch_decode(self.prompts, skip_special_tokens=True)
@@ -249,19 +257,23 @@ def endpoint_win_rates(
 ) -> dict[str, Any]:
     """Return the win rates of the chat model over the initial model according to an endpoint.
 
-    The endpoint compares the first responses of both models to each prompt; a tie is half a win.
+    The endpoint compares the first responses of both models to each prompt, of prompts at equal
+    distances; a tie is half a win.
 
     Raises:
         InputError: No reply is readable.
     """
     settings, pair = job.settings, [models[name] for name in ("rlhf", initial_model(models))]
-    prompts = pair[0].prompt_texts[: settings.endpoint["prompts"]]
-    rows = zip(prompts, *(responses.texts[0] for responses in pair), strict=False)
-    progress = tqdm(rows, "endpoint", len(prompts), unit="prompt", mininterval=2)
-    verdicts = [endpoint.compare(*row) for row in progress]
+    prompts = pair[0].prompt_texts
+    number = min(len(prompts), settings.endpoint["prompts"])
+    rows = np.linspace(0, len(prompts) - 1, number).round().astype(int)
+    verdicts = [
+        endpoint.compare(prompts[row], *(responses.texts[0][row] for responses in pair))
+        for row in tqdm(rows, "endpoint", unit="prompt", mininterval=2)
+    ]
     with open(job.result / "endpoint.jsonl", "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in endpoint.log)
-    readable = [row for row, verdict in enumerate(verdicts) if verdict is not None]
+    readable = [index for index, verdict in enumerate(verdicts) if verdict is not None]
     if not readable:
         reply = endpoint.log[0]["reply"][:60]
         raise InputError(
@@ -274,9 +286,9 @@ def endpoint_win_rates(
         "unreadable": unreadable,
         "note": "the replies of an endpoint are not reproducible: another build may differ",
     }
-    ours = np.array([[verdicts[row] for row in readable]])
+    ours = np.array([[verdicts[index] for index in readable]])
     metrics = [
-        {"endpoint": values, "length": responses.metrics["length"][:1, readable]}
+        {"endpoint": values, "length": responses.metrics["length"][:1, rows[readable]]}
         for values, responses in zip((ours, 1 - ours), pair, strict=True)
     ]
     bootstrap = BootstrapSamples(len(readable), settings.bootstrap_resamples, settings.seed)

@@ -85,6 +85,12 @@ def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, 
     assert stats["rlhf.train"]["rows"] == 36 and stats["sft.train"]["rows"] == 0
     metrics = json.loads((output / "eval/rlhf/mine/metrics.json").read_text())
     assert metrics["rlhf"]["score"] > 0
+    # Of 20 prompts; all 4 of numbers.
+    numbers, toy = (metrics["by_dataset"][name] for name in ("numbers", "toy"))
+    assert (numbers["num_prompts"], toy["num_prompts"]) == (4, 16)
+    mean = (4 * numbers["rlhf"]["score"] + 16 * toy["rlhf"]["score"]) / 20
+    assert mean == pytest.approx(metrics["rlhf"]["score"])
+    assert metrics["contamination"].keys() == {"rlhf/numbers", "rlhf/toy", "sft/toy"}
     assert "Nothing to be done" in workflow.snakemake("output/rlhf/mine", "-n").stdout
     # What is kept is part of the import.
     edited = (workflow.folder / "mine.yaml").read_text().replace(', "level"]', "]")

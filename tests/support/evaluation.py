@@ -4,6 +4,8 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -34,9 +36,13 @@ def evaluation_job(tokenizer, tmp_path):
             save_model(model, tokenizer, folder)
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    prompts = [tokenizer(prompt).input_ids for prompt in toy.all_prompts()[:5]]
+    texts = toy.all_prompts()[:5]
+    pq.write_table(pa.table({"prompt": texts}), tokens / "eval.texts.parquet")
+    prompts = [tokenizer(prompt).input_ids for prompt in texts]
     with RaggedWriter(tokens, "eval.prompt", len(tokenizer)) as writer:
         writer.write(prompts)
+    stats = {"eval": {"kept_of": {"toy": len(prompts)}}}
+    (tokens / "stats.json").write_text(json.dumps(stats))
     result = tmp_path / "result"
     result.mkdir()
     settings = {
@@ -48,6 +54,7 @@ def evaluation_job(tokenizer, tmp_path):
     }
     settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
     settings |= {"endpoint": None, "reward": "tiny", "judge": "judge", "template": "dialogue"}
+    settings |= {"datasets": [["toy", 1.0]], "trained_on": {}}
     settings["reward_templates"] = {"tiny": "dialogue", "judge": "dialogue"}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, reward_functions={}),

@@ -151,6 +151,8 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     return {
         **{key: recipe[key] for key in keys},
         **{key: ordered_references(recipe[key]) for key in ("reward", "judge")},
+        "datasets": datasets,
+        "trained_on": phases_of_datasets(config, name),
         "template": config.template("rlhf", name),
         "reward_templates": templates[0] | templates[1],
         "exact_check": dataset.get("generate") if len(datasets) == 1 else None,
@@ -158,9 +160,27 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     }
 
 
+def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
+    """Return the phases of each dataset that the models of an rlhf recipe were trained on."""
+    recipes = {**config.recipes_behind(*config.actor(name)), "rlhf": name}
+    trained = list(recipes.items())
+    rewards = config.reward_models(name, "reward").values()
+    trained += [("reward", model.name) for model in rewards if model.section == "reward"]
+    ptx = config.recipe("rlhf", name)["ptx"]
+    trained += [] if ptx is None else [("sft", ptx)]
+    phases: dict[str, set[str]] = {}
+    for stage, recipe in trained:
+        for dataset, _ in config.blend(stage, recipe):
+            phases.setdefault(dataset, set()).add("reward" if stage == "dpo" else stage)
+    return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
+
+
 def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
-    """Return the inputs of an RLHF evaluation: models, reward model, judge and prompts."""
+    """Return the inputs of an RLHF evaluation: models, reward models, prompts, training data."""
+    datasets = phases_of_datasets(config, name)
     return {
+        **{f"records.{dataset}": ("import_dataset", dataset) for dataset in datasets},
+        **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in datasets},
         **models_of(config, "rlhf", name),
         **reward_inputs(config, name, "reward"),
         **reward_inputs(config, name, "judge"),

@@ -87,6 +87,24 @@ def compare(
     return metrics
 
 
+def means_by_dataset(
+    models: Mapping[str, ResponseMetrics], datasets: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return num_prompts and the means of each model, of each dataset.
+
+    datasets: Dataset of each prompt [n].
+    """
+    means: dict[str, dict[str, Any]] = {}
+    for dataset in dict.fromkeys(datasets):
+        mask = np.equal(datasets, dataset)
+        means[dataset] = {"num_prompts": int(mask.sum())}
+        for name, values in models.items():
+            means[dataset][name] = {
+                key: float(np.mean(value[:, mask])) for key, value in values.items()
+            }
+    return means
+
+
 class BootstrapSamples:
     """Prompts drawn with replacement, the same ones for all metrics (Efron 1979).
 

@@ -186,6 +186,16 @@ def response_table(metrics: Metrics) -> Table:
         for key, label in RESPONSES.items()
         if key in metrics["rlhf"]
     ]
+    by_dataset = metrics.get("by_dataset", {})
+    if len(by_dataset) > 1 and "score" in metrics["rlhf"]:
+        rows += [
+            [
+                f"{RESPONSES['score']} on {format_number(means['num_prompts'])} of {dataset}",
+                *(means[model]["score"] for model in models),
+                "",
+            ]
+            for dataset, means in by_dataset.items()
+        ]
     title = (
         f"Responses to {format_number(metrics['num_prompts'])} held-out prompts,"
         f" {metrics['num_generations']} of each model to each prompt"

@@ -1,0 +1,107 @@
+"""Prompts of an evaluation: drawn in proportion from a blend, and compared with training rows."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from snakechat.data.records import read_record_batches
+from snakechat.data.statistics import fingerprint
+
+
+class PromptSample(NamedTuple):
+    """Prompts drawn from the evaluation split of a blend.
+
+    Attributes:
+        rows: Row number of each prompt [n]. Any first part of them is in proportion too.
+        datasets: Dataset of each prompt [n].
+    """
+
+    rows: list[int]
+    datasets: list[str]
+
+
+def draw_prompts(
+    kept_of: Mapping[str, int], weights: Mapping[str, float], num_prompts: int, seed: int
+) -> PromptSample:
+    """Draw prompts without replacement, from each dataset as many as its share of the blend.
+
+    Args:
+        kept_of: Rows of each dataset. Those of a dataset follow those of the one before it.
+        weights: Weight of each dataset in training.
+        num_prompts: Upper limit for the number of prompts.
+        seed: Seed of the draw.
+    """
+    quotas = _quotas(kept_of, weights, num_prompts)
+    generator = np.random.default_rng(seed)
+    drawn, start = [], 0
+    for name, size in kept_of.items():
+        rows = np.sort(generator.permutation(size)[: quotas[name]]) + start
+        start += size
+        # Datasets alternate as evenly as their shares allow.
+        drawn += [((i + 0.5) / quotas[name], name, int(row)) for i, row in enumerate(rows)]
+    drawn.sort()
+    return PromptSample([row for *_, row in drawn], [name for _, name, _ in drawn])
+
+
+def _quotas(
+    kept_of: Mapping[str, int], weights: Mapping[str, float], num_prompts: int
+) -> dict[str, int]:
+    """Return the number of prompts of each dataset, by the method of Webster and Sainte-Laguë."""
+    quotas = dict.fromkeys(kept_of, 0)
+    for _ in range(min(num_prompts, sum(kept_of.values()))):
+        open_datasets = [name for name, size in kept_of.items() if quotas[name] < size]
+        best = max(
+            open_datasets,
+            key=lambda name: kept_of[name] * weights[name] / (2 * quotas[name] + 1),
+        )
+        quotas[best] += 1
+    return quotas
+
+
+def normalized_fingerprint(text: str) -> int:
+    """Return a hash of a text in lower case without punctuation, apart from operators."""
+    return fingerprint(re.sub(r"[^\w+*/=<>^%-]+", " ", text.casefold()))
+
+
+KEYS = {"exact": fingerprint, "normalized": normalized_fingerprint}
+
+
+def count_contamination(
+    prompts: Sequence[str], phases_of: Mapping[str, Sequence[str]], inputs: Mapping[str, Path]
+) -> dict[str, dict[str, int]]:
+    """Count evaluation prompts that are training prompts of a phase too; print a note if any are.
+
+    Args:
+        prompts: Texts of the evaluation prompts.
+        phases_of: Phases that the models were trained on, of each dataset.
+        inputs: Folders of the job's inputs: records.DATASET and rows.DATASET.
+
+    Returns:
+        For each PHASE/DATASET the number of prompts with the same text (exact), and with the same
+        text but for case, whitespace and punctuation (normalized).
+    """
+    keys = {kind: np.array([*map(key, prompts)], np.uint64) for kind, key in KEYS.items()}
+    counts = {}
+    for dataset, phases in phases_of.items():
+        records = inputs[f"records.{dataset}"] / "train.parquet"
+        for phase in phases:
+            rows = np.load(inputs[f"rows.{dataset}"] / f"{phase}.train.npy")
+            found = {kind: np.zeros(len(prompts), bool) for kind in KEYS}
+            for batch in read_record_batches(records, rows, columns=["prompt"]):
+                texts = [text for text in batch["prompt"] if text is not None]
+                for kind, key in KEYS.items():
+                    trained_on = np.array([*map(key, texts)], np.uint64)
+                    found[kind] |= np.isin(keys[kind], trained_on)
+            counts[f"{phase}/{dataset}"] = {kind: int(mask.sum()) for kind, mask in found.items()}
+    for name, count in counts.items():
+        if count["normalized"]:
+            print(
+                f"note: {count['normalized']:,} of {len(prompts):,} evaluation prompts are also"
+                f" training prompts of {name}: set split.by: prompt, or use other datasets",
+                file=sys.stderr,
+            )
+    return counts

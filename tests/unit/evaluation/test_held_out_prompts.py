@@ -1,0 +1,83 @@
+"""Prompts of an evaluation: their shares of a blend, and training rows with the same prompt."""
+
+import numpy as np
+import pytest
+
+from snakechat.data.records import RecordWriter
+from snakechat.evaluation.held_out_prompts import count_contamination, draw_prompts
+
+EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
+def counts(sample):
+    return {name: sample.datasets.count(name) for name in dict.fromkeys(sample.datasets)}
+
+
+def test_each_dataset_has_its_share():
+    sample = draw_prompts({"a": 600, "b": 300, "c": 100}, EQUAL, 20, seed=1)
+    assert counts(sample) == {"a": 12, "b": 6, "c": 2}
+    for row, name in zip(*sample, strict=True):
+        first, last = {"a": (0, 599), "b": (600, 899), "c": (900, 999)}[name]
+        assert first <= row <= last
+    assert len(set(sample.rows)) == 20
+
+
+def test_shares_follow_the_weights_of_training():
+    sample = draw_prompts({"a": 500, "b": 500}, {"a": 3.0, "b": 1.0}, 40, seed=1)
+    assert counts(sample) == {"a": 30, "b": 10}
+
+
+def test_a_dataset_with_too_few_rows_gives_all_of_them():
+    sample = draw_prompts({"a": 2, "b": 50}, {"a": 100.0, "b": 1.0}, 12, seed=1)
+    assert counts(sample) == {"a": 2, "b": 10}
+
+
+def test_no_more_prompts_than_rows():
+    sample = draw_prompts({"a": 3, "b": 0, "c": 2}, EQUAL, 100, seed=1)
+    assert sorted(sample.rows) == [0, 1, 2, 3, 4]
+
+
+def test_the_rows_of_one_dataset_keep_their_order():
+    assert draw_prompts({"a": 4}, EQUAL, 4, seed=1).rows == [0, 1, 2, 3]
+
+
+def test_a_first_part_of_the_prompts_is_in_proportion_too():
+    sample = draw_prompts({"a": 800, "b": 200}, EQUAL, 100, seed=1)
+    for length in (5, 10, 50):
+        assert sample.datasets[:length].count("b") == length // 5
+
+
+def test_the_seed_determines_the_draw():
+    first, again, other = (draw_prompts({"a": 1000}, EQUAL, 10, seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A dataset with four training rows: sft has the first two, reward the last two."""
+    records, rows = tmp_path / "records", tmp_path / "rows"
+    records.mkdir()
+    rows.mkdir()
+    with RecordWriter(records / "train.parquet") as writer:
+        for text in ("What is 2 + 2?", "Who are you?", "Who  are YOU ?!", "Why?"):
+            writer.write((text, None, None))
+    np.save(rows / "sft.train.npy", np.array([0, 1]))
+    np.save(rows / "reward.train.npy", np.array([2, 3]))
+    return {"records.a": records, "rows.a": rows}
+
+
+def test_contamination_of_each_phase(inputs, capsys):
+    prompts = ["Who are you?\n", "who are you", "What is 2 * 2?", "Where?"]
+    assert count_contamination(prompts, {"a": ["sft", "reward"]}, inputs) == {
+        "sft/a": {"exact": 1, "normalized": 2},
+        "reward/a": {"exact": 0, "normalized": 2},
+    }
+    message = capsys.readouterr().err
+    assert "2 of 4 evaluation prompts are also training prompts of sft/a" in message
+
+
+def test_no_note_without_contamination(inputs, capsys):
+    assert count_contamination(["How?"], {"a": ["sft"]}, inputs) == {
+        "sft/a": {"exact": 0, "normalized": 0}
+    }
+    assert capsys.readouterr().err == ""
