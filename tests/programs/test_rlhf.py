@@ -1,8 +1,5 @@
 """train_rlhf in this process, on small models with random weights."""
 
-import json
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +11,10 @@ from safetensors.torch import load_file
 import train_rlhf
 from conftest import ROOT
 from snakechat.algorithms import reward_functions, rlhf_models, sanity_checks
-from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.generation import HfSampler
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import read_input, result_files
-from support.rlhf_inputs import PLACEMENT, SETTINGS, make_inputs
+from snakechat.workflow.manifest import result_files
+from support.rlhf_training import lines_of, rlhf_inputs, rlhf_training  # noqa: F401
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -58,42 +53,6 @@ LOSS_KL = {"kl_in": "loss", "kl_estimator": "k3"}
 PAIRED = {"num_generations": 2, "rollout_batch_size": 60, "max_response_length": 6}
 
 
-@pytest.fixture(scope="module")
-def inputs(tokenizer, tmp_path_factory, group):
-    """The inputs of a spec; jobs run in a temporary working directory."""
-    folder = Path.cwd()
-    work = tmp_path_factory.mktemp("rlhf")
-    os.chdir(work)
-    yield make_inputs(work, tokenizer)
-    os.chdir(folder)
-
-
-@pytest.fixture
-def train(inputs, monkeypatch):
-    """A function that trains with changed settings and returns the job."""
-    # The model card needs the lineage of a build.
-    monkeypatch.setattr(train_rlhf, "write_card", lambda job: None)
-    jobs = []
-
-    def train(placement=(), without=(), name="mine", **settings):
-        spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
-        spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
-        spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
-        manifests = {key: read_input(entry) for key, entry in spec_inputs.items()}
-        job = Job(spec, manifests, PLACEMENT | dict(placement), RlhfSettings)
-        jobs.append(job)
-        shutil.rmtree(job.result, ignore_errors=True)
-        job.result.mkdir(parents=True)
-        train_rlhf.main(job)
-        job.metrics = lines_of(job.result / "metrics.jsonl")
-        return job
-
-    yield train
-    for job in jobs:
-        for folder in (job.result, job.states, job.log_folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture
 def functions(tmp_path, monkeypatch):
     """A folder of reward functions."""
@@ -101,10 +60,6 @@ def functions(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(reward_functions, "FOLDER", folder)
     return folder
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def values(job, name):
