@@ -213,10 +213,10 @@ def test_the_first_responses_of_rlhf_and_sft_are_compared(endpoint_job, server):
     server.replies = ["A", "B"]
     metrics, responses = evaluated(endpoint_job)
     texts = [body["messages"][1]["content"] for _, _, body in server.requests]
-    # Two of three prompts, both orders.
+    # The first and the last of three prompts, both orders; each has two lines of responses.
     assert len(texts) == 4
     for number, text in enumerate(texts):
-        row = number // 2 * 2
+        row = (0, 4)[number // 2]
         ours, theirs = responses["rlhf"][row], responses["sft"][row]
         first, second = (ours, theirs) if number % 2 == 0 else (theirs, ours)
         assert ours["prompt"] in text
