@@ -2,6 +2,7 @@
 
 The response is the JSON alone, or has it in a block that starts with ```json. `schema` is a JSON
 Schema for all responses (an argument), or one for each (a column: an object, or its JSON as text).
+Rows without a schema give 0.
 """
 
 import json
@@ -18,12 +19,15 @@ BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
 def score(
     prompts: Sequence[str],
     responses: Sequence[str],
-    schema: Mapping[str, Any] | Sequence[Mapping[str, Any] | str],
+    schema: Mapping[str, Any] | Sequence[Mapping[str, Any] | str | None],
 ) -> list[float]:
     """Return one score for each response."""
     schemas = [schema] * len(responses) if isinstance(schema, Mapping) else schema
     return [
-        float(is_valid(response, json.loads(each) if isinstance(each, str) else each))
+        float(
+            each is not None
+            and is_valid(response, json.loads(each) if isinstance(each, str) else each)
+        )
         for response, each in zip(responses, schemas, strict=True)
     ]
 

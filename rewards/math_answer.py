@@ -2,7 +2,8 @@ r"""Reward 1 for a response whose answer is that of `solution`, 0 for any other.
 
 The answer of a response is the content of its last \boxed{...} or, without one, its last number.
 That of a solution is the content of its last \boxed{...}, or what follows #### as in GSM8K, or the
-whole text. Numbers are compared as numbers: 1,000 and 1000.0 are equal.
+whole text. Numbers are compared as numbers: 1,000 and 1000.0 are equal. Rows without a solution
+give 0.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from collections.abc import Sequence
 from snakechat.evaluation.answers import answer_of, are_equal, last_boxed
 
 
-def score(prompts: Sequence[str], responses: Sequence[str], solution: Sequence[str]) -> list[float]:
+def score(
+    prompts: Sequence[str], responses: Sequence[str], solution: Sequence[str | None]
+) -> list[float]:
     """Return one score for each response."""
     return [
-        float(is_correct(response, str(expected)))
+        float(expected is not None and is_correct(response, str(expected)))
         for response, expected in zip(responses, solution, strict=True)
     ]
 

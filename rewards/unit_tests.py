@@ -2,9 +2,11 @@
 
 The code is that of the response's last block that starts with ```python or ```, or the whole
 response. `tests` has a program for each row, or a list of them, such as assert statements: they see
-what the code defines. Code and tests run in a sandbox: without a network, other files and other
-processes, with limits for time and memory (snakechat/evaluation/sandbox.py). This needs Linux and
-bubblewrap; elsewhere the build stops before its first job.
+what the code defines. Rows without tests give 0.
+
+Code and tests run in a sandbox: without a network, other files and other processes, with limits for
+time and memory (snakechat/evaluation/sandbox.py). This needs Linux and bubblewrap; elsewhere the
+build stops before its first job.
 """
 
 import os
@@ -22,7 +24,7 @@ check_sandbox()
 def score(
     prompts: Sequence[str],
     responses: Sequence[str],
-    tests: Sequence[str | Sequence[str]],
+    tests: Sequence[str | Sequence[str] | None],
     seconds: int = 5,
     memory_mb: int = 512,
 ) -> list[float]:
@@ -33,7 +35,9 @@ def score(
         memory_mb: Limit for their memory.
     """
 
-    def passed(response: str, programs: str | Sequence[str]) -> bool:
+    def passed(response: str, programs: str | Sequence[str] | None) -> bool:
+        if not programs:
+            return False
         programs = [programs] if isinstance(programs, str) else programs
         return passes(code_of(response), programs, seconds, memory_mb << 20)
 

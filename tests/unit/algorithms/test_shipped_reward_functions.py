@@ -78,6 +78,14 @@ def test_an_invalid_json_schema_is_an_error():
         scores("json_schema", ["7"], schema={"type": "number?"})
 
 
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("exact_match", "solution"), ("math_answer", "solution"), ("json_schema", "schema")],
+)
+def test_rows_without_a_reference_give_0(name, column):
+    assert scores(name, ["None", "\\boxed{None}", "null"], {column: [None] * 3}) == [0, 0, 0]
+
+
 def test_unit_tests():
     try:
         check_sandbox()
@@ -96,3 +104,4 @@ def test_unit_tests():
     test = "assert add(1, 2) == 3"
     tests = [test, [test, "assert add(0, 0) == 0"], test, test, "assert add(1, 2) == 4", test]
     assert scores("unit_tests", responses, {"tests": tests}, seconds=1) == [1, 1, 0, 0, 0, 0]
+    assert scores("unit_tests", [right] * 2, {"tests": [None, []]}) == [0, 0]
