@@ -24,8 +24,14 @@ from snakechat.workflow.pins import LOCK, pins_of, read_lock
 # model start from the SFT model; their base model is not fetched.
 TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
 READERS = {
-    "import_dataset": {"split_dataset", "init_model", *TOKENIZERS, "draw_report"},
-    "split_dataset": {*TOKENIZERS, "draw_report"},
+    "import_dataset": {
+        "split_dataset",
+        "init_model",
+        *TOKENIZERS,
+        "evaluate_rlhf",
+        "draw_report",
+    },
+    "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
     "fetch_model": set(),
     "init_model": {
         *TOKENIZERS,

@@ -22,10 +22,11 @@ MAX_COUNTED_BYTES = 1 << 26
 # Settings of evaluate_rlhf that belong to the recipe, not to the section `evaluation`.
 RECIPE_SETTINGS = (
     *("dtype", "max_response_length", "reward_functions"),
-    *("reward", "judge", "reward_templates"),
+    *("reward", "judge", "reward_templates", "datasets"),
 )
-# Settings that the config has at its top level.
-TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "exact_check", "language", "prompt_sets")
+# Settings that the config has at its top level, and those that it has nowhere.
+TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets")
+DERIVED = ("exact_check", "trained_on")
 # Config sections of the rules whose jobs are named STAGE/NAME.
 SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
 # Strings that need no quotes in YAML: names of recipes (1.3b) and of models.
@@ -112,7 +113,7 @@ def config_key(spec: Spec, key: str) -> str:
     """Return where the config sets a setting of a job: sft.learning_rate for one of train_sft."""
     rule, first = spec["rule"], key.partition(".")[0]
     stage = "dpo" if rule == "compute_reference" else rule.partition("_")[2]
-    if first in TOP_LEVEL_KEYS:
+    if first in (*TOP_LEVEL_KEYS, *DERIVED):
         return key
     if first == "reward_templates":
         return "template"
