@@ -75,6 +75,12 @@ def lines_of(workflow, result):
     return [json.loads(line) for line in lines]
 
 
+def test_the_loss_of_sft_is_the_mean_over_target_tokens(quick):
+    held_out, first, *_ = lines_of(quick, "output/sft/tiny")
+    # A model with random weights is as unsure about any row.
+    assert first["loss"] == pytest.approx(held_out["eval_loss"], rel=0.05)
+
+
 def test_early_stopping_keeps_the_best_model(copy):
     # The loss soon increases at this rate; at which step depends on how the CPU rounds. In fp32,
     # because merging adapters rounds in 16 bits.
