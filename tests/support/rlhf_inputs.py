@@ -7,7 +7,7 @@ import torch
 
 from conftest import INIT
 from snakechat.data import toy
-from snakechat.data.prompt_texts import PromptTextWriter
+from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.tokenizers import Encoder
 from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.batching import Examples
@@ -127,8 +127,8 @@ def make_inputs(folder, tokenizer):
 
 def write_tokens(folder, split, rows, encoder):
     folder.mkdir(parents=True, exist_ok=True)
-    with PromptTextWriter(folder, split, []) as writer:
-        writer.write({"prompt": [row["prompt"] for row in rows]}, [True] * len(rows))
+    with open_prompt_texts(folder, split, []) as write:
+        write({"prompt": [row["prompt"] for row in rows]}, [True] * len(rows))
     for field in ("prompt", "chosen", "rejected"):
         encode = encoder.prompts if field == "prompt" else encoder.responses
         with RaggedWriter(folder, f"{split}.{field}", len(encoder.tokenizer)) as writer:

@@ -101,8 +101,8 @@ def make_experience(
 ) -> Experience:
     """Compute advantages, returns and importance weights from rewards [B, R].
 
-    scores: [B], normalized. They tell prompts whose responses differ, also with kl_in: rewards,
-    where the rewards of equal scores differ by the KL penalty.
+    scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the KL
+    penalty makes the rewards of equal scores differ.
     """
     advantages, returns = compute_advantages(
         settings, rewards, evaluation.values, rollouts.response_mask

@@ -6,11 +6,11 @@ blend keeps, with cells in JSON; null where a dataset does not have the column.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,33 +26,27 @@ def texts_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.texts.parquet"
 
 
-class PromptTextWriter:
-    """Write the texts of a split; a context manager.
+@contextmanager
+def open_prompt_texts(
+    folder: Path, split: str, kept: Sequence[str]
+) -> Iterator[Callable[[dict[str, list[str | None]], Sequence[bool]], None]]:
+    """Open the texts of a split for writing; yield a function that appends records.
+
+    The function takes a batch of records, and for each of them whether it is valid. Invalid ones
+    are skipped.
 
     kept: Names of the columns that datasets keep.
     """
+    names = [PROMPT, *(f"{KEPT}{name}" for name in kept)]
+    schema = pa.schema([(name, pa.string()) for name in names])
+    with pq.ParquetWriter(texts_path(folder, split), schema, compression="zstd") as file:
 
-    def __init__(self, folder: Path, split: str, kept: Sequence[str]) -> None:
-        self.names = [PROMPT, *(f"{KEPT}{name}" for name in kept)]
-        self.schema = pa.schema([(name, pa.string()) for name in self.names])
-        self.file = pq.ParquetWriter(texts_path(folder, split), self.schema, compression="zstd")
+        def write(records: dict[str, list[str | None]], is_valid: Sequence[bool]) -> None:
+            nothing = [None] * len(is_valid)
+            table = pa.table({name: records.get(name, nothing) for name in names}, schema)
+            file.write_table(table.filter(list(is_valid)))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.file.close()
-
-    def write(self, records: dict[str, list[str | None]], is_valid: Sequence[bool]) -> None:
-        """Append the valid records of a batch."""
-        nothing = [None] * len(is_valid)
-        table = pa.table({name: records.get(name, nothing) for name in self.names}, self.schema)
-        self.file.write_table(table.filter(list(is_valid)))
+        yield write
 
 
 class PromptTexts:

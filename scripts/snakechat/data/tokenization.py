@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from snakechat.data.dialogues import is_empty
 from snakechat.data.phase_splits import weighted_rows
-from snakechat.data.prompt_texts import PromptTextWriter
+from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.statistics import percentiles
 from snakechat.data.tokenizers import (
@@ -171,12 +171,12 @@ def _tokenize_split(
             stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
             for name in fields
         ]
-        text_writer: PromptTextWriter | None = None
+        write_texts: Callable[..., None] | None = None
         columns: Sequence[str] = COLUMNS
         if tokenization.keeps_texts:
             paths = [records_path(job, name, split) for name in rows]
             kept_names = sorted({name for path in paths for name in kept_columns(path)})
-            text_writer = stack.enter_context(PromptTextWriter(job.result, split, kept_names))
+            write_texts = stack.enter_context(open_prompt_texts(job.result, split, kept_names))
             columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
         bar = stack.enter_context(tqdm(total=total, desc=split, unit="row", mininterval=2))
         records = batches(job, split, rows, columns)
@@ -187,8 +187,8 @@ def _tokenize_split(
             truncated += sum(is_truncated for *_, is_truncated in valid)
             for writer, *ids in zip(writers, *(row[:-1] for row in valid), strict=True):
                 writer.write(ids)
-            if text_writer:
-                text_writer.write(batch, [not isinstance(row, str) for row in encoded])
+            if write_texts:
+                write_texts(batch, [not isinstance(row, str) for row in encoded])
             bar.update(len(encoded))
     if not kept.total():
         raise InputError(

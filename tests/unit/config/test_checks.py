@@ -295,7 +295,7 @@ MISTAKES = {
         tiny("rlhf", reward_functions={"shop": {"arguments": {}}}),
         "config: rlhf.recipes.tiny.reward_functions.shop: ",
     ),
-    "kept column that is no name": (
+    "kept column with an invalid name": (
         with_dataset(keep=["the answer"]),
         "config: datasets.mine.keep: 'the answer' is not a valid name of a parameter in Python",
     ),
