@@ -30,6 +30,7 @@ from snakechat.config.job_settings import (
     prompt_eval_settings,
     prompt_page_settings,
     reference_inputs,
+    reference_settings,
     report_inputs,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,

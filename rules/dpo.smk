@@ -13,7 +13,7 @@ SPECS.describe(
 SPECS.describe(
     "compute_reference",
     folder="reference",
-    settings=lambda name: {"dtype": CONFIG.recipe("dpo", name)["dtype"]},
+    settings=lambda name: reference_settings(CONFIG, name),
     inputs=lambda name: {
         "model": CONFIG.base_model("dpo", name),
         "tokens": ("tokenize_dpo", name),

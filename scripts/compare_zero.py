@@ -22,7 +22,13 @@ from snakechat.workflow.manifest import manifest_path, read_manifest, result_fil
 
 STAGES = range(4)
 # One epoch, without evaluation during training.
-SHORT_RUN = {"epochs": 1, "eval_steps": 0, "save_strategy": "last", "early_stopping_patience": 0}
+SHORT_RUN = {
+    "epochs": 1,
+    "max_steps": None,
+    "eval_steps": 0,
+    "save_strategy": "last",
+    "early_stopping_patience": 0,
+}
 # Ends of the last log line of a run without enough memory, from the program or the launcher.
 OUT_OF_MEMORY = ("out of memory", "was ended by SIGKILL")
 
@@ -89,9 +95,10 @@ def truncate_tokens(source: Path, target: Path, rows: Mapping[str, int]) -> None
 
 
 def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> None:
-    """Copy the reference model's log-probabilities [2, n] of the first rows."""
-    for split, count in rows.items():
-        np.save(target / f"{split}.npy", np.load(source / f"{split}.npy")[:, :count])
+    """Copy the reference model's log-probabilities [A, n] of the first rows."""
+    for path in source.glob("*.npy"):
+        split, _, _ = path.name.partition(".")
+        np.save(target / path.name, np.load(path)[:, : rows[split]])
 
 
 def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:

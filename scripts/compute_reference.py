@@ -1,7 +1,8 @@
 """Compute the log-probabilities of responses under the reference model of DPO.
 
 The reference is the model that DPO starts from. SPLIT.npy [2, n] contains the log-probability of
-the chosen and the rejected response of each pair given its prompt (float32, nats).
+the chosen and the rejected response of each pair given its prompt (float32, nats). For KTO,
+SPLIT.mismatched.npy [1, n] contains that of a response to another prompt.
 """
 
 from typing import Any
@@ -18,13 +19,18 @@ from snakechat.workflow.job import Job, run
 
 def main(job: Job[Any]) -> None:
     """Compute the log-probabilities of both splits."""
+    max_tokens, max_length = job.placement["micro_batch_tokens"], job.settings.mismatched_max_length
     device = choose_device(job.placement)
     tokenizer = load_tokenizer(job.inputs["model"])
     policy = Policy(load_causal(job.inputs["model"], job.settings.dtype, tokenizer)).to(device)
     for split in ("train", "eval"):
         pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
-        logprobs = response_logprobs(policy, pairs, job.placement["micro_batch_tokens"])
-        np.save(job.result / f"{split}.npy", logprobs.astype(np.float32))
+        examples = {split: pairs}
+        if max_length is not None:
+            examples[f"{split}.mismatched"] = pairs.mismatched(max_length)
+        for name, rows in examples.items():
+            logprobs = response_logprobs(policy, rows, max_tokens)
+            np.save(job.result / f"{name}.npy", logprobs.astype(np.float32))
         print(f"{split}: {len(pairs):,} pairs")
 
 

@@ -1,19 +1,22 @@
-"""Train a chat model on preference pairs without a reward model (DPO, Rafailov et al. 2023).
+"""Train a chat model on preferences without a reward model (DPO, Rafailov et al. 2023).
 
 The implicit reward of a response is beta * (logprob under the policy - logprob under the reference
 model); the loss is that of a reward model on implicit rewards, or one of its variants
 (snakechat/algorithms/preference.py). compute_reference computes the log-probabilities of the
-reference model, which SimPO and ORPO do not need.
+reference model, which SimPO and ORPO do not need. KTO needs no pairs: it compares each response
+with the mean reward of responses to other prompts.
 """
 
-import numpy as np
+from pathlib import Path
+
 import torch
 
-from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums
-from snakechat.algorithms.preference import preference_losses
-from snakechat.config.dpo import DpoSettings, has_reference
+from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pair_metrics
+from snakechat.algorithms.preference_data import PreferenceData
+from snakechat.algorithms.sanity_checks import check_initial_policy
+from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.batching import Examples, global_batches, num_steps
+from snakechat.modeling.batching import training_batches
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
@@ -22,6 +25,7 @@ from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
+from snakechat.training.evaluations import Evaluations
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
@@ -35,13 +39,10 @@ def main(job: Job[DpoSettings]) -> None:
     torch.manual_seed(settings.seed)
 
     # Data.
-    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    reference = None
-    if has_reference(settings.loss):
-        reference = torch.from_numpy(np.load(job.inputs["reference"] / "train.npy")).to(device)
-    num_tokens = pairs.num_tokens(with_prompts=True)
-    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
-    total_steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
+    data = PreferenceData(settings, job.inputs, "train")
+    eval_data = PreferenceData(settings, job.inputs, "eval")
+    num_tokens = data.rows.num_tokens(with_prompts=True)
+    batches = training_batches(len(data.rows), settings.global_batch_size, settings)
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
@@ -51,47 +52,61 @@ def main(job: Job[DpoSettings]) -> None:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
     policy = Policy(model).to(device)
-    engine = make_engine(policy, settings, settings.learning_rate, total_steps, job.placement)
+    engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
+
+    def evaluate() -> dict[str, float]:
+        rewards, losses = eval_data.evaluate(policy, max_tokens)
+        return pair_metrics(losses, rewards)
+
+    def save(folder: Path) -> None:
+        with engine.gathered_weights():
+            save_model(model, tokenizer, folder)
 
     # Training.
+    evaluations = Evaluations(job, len(batches), evaluate, save)
     timer = StepTimer(device)
-    checkpointer = Checkpointer(job, policy=engine)
-    with MetricsLogger(job, total_steps) as logger:
+    checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
+    with MetricsLogger(job, len(batches)) as logger:
+        if checkpointer.last_step == 0:
+            check_initial_policy(data.initial_difference(policy, max_tokens), settings.dtype)
+            if evaluations.is_due(0):
+                logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
             metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
             with timer("train"):
-                for micro_batch in pairs.micro_batches(
+                # Of the whole step: it does not depend on how micro-batches divide the rows.
+                reference_point = data.reference_point(policy, rows, max_tokens)
+                for micro_batch in data.rows.micro_batches(
                     rows, max_tokens, policy.supports_packing, device
                 ):
                     batch, counted = micro_batch.batch, micro_batch.counted
-                    token_logprobs = engine(batch)
                     logprobs = torch.segment_reduce(
-                        token_logprobs, "sum", lengths=batch.target_lengths
+                        engine(batch), "sum", lengths=batch.target_lengths
                     )
-                    rewards, losses = preference_losses(
-                        settings,
-                        logprobs.view(2, -1),
-                        None if reference is None else reference[:, micro_batch.rows],
-                        batch.target_lengths.view(2, -1),
+                    rewards, losses = data.losses(
+                        logprobs.view(2, -1), micro_batch.rows, reference_point
                     )
                     engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
                     metric_sums += counted * pair_metric_sums(losses.detach(), *rewards.detach())
                 engine.step()
             means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
+            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
             logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
                 **dict(zip(PAIR_METRICS, means, strict=True)),
+                **eval_metrics,
                 learning_rate=learning_rate,
                 **engine.metrics,
             )
             logger.log_times(step, timer.seconds, int(num_tokens[rows].sum()), pairs=len(rows))
+            if evaluations.should_stop:
+                break
 
     # Result.
-    with engine.gathered_weights():
-        save_model(model, tokenizer, job.result)
+    evaluations.save_result(job.result)
     write_card(job)
 
 

@@ -6,14 +6,16 @@ With loss: per_token, it is the mean of this loss over the positions from the fi
 responses differ to the end of the longer one, as in DeepSpeed-Chat.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums
+from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pair_metrics
 from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.batching import Examples, global_batches, num_steps
+from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.lora import add_lora, merge_adapters
@@ -23,6 +25,7 @@ from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine
+from snakechat.training.evaluations import Evaluations
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
@@ -46,9 +49,9 @@ def main(job: Job[RewardSettings]) -> None:
 
     # Data.
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
+    eval_pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
     num_tokens = pairs.num_tokens(with_prompts=True)
-    batches = global_batches(len(pairs), settings.global_batch_size, settings.epochs, settings.seed)
-    total_steps = num_steps(len(pairs), settings.global_batch_size, settings.epochs)
+    batches = training_batches(len(pairs), settings.global_batch_size, settings)
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
@@ -58,12 +61,23 @@ def main(job: Job[RewardSettings]) -> None:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
     scorer = Scorer(model).to(device)
-    engine = make_engine(scorer, settings, settings.learning_rate, total_steps, job.placement)
+    engine = make_engine(scorer, settings, settings.learning_rate, len(batches), job.placement)
+
+    def evaluate() -> dict[str, float]:
+        scores = torch.from_numpy(response_scores(scorer, eval_pairs, max_tokens))
+        return pair_metrics(pairwise_loss(*scores), scores)
+
+    def save(folder: Path) -> None:
+        with engine.gathered_weights():
+            save_model(model, tokenizer, folder)
 
     # Training.
+    evaluations = Evaluations(job, len(batches), evaluate, save)
     timer = StepTimer(device)
-    checkpointer = Checkpointer(job, scorer=engine)
-    with MetricsLogger(job, total_steps) as logger:
+    checkpointer = Checkpointer(job, scorer=engine, evaluations=evaluations)
+    with MetricsLogger(job, len(batches)) as logger:
+        if checkpointer.last_step == 0 and evaluations.is_due(0):
+            logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
             metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
@@ -77,28 +91,33 @@ def main(job: Job[RewardSettings]) -> None:
                     metric_sums += counted * pair_metric_sums(losses.detach(), *scores.detach())
                 engine.step()
             means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
+            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
             logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
                 **dict(zip(PAIR_METRICS, means, strict=True)),
+                **eval_metrics,
                 learning_rate=learning_rate,
                 **engine.metrics,
             )
             logger.log_times(step, timer.seconds, int(num_tokens[rows].sum()), pairs=len(rows))
+            if evaluations.should_stop:
+                break
 
     # Result.
-    probes = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected").head(NUM_PROBES)
-    with engine.gathered_weights():
-        save_model(model, tokenizer, job.result)
-        if settings.lora_rank:
-            # The saved weights are rounded after merging, so these must be too.
-            merge_adapters(model)
-        trained_scores = response_scores(scorer, probes, max_tokens)
+    evaluations.save_result(job.result)
     ranks.barrier()
+    probes = eval_pairs.head(NUM_PROBES)
     saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer)).to(device)
     saved_scores = response_scores(saved, probes, max_tokens)
-    check_saved_model(job, saved_scores, trained_scores)
+    # The best model may be that of an earlier step.
+    if settings.save_strategy == "last":
+        with engine.gathered_weights():
+            if settings.lora_rank:
+                # The saved weights are rounded after merging, so these must be too.
+                merge_adapters(model)
+            check_saved_model(job, saved_scores, response_scores(scorer, probes, max_tokens))
     job.facts["probe_scores"] = saved_scores.tolist()
     write_card(job)
 

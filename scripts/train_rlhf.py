@@ -33,7 +33,7 @@ from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.data.tokens import Ragged
-from snakechat.modeling.batching import Examples, global_batches, num_steps
+from snakechat.modeling.batching import Examples, num_steps, training_batches
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
@@ -56,9 +56,7 @@ def main(job: RlhfJob) -> None:
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
     ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
-    batches = list(
-        global_batches(len(prompts), settings.rollout_batch_size, settings.epochs, settings.seed)
-    )
+    batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
     tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
     models = load_models(job, tokenizer, device)
     # The ids of another tokenizer cannot be compared.

@@ -12,16 +12,16 @@ import torch
 
 from snakechat.config.sft import SftSettings
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.batching import Examples, global_batches
+from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
-from snakechat.training.best_model import BestModel
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
+from snakechat.training.evaluations import Evaluations
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow import distributed as ranks
@@ -40,9 +40,7 @@ def main(job: Job[SftSettings]) -> None:
     train_split = Examples.read(job.inputs["tokens"], "train", "chosen")
     eval_split = Examples.read(job.inputs["tokens"], "eval", "chosen")
     num_targets = train_split.num_tokens(with_prompts)
-    batches = list(
-        global_batches(len(train_split), settings.global_batch_size, settings.epochs, settings.seed)
-    )
+    batches = training_batches(len(train_split), settings.global_batch_size, settings)
     check_targets(batches, num_targets)
 
     # Model.
@@ -55,18 +53,21 @@ def main(job: Job[SftSettings]) -> None:
     policy = Policy(model).to(device)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
 
+    def evaluate() -> dict[str, float]:
+        logprobs = response_logprobs(policy, eval_split, max_tokens, with_prompts=with_prompts)
+        return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
+
     def save(folder: Path) -> None:
         with engine.gathered_weights():
             save_model(model, tokenizer, folder)
 
     # Training.
-    best = BestModel(job, save if settings.save_strategy == "best" else None)
+    evaluations = Evaluations(job, len(batches), evaluate, save)
     timer = StepTimer(device)
-    checkpointer = Checkpointer(job, policy=engine, best=best)
+    checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
-        if checkpointer.last_step == 0:
-            first_loss = evaluate(policy, eval_split, max_tokens, with_prompts)
-            logger.log(0, ["eval_loss"], eval_loss=first_loss)
+        if checkpointer.last_step == 0 and evaluations.is_due(0):
+            logger.log(0, ["eval_loss"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate, num_tokens = engine.learning_rate, int(num_targets[rows].sum())
             loss_sum = torch.zeros((), device=device)
@@ -79,32 +80,23 @@ def main(job: Job[SftSettings]) -> None:
                     engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()
                 engine.step()
-
-            eval_loss = None
-            is_due = settings.eval_steps and step % settings.eval_steps == 0
-            if is_due or step == len(batches):
-                eval_loss = evaluate(policy, eval_split, max_tokens, with_prompts)
-                best.update(step, eval_loss)
+            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
             logger.log(
                 step,
                 ["loss"],
                 rows,
                 loss=ranks.all_reduce_sum(loss_sum).item(),
-                eval_loss=eval_loss,
+                **eval_metrics,
                 tokens=num_tokens,
                 learning_rate=learning_rate,
                 **engine.metrics,
             )
             logger.log_times(step, timer.seconds, num_tokens, rows=len(rows))
-            patience = settings.early_stopping_patience
-            if patience and best.evaluations_since >= patience:
+            if evaluations.should_stop:
                 break
 
     # Result.
-    if settings.save_strategy == "best":
-        best.copy_to(job.result)
-    else:
-        save(job.result)
+    evaluations.save_result(job.result)
     write_card(job)
 
 
@@ -119,12 +111,6 @@ def check_targets(batches: list[np.ndarray], num_targets: np.ndarray) -> None:
                 f"step {step}, rows {sorted(map(int, rows))}: no target tokens after truncation:"
                 " set train_on_prompt: true or truncation_side: left"
             )
-
-
-def evaluate(policy: Policy, examples: Examples, max_tokens: int, with_prompts: bool) -> float:
-    """Return the mean loss over all target tokens."""
-    logprobs = response_logprobs(policy, examples, max_tokens, with_prompts=with_prompts)
-    return -logprobs.sum() / examples.num_tokens(with_prompts).sum()
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def data_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
     yield [translate("rows per step"), training.batch_size]
     yield [translate("steps per epoch"), training.steps_per_epoch]
     yield [translate("epochs"), settings["epochs"]]
-    yield [translate("planned steps"), training.steps_per_epoch * settings["epochs"]]
+    yield [translate("planned steps"), training.planned_steps]
     yield [translate("mean tokens per row"), training.tokens_per_row]
     label = translate("tokens per micro-batch, at most")
     yield [label, training.run["placement"]["micro_batch_tokens"]]

@@ -219,6 +219,7 @@ def make_job(stage, folder, result):
     settings = {**config[stage]["defaults"], "datasets": [["hh", 1]], "template": "dialogue"}
     settings |= {"max_length": LIMIT, "global_batch_size": BATCH, "dtype": "bf16", "seed": SEED}
     settings |= {"learning_rate": RATE, "adam_betas": BETAS, "weight_decay": 0.0}
+    settings |= {"unpaired": False, "mismatched_max_length": None}
     del settings["placement"]
     placement = {**config["deployments"]["cpu"], "threads": THREADS}
     placement |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "save_steps": 1_000_000}

@@ -5,17 +5,22 @@ import math
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import evaluate_dpo
 from snakechat.config.job_settings import dpo_evaluation_settings
 from snakechat.data import toy
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path, result_files
 from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-SIZES = {"epochs": 8, "max_length": 64, "global_batch_size": 8, "learning_rate": 0.003}
+COMMON = {"model": "random", "datasets": ["toy"], "max_length": 64, "epochs": 8, "dtype": "fp32"}
+COMMON |= {"global_batch_size": 8, "learning_rate": 0.003, "weight_decay": 0.0}
+COMMON["placement"] = {"deployment": "cpu"}
 RECIPES = {
     "dpo": {},
     "conservative": {"label_smoothing": 0.1},
@@ -25,6 +30,7 @@ RECIPES = {
     "simpo": {"loss": "simpo", "beta": 2.0, "margin": 0.5},
     "orpo": {"loss": "orpo", "beta": 1.0, "sft_coef": 1.0},
     "rpo": {"sft_coef": 1.0},
+    "kto": {"loss": "kto", "desirable_weight": 1.5},
 }
 
 
@@ -33,13 +39,16 @@ def stages(tokenizer, group, tmp_path_factory):
     """Trainings of a small random model on 32 pairs, which are also those of the evaluation."""
     rows, _ = toy.make_rows(32, 0, random.Random(1))
     records = [tuple(row.values()) for row in rows]
-    common = {**SIZES, "model": "random", "datasets": ["toy"], "weight_decay": 0.0}
-    common |= {"dtype": "fp32", "placement": {"deployment": "cpu"}}
-    recipes = {name: {**common, **changes} for name, changes in RECIPES.items()}
+    recipes = {name: {**COMMON, **changes} for name, changes in RECIPES.items()}
     rows = {"train": records, "eval": records}
     folder = tmp_path_factory.mktemp("dpo")
     with stages_of_small_model(folder, tokenizer, rows, {"dpo": recipes}) as stages:
         yield stages
+
+
+def lines_of(result):
+    """Return the metrics of a training by step."""
+    return [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
 
 
 def evaluate(stages, name, folder):
@@ -55,13 +64,11 @@ def evaluate(stages, name, folder):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path):
-    result = stages.result("train_dpo", name)
-    steps = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
-    steps = [step for step in steps if step["step"]]
+    steps = lines_of(stages.result("train_dpo", name))
     assert steps[-1]["loss"] < steps[0]["loss"]
     # A reference model starts with log ratios of 0.
     initial = {"dpo": math.log(2), "conservative": math.log(2), "normalized": math.log(2)}
-    initial |= {"robust": math.log(2), "ipo": 1 / (4 * 0.1**2)}
+    initial |= {"robust": math.log(2), "ipo": 1 / (4 * 0.1**2), "kto": (1.5 + 1) / 4}
     if name in initial:
         assert steps[0]["loss"] == pytest.approx(initial[name], rel=1e-4)
     assert (("compute_reference", name) in stages.made) == (name not in ("simpo", "orpo"))
@@ -73,7 +80,48 @@ def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path)
 
 def test_the_sft_loss_makes_chosen_responses_likelier(stages):
     def last_chosen_score(name):
-        lines = (stages.result("train_dpo", name) / "metrics.jsonl").read_text().splitlines()
-        return json.loads(lines[-1])["chosen_score"]
+        return lines_of(stages.result("train_dpo", name))[-1]["chosen_score"]
 
     assert last_chosen_score("rpo") > last_chosen_score("dpo")
+
+
+@pytest.fixture(scope="module")
+def unpaired(tokenizer, group, tmp_path_factory):
+    """KTO on responses that are labelled good or bad, twice as many good ones."""
+    rows, _ = toy.make_rows(48, 0, random.Random(1))
+    records = [
+        (prompt, None, rejected) if number % 3 == 0 else (prompt, chosen, None)
+        for number, (prompt, chosen, rejected) in enumerate(row.values() for row in rows)
+    ]
+    rows = {"train": records, "eval": records}
+    kto = {**COMMON, "loss": "kto", "undesirable_weight": 2.0, "eval_steps": 12}
+    recipes = {"kto": {**kto, "save_strategy": "best"}, "broken": kto}
+    folder = tmp_path_factory.mktemp("kto")
+    with stages_of_small_model(folder, tokenizer, rows, {"dpo": recipes}) as stages:
+        yield stages
+
+
+def test_kto_learns_from_single_responses(unpaired, tmp_path):
+    steps = lines_of(unpaired.result("train_dpo", "kto"))
+    evaluated = {step["step"]: step["eval_loss"] for step in steps if "eval_loss" in step}
+    assert list(evaluated) == [0, 12, 24, 36, 48]
+    # Good responses weigh 1, bad ones 2.
+    assert evaluated[0] == pytest.approx((32 * 1 + 16 * 2) / 48 / 2, rel=1e-4)
+    metrics = evaluate(unpaired, "kto", tmp_path)
+    assert metrics["pairs"] == 48
+    assert metrics["accuracy"] > 0.8 > metrics["longer_wins_accuracy"] == pytest.approx(32 / 48)
+    assert metrics["chosen_score"] > 0 > metrics["rejected_score"]
+    # The saved model is the best one.
+    best = min(loss for step, loss in evaluated.items() if step)
+    assert metrics["loss"] == pytest.approx(best, rel=1e-4)
+
+
+def test_another_reference_model_is_an_error(unpaired):
+    reference = unpaired.result("compute_reference", "broken")
+    values = np.load(reference / "train.npy")
+    np.save(reference / "train.npy", values - 1)
+    manifest = json.loads(manifest_path(reference).read_text())
+    manifest["files"] = result_files(reference)
+    manifest_path(reference).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="from that under the reference model"):
+        unpaired.run("train_dpo", "broken")

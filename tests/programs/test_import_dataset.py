@@ -591,11 +591,12 @@ def test_messages_become_prompts_and_responses_without_pairs(imported):
     assert stats(imported, "data", "messages")["train"]["pairs"] == 0
 
 
-def test_responses_labelled_bad_are_dropped_and_counted(imported):
-    found = records(imported, "kto")
-    assert [row["chosen"] for row in found] == [f" Response {n}." for n in range(60) if n % 4]
-    assert {row["rejected"] for row in found} == {None}
-    assert manifest(imported, "data", "kto")["facts"]["dropped"] == {"train": {"labelled bad": 15}}
+def test_responses_are_labelled_good_or_bad(imported):
+    responses = [(row["chosen"], row["rejected"]) for row in records(imported, "kto")]
+    expected = [f" Response {n}." for n in range(60)]
+    assert responses == [(text, None) if n % 4 else (None, text) for n, text in enumerate(expected)]
+    dropped = stats(imported, "tokens/sft", "blend")["train"]["dropped"]
+    assert dropped["no chosen response"] > 0
 
 
 def test_blend_of_formats_with_training_weights(imported):
@@ -610,8 +611,8 @@ def test_blend_of_formats_with_training_weights(imported):
     }
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
     for split in found.values():
-        assert split["rows"] == sum(split["rows_of"].values()) > 0
-        assert split["dropped"] == {} and split["truncated"] == 0
+        assert split["rows"] + sum(split["dropped"].values()) == sum(split["rows_of"].values()) > 0
+        assert split["truncated"] == 0
         assert set(split["tokens"]) == {"prompt", "chosen"}
 
 

@@ -17,6 +17,7 @@ from conftest import ROOT
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
+from snakechat.data.tokenization import TOKENIZATIONS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
@@ -74,6 +75,7 @@ class Phase:
         self.inputs = {"tokenizer": tokenizer}
         defaults = {"template": "dialogue", "seed": 1234, "datasets": []}
         limits = {"max_length": 24, "truncation_side": "left", "max_prompt_length": 12}
+        limits["unpaired"] = False
         self.settings = {**defaults, **limits, **settings}
         self.facts = {}
 
@@ -91,7 +93,8 @@ class Phase:
                     for record in found:
                         writer.write(record)
             chosen = range(len(found or train)) if numbers[split] is None else numbers[split]
-            np.save(rows / f"{self.name}.{split}.npy", np.array(chosen, dtype=np.int64))
+            phase = TOKENIZATIONS[f"tokenize_{self.name}"].phase
+            np.save(rows / f"{phase}.{split}.npy", np.array(chosen, dtype=np.int64))
         return self
 
     def run(self):
@@ -245,6 +248,34 @@ def test_rows_without_a_rejected_response_are_dropped_for_pairs_only(tokenize):
     done = tokenize("reward", rows)
     assert done.texts("prompt") == ["<s>How?"]
     assert done.stats["train"]["dropped"] == {"no rejected response": 2}
+
+
+UNPAIRED = [("Why?", " So.", None), ("How?", None, " No."), ("What?", None, None)]
+
+
+def test_responses_that_are_labelled_good_or_bad_need_no_other_one(tokenize):
+    done = tokenize("dpo", UNPAIRED, unpaired=True)
+    assert done.texts("prompt") == ["<s>Why?", "<s>How?"]
+    assert done.texts("chosen") == [" So.</s>", ""]
+    assert done.texts("rejected") == ["", " No.</s>"]
+    assert done.stats["train"]["dropped"] == {"no chosen response": 1}
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_bad_responses_are_dropped_for_sft_and_for_losses_of_pairs(name, tokenize):
+    done = tokenize(name, [*UNPAIRED, ("Who?", " Me.", " You.")])
+    assert done.texts("prompt") == (["<s>Why?"] if name == "sft" else []) + ["<s>Who?"]
+    assert done.stats["train"]["dropped"]["no chosen response"] == 2
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_single_response_is_truncated_as_a_pair_is(side, tokenize):
+    rows = [("Is it far?", None, " Yes, it is very far."), ("x" * 30, None, " No.")]
+    done = tokenize("dpo", rows, unpaired=True, max_length=20, truncation_side=side)
+    # 20 tokens with the prompt; on the right, the second prompt leaves no room.
+    rejected = {"left": [" Yes, it is very fa", " No.</s>"], "right": [" Yes, it "]}
+    assert done.texts("rejected") == rejected[side]
+    assert done.texts("chosen") == [""] * len(rejected[side])
 
 
 def test_sft_ignores_rejected_responses(tokenize):

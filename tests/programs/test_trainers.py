@@ -10,6 +10,7 @@ import torch
 
 import train_reward
 from conftest import INIT
+from snakechat.algorithms.preference import pairwise_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.models import make_causal
@@ -33,6 +34,7 @@ REWARD_SETTINGS = {
     "seed": 1,
     "datasets": [["toy", 1.0]],
     "epochs": 1,
+    "max_steps": None,
     "global_batch_size": 4,
     "dtype": "fp32",
     "model": "tiny",
@@ -40,6 +42,9 @@ REWARD_SETTINGS = {
     "truncation_side": "left",
     "template": "dialogue",
     "loss": "last_token",
+    "eval_steps": 0,
+    "save_strategy": "last",
+    "early_stopping_patience": 0,
     "learning_rate": 0.01,
     "lr_schedule": "constant",
     "warmup_steps": 0,
@@ -76,9 +81,10 @@ def lines_of(workflow, result):
 
 
 def test_the_loss_of_sft_is_the_mean_over_target_tokens(quick):
-    held_out, first, *_ = lines_of(quick, "output/sft/tiny")
+    first, *_ = lines_of(quick, "output/sft/tiny")
+    metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())
     # A model with random weights is as unsure about any row.
-    assert first["loss"] == pytest.approx(held_out["eval_loss"], rel=0.05)
+    assert first["loss"] == pytest.approx(math.log(metrics["before"]["perplexity"]), rel=0.05)
 
 
 def test_early_stopping_keeps_the_best_model(copy):
@@ -185,6 +191,33 @@ def test_a_reward_model_with_adapters_finishes_and_records_its_probe_scores(dtyp
     train_reward.main(job)
     assert np.shape(job.facts["probe_scores"]) == (2, 8)
     assert (job.result / "adapter/adapter_model.safetensors").exists()
+
+
+def metrics_of(job):
+    return [json.loads(line) for line in (job.result / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_best_reward_model_is_saved(reward_job):
+    # At this rate, some later evaluation is worse than an earlier one.
+    job = reward_job(
+        learning_rate=0.3, epochs=6, eval_steps=2, save_strategy="best", early_stopping_patience=3
+    )
+    train_reward.main(job)
+    evaluated = [line for line in metrics_of(job) if "eval_loss" in line]
+    best = min(evaluated[1:], key=lambda line: line["eval_loss"])
+    assert evaluated.index(best) == len(evaluated) - 4
+    assert {"eval_accuracy", "eval_margin"} <= best.keys()
+    chosen, rejected = torch.tensor(job.facts["probe_scores"])
+    assert pairwise_loss(chosen, rejected).mean().item() == pytest.approx(
+        best["eval_loss"], rel=1e-4
+    )
+
+
+def test_max_steps_ends_a_training_and_its_schedule(reward_job):
+    job = reward_job(epochs=6, max_steps=3, lr_schedule="linear")
+    train_reward.main(job)
+    rates = [line["learning_rate"] for line in metrics_of(job)]
+    assert rates == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
 
 
 def test_a_saved_reward_model_may_differ_by_rounding(reward_job, monkeypatch):

@@ -21,6 +21,7 @@ from conftest import INIT
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.job_settings import (
     reference_inputs,
+    reference_settings,
     rlhf_inputs,
     tokenization_inputs,
     tokenization_settings,
@@ -107,7 +108,7 @@ class Stages:
             inputs = tokenization_inputs(config, stage, name)
             return tokenize_phase.main, SimpleNamespace, settings, inputs
         if rule == "compute_reference":
-            settings = {"dtype": config.recipe("dpo", name)["dtype"]}
+            settings = reference_settings(config, name)
             inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
             return compute_reference.main, SimpleNamespace, settings, inputs
         program, settings_type = TRAINING[rule]

@@ -51,34 +51,30 @@ BETAS = {"adam_betas": [0.95, 0.9]}
 BOUNDS = {"max_characters": 40}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
+SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")
 STAGES = {
     f"{stage}.{key}": (value, rules)
     for stage, settings, rules in (
         ("sft", {"model": "other"}, stale("init_model")),
         ("sft", DATASETS, DATASET | stale("tokenize_sft")),
         ("sft", CUT, stale("tokenize_sft")),
-        (
-            "sft",
-            {"eval_steps": 3, "save_strategy": "best", "early_stopping_patience": 2},
-            SFT_TRAINED,
-        ),
-        ("sft", BETAS, SFT_TRAINED),
+        ("sft", BETAS | {"max_steps": 5}, SFT_TRAINED),
         ("reward", {"model": "tiny"}, stale("train_reward")),
         ("reward", DATASETS, DATASET | stale("tokenize_reward")),
         ("reward", CUT, stale("tokenize_reward")),
-        ("reward", BETAS, stale("train_reward")),
+        ("reward", BETAS | {"max_steps": 5}, stale("train_reward")),
         ("dpo", {"model": "tiny"}, stale("compute_reference")),
         ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
         ("dpo", CUT, stale("tokenize_dpo")),
         ("dpo", DTYPE, stale("compute_reference")),
         # Without a reference model.
         ("dpo", {"loss": "simpo"}, stale("train_dpo")),
-        ("dpo", BETAS, stale("train_dpo")),
+        ("dpo", BETAS | {"max_steps": 5}, stale("train_dpo")),
         ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
         ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
         ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
         ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
-        ("rlhf", RL | BETAS, stale("train_rlhf")),
+        ("rlhf", RL | BETAS | {"max_steps": 5}, stale("train_rlhf")),
     )
     for key, value in settings.items()
 }
@@ -212,6 +208,22 @@ SETTINGS = {
     "dpo.margin": Row(
         setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")
     ),
+    # KTO also reads responses to other prompts, and single responses.
+    **{
+        f"dpo.{key}": Row(
+            setting("dpo.recipes.tiny", {"loss": "kto", key: 2.0}), stale("tokenize_dpo")
+        )
+        for key in ("desirable_weight", "undesirable_weight")
+    },
+    # With the evaluations that they compare.
+    **{
+        f"{stage}.{key}": Row(
+            setting(f"{stage}.recipes.tiny", {"eval_steps": 3, key: value}),
+            SFT_TRAINED if stage == "sft" else stale(f"train_{stage}"),
+        )
+        for stage in ("sft", "reward", "dpo")
+        for key, value in {"save_strategy": "best", "early_stopping_patience": 2}.items()
+    },
     "rlhf.drop_uniform_groups": Row(
         tiny_rlhf(algorithm="rloo", num_generations=2, drop_uniform_groups=True),
         stale("train_rlhf"),

@@ -26,6 +26,12 @@ def pair_metric_sums(losses: Tensor, chosen_scores: Tensor, rejected_scores: Ten
     )
 
 
+def pair_metrics(losses: Tensor, scores: Tensor) -> dict[str, float]:
+    """Return the means of PAIR_METRICS. losses: [n]; scores: [2, n], of chosen and rejected."""
+    means = pair_metric_sums(losses, *scores) / len(losses)
+    return dict(zip(PAIR_METRICS, means.tolist(), strict=True))
+
+
 def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], float]:
     """Return the calibration of a reward model: its bins and the expected calibration error.
 
@@ -58,17 +64,11 @@ def held_out_metrics(losses: Tensor, scores: Tensor, lengths: Tensor) -> dict[st
 
     losses: [n]. scores, lengths: [2, n], of chosen and rejected responses.
     """
-    count = len(losses)
-    metrics = dict(
-        zip(PAIR_METRICS, (pair_metric_sums(losses, *scores) / count).tolist(), strict=True)
-    )
     bins, error = calibration(scores[0] - scores[1], CALIBRATION_BINS)
-    by_length = dict(
-        zip(PAIR_METRICS, (pair_metric_sums(losses, *lengths) / count).tolist(), strict=True)
-    )
+    by_length = pair_metrics(losses, lengths)
     return {
-        "pairs": count,
-        **metrics,
+        "pairs": len(losses),
+        **pair_metrics(losses, scores),
         "calibration": bins,
         "calibration_error": error,
         "longer_wins_accuracy": by_length["accuracy"],

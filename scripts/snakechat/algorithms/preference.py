@@ -1,4 +1,4 @@
-"""Losses of preference pairs, as pure functions of tensors.
+"""Losses of preference pairs and of labelled responses, as pure functions of tensors.
 
 Shapes: B pairs, R tokens of the longest response.
 """
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from snakechat.config.dpo import PreferenceSettings, has_reference
+from snakechat.config.dpo import PreferenceSettings
 
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
@@ -66,41 +66,89 @@ def log_odds(mean_logprobs: Tensor) -> Tensor:
     return mean_logprobs - torch.log(-torch.expm1(mean_logprobs))
 
 
-def preference_losses(
+def kto_loss(
+    rewards: Tensor, lengths: Tensor, reference_point: Tensor, settings: PreferenceSettings
+) -> Tensor:
+    """Return the loss of each row [B], the mean over its responses (Ethayarajh et al. 2024, eq. 8).
+
+    Args:
+        rewards: Implicit rewards of good and bad responses [2, B].
+        lengths: Their tokens [2, B]; 0 for a response that a row does not have.
+        reference_point: The reward that a response is compared with, a scalar.
+    """
+    good, bad = rewards
+    losses = torch.stack(
+        [
+            settings.desirable_weight * torch.sigmoid(reference_point - good),
+            settings.undesirable_weight * torch.sigmoid(bad - reference_point),
+        ]
+    )
+    present = lengths > 0
+    return (losses * present).sum(dim=0) / present.sum(dim=0)
+
+
+def kto_reference_point(rewards: Tensor) -> Tensor:
+    """Return beta times the KL estimate of KTO, a scalar (Ethayarajh et al. 2024, section 4.1).
+
+    rewards: implicit rewards of responses to other prompts, any shape.
+    """
+    return rewards.mean().clamp(min=0)
+
+
+def response_rewards(
     settings: PreferenceSettings, logprobs: Tensor, ref_logprobs: Tensor | None, lengths: Tensor
+) -> Tensor:
+    """Return the implicit rewards of responses.
+
+    Args:
+        logprobs: Log-probabilities of responses, any shape.
+        ref_logprobs: Those under the reference model; None for losses without one.
+        lengths: Tokens of the responses.
+    """
+    means = logprobs / lengths.clamp(min=1)
+    if settings.loss == "orpo":
+        return log_odds(means)
+    if ref_logprobs is None:
+        return settings.beta * means
+    if settings.length_normalized:
+        return implicit_rewards(means, ref_logprobs / lengths.clamp(min=1), settings.beta)
+    return implicit_rewards(logprobs, ref_logprobs, settings.beta)
+
+
+def preference_losses(
+    settings: PreferenceSettings,
+    logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    lengths: Tensor,
+    reference_point: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the implicit rewards [2, B] of responses and the losses [B] of pairs.
+    """Return the implicit rewards [2, B] of responses and the losses [B] of rows.
 
     Args:
         logprobs: Log-probabilities of chosen and rejected responses [2, B].
         ref_logprobs: Those under the reference model [2, B]; None for losses without one.
         lengths: Tokens of the responses [2, B].
+        reference_point: kto_reference_point of the step, for KTO.
     """
-    beta, means = settings.beta, logprobs / lengths
-    if not has_reference(settings.loss):
-        ref_logprobs = torch.zeros_like(logprobs)
-    assert ref_logprobs is not None
-    if settings.loss == "orpo":
+    rewards = response_rewards(settings, logprobs, ref_logprobs, lengths)
+    chosen, rejected = rewards
+    if settings.loss == "kto":
+        assert reference_point is not None
+        losses = kto_loss(rewards, lengths, reference_point, settings)
+    elif settings.loss == "orpo":
         # Hong et al. 2024, eq. 6 and 7, where beta is lambda.
-        rewards = log_odds(means)
-        losses = beta * pairwise_loss(*rewards)
+        losses = settings.beta * pairwise_loss(chosen, rejected)
     elif settings.loss == "simpo":
         # Meng et al. 2024, eq. 6.
-        rewards = implicit_rewards(means, ref_logprobs, beta)
-        losses = pairwise_loss(rewards[0] - settings.margin, rewards[1])
+        losses = pairwise_loss(chosen - settings.margin, rejected)
+    elif settings.loss == "ipo":
+        losses = ipo_loss(chosen, rejected, settings.beta)
+    elif settings.loss == "robust":
+        losses = robust_dpo_loss(chosen, rejected, settings.label_smoothing)
     else:
-        if settings.length_normalized:
-            logprobs, ref_logprobs = means, ref_logprobs / lengths
-        rewards = implicit_rewards(logprobs, ref_logprobs, beta)
-        chosen, rejected = rewards
-        if settings.loss == "ipo":
-            losses = ipo_loss(chosen, rejected, beta)
-        elif settings.loss == "robust":
-            losses = robust_dpo_loss(chosen, rejected, settings.label_smoothing)
-        else:
-            losses = dpo_loss(chosen, rejected, settings.label_smoothing)
+        losses = dpo_loss(chosen, rejected, settings.label_smoothing)
     # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
-    return rewards, losses - settings.sft_coef * means[0]
+    return rewards, losses - settings.sft_coef * (logprobs / lengths.clamp(min=1))[0]
 
 
 def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor) -> Tensor:

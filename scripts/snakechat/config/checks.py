@@ -3,7 +3,7 @@
 from keyword import iskeyword
 from typing import Any
 
-from snakechat.config.dpo import LOSSES_WITH
+from snakechat.config.dpo import LOSSES_WITH, has_reference_point
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import weighted_references
@@ -14,7 +14,7 @@ from snakechat.config.reward_functions import (
     weighted_functions,
 )
 from snakechat.config.schema import check_schema, placement_schema
-from snakechat.data.formats import columns_of, has_pairs, has_responses
+from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpaired
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
@@ -46,11 +46,12 @@ def check_references(config: Config) -> None:
     for stage in STAGES:
         for name in config.values[stage]["recipes"]:
             for dataset, _ in config.blend(stage, name):
-                _check_dataset(config, dataset, stage, f"{stage}.recipes.{name}.datasets")
+                _check_dataset(config, dataset, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
                 _check_rlhf_scores(config, name)
             else:
+                _check_evaluations(config, stage, name)
                 if stage == "dpo":
                     _check_preference_loss(config, name)
                 rule, model = config.base_model(stage, name)
@@ -73,8 +74,20 @@ def _check_kept_columns(config: Config, dataset: str) -> None:
             raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
 
 
-def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> None:
-    """Check that a dataset has rows of the kind that a stage uses."""
+def _check_evaluations(config: Config, stage: str, name: str) -> None:
+    """Check that settings which compare evaluations have evaluations to compare."""
+    recipe = config.recipe(stage, name)
+    for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
+        if recipe[key] != unused and not recipe["eval_steps"]:
+            raise ConfigError(
+                f"config: {stage}.recipes.{name}.{key}: {recipe[key]} needs evaluations during"
+                f" training: set eval_steps, or {key}: {unused}"
+            )
+
+
+def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
+    """Check that a dataset of a recipe has rows of the kind that the stage uses."""
+    used_by = f"{stage}.recipes.{name}.datasets"
     settings = config.entry("datasets", dataset, used_by)
     phase = "reward" if stage == "dpo" else stage
     if not config.split_weights(dataset)[phase]:
@@ -88,8 +101,15 @@ def _check_dataset(config: Config, dataset: str, stage: str, used_by: str) -> No
             f"config: {used_by} names {dataset}, which has no responses (format"
             f" {settings['format']}): use it for rlhf"
         )
-    pairs = has_pairs(settings["format"], settings.get("columns"))
-    if phase == "reward" and not pairs:
+    if phase != "reward" or has_pairs(settings["format"], settings.get("columns")):
+        return
+    if is_unpaired(settings["format"]) and stage == "dpo":
+        if not has_reference_point(config.recipe(stage, name)["loss"]):
+            raise ConfigError(
+                f"config: {used_by} names {dataset}, whose responses are not paired (format"
+                f" {settings['format']}): set loss: kto, or use pairs"
+            )
+    else:
         raise ConfigError(
             f"config: {used_by} names {dataset}, which has no rejected responses (format"
             f" {settings['format']}): use it for sft or rlhf"
@@ -165,11 +185,11 @@ def _check_preference_loss(config: Config, name: str) -> None:
     """
     place, own = f"config: dpo.recipes.{name}", config.values["dpo"]["recipes"][name]
     loss = config.recipe("dpo", name)["loss"]
-    for key, losses in LOSSES_WITH.items():
-        if own.get(key) and loss not in losses:
+    for key, (neutral, losses) in LOSSES_WITH.items():
+        if own.get(key, neutral) != neutral and loss not in losses:
             raise ConfigError(
                 f"{place}.{key}: {own[key]} has no effect on loss: {loss}, only on"
-                f" {' and '.join(losses)}: set {key}: 0 or another loss"
+                f" {' and '.join(losses)}: set {key}: {neutral} or another loss"
             )
 
 

@@ -37,6 +37,7 @@ Seed = Annotated[int, Keyword("minimum", 0), Keyword("maximum", 2**32 - 1)]
 Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)")]
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
@@ -82,6 +83,7 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     seed: Seed
     datasets: Blend
     epochs: Count
+    max_steps: Count | None
     global_batch_size: Count
     dtype: Dtype
 
@@ -93,6 +95,9 @@ class SequenceSettings(TrainingSettings):
     model: str
     max_length: SequenceLength
     truncation_side: TruncationSide
+    eval_steps: NonNegativeInt
+    save_strategy: SaveStrategy
+    early_stopping_patience: NonNegativeInt
     learning_rate: Positive
     # Not a key of a recipe: the model determines it.
     template: Template

@@ -5,12 +5,14 @@ from typing import Annotated, Literal
 
 from snakechat.config.common import Keyword, NonNegative, Positive, SequenceSettings
 
-PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo"]
+PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo", "kto"]
 
-# Losses that a setting has an effect on, of settings that others would ignore.
-LOSSES_WITH: dict[str, tuple[PreferenceLoss, ...]] = {
-    "label_smoothing": ("dpo", "robust"),
-    "margin": ("simpo",),
+# Settings that some losses ignore: the value that has no effect, and the losses that use others.
+LOSSES_WITH: dict[str, tuple[float, tuple[PreferenceLoss, ...]]] = {
+    "label_smoothing": (0, ("dpo", "robust")),
+    "margin": (0, ("simpo",)),
+    "desirable_weight": (1, ("kto",)),
+    "undesirable_weight": (1, ("kto",)),
 }
 
 
@@ -19,15 +21,25 @@ def has_reference(loss: PreferenceLoss) -> bool:
     return loss not in ("simpo", "orpo")
 
 
+def has_reference_point(loss: PreferenceLoss) -> bool:
+    """Return whether a loss compares rewards with those of responses to other prompts.
+
+    Such a loss needs no pairs: each response is good or bad by itself.
+    """
+    return loss == "kto"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreferenceSettings:
-    """The loss of a pair."""
+    """The loss of a pair, or of a single response."""
 
     loss: PreferenceLoss
     beta: Positive
     label_smoothing: Annotated[float, Keyword("minimum", 0), Keyword("exclusiveMaximum", 0.5)]
     length_normalized: bool
     margin: NonNegative
+    desirable_weight: Positive
+    undesirable_weight: Positive
     sft_coef: NonNegative
 
 

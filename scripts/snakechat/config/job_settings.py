@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from snakechat.config.dpo import PreferenceSettings, has_reference
+from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.recipes import Config, Job
 from snakechat.config.references import input_names, ordered_references
 from snakechat.data.formats import columns_of
@@ -65,7 +65,18 @@ def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> 
         "seed": recipe["seed"],
         "datasets": config.blend(stage, name),
         "template": config.template(stage, name),
+        "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
         **{key: recipe[key] for key in keys},
+    }
+
+
+def reference_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that computes the reference log-probabilities of DPO."""
+    recipe = config.recipe("dpo", name)
+    mismatched = has_reference_point(recipe["loss"])
+    return {
+        "dtype": recipe["dtype"],
+        "mismatched_max_length": recipe["max_length"] if mismatched else None,
     }
 
 
@@ -79,7 +90,7 @@ def reference_inputs(config: Config, name: str) -> Jobs:
 def dpo_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the evaluation of a dpo recipe."""
     recipe = config.recipe("dpo", name)
-    keys = ("dtype", *(field.name for field in fields(PreferenceSettings)))
+    keys = ("dtype", "max_length", *(field.name for field in fields(PreferenceSettings)))
     return {
         "datasets": [dataset for dataset, _ in config.blend("dpo", name)],
         **{key: recipe[key] for key in keys},

@@ -1,9 +1,8 @@
 """Settings of supervised fine-tuning (SFT)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from snakechat.config.common import NonNegativeInt, SequenceSettings
+from snakechat.config.common import SequenceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +10,3 @@ class SftSettings(SequenceSettings):
     """Settings of `train_sft`."""
 
     train_on_prompt: bool
-    eval_steps: NonNegativeInt
-    save_strategy: Literal["last", "best"]
-    early_stopping_patience: NonNegativeInt

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
 
-# prompt, chosen (None without responses), rejected (None without pairs).
+# prompt, chosen, rejected. Without a rejected response that one is None, without any response both;
+# a single response that is labelled good is chosen, one that is labelled bad is rejected.
 Record = tuple[str, str | None, str | None]
 
 # Roles in sources, by their names in lower case.
@@ -104,6 +105,11 @@ def kept_name(path: str) -> str:
 def has_responses(format: str) -> bool:
     """Return whether rows of a format have responses, and not only prompts."""
     return format != "prompt"
+
+
+def is_unpaired(format: str) -> bool:
+    """Return whether each row of a format has a single response, labelled good or bad."""
+    return format == "kto"
 
 
 def has_pairs(format: str, columns: Mapping[str, str] | None = None) -> bool:
@@ -294,10 +300,10 @@ def _prompt_alone(prompt: Any, system: Any = None) -> Record:
 
 
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
-    """A dialogue and whether its response is good (KTO): good ones are chosen, none rejected."""
-    if not _is_one(label):
-        raise DroppedRow("labelled bad")
-    return _messages(messages, system)
+    """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
+    is_good = _is_one(label)
+    prompt, response, _ = _messages(messages, system)
+    return (prompt, response, None) if is_good else (prompt, None, response)
 
 
 def _same_names(*names: str) -> dict[str, str]:

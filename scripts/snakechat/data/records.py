@@ -1,8 +1,9 @@
 """Records: the prompt, chosen and rejected texts of each row, in a parquet file.
 
-rejected is null in datasets without pairs, and chosen in those without responses. A column that a
-dataset keeps for reward functions follows as kept_NAME, with cells in JSON. Files are written and
-read one row group at a time, so that a dataset need not fit into memory.
+rejected is null in datasets without pairs, and chosen in those without responses; a single response
+that is labelled good is chosen, one that is labelled bad is rejected. A column that a dataset keeps
+for reward functions follows as kept_NAME, with cells in JSON. Files are written and read one row
+group at a time, so that a dataset need not fit into memory.
 """
 
 from collections.abc import Iterator, Sequence

@@ -60,15 +60,19 @@ class Tokenization(NamedTuple):
 
 
 def encode_responses(
-    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[str], *responses: Sequence[str]
+    encoder: Encoder,
+    settings: SimpleNamespace,
+    prompts: Sequence[str],
+    *responses: Sequence[str | None],
 ) -> Iterator[EncodedRow]:
     """Encode prompts and responses to at most settings.max_length tokens together.
 
     Both responses of a pair follow the same prompt. truncation_side "left" truncates the prompt at
-    its start to fit the longest response, "right" the responses at their end.
+    its start to fit the longest response, "right" the responses at their end. A response that is
+    None has no tokens.
     """
     limit = settings.max_length
-    pairs = zip(*(encoder.responses(texts) for texts in responses), strict=True)
+    pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
     for prompt, row in zip(encoder.prompts(prompts), pairs, strict=True):
         ids = list(row)
         is_truncated = len(prompt) + max(map(len, ids)) > limit
@@ -76,13 +80,19 @@ def encode_responses(
             prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
         elif is_truncated:
             prompt, ids = truncate_responses(prompt, ids, limit)
-        if not ids[0]:
+        if not any(ids):
             yield "response truncated away"
         # The texts differ after the truncation, or in characters that have the same ids.
         elif len(ids) == 2 and ids[0] == ids[1]:
             yield "equal responses"
         else:
             yield prompt, *ids, is_truncated
+
+
+def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[int]]:
+    """Return the ids of each response, none of a response that is None."""
+    encoded = encoder.responses([text or "" for text in texts])
+    return [[] if text is None else ids for text, ids in zip(texts, encoded, strict=True)]
 
 
 def encode_prompts(
@@ -216,7 +226,7 @@ def _encode_batch(
 ) -> list[EncodedRow]:
     """Encode the valid rows of a batch; return the reason for each row that is dropped."""
     texts = list(zip(*(batch[name] for name in tokenization.fields), strict=True))
-    reasons = [drop_reason(encoder, *row) for row in texts]
+    reasons = [drop_reason(encoder, *row, unpaired=settings.unpaired) for row in texts]
     valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
     fields = zip(*valid, strict=True)
     encoded = tokenization.encode(encoder, settings, *fields) if valid else iter(())
@@ -270,11 +280,16 @@ def map_in_order(
             yield pending.popleft().result()
 
 
-def drop_reason(encoder: Encoder, prompt: str, *responses: str | None) -> str | None:
-    """Return why a row is dropped before it is encoded, or None if it is kept."""
+def drop_reason(
+    encoder: Encoder, prompt: str, *responses: str | None, unpaired: bool = False
+) -> str | None:
+    """Return why a row is dropped before it is encoded, or None if it is kept.
+
+    unpaired: one of the responses suffices.
+    """
     texts = [response for response in responses if response is not None]
-    if len(texts) < len(responses):
-        return "no rejected response"
+    if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
+        return "no chosen response" if responses[0] is None else "no rejected response"
     if is_empty(prompt):
         return "empty prompt"
     stripped = [text.strip() for text in texts]

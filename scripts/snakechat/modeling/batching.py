@@ -1,12 +1,14 @@
 """Batching: which rows make an optimizer step, and how ranks and micro-batches divide them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from snakechat.config.common import TrainingSettings
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
@@ -23,6 +25,14 @@ def global_batches(num_rows: int, batch_size: int, epochs: int, seed: int) -> It
         order = np.random.default_rng([seed, epoch]).permutation(num_rows)
         for start in range(0, num_rows, batch_size):
             yield order[start : start + batch_size]
+
+
+def training_batches(
+    num_rows: int, batch_size: int, settings: TrainingSettings
+) -> list[np.ndarray]:
+    """Return the row numbers of each step of a training run."""
+    batches = global_batches(num_rows, batch_size, settings.epochs, settings.seed)
+    return list(islice(batches, settings.max_steps))
 
 
 class MicroBatch(NamedTuple):
@@ -69,6 +79,19 @@ class Examples:
             [ids[row] for row in rows] for ids in (self.prompts, *self.responses)
         )
         return Examples(prompts, *responses)
+
+    def mismatched(self, max_length: int) -> "Examples":
+        """Return each prompt with a response to another one: the first one of the next row.
+
+        Responses are truncated to max_length tokens with their prompt.
+        """
+        responses = []
+        for row, prompt_length in enumerate(self.prompt_lengths):
+            other = (row + 1) % len(self)
+            # Of rows that are labelled good or bad, one of the responses is empty.
+            ids = next(ids[other] for ids in self.responses if len(ids[other]))
+            responses.append(ids[: max_length - prompt_length])
+        return Examples(self.prompts, responses)
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
         """Return the number of target tokens [n] of each row. See packing.collate."""

@@ -66,6 +66,14 @@ class JobDescription:
         """Return the counts of a split of the job's tokens."""
         return token_counts(self.inputs["tokens"]["path"], split, self.plan)
 
+    def rows_trained(self, tokens: TokenCounts) -> float | None:
+        """Return the rows of all steps, at most; None if the number of rows is unknown."""
+        rows, settings = product(tokens.num_rows, self.settings["epochs"]), self.settings
+        if rows is None or settings["max_steps"] is None:
+            return rows
+        batch_size = settings.get("rollout_batch_size", settings["global_batch_size"])
+        return min(rows, settings["max_steps"] * batch_size)
+
     def micro_batch(self, length: int, num_targets: int) -> BatchShape:
         """Return the largest micro-batch of sequences of a length, each with so many targets."""
         sequences = max(1, self.placement["micro_batch_tokens"] // length)
@@ -95,7 +103,7 @@ def train_sft(job: JobDescription) -> Workload:
         trained=[TrainedModel(model, job.placement["zero_stage"])],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
-        flops=product(tokens.num_rows, job.settings["epochs"], training_flops(model, tokens)),
+        flops=product(job.rows_trained(tokens), training_flops(model, tokens)),
         notes=tuple(tokens.notes),
     )
 
@@ -107,7 +115,7 @@ def train_on_pairs(job: JobDescription, loss: str) -> Workload:
         trained=[TrainedModel(model, job.placement["zero_stage"])],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest // 2),
-        flops=product(tokens.num_rows, job.settings["epochs"], training_flops(model, tokens)),
+        flops=product(job.rows_trained(tokens), training_flops(model, tokens)),
         notes=tuple(tokens.notes),
     )
 
@@ -133,7 +141,7 @@ def train_rlhf(job: JobDescription) -> Workload:
     flops += [settings["ppo_epochs"] * training_flops(entry.model, tokens) for entry in trained]
     # Generation runs the actor on each prompt once more.
     flops.append(compute_time.inference_flops(actor, prompts.prompt, prompts.prompt))
-    num_prompts = product(prompts.num_rows, settings["epochs"])
+    num_prompts = job.rows_trained(prompts)
     generations: tuple[Generation, ...] = ()
     if num_prompts is not None:
         generations = (Generation(actor, num_prompts * num_generations),)

@@ -56,6 +56,12 @@ class TrainingSummary:
         """Steps that all training rows take."""
         return -(-self.data["train"]["rows"] // self.batch_size)
 
+    @property
+    def planned_steps(self) -> int:
+        """Steps of the whole run, unless it stops early."""
+        steps = self.steps_per_epoch * self.settings["epochs"]
+        return min(steps, self.settings["max_steps"] or steps)
+
     @cached_property
     def mean_lengths(self) -> dict[str, float]:
         """Mean tokens of the prompt and of each kind of response of a row."""

@@ -10,6 +10,8 @@ from snakechat.algorithms.preference import (
     dpo_loss,
     implicit_rewards,
     ipo_loss,
+    kto_loss,
+    kto_reference_point,
     log_odds,
     pairwise_loss,
     per_token_loss,
@@ -98,6 +100,40 @@ def test_log_odds_by_hand():
     assert math.isfinite(odds[2])
 
 
+def kto(**changes):
+    settings = {"loss": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0, "beta": 0.1}
+    settings |= {"label_smoothing": 0.0, "length_normalized": False, "margin": 0.0}
+    return PreferenceSettings(**settings | {"sft_coef": 0.0} | changes)
+
+
+def test_the_reference_point_of_kto_is_a_mean_reward_that_is_not_negative():
+    assert kto_reference_point(torch.tensor([[3.0, -1.0, 0.5, 1.5]])).item() == 1
+    assert kto_reference_point(torch.tensor([[-3.0, 1.0]])).item() == 0
+
+
+def test_kto_by_hand():
+    # A pair; a good response; a bad one. The reference point is 1: distances 1 and 2, -1, and 3.
+    rewards = torch.tensor([[2.0, 0.0, 0.0], [-1.0, 0.0, 4.0]], dtype=torch.float64)
+    lengths = torch.tensor([[3, 2, 0], [5, 0, 4]])
+    settings = kto(desirable_weight=2.0, undesirable_weight=3.0)
+    losses = kto_loss(rewards, lengths, torch.tensor(1.0), settings)
+
+    def sigmoid(x):
+        return 1 / (1 + math.exp(-x))
+
+    pair = (2 * sigmoid(-1) + 3 * sigmoid(-2)) / 2
+    assert losses.tolist() == pytest.approx([pair, 2 * sigmoid(1), 3 * sigmoid(3)])
+
+
+def test_kto_increases_good_and_decreases_bad_responses():
+    logprobs = LOGPROBS.clone().requires_grad_()
+    lengths = torch.tensor([[3, 5, 0], [4, 0, 1]])
+    _, losses = preference_losses(kto(), logprobs, REF_LOGPROBS, lengths, torch.tensor(0.5))
+    losses.sum().backward()
+    # A response that a row does not have has no gradient.
+    assert logprobs.grad.sign().tolist() == [[-1, -1, 0], [1, 0, 1]]
+
+
 # Three pairs, chosen responses first.
 LOGPROBS = torch.tensor([[-6.0, -10.0, -3.0], [-9.0, -8.0, -2.0]], dtype=torch.float64)
 REF_LOGPROBS = torch.tensor([[-7.0, -9.0, -3.5], [-8.0, -8.5, -4.0]], dtype=torch.float64)
@@ -107,8 +143,8 @@ LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
 @pytest.mark.parametrize(
     ("changes", "rewards", "losses"),
     [
-        # Losses: TRL 0.24 (DPOTrainer.dpo_loss, CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss)
-        # for these log-probabilities.
+        # Losses: TRL 0.24 (DPOTrainer.dpo_loss, CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss,
+        # KTOTrainer.kto_loss, mean of each pair) for these log-probabilities.
         (
             {"label_smoothing": 0.1},
             [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
@@ -140,6 +176,11 @@ LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
             [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -1.8545865]],
             [0.05611801315991909, 0.011261675517891201, 0.04349888068705395],
         ),
+        (
+            {"loss": "kto", "desirable_weight": 1.33},
+            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
+            [0.5685277561144447, 0.6188538321704031, 0.6132893510078784],
+        ),
         # The SFT loss: 6 / 3, 10 / 5 and 3 / 2.
         (
             {"label_smoothing": 0.1, "sft_coef": 0.5},
@@ -149,10 +190,11 @@ LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
     ],
 )
 def test_preference_losses(changes, rewards, losses):
-    settings = {"loss": "dpo", "beta": 0.1, "label_smoothing": 0.0, "length_normalized": False}
-    settings = PreferenceSettings(**settings | {"margin": 0.0, "sft_coef": 0.0} | changes)
+    settings = kto(**{"loss": "dpo"} | changes)
     reference = REF_LOGPROBS if settings.loss not in ("simpo", "orpo") else None
-    found_rewards, found = preference_losses(settings, LOGPROBS, reference, LENGTHS)
+    # Responses to other prompts have log ratios of 4 and 3: a KL of 3.5.
+    point = torch.tensor(0.35) if settings.loss == "kto" else None
+    found_rewards, found = preference_losses(settings, LOGPROBS, reference, LENGTHS, point)
     assert found.tolist() == pytest.approx(losses)
     for row, expected in zip(found_rewards.tolist(), rewards, strict=True):
         assert row == pytest.approx(expected)

@@ -124,6 +124,20 @@ MISTAKES = {
         with_dataset("reward", format="kto"),
         "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",
     ),
+    "pairwise loss on unpaired preferences": (
+        with_dataset("dpo", format="kto"),
+        "config: dpo.recipes.mine.datasets names mine, whose responses are not paired (format kto):"
+        " set loss: kto, or use pairs",
+    ),
+    "best model without evaluations": (
+        tiny("reward", save_strategy="best"),
+        "config: reward.recipes.tiny.save_strategy: best needs evaluations during training: set"
+        " eval_steps, or save_strategy: last",
+    ),
+    "early stopping without evaluations": (
+        tiny("dpo", early_stopping_patience=2),
+        "config: dpo.recipes.tiny.early_stopping_patience: 2 needs evaluations",
+    ),
     "reward model on columns without rejected": (
         with_dataset("reward", columns={"prompt": "q", "chosen": "a"}),
         "config: reward.recipes.mine.datasets names mine, which has no rejected responses (format",

@@ -399,10 +399,10 @@ def test_a_cell_that_cannot_be_kept_is_bad(row, reason):
         kept_cells(row, ["solution"])
 
 
-def test_good_rows_of_kto_are_chosen_and_bad_ones_dropped():
+def test_good_responses_of_kto_are_chosen_and_bad_ones_rejected():
     row = {"messages": messages(("user", "a"), ("assistant", "b")), "label": True}
     assert read(row, "kto") == (question("a"), " b", None)
-    assert dropped({**row, "label": False}, "kto") == "labelled bad"
+    assert read({**row, "label": False}, "kto") == (question("a"), None, " b")
 
 
 # --- columns and fields ---------------------------------------------------------------------
@@ -624,9 +624,9 @@ def test_real_sharegpt_pairs(shared_data):
 
 def test_real_rows_of_kto(shared_data):
     found, reasons = real(shared_data / "native/kto/kto_en_demo.json", "kto")
-    assert len(found) == 150
-    assert reasons == {"labelled bad": 150}
-    assert {rejected for _, _, rejected in found} == {None}
+    assert reasons == {}
+    labels = [(chosen is not None, rejected is not None) for _, chosen, rejected in found]
+    assert (labels.count((True, False)), labels.count((False, True))) == (150, 150)
 
 
 def test_real_rows_with_blank_responses(shared_data):

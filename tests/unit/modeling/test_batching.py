@@ -122,6 +122,14 @@ def test_head_returns_the_first_rows(examples):
     assert len(examples.head(9)) == 3
 
 
+def test_mismatched_responses_are_the_first_ones_of_the_next_row():
+    examples = Examples([[1, 1], [2], [3, 3, 3]], [[4, 4, 4], [], [6]], [[7], [8, 8, 8], []])
+    mismatched = examples.mismatched(4)
+    assert mismatched.prompts == examples.prompts
+    # With their prompt, they have at most 4 tokens.
+    assert mismatched.responses == ([[8, 8], [6], [4]],)
+
+
 def test_num_tokens_excludes_the_first_token_of_a_prompt(examples):
     assert examples.num_tokens(with_prompts=False).tolist() == [4, 3, 3]
     responses = Examples(examples.prompts, examples.responses[0])

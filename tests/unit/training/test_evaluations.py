@@ -1,4 +1,4 @@
-"""The best model of a run: how it is chosen, copied and restored."""
+"""Evaluations of a run: when they are due, and how the best model is kept and restored."""
 
 import json
 import math
@@ -6,34 +6,44 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.training.best_model import BestModel
+from snakechat.training.evaluations import Evaluations
 
 
 @pytest.fixture
 def job(tmp_path):
     (tmp_path / "states").mkdir()
-    return SimpleNamespace(states=tmp_path / "states")
+    settings = SimpleNamespace(eval_steps=10, save_strategy="best", early_stopping_patience=2)
+    return SimpleNamespace(states=tmp_path / "states", settings=settings)
 
 
 class Model:
     """Stands for a model: a file that contains the step."""
 
     step = 0
+    loss = math.inf
 
     def save(self, folder):
         folder.mkdir(exist_ok=True)
         (folder / "model").write_text(f"step {self.step}")
 
+    def evaluate(self):
+        return {"loss": self.loss, "accuracy": 0.5}
+
+
+def evaluations_of(job):
+    model = Model()
+    return Evaluations(job, 25, model.evaluate, model.save)
+
 
 @pytest.fixture
 def best(job):
-    return BestModel(job, Model().save)
+    return evaluations_of(job)
 
 
 def evaluate(best, step, loss):
-    if best.save:
-        best.save.__self__.step = step
-    best.update(step, loss)
+    model = best.save.__self__
+    model.step, model.loss = step, loss
+    return best.run(step)
 
 
 def copies(job):
@@ -41,22 +51,50 @@ def copies(job):
     return {path.name: (path / "model").read_text() for path in job.states.iterdir()}
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_the_lowest_loss_is_the_best(saves, best, job):
-    best = best if saves else BestModel(job, None)
+@pytest.mark.parametrize(
+    ("interval", "due"), [(0, []), (1, list(range(26))), (10, [0, 10, 20, 25]), (40, [0, 25])]
+)
+def test_a_model_is_evaluated_at_intervals_and_after_the_last_step(interval, due, job):
+    job.settings.eval_steps = interval
+    best = evaluations_of(job)
+    assert [step for step in range(26) if best.is_due(step)] == due
+
+
+def test_metrics_have_a_prefix_and_the_model_before_training_is_never_the_best(best, job):
+    assert evaluate(best, 0, 1.0) == {"eval_loss": 1.0, "eval_accuracy": 0.5}
+    assert copies(job) == {}
+    evaluate(best, 10, 2.0)
+    assert best.best_step == 10
+
+
+@pytest.mark.parametrize(("patience", "stops"), [(0, []), (1, [3, 5, 6]), (2, [6])])
+def test_a_run_stops_after_evaluations_without_a_lower_loss(patience, stops, job):
+    job.settings.early_stopping_patience = patience
+    best = evaluations_of(job)
+    stopped = []
+    for step, loss in enumerate([5.0, 3.0, 4.0, 2.0, 2.0, 2.5], start=1):
+        evaluate(best, step, loss)
+        stopped += [step] if best.should_stop else []
+    assert stopped == stops
+
+
+@pytest.mark.parametrize("strategy", ["best", "last"])
+def test_the_lowest_loss_is_the_best(strategy, job):
+    job.settings.save_strategy = strategy
+    best = evaluations_of(job)
     since = []
     for step, loss in enumerate([5.0, 3.0, 4.0, 2.0, 2.0, 2.5], start=1):
         evaluate(best, step, loss)
-        since.append(best.evaluations_since)
-    assert (best.step, best.loss) == (4, 2.0)
+        since.append(best.since_best)
+    assert (best.best_step, best.best_loss) == (4, 2.0)
     assert since == [0, 0, 1, 0, 1, 2]
-    assert bool(copies(job)) == saves
+    assert bool(copies(job)) == (strategy == "best")
 
 
 def test_a_nan_loss_is_never_the_best(best, job):
     for step, loss in enumerate([2.0, math.nan, 1.0], start=1):
         evaluate(best, step, loss)
-        assert best.step == {1: 1, 2: 1, 3: 3}[step]
+        assert best.best_step == {1: 1, 2: 1, 3: 3}[step]
     assert copies(job) == {"best-3": "step 3"}
 
 
@@ -84,7 +122,7 @@ def test_the_best_model_is_copied_next_to_existing_files(best, job, tmp_path):
     result = tmp_path / "result"
     result.mkdir()
     (result / "metrics.jsonl").write_text("metrics")
-    best.copy_to(result)
+    best.save_result(result)
     assert (result / "model").read_text() == "step 20"
     assert (result / "metrics.jsonl").read_text() == "metrics"
     assert copies(job) == {"best-20": "step 20"}
@@ -94,12 +132,12 @@ def test_the_best_model_is_copied_next_to_existing_files(best, job, tmp_path):
 def test_state_is_restored(losses, best, job):
     for step, loss in enumerate(losses, start=1):
         evaluate(best, step, loss)
-    again = BestModel(job, None)
+    again = evaluations_of(job)
     again.load_state_dict(json.loads(json.dumps(best.state_dict(), allow_nan=False)))
-    assert (again.step, again.loss, again.evaluations_since) == (
-        best.step,
-        best.loss,
-        best.evaluations_since,
+    assert (again.best_step, again.best_loss, again.since_best) == (
+        best.best_step,
+        best.best_loss,
+        best.since_best,
     )
 
 
@@ -108,9 +146,9 @@ def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job, 
     state = best.state_dict()
     evaluate(best, 20, 2.0)
     # Stopped here; the last checkpoint is that of step 10.
-    again = BestModel(job, Model().save)
+    again = evaluations_of(job)
     again.load_state_dict(state)
-    again.copy_to(tmp_path / "result")
+    again.save_result(tmp_path / "result")
     assert (tmp_path / "result" / "model").read_text() == "step 10"
     evaluate(again, 20, 2.0)
     assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}
@@ -126,9 +164,9 @@ def test_an_incomplete_copy_of_a_killed_run_is_overwritten(best, job):
 
 def test_only_the_first_process_moves_and_copies(best, job, tmp_path, monkeypatch):
     evaluate(best, 10, 3.0)
-    monkeypatch.setattr("snakechat.training.best_model.rank", lambda: 1)
+    monkeypatch.setattr("snakechat.training.evaluations.rank", lambda: 1)
     evaluate(best, 20, 2.0)
-    assert best.step == 20
+    assert best.best_step == 20
     assert copies(job) == {"best-10": "step 10", ".best": "step 20"}
-    best.copy_to(tmp_path / "result")
+    best.save_result(tmp_path / "result")
     assert not (tmp_path / "result").exists()

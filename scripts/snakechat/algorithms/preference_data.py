@@ -1,0 +1,101 @@
+"""Rows of DPO with the log-probabilities of the reference model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snakechat.algorithms.preference import (
+    kto_reference_point,
+    preference_losses,
+    response_rewards,
+)
+from snakechat.config.dpo import DpoSettings, has_reference, has_reference_point
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy, response_logprobs
+
+# Rows on which a policy is compared with its reference model before training.
+NUM_COMPARED = 32
+
+
+class PreferenceData:
+    """A split with the log-probabilities of its responses under the reference model.
+
+    Args:
+        settings: Settings of the recipe: its loss and max_length.
+        inputs: Folders of `tokens` and, for losses that have one, of the `reference`.
+        split: train or eval.
+
+    Attributes:
+        rows: A prompt, its chosen and its rejected response each. For KTO, one may be empty.
+    """
+
+    def __init__(self, settings: DpoSettings, inputs: Mapping[str, Path], split: str) -> None:
+        self.settings = settings
+        self.rows = Examples.read(inputs["tokens"], split, "chosen", "rejected")
+        self.lengths = torch.from_numpy(self.rows.response_lengths)
+        self.reference = self.mismatched = self.mismatched_reference = None
+        if has_reference(settings.loss):
+            self.reference = _load(inputs["reference"] / f"{split}.npy")
+        if has_reference_point(settings.loss):
+            self.mismatched = self.rows.mismatched(settings.max_length)
+            self.mismatched_reference = _load(inputs["reference"] / f"{split}.mismatched.npy")
+
+    def reference_point(
+        self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
+    ) -> Tensor | None:
+        """Return the reward that KTO compares those of the given rows with; None for other losses.
+
+        All processes compute it together.
+        """
+        if self.mismatched is None or self.mismatched_reference is None:
+            return None
+        examples = self.mismatched.select(rows)
+        logprobs = torch.from_numpy(response_logprobs(policy, examples, micro_batch_tokens))
+        lengths = torch.from_numpy(examples.response_lengths)
+        reference = self.mismatched_reference[:, rows]
+        return kto_reference_point(response_rewards(self.settings, logprobs, reference, lengths))
+
+    def losses(
+        self,
+        logprobs: Tensor,
+        rows: np.ndarray | list[int],
+        reference_point: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the implicit rewards [2, B] of responses and the losses [B] of the given rows.
+
+        Args:
+            logprobs: Log-probabilities of chosen and rejected responses [2, B].
+            reference_point: That of the optimizer step, for KTO.
+        """
+        device = logprobs.device
+        reference = None if self.reference is None else self.reference[:, rows].to(device)
+        lengths = self.lengths[:, rows].to(device)
+        return preference_losses(self.settings, logprobs, reference, lengths, reference_point)
+
+    def evaluate(self, policy: Policy, micro_batch_tokens: int) -> tuple[Tensor, Tensor]:
+        """Return the implicit rewards [2, n] and the losses [n] of all rows, in float64."""
+        rows = np.arange(len(self.rows))
+        logprobs = torch.from_numpy(response_logprobs(policy, self.rows, micro_batch_tokens))
+        return self.losses(logprobs, rows, self.reference_point(policy, rows, micro_batch_tokens))
+
+    def initial_difference(self, policy: Policy, micro_batch_tokens: int) -> float:
+        """Return how much the log-probability of a token differs from that of the reference model.
+
+        Mean over the responses of the first rows, in nats; 0 for losses without a reference model.
+        """
+        if self.reference is None:
+            return 0.0
+        rows = self.rows.head(NUM_COMPARED)
+        logprobs = torch.from_numpy(response_logprobs(policy, rows, micro_batch_tokens))
+        count = len(rows)
+        lengths = self.lengths[:, :count]
+        differences = (logprobs - self.reference[:, :count]).abs() / lengths.clamp(min=1)
+        return differences[lengths > 0].mean().item()
+
+
+def _load(path: Path) -> Tensor:
+    """Return log-probabilities of the reference model."""
+    return torch.from_numpy(np.load(path))

@@ -1,0 +1,107 @@
+"""Evaluations during training: when they run, which model is the best, and when to stop."""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.config.common import SequenceSettings
+from snakechat.training.checkpointing import CHECKPOINTS_KEPT
+from snakechat.workflow.distributed import barrier, rank
+from snakechat.workflow.job import Job
+
+
+class Evaluations:
+    """Evaluates a model every `eval_steps` and tracks the lowest loss.
+
+    With `save_strategy: best`, copies of the best model lie next to the checkpoints of the run. A
+    copy is deleted when no remaining checkpoint refers to it.
+
+    Args:
+        job: The training job.
+        num_steps: Optimizer steps of the run, unless it stops early.
+        evaluate: Returns metrics on the eval split by name; one of them is `loss`.
+        save: Writes the model into a folder.
+
+    Attributes:
+        best_step, best_loss: Step and loss of the best evaluation.
+        since_best: Number of evaluations since the best one.
+    """
+
+    def __init__(
+        self,
+        job: Job[Any],
+        num_steps: int,
+        evaluate: Callable[[], Mapping[str, float]],
+        save: Callable[[Path], None],
+    ) -> None:
+        settings: SequenceSettings = job.settings
+        self.interval, self.patience = settings.eval_steps, settings.early_stopping_patience
+        self.keeps_best = settings.save_strategy == "best"
+        self.folder, self.num_steps = job.states, num_steps
+        self.evaluate, self.save = evaluate, save
+        # Best steps to which the remaining checkpoints refer.
+        self.referenced_steps: list[int] = []
+        self.best_step, self.best_loss, self.since_best = 0, math.inf, 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the model is evaluated after a step; step 0 is before training."""
+        return self.interval > 0 and (step % self.interval == 0 or step == self.num_steps)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Evaluate the model after a step; return its metrics as `eval_NAME`.
+
+        Copies the model if its loss is the lowest. The model before training (step 0) is never the
+        best one.
+        """
+        metrics = self.evaluate()
+        if step:
+            self._update(step, metrics["loss"])
+        return {f"eval_{name}": value for name, value in metrics.items()}
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loss has not decreased for early_stopping_patience evaluations."""
+        return 0 < self.patience <= self.since_best
+
+    def save_result(self, folder: Path) -> None:
+        """Write the model, or the best one, into a folder."""
+        if not self.keeps_best:
+            self.save(folder)
+        elif rank() == 0:
+            shutil.copytree(self._copy_of(self.best_step), folder, dirs_exist_ok=True)
+
+    def _update(self, step: int, loss: float) -> None:
+        self.since_best += 1
+        # Negated, because every comparison with NaN is false.
+        if not loss < self.best_loss:
+            return
+        self.best_step, self.best_loss, self.since_best = step, loss, 0
+        if not self.keeps_best:
+            return
+        self.save(self.folder / ".best")
+        barrier()
+        if rank() == 0:
+            referenced = {self._copy_of(best) for best in self.referenced_steps}
+            for copy in self.folder.glob("best-*"):
+                if copy not in referenced:
+                    shutil.rmtree(copy)
+            os.replace(self.folder / ".best", self._copy_of(step))
+
+    def _copy_of(self, step: int) -> Path:
+        return self.folder / f"best-{step}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a checkpoint."""
+        self.referenced_steps = [*self.referenced_steps, self.best_step][-CHECKPOINTS_KEPT:]
+        # JSON has no infinity.
+        loss = None if self.best_step == 0 else self.best_loss
+        return {"best_step": self.best_step, "best_loss": loss, "since_best": self.since_best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.best_step, self.since_best = state["best_step"], state["since_best"]
+        self.referenced_steps = [self.best_step]
+        self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
