@@ -10,6 +10,7 @@ and imports the modules of the project itself. Signals to the caller reach the f
 LISTENER is the number of an open socket. The server ends when its standard input is closed.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -157,14 +159,37 @@ def become(request):
     return program
 
 
+def run(program):
+    """Run a program as the main module, and exit with its code.
+
+    Python itself would end by deleting all objects, and copy the memory of those that forks share:
+    that takes longer than many programs.
+    """
+    main = types.ModuleType("__main__")
+    main.__file__ = str(program)
+    sys.modules["__main__"] = main
+    code = 0
+    try:
+        exec(compile(program.read_bytes(), program, "exec"), main.__dict__)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    # Waits for threads, as Python does before it exits.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     variables = imported_with(os.environ)
     for library in LIBRARIES:
         importlib.import_module(library)
-    # Forks end faster if the last collection does not visit what they share.
+    # Collections in forks would visit, and copy, what they share.
     gc.freeze()
-    program = become(serve(socket.socket(fileno=int(sys.argv[1])), variables))
-    main = types.ModuleType("__main__")
-    main.__file__ = str(program)
-    sys.modules["__main__"] = main
-    exec(compile(program.read_bytes(), program, "exec"), main.__dict__)
+    run(become(serve(socket.socket(fileno=int(sys.argv[1])), variables)))
