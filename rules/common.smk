@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import os
 import re
 import sys
@@ -77,6 +78,8 @@ def fails_in_one_line(function):
         except InputError as error:
             fail(error)
 
+    # Snakemake asks for the signature of each function once per job.
+    call.__signature__ = inspect.signature(function)
     return call
 
 
@@ -84,6 +87,7 @@ def fails_in_one_line(function):
 def prepare():
     """Check Snakemake's version and the config; return config, snapshot, specs and staleness."""
     snakemake_adapter.check_version()
+    snakemake_adapter.collect_garbage_rarely()
     snakemake_adapter.hide_missing_folder_warnings()
     snakemake_adapter.use_shared_volume(workflow)
     if "config" in BUILD:
@@ -133,6 +137,8 @@ RUN = f"python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
 # The part of all placements that names the cache of results.
 CACHE = {"cache": CONFIG.cache_folder, "cache_max_bytes": CONFIG.cache_max_bytes}
 CACHE_JSON = canonical_json(CACHE)
+# The options of Snakemake with which a result is rebuilt, for its model card.
+CONFIG_OPTIONS = snakemake_adapter.config_options()
 
 
 # Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
@@ -242,7 +248,7 @@ def placement_json(stage=None, single_process=False, **more):
                 **placement,
                 **CACHE,
                 "save_steps": config["save_steps"],
-                "options": snakemake_adapter.config_options(),
+                "options": CONFIG_OPTIONS,
                 **more,
             }
         )

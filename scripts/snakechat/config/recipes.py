@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Config:
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
         self.root, self.sources = root, sources
+        # Planning asks for the settings of a recipe dozens of times.
+        self._recipe = cache(self._settings_of)
 
     def entry(self, section: str, name: str, used_by: str) -> Any:
         """Return an entry of a section such as `datasets` or `rlhf.presets`.
@@ -80,6 +83,9 @@ class Config:
         A recipe overrides its preset, which overrides the defaults of the stage. The placement is
         complete, with the keys of the deployment that it names.
         """
+        return dict(self._recipe(stage, name))
+
+    def _settings_of(self, stage: str, name: str) -> dict[str, Any]:
         recipes = self.values[stage]["recipes"]
         if name not in recipes:
             available = ", ".join(recipes)
