@@ -5,6 +5,7 @@
 #   output/tokens/PHASE/...  token arrays       output/dpo/RECIPE      chat model, by DPO
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by RL
 #   output/reference/...     DPO's reference    output/eval/...        metrics of each model
+#   output/generations/...   responses          output/scores/...      scores of responses
 #   output/report/RECIPE     figures, tables    output/record/...      training records
 #   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
@@ -38,6 +39,7 @@ include: f"{BUILD['sources']}/rules/sft.smk"
 include: f"{BUILD['sources']}/rules/reward.smk"
 include: f"{BUILD['sources']}/rules/dpo.smk"
 include: f"{BUILD['sources']}/rules/rlhf.smk"
+include: f"{BUILD['sources']}/rules/generations.smk"
 include: f"{BUILD['sources']}/rules/report.smk"
 include: f"{BUILD['sources']}/rules/evaluation.smk"
 include: f"{BUILD['sources']}/rules/record.smk"

@@ -98,9 +98,13 @@ class Page:
             yield f"| {' | '.join(cells)} |"
 
     def description(self, key: str) -> str:
-        """Return what a key means; settings that a stage does not describe mean the same in sft."""
+        """Return what a key means.
+
+        Settings that a stage does not describe mean the same in sft, or in rlhf.
+        """
         section, _, name = key.partition(".")
-        for place in (key, f"sft.{name}") if section in SETTINGS else (key,):
+        others = (f"sft.{name}", f"rlhf.{name}") if section in SETTINGS else ()
+        for place in (key, *others):
             texts = self.texts.get(place, {})
             english = self.comments.get(place) or texts.get("en")
             if english:

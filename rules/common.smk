@@ -24,6 +24,7 @@ from snakechat.config.job_files import (
 )
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
+    generation_inputs,
     import_settings,
     lm_eval_settings,
     model_settings,
@@ -36,6 +37,10 @@ from snakechat.config.job_settings import (
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,
     rlhf_inputs,
+    sampling_settings,
+    scoring_inputs,
+    selection_inputs,
+    selection_settings,
     split_settings,
     tokenization_inputs,
     tokenization_settings,
@@ -196,9 +201,12 @@ def results_of(stage, *rules):
     return lookup
 
 
-def models_with(*origins):
-    """Return a regular expression for the models with one of these keys; without any, no name."""
-    return "|".join(map(re.escape, CONFIG.models_with(*origins))) or "(?!)"
+def entries_with(section, *origins):
+    """Return a regular expression for the datasets or models with one of these keys.
+
+    Without any, it matches no name.
+    """
+    return "|".join(map(re.escape, CONFIG.entries_with(section, *origins))) or "(?!)"
 
 
 def program(name):

@@ -11,7 +11,7 @@ SPECS.describe(
     "split_dataset",
     folder="split",
     settings=lambda name: split_settings(CONFIG, name),
-    inputs=lambda name: {"records": ("import_dataset", name)},
+    inputs=lambda name: {"records": CONFIG.records_job(name)},
 )
 
 
@@ -22,6 +22,9 @@ rule import_dataset:
         "output/data/{name}.manifest.json",
     log:
         "output/logs/import_dataset/{name}.log",
+    wildcard_constraints:
+        # select_responses makes the others.
+        name=f"(?!({entries_with('datasets', 'generations')})[.]manifest){RECIPE_NAME.pattern}",
     conda:
         "../envs/snakechat.yaml"
     params:
@@ -40,6 +43,8 @@ use rule import_dataset as split_dataset with:
         "output/split/{name}.manifest.json",
     log:
         "output/logs/split_dataset/{name}.log",
+    wildcard_constraints:
+        name=RECIPE_NAME.pattern,
     params:
         program=program("split_dataset"),
         placement=CACHE_JSON,

@@ -22,7 +22,7 @@ SPECS.describe(
 SPECS.describe(
     "train_dpo",
     folder="dpo",
-    settings=lambda name: CONFIG.training_settings("dpo", name),
+    settings=lambda name: CONFIG.program_settings("dpo", name),
     inputs=lambda name: {
         "model": CONFIG.base_model("dpo", name),
         "tokens": ("tokenize_dpo", name),

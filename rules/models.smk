@@ -24,7 +24,7 @@ rule fetch_model:
     log:
         "output/logs/fetch_model/{name}.log",
     wildcard_constraints:
-        name=models_with("hub", "path"),
+        name=entries_with("models", "hub", "path"),
     conda:
         "../envs/snakechat.yaml"
     params:
@@ -42,7 +42,7 @@ use rule fetch_model as init_model with:
     log:
         "output/logs/init_model/{name}.log",
     wildcard_constraints:
-        name=models_with("init"),
+        name=entries_with("models", "init"),
     params:
         program=program("init_model"),
         placement=source_json(tokenizer_folder),

@@ -13,7 +13,7 @@ SPECS.describe(
 SPECS.describe(
     "train_reward",
     folder="reward",
-    settings=lambda name: CONFIG.training_settings("reward", name),
+    settings=lambda name: CONFIG.program_settings("reward", name),
     inputs=lambda name: {
         "model": CONFIG.base_model("reward", name),
         "tokens": ("tokenize_reward", name),

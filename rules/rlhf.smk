@@ -11,7 +11,7 @@ SPECS.describe(
 SPECS.describe(
     "train_rlhf",
     folder="rlhf",
-    settings=lambda name: CONFIG.training_settings("rlhf", name),
+    settings=lambda name: CONFIG.program_settings("rlhf", name),
     inputs=lambda name: rlhf_inputs(CONFIG, name),
 )
 SPECS.describe(

@@ -13,7 +13,7 @@ SPECS.describe(
 SPECS.describe(
     "train_sft",
     folder="sft",
-    settings=lambda name: CONFIG.training_settings("sft", name),
+    settings=lambda name: CONFIG.program_settings("sft", name),
     inputs=lambda name: {
         "model": CONFIG.base_model("sft", name),
         "tokens": ("tokenize_sft", name),

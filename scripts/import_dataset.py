@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from snakechat.data.dataset_files import split_files
 from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
-from snakechat.data.records import RecordWriter, read_records
+from snakechat.data.records import RecordWriter
 from snakechat.data.sources import count_rows, read_rows
-from snakechat.data.statistics import DatasetStatistics
+from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files, unchanged_files
@@ -148,18 +148,6 @@ def rows_with_progress(
             for number, row in read_rows(path, columns):
                 yield name, number, row
                 bar.update()
-
-
-def write_statistics(job: Job) -> None:
-    """Write stats.json with statistics of each split."""
-    stats = {}
-    for path in sorted(job.result.glob("*.parquet")):
-        statistics = DatasetStatistics()
-        for record in read_records(path):
-            statistics.add(*record)
-        stats[path.stem] = statistics.summary() | {"dropped": job.facts["dropped"][path.stem]}
-        print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows in split {path.stem}")
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ def rlhf_job(case, folder, result, seed):
 
     config = load_config(yaml.safe_load((ROOT / "config.yaml").read_text()), ROOT, ROOT, {})
     job = make_job("rlhf", folder, result)
-    settings = config.training_settings("rlhf", "1.3b") | dict(
+    settings = config.program_settings("rlhf", "1.3b") | dict(
         algorithm=case.algorithm,
         num_generations=case.num_generations,
         rollout_batch_size=case.prompts,

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import compute_reference
+import generate_responses
+import score_responses
+import select_responses
 import tokenize_phase
 import train_dpo
 import train_reward
@@ -19,10 +22,16 @@ import train_rlhf
 import train_sft
 from conftest import INIT
 from snakechat.config.dpo import DpoSettings
+from snakechat.config.generations import GenerationSettings
 from snakechat.config.job_settings import (
+    generation_inputs,
     reference_inputs,
     reference_settings,
     rlhf_inputs,
+    sampling_settings,
+    scoring_inputs,
+    selection_inputs,
+    selection_settings,
     tokenization_inputs,
     tokenization_settings,
 )
@@ -42,6 +51,26 @@ TRAINING = {
     "train_reward": (train_reward, RewardSettings),
     "train_dpo": (train_dpo, DpoSettings),
     "train_rlhf": (train_rlhf, RlhfSettings),
+}
+GENERATION = {
+    "generate_responses": (
+        generate_responses.main,
+        GenerationSettings,
+        sampling_settings,
+        generation_inputs,
+    ),
+    "score_responses": (
+        score_responses.main,
+        GenerationSettings,
+        lambda config, name: config.program_settings("generations", name),
+        scoring_inputs,
+    ),
+    "select_responses": (
+        select_responses.main,
+        SimpleNamespace,
+        selection_settings,
+        selection_inputs,
+    ),
 }
 LENGTHS = ("max_length", "truncation_side")
 
@@ -103,7 +132,7 @@ class Stages:
         """Return main, type of the settings, settings and inputs of a job."""
         config, (verb, _, stage) = self.config, rule.partition("_")
         if verb == "tokenize":
-            keys = ("max_prompt_length",) if stage == "rlhf" else LENGTHS
+            keys = LENGTHS if stage in ("sft", "reward", "dpo") else ("max_prompt_length",)
             settings = tokenization_settings(config, stage, name, *keys)
             inputs = tokenization_inputs(config, stage, name)
             return tokenize_phase.main, SimpleNamespace, settings, inputs
@@ -111,6 +140,9 @@ class Stages:
             settings = reference_settings(config, name)
             inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
             return compute_reference.main, SimpleNamespace, settings, inputs
+        if rule in GENERATION:
+            main, settings_type, settings, inputs = GENERATION[rule]
+            return main, settings_type, settings(config, name), inputs(config, name)
         program, settings_type = TRAINING[rule]
         if stage == "rlhf":
             inputs = rlhf_inputs(config, name)
@@ -121,26 +153,33 @@ class Stages:
             }
         if stage == "dpo":
             inputs |= reference_inputs(config, name)
-        return program.main, settings_type, config.training_settings(stage, name), inputs
+        return program.main, settings_type, config.program_settings(stage, name), inputs
 
     def placement(self, rule, name):
         """Return the placement of a job."""
         stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
+        if rule in GENERATION:
+            stage, name = (
+                "generations",
+                self.config.generated_by(name) if "select" in rule else name,
+            )
         steps = {"save_steps": self.config.values["save_steps"]}
         return {**self.config.recipe(stage, name)["placement"], **steps}
 
 
 @contextlib.contextmanager
-def stages_of_small_model(folder, tokenizer, rows, recipes):
+def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None):
     """Yield the Stages of recipes, whose model `random` is small, in a working directory.
 
     Args:
         rows: {split: records}.
         recipes: {stage: {name: recipe}}.
+        datasets: {name: dataset}, in addition to those of the config.
     """
     model = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 1)
     save_model(model, tokenizer, folder / "base")
     changes = {stage: {"recipes": added} for stage, added in recipes.items()}
+    changes["datasets"] = datasets or {}
     changes["models"] = {"random": {"path": str(folder / "base"), "template": "dialogue"}}
     before = Path.cwd()
     os.chdir(folder)

@@ -23,6 +23,7 @@ from snakechat.workflow.pins import LOCK, pins_of, read_lock
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched.
 TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
+TOKENIZERS |= {"tokenize_generations"}
 READERS = {
     "import_dataset": {
         "split_dataset",
@@ -56,13 +57,22 @@ READERS = {
         "compute_reference",
         "train_dpo",
         "train_rlhf",
+        "generate_responses",
+        "score_responses",
         "evaluate_rlhf",
         "draw_report",
         "prompt_eval",
     },
     "evaluate_sft": {"draw_report", "write_record"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
-    "train_reward": {"evaluate_reward", "train_rlhf", "evaluate_rlhf", "draw_report", "rw_eval"},
+    "train_reward": {
+        "evaluate_reward",
+        "train_rlhf",
+        "score_responses",
+        "evaluate_rlhf",
+        "draw_report",
+        "rw_eval",
+    },
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo"},
     "compute_reference": {"train_dpo", "evaluate_dpo"},
@@ -71,6 +81,11 @@ READERS = {
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
     "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
     "evaluate_rlhf": {"draw_report"},
+    "tokenize_generations": {"generate_responses", "score_responses"},
+    "generate_responses": {"score_responses"},
+    "score_responses": {"select_responses"},
+    # No recipe of TARGETS reads these records.
+    "select_responses": set(),
     "draw_report": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
@@ -113,6 +128,7 @@ TINY = (
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
     "output/lm_eval/rlhf/tiny.manifest.json",
+    "output/data/toy-round-1.manifest.json",
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -163,7 +179,7 @@ def nested(path, value):
 # The keys that the tiny recipes set themselves in the quick build.
 RECIPES = {
     stage: merged(CONFIG[stage]["recipes"]["tiny"], QUICK[stage]["recipes"]["tiny"])
-    for stage in ("sft", "reward", "dpo", "rlhf")
+    for stage in ("sft", "reward", "dpo", "rlhf", "generations")
 }
 MODEL = CONFIG["models"]["tiny"]
 
@@ -189,6 +205,7 @@ OURS = {
     },
     "reward": {"recipes": {"other": RECIPES["reward"]}},
     "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
+    "generations": {"recipes": {"other": RECIPES["generations"]}},
 }
 
 

@@ -105,7 +105,9 @@ def test_program_for_data_or_pages_does_not_load_torch(program):
 def test_each_setting_is_used(stage):
     """A declared hyper-parameter that nothing reads would be silently without effect."""
     names = set(re.findall(r"\w+", RULES))
-    for name in code_digests(SCRIPTS / f"train_{stage}.py"):
+    training = (f"train_{stage}",)
+    programs = ("generate_responses", "score_responses") if stage == "generations" else training
+    for name in {name for each in programs for name in code_digests(SCRIPTS / f"{each}.py")}:
         if name.endswith(".py") and not name.startswith("snakechat/config/"):
             nodes = list(ast.walk(tree_of(SCRIPTS / name)))
             names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}

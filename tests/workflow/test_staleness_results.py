@@ -59,6 +59,10 @@ RESULTS = {
     "compare_zero": "zero_runs/sft/tiny",
     "draw_zero": "zero/sft/tiny",
     "compare_runs": "compare/dpo/tiny-vs-other",
+    "tokenize_generations": "tokens/generations/tiny",
+    "generate_responses": "generations/tiny",
+    "score_responses": "scores/tiny",
+    "select_responses": "data/toy-round-1",
 }
 
 
@@ -129,6 +133,7 @@ REQUESTED = {
     "write_record": {"write_record"},
     "draw_zero": {"draw_zero"},
     "compare_runs": {"compare_runs"},
+    "select_responses": {"select_responses"},
 }
 SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
 DAMAGED |= {

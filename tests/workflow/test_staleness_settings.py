@@ -49,6 +49,8 @@ RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size
 RL |= {"kl_in": "loss", "kl_estimator": "k2"}
 BETAS = {"adam_betas": [0.95, 0.9]}
 BOUNDS = {"max_characters": 40}
+SAMPLING = {"num_generations": 3, "temperature": 0.9, "generation_backend": "vllm"}
+SAMPLING |= {"max_response_length": 23, "dtype": "fp32"}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")
@@ -75,6 +77,12 @@ STAGES = {
         ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
         ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
         ("rlhf", RL | BETAS | {"max_steps": 5}, stale("train_rlhf")),
+        ("generations", DATASETS, DATASET | stale("tokenize_generations")),
+        ("generations", {"max_prompt_length": 47}, stale("tokenize_generations")),
+        ("generations", {"model": "tiny"}, stale("generate_responses")),
+        ("generations", SAMPLING, stale("generate_responses")),
+        ("generations", {"reward": "other"}, REWARD | stale("score_responses")),
+        ("generations", {"reward_functions": {"shop": 1}}, stale("score_responses")),
     )
     for key, value in settings.items()
 }
@@ -254,6 +262,13 @@ SETTINGS = {
     "language": Row(
         setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *PROMPT_PAGES}
     ),
+    "datasets.generations": Row(
+        setting("datasets.toy-round-1.generations", "other"), stale("tokenize_generations")
+    ),
+    **{
+        f"datasets.{key}": Row(setting(f"datasets.toy-round-1.{key}", value), {"select_responses"})
+        for key, value in {"select": "best", "min_score": -9.0, "min_margin": 0.5}.items()
+    },
     # Sweeps make other recipes than those that were built.
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),

@@ -57,35 +57,22 @@ class ScoreNormalizer:
         self.moments = ppo.merged_moments(self.moments, moments) if self.moments else moments
 
 
-class ResponseScorer:
-    """Scores responses by reward models and reward functions.
+class RewardSum:
+    """The weighted sum of reward models and reward functions.
 
     Args:
         rewards: The reward models.
-        functions: The reward functions; called only if the recipe has some.
-        critic_origin: The reward model that a critic is initialized from, or None.
-        prompt_texts: The texts of the training prompts, for functions and for reward models that
-            read text.
-
-    Attributes:
-        normalizer: Normalizes the scores of each step.
-        critic_normalizer: The normalizer as it was after the first different scores. A critic
-            initialized from a reward model applies it to its outputs; the identity without such a
-            reward model.
+        functions: The reward functions; None if there are none.
+        prompt_texts: The texts of the prompts, for functions and for reward models that read text.
     """
 
     def __init__(
         self,
-        settings: RlhfSettings,
         rewards: Sequence[RewardModel],
-        functions: TextScorer,
-        critic_origin: RewardModel | None = None,
+        functions: TextScorer | None,
         prompt_texts: PromptTexts | None = None,
     ) -> None:
-        self.settings, self.rewards, self.functions = settings, rewards, functions
-        self.critic_origin, self.prompt_texts = critic_origin, prompt_texts
-        self.normalizer = ScoreNormalizer()
-        self.critic_normalizer = ScoreNormalizer(critic_origin.weight if critic_origin else 1.0)
+        self.rewards, self.functions, self.prompt_texts = rewards, functions, prompt_texts
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the score of each response [B]: weighted reward models plus weighted functions.
@@ -100,7 +87,7 @@ class ResponseScorer:
             with reward.module.on_device() as module:
                 values = self._model_scores(cast(Scorer, module), reward, rollouts, rows)
             scores += reward.weight * values
-        if self.settings.reward_functions:
+        if self.functions:
             # Only on rank 0: a function may return different scores when it is called again.
             given = self._function_scores(rollouts, rows) if rank() == 0 else [0.0] * len(scores)
             scores += all_reduce_sum(torch.as_tensor(given, dtype=torch.float32)).to(scores.device)
@@ -116,7 +103,7 @@ class ResponseScorer:
         self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
     ) -> np.ndarray | list[float]:
         """Return the weighted sum of the reward functions for each response [B]."""
-        assert self.prompt_texts
+        assert self.functions and self.prompt_texts
         prompts, responses = rollouts.decode()
         columns = columns_of(self.prompt_texts, rows, responses)
         return self.functions(prompts, responses, columns)
@@ -138,6 +125,34 @@ class ResponseScorer:
             scorer, reward.reader.encoder, prompts, responses, rollouts.micro_batch_tokens
         )
         return torch.from_numpy(scores).float().to(rollouts.device)
+
+
+class ResponseScorer(RewardSum):
+    """Scores responses in training, and normalizes the scores.
+
+    Args:
+        settings: The settings of the recipe; it calls the functions only if it has some.
+        critic_origin: The reward model that a critic is initialized from, or None.
+
+    Attributes:
+        normalizer: Normalizes the scores of each step.
+        critic_normalizer: The normalizer as it was after the first different scores. A critic
+            initialized from a reward model applies it to its outputs; the identity without such a
+            reward model.
+    """
+
+    def __init__(
+        self,
+        settings: RlhfSettings,
+        rewards: Sequence[RewardModel],
+        functions: TextScorer,
+        critic_origin: RewardModel | None = None,
+        prompt_texts: PromptTexts | None = None,
+    ) -> None:
+        super().__init__(rewards, functions if settings.reward_functions else None, prompt_texts)
+        self.settings, self.critic_origin = settings, critic_origin
+        self.normalizer = ScoreNormalizer()
+        self.critic_normalizer = ScoreNormalizer(critic_origin.weight if critic_origin else 1.0)
 
     def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
         """Return scores [B] normalized and clipped, minus the penalty of responses that are long.

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.conversations import response_texts
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer, response_scores
+from snakechat.modeling.generation import GenerationSettings
 from snakechat.modeling.packing import TokenBatch
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 
@@ -32,7 +32,7 @@ class ResponseSampler(Protocol):
 
 
 def sample_on_all_ranks(
-    sampler: ResponseSampler, prompts: Sequence[Any], settings: RlhfSettings
+    sampler: ResponseSampler, prompts: Sequence[Any], settings: GenerationSettings
 ) -> tuple[TokenLists, Tensor | None]:
     """Distribute prompts [n] over the ranks, sample, and gather the responses on every rank.
 

@@ -1,12 +1,13 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
+from collections.abc import Iterator
 from keyword import iskeyword
 from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH, has_reference_point
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import STAGES, Config, kl_settings
-from snakechat.config.references import weighted_references
+from snakechat.config.references import Reference, parse_reference, weighted_references
 from snakechat.config.reward_functions import (
     MESSAGES,
     POSITIONAL,
@@ -21,10 +22,12 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 
+RECIPE_SECTIONS = (*STAGES, "generations")
+
 
 def check_placements(config: Config) -> None:
     """Check the placement of each recipe with the deployment that it names."""
-    for stage in STAGES:
+    for stage in RECIPE_SECTIONS:
         for name in config.values[stage]["recipes"]:
             placement = config.recipe(stage, name)["placement"]
             place = (stage, "recipes", name, "placement")
@@ -33,7 +36,12 @@ def check_placements(config: Config) -> None:
 
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
+    check_cycles(config)
     for name, dataset in config.values["datasets"].items():
+        recipe = config.generated_by(name)
+        if recipe is not None:
+            config.entry("generations.recipes", recipe, f"datasets.{name}.generations")
+            _check_selection(dataset, name)
         try:
             if "format" in dataset:
                 columns_of(dataset["format"], dataset.get("columns"))
@@ -49,7 +57,8 @@ def check_references(config: Config) -> None:
                 _check_dataset(config, dataset, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
-                _check_rlhf_scores(config, name)
+                _check_scores(config, stage, name)
+                _check_rlhf_algorithm(config, name)
             else:
                 _check_evaluations(config, stage, name)
                 if stage == "dpo":
@@ -57,6 +66,70 @@ def check_references(config: Config) -> None:
                 rule, model = config.base_model(stage, name)
                 if rule == "fetch_model":
                     _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
+
+    for name in config.values["generations"]["recipes"]:
+        for dataset, _ in config.blend("generations", name):
+            _check_dataset(config, dataset, "generations", name)
+        rule, model = config.base_model("generations", name)
+        if rule == "fetch_model":
+            _check_is_no_classifier(config, model, f"generations.recipes.{name}.model")
+        _check_reward_models(config, "generations", name, "reward")
+        _check_scores(config, "generations", name)
+
+
+def check_cycles(config: Config) -> None:
+    """Check that no recipe depends on itself, by its models or by generated datasets."""
+    done: set[Reference] = set()
+
+    def visit(recipe: Reference, path: tuple[Reference, ...]) -> None:
+        if recipe in path:
+            cycle = [*path[path.index(recipe) :], recipe]
+            raise ConfigError(
+                f"config: {recipe.section}.recipes.{recipe.name} depends on itself: "
+                + " -> ".join(f"{section}/{name}" for section, name in cycle)
+            )
+        if recipe not in done:
+            for other in _recipes_of(config, recipe):
+                visit(other, (*path, recipe))
+            done.add(recipe)
+
+    for section in RECIPE_SECTIONS:
+        for name in config.values[section]["recipes"]:
+            visit(Reference(section, name), ())
+
+
+def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
+    """Yield the recipes that a recipe names, as far as they exist."""
+    settings = config.recipe(*recipe)
+    references = [
+        parse_reference(settings[key], section)
+        for key, section in (("model", "models"), ("actor", "sft"))
+        if key in settings
+    ]
+    for key in ("reward", "judge"):
+        for text in weighted_references(settings.get(key)):
+            references.append(parse_reference(text, "reward"))
+    references += [parse_reference(text, "models") for text in settings.get("compare_with", ())]
+    if settings.get("ptx") is not None:
+        references.append(Reference("sft", settings["ptx"]))
+    for dataset, _ in config.blend(*recipe):
+        if dataset in config.values["datasets"]:
+            generations = config.generated_by(dataset)
+            if generations is not None:
+                references.append(Reference("generations", generations))
+    for found in references:
+        section = config.values[found.section] if found.section in RECIPE_SECTIONS else {}
+        if found.name in section.get("recipes", ()):
+            yield found
+
+
+def _check_selection(dataset: dict[str, Any], name: str) -> None:
+    """Check that a dataset of responses has no setting without an effect."""
+    if dataset["select"] == "best" and dataset.get("min_margin"):
+        raise ConfigError(
+            f"config: datasets.{name}.min_margin has no effect on select: best: set min_score, or"
+            " select: best_and_worst"
+        )
 
 
 def _check_kept_columns(config: Config, dataset: str) -> None:
@@ -89,12 +162,19 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
     """Check that a dataset of a recipe has rows of the kind that the stage uses."""
     used_by = f"{stage}.recipes.{name}.datasets"
     settings = config.entry("datasets", dataset, used_by)
-    phase = "reward" if stage == "dpo" else stage
+    phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
     if not config.split_weights(dataset)[phase]:
         raise ConfigError(
             f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
         )
     if "generate" in settings:
+        return
+    if "generations" in settings:
+        if phase == "reward" and settings["select"] == "best":
+            raise ConfigError(
+                f"config: {used_by} names {dataset}, which has no rejected responses (select:"
+                " best): set select: best_and_worst"
+            )
         return
     if phase != "rlhf" and not has_responses(settings["format"]):
         raise ConfigError(
@@ -123,12 +203,7 @@ def _check_rlhf_models(config: Config, name: str) -> None:
     if actor.section == "models":
         _check_is_no_classifier(config, actor.name, f"rlhf.recipes.{name}.actor")
     for key in ("reward", "judge"):
-        for text, model in config.reward_models(name, key).items():
-            if model.section == "models":
-                _check_is_classifier(config, model.name, f"{place}.{key} names {text}")
-        weights = weighted_references(settings[key])
-        if weights and not any(weights.values()):
-            raise ConfigError(f"{place}.{key}: all weights are 0, expected another one: set one")
+        _check_reward_models(config, "rlhf", name, key)
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
         if other not in config.values[stage]["recipes"]:
@@ -146,6 +221,17 @@ def _check_rlhf_models(config: Config, name: str) -> None:
                 f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
                 f" the actor has that of {actor_model}"
             )
+
+
+def _check_reward_models(config: Config, stage: str, name: str, key: str) -> None:
+    """Check the models of `reward` or `judge` (key) of a recipe."""
+    place = f"config: {stage}.recipes.{name}.{key}"
+    for text, model in config.reward_models(name, key, stage).items():
+        if model.section == "models":
+            _check_is_classifier(config, model.name, f"{place} names {text}")
+    weights = weighted_references(config.recipe(stage, name)[key])
+    if weights and not any(weights.values()):
+        raise ConfigError(f"{place}: all weights are 0, expected another one: set one")
 
 
 def _check_is_classifier(config: Config, name: str, use: str) -> None:
@@ -193,19 +279,24 @@ def _check_preference_loss(config: Config, name: str) -> None:
             )
 
 
-def _check_rlhf_scores(config: Config, name: str) -> None:
-    """Check that something scores the responses, and that the algorithm can compare them."""
-    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
+def _check_scores(config: Config, stage: str, name: str) -> None:
+    """Check that something scores the responses of a recipe, and that its functions can run."""
+    place, settings = f"config: {stage}.recipes.{name}", config.recipe(stage, name)
     if settings["reward"] is None and not settings["reward_functions"]:
         raise ConfigError(
             f"{place}: reward is null and reward_functions is empty: nothing scores responses"
         )
-    datasets = [dataset for dataset, _ in config.blend("rlhf", name)]
+    datasets = [dataset for dataset, _ in config.blend(stage, name)]
     columns = {column for dataset in datasets for column in config.kept_columns(dataset)}
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
         problem = reward_function_problem(config.sources, function, arguments, columns)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
+
+
+def _check_rlhf_algorithm(config: Config, name: str) -> None:
+    """Check that the settings of an RLHF recipe fit its algorithm."""
+    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
     if kl_settings(settings) == {"kl_in": "loss", "kl_estimator": "k1"}:
         raise ConfigError(
             f"{place}.kl_estimator: k1 has no effect in the loss, because the mean of its gradient"

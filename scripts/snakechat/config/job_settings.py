@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
-from snakechat.config.recipes import Config, Job
+from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import input_names, ordered_references
 from snakechat.data.formats import columns_of
 from snakechat.workflow.pins import LM_EVAL, LM_EVAL_LOCK, read_lock
@@ -25,6 +25,43 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
         "on_bad_row": config.values["on_bad_row"],
         **{key: dataset[key] for key in keys if key in dataset},
         "columns": columns_of(dataset["format"], dataset.get("columns")),
+    }
+
+
+def selection_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that selects the responses of a dataset."""
+    dataset = config.values["datasets"][name]
+    defaults = {"min_score": None, "min_margin": 0.0}
+    return {key: dataset.get(key, defaults.get(key)) for key in ("select", *defaults)}
+
+
+def selection_inputs(config: Config, name: str) -> Jobs:
+    """Return the job whose scored responses a dataset is selected from."""
+    recipe = config.generated_by(name)
+    assert recipe is not None
+    return {"scores": ("score_responses", recipe)}
+
+
+def sampling_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that generates responses, which no score changes."""
+    nothing: dict[str, Any] = {"reward": None, "reward_functions": {}, "reward_templates": {}}
+    return {**config.program_settings("generations", name), **nothing}
+
+
+def generation_inputs(config: Config, name: str) -> Jobs:
+    """Return the model and the prompts of a recipe of generations."""
+    return {
+        "model": config.base_model("generations", name),
+        "tokens": ("tokenize_generations", name),
+    }
+
+
+def scoring_inputs(config: Config, name: str) -> Jobs:
+    """Return the responses of a recipe of generations, its model and its reward models."""
+    return {
+        **generation_inputs(config, name),
+        "responses": ("generate_responses", name),
+        **reward_inputs(config, name, "reward", "generations"),
     }
 
 
@@ -52,7 +89,7 @@ def tokenizer_inputs(config: Config, name: str) -> Jobs:
     tokenizer = config.values["models"][name]["tokenizer"]
     if "train_on" not in tokenizer:
         return {}
-    return {"records": ("import_dataset", tokenizer["train_on"])}
+    return {"records": config.records_job(tokenizer["train_on"])}
 
 
 def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> dict[str, Any]:
@@ -101,7 +138,7 @@ def tokenization_inputs(config: Config, stage: str, name: str) -> Jobs:
     """Return the tokenizer, and records and row numbers of each dataset, of a recipe's phase."""
     jobs = {"tokenizer": config.tokenizer_model(stage, name)}
     for dataset, _ in config.blend(stage, name):
-        jobs[f"records.{dataset}"] = ("import_dataset", dataset)
+        jobs[f"records.{dataset}"] = config.records_job(dataset)
         jobs[f"rows.{dataset}"] = ("split_dataset", dataset)
     return jobs
 
@@ -123,8 +160,8 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
             jobs[f"compare_with.{model}"] = training_job(*model.split("/"))
     else:
         rule, origin = config.base_model(stage, name)
-        is_sft = rule == "train_sft"
-        jobs = models_of(config, "sft", origin) if is_sft else {"base": (rule, origin)}
+        trained = trained_section(rule)
+        jobs = models_of(config, trained, origin) if trained else {"base": (rule, origin)}
     return {**jobs, stage: training_job(stage, name)}
 
 
@@ -143,10 +180,10 @@ def rlhf_inputs(config: Config, name: str) -> Jobs:
     return jobs
 
 
-def reward_inputs(config: Config, name: str, key: str) -> Jobs:
-    """Return the jobs that make the models of `reward` or `judge` (key) of an rlhf recipe."""
-    models = config.reward_models(name, key)
-    inputs = input_names(key, config.recipe("rlhf", name)[key])
+def reward_inputs(config: Config, name: str, key: str, stage: str = "rlhf") -> Jobs:
+    """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
+    models = config.reward_models(name, key, stage)
+    inputs = input_names(key, config.recipe(stage, name)[key])
     return {input_name: config.model_job(models[text]) for input_name, text in inputs.items()}
 
 
@@ -190,7 +227,7 @@ def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
     """Return the inputs of an RLHF evaluation: models, reward models, prompts, training data."""
     datasets = phases_of_datasets(config, name)
     return {
-        **{f"records.{dataset}": ("import_dataset", dataset) for dataset in datasets},
+        **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
         **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in datasets},
         **models_of(config, "rlhf", name),
         **reward_inputs(config, name, "reward"),
@@ -242,7 +279,7 @@ def report_inputs(config: Config, name: str) -> Jobs:
         dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
     }
     return {
-        **{f"records.{dataset}": ("import_dataset", dataset) for dataset in sorted(datasets)},
+        **{f"records.{dataset}": config.records_job(dataset) for dataset in sorted(datasets)},
         **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
         **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
         **{

@@ -29,6 +29,21 @@ COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
 Job = tuple[str, str]
 
 
+# Stages whose models the `model` of a recipe may name, as STAGE/NAME.
+MODEL_STAGES = {
+    "sft": (),
+    "reward": ("sft",),
+    "dpo": ("sft", "dpo"),
+    "generations": ("sft", "dpo", "rlhf"),
+}
+
+
+def trained_section(rule: str) -> str | None:
+    """Return the stage whose recipes a rule trains; None for a rule that makes a base model."""
+    verb, _, stage = rule.partition("_")
+    return stage if verb == "train" else None
+
+
 def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
     """Return kl_in and kl_estimator of a recipe of rlhf, which may be null there.
 
@@ -118,17 +133,18 @@ class Config:
             placement = self.entry("deployments", deployment, used_by)
         return {**placement, **keys}
 
-    def training_settings(self, stage: str, name: str) -> dict[str, Any]:
-        """Return the settings of a recipe's training, as its program receives them.
+    def program_settings(self, stage: str, name: str) -> dict[str, Any]:
+        """Return the settings of a recipe as its program receives them.
 
-        They are the fields of SftSettings, RewardSettings, DpoSettings or RlhfSettings. Placement
-        and what only evaluation uses are no part of them.
+        They are the fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
+        GenerationSettings. Placement and what only evaluation uses are no part of them.
         """
         settings = {**self.recipe(stage, name), "datasets": self.blend(stage, name)}
         settings["template"] = self.template(stage, name)
-        if stage == "rlhf":
+        if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["reward"] = ordered_references(settings["reward"])
+        if stage == "rlhf":
             settings |= kl_settings(settings)
         for key in ("placement", "judge", "compare_with"):
             settings.pop(key, None)
@@ -148,13 +164,26 @@ class Config:
         return blend
 
     def base_model(self, stage: str, name: str) -> Job:
-        """Return the job that makes the initial model of a recipe (not of stage rlhf)."""
-        model = self.recipe(stage, name)["model"]
-        if model.startswith("sft/") and stage != "sft":
-            sft_recipe = model.removeprefix("sft/")
-            self.recipe("sft", sft_recipe)
-            return "train_sft", sft_recipe
-        return self.pretrained_model(model, f"{stage}.recipes.{name}.model")
+        """Return the job that makes the initial model of a recipe (not of stage rlhf).
+
+        For a recipe of generations, it is the model that generates.
+        """
+        model, used_by = self.recipe(stage, name)["model"], f"{stage}.recipes.{name}.model"
+        section, slash, recipe = model.partition("/")
+        if slash and section in MODEL_STAGES[stage]:
+            self.entry(f"{section}.recipes", recipe, used_by)
+            return f"train_{section}", recipe
+        return self.pretrained_model(model, used_by)
+
+    def records_job(self, dataset: str) -> Job:
+        """Return the job that makes the records of a dataset."""
+        selected = "generations" in self.values["datasets"][dataset]
+        return ("select_responses" if selected else "import_dataset"), dataset
+
+    def generated_by(self, dataset: str) -> str | None:
+        """Return the recipe of generations whose responses a dataset has, if any."""
+        recipe: str | None = self.values["datasets"][dataset].get("generations")
+        return recipe
 
     def pretrained_model(self, name: str, used_by: str) -> Job:
         """Return the job that fetches or initializes a model of `models`."""
@@ -167,13 +196,13 @@ class Config:
         sections = ("sft", "dpo", "models")
         return self._reference(text, sections, f"rlhf.recipes.{name}.actor")
 
-    def reward_models(self, name: str, key: str) -> dict[str, Reference]:
-        """Return what the reward models of an rlhf recipe are, by their names in the config.
+    def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
+        """Return what the reward models of a recipe are, by their names in the config.
 
-        key: `reward` or `judge`.
+        key: `reward` or `judge`. stage: rlhf or generations.
         """
-        models = weighted_references(self.recipe("rlhf", name)[key])
-        used_by = f"rlhf.recipes.{name}.{key}"
+        models = weighted_references(self.recipe(stage, name)[key])
+        used_by = f"{stage}.recipes.{name}.{key}"
         return {text: self._reference(text, ("reward", "models"), used_by) for text in models}
 
     def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
@@ -197,11 +226,15 @@ class Config:
         return f"train_{model.section}", model.name
 
     def recipes_behind(self, stage: str, name: str) -> dict[str, str]:
-        """Return the recipes of sft and dpo that trained a model, by stage; "models" has none."""
+        """Return the recipes of sft and dpo that trained a model, by stage; "models" has none.
+
+        Of several recipes of dpo, one after the other, it returns the last one.
+        """
         if stage == "models":
             return {}
         rule, origin = self.base_model(stage, name)
-        return {**({"sft": origin} if rule == "train_sft" else {}), stage: name}
+        section = trained_section(rule)
+        return {**(self.recipes_behind(section, origin) if section else {}), stage: name}
 
     def tokenizer_model(self, stage: str, name: str) -> Job:
         """Return the job that makes the base model whose tokenizer a recipe uses.
@@ -213,7 +246,8 @@ class Config:
         if stage == "models":
             return self.pretrained_model(name, "the target")
         rule, model = self.base_model(stage, name)
-        return self.tokenizer_model("sft", model) if rule == "train_sft" else (rule, model)
+        section = trained_section(rule)
+        return self.tokenizer_model(section, model) if section else (rule, model)
 
     def template(self, stage: str, name: str) -> str:
         """Return the prompt template of the base model of a recipe: dialogue or chat."""
@@ -235,6 +269,9 @@ class Config:
         settings = self.values["datasets"][dataset]
         if "split" in settings:
             weights: dict[str, float] = settings["split"]
+        elif "generations" in settings:
+            has_pairs = settings["select"] == "best_and_worst"
+            weights = {"sft": int(not has_pairs), "reward": int(has_pairs), "rlhf": 0}
         elif "format" in settings and not has_responses(settings["format"]):
             weights = {"sft": 0, "reward": 0, "rlhf": 1}
         else:
@@ -266,10 +303,10 @@ class Config:
         path = self.values["datasets"][dataset].get("path")
         return None if path is None else self.local_path(path)
 
-    def models_with(self, *origins: str) -> list[str]:
-        """Return the names of the models that have one of these keys: path, hub, init."""
-        models = self.values["models"].items()
-        return [name for name, model in models if not model.keys().isdisjoint(origins)]
+    def entries_with(self, section: str, *origins: str) -> list[str]:
+        """Return the names of the datasets or models (section) that have one of these keys."""
+        entries = self.values[section].items()
+        return [name for name, entry in entries if not entry.keys().isdisjoint(origins)]
 
     def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
         """Return the recipes of a sweep by name: one for each combination of its values."""

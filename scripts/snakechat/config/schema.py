@@ -20,6 +20,7 @@ import jsonschema
 from snakechat.config.common import Keyword, Name, Written
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
+from snakechat.config.generations import GenerationSettings
 from snakechat.config.hints import key_hint
 from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
 from snakechat.config.reward import RewardSettings
@@ -29,7 +30,13 @@ from snakechat.config.sft import SftSettings
 
 Schema = dict[str, Any]
 
-SETTINGS = {"sft": SftSettings, "reward": RewardSettings, "dpo": DpoSettings, "rlhf": RlhfSettings}
+SETTINGS = {
+    "sft": SftSettings,
+    "reward": RewardSettings,
+    "dpo": DpoSettings,
+    "rlhf": RlhfSettings,
+    "generations": GenerationSettings,
+}
 TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 

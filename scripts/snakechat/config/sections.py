@@ -90,9 +90,21 @@ class GeneratedDataset(TypedDict):
     max_rows: NotRequired[Count]
 
 
+class SelectedDataset(TypedDict):
+    """A dataset of scored responses, which a recipe of `generations` generates."""
+
+    generations: str
+    select: Literal["best", "best_and_worst"]
+    min_score: NotRequired[float]
+    min_margin: NotRequired[NonNegative]
+    split: NotRequired[SplitWeights]
+    max_rows: NotRequired[Count]
+
+
 Dataset = (
     Annotated[SourceDataset, PATH_OR_HUB, Keyword("dependentRequired", {"eval": ["train"]})]
     | GeneratedDataset
+    | SelectedDataset
 )
 
 

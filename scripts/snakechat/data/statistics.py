@@ -1,5 +1,6 @@
 """Statistics of datasets: lengths, duplicates, and prompts that two sets share."""
 
+import json
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.dialogues import MARKER, is_empty
+from snakechat.data.records import read_records
+from snakechat.workflow.job import Job
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
@@ -83,3 +86,15 @@ class DatasetStatistics:
 def count_shared(prompts: np.ndarray, others: np.ndarray) -> int:
     """Return how many of the prompts occur in `others`; both are fingerprints, one per row."""
     return int(np.isin(np.asarray(prompts), np.asarray(others)).sum())
+
+
+def write_statistics(job: Job[Any]) -> None:
+    """Write stats.json with statistics of the records of each split; facts: dropped rows."""
+    stats = {}
+    for path in sorted(job.result.glob("*.parquet")):
+        statistics = DatasetStatistics()
+        for record in read_records(path):
+            statistics.add(*record)
+        stats[path.stem] = statistics.summary() | {"dropped": job.facts["dropped"][path.stem]}
+        print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows in split {path.stem}")
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

@@ -112,6 +112,7 @@ TOKENIZATIONS = {
     "tokenize_reward": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
     "tokenize_dpo": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
     "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts, keeps_texts=True),
+    "tokenize_generations": Tokenization("rlhf", ("prompt",), encode_prompts, keeps_texts=True),
 }
 
 

@@ -220,11 +220,51 @@ def evaluate_rlhf(job: JobDescription) -> Workload:
     )
 
 
+def generate_responses(job: JobDescription) -> Workload:
+    """Return the workload of sampling responses to the prompts of both splits."""
+    settings, splits = job.settings, (job.tokens("train"), job.tokens("eval"))
+    model = job.model("model", POLICY)
+    prompts = max(splits, key=lambda tokens: tokens.longest)
+    rows = None if None in [tokens.num_rows for tokens in splits] else 0.0
+    for tokens in splits:
+        rows = None if rows is None or tokens.num_rows is None else rows + tokens.num_rows
+    generations: tuple[Generation, ...] = ()
+    if rows is not None:
+        generations = (Generation(model, rows * settings["num_generations"]),)
+    shape = job.generation_batch(prompts, settings["max_response_length"])
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=shape,
+        flops=product(rows, compute_time.inference_flops(model, prompts.prompt, prompts.prompt)),
+        generation=shape,
+        generations=generations,
+        notes=tuple(prompts.notes),
+    )
+
+
+def score_responses(job: JobDescription) -> Workload:
+    """Return the workload of scoring generated responses."""
+    settings, prompts = job.settings, job.tokens("train")
+    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
+    tokens = with_responses(prompts, num_generations, response_length)
+    scorers = [job.model(key, SCORE) for key in job.scorers("reward")]
+    return Workload(
+        trained=[],
+        frozen=scorers,
+        largest=job.micro_batch(tokens.longest, num_generations * response_length),
+        flops=product(prompts.num_rows, sum(forward_flops(model, tokens) for model in scorers)),
+        notes=tuple(prompts.notes),
+    )
+
+
 WORKLOADS: dict[str, Callable[[JobDescription], Workload]] = {
     "train_sft": train_sft,
     "train_reward": partial(train_on_pairs, loss=SCORE),
     "train_dpo": partial(train_on_pairs, loss=POLICY),
     "train_rlhf": train_rlhf,
+    "generate_responses": generate_responses,
+    "score_responses": score_responses,
     "compute_reference": compute_reference,
     "evaluate_sft": evaluate_sft,
     "evaluate_reward": evaluate_reward,

@@ -19,9 +19,10 @@ FIELDS = {
     "tokenize_reward": ("prompt", "chosen", "rejected"),
     "tokenize_dpo": ("prompt", "chosen", "rejected"),
     "tokenize_rlhf": ("prompt",),
+    "tokenize_generations": ("prompt",),
 }
-# DPO trains on the rows of the reward phase.
-PHASES = {"tokenize_dpo": "reward"}
+# DPO trains on the rows of the reward phase, and generations have the prompts of the RLHF phase.
+PHASES = {"tokenize_dpo": "reward", "tokenize_generations": "rlhf"}
 
 
 class TokenCounts(NamedTuple):

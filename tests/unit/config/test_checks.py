@@ -10,6 +10,8 @@ from conftest import ROOT
 from snakechat.config.errors import ConfigError
 from support.configs import load
 
+ALL_PHASES = {"sft": 1, "reward": 1, "rlhf": 1}
+
 
 def with_dataset(stage="sft", **settings):
     """Return a dataset and a recipe that uses it."""
@@ -128,6 +130,42 @@ MISTAKES = {
         with_dataset("dpo", format="kto"),
         "config: dpo.recipes.mine.datasets names mine, whose responses are not paired (format kto):"
         " set loss: kto, or use pairs",
+    ),
+    "recipe on its own responses": (
+        {
+            "generations": {"recipes": {"mine": {"model": "dpo/mine", "reward": "tiny"}}},
+            "datasets": {"mine": {"generations": "mine", "select": "best_and_worst"}},
+            "dpo": {"recipes": {"mine": {"datasets": ["mine"]}}},
+        },
+        "config: dpo.recipes.mine depends on itself: dpo/mine -> generations/mine -> dpo/mine",
+    ),
+    "recipe that starts from itself": (
+        {"dpo": {"recipes": {"mine": {"model": "dpo/mine"}}}},
+        "config: dpo.recipes.mine depends on itself: dpo/mine -> dpo/mine",
+    ),
+    "unknown recipe of generations": (
+        {"datasets": {"mine": {"generations": "none", "select": "best"}}},
+        "config: datasets.mine.generations names 'none', which is not under generations.recipes",
+    ),
+    "pairs of single responses": (
+        {
+            "datasets": {"mine": {"generations": "tiny", "select": "best", "split": ALL_PHASES}},
+            "dpo": {"recipes": {"mine": {"datasets": ["mine"]}}},
+        },
+        "config: dpo.recipes.mine.datasets names mine, which has no rejected responses (select:"
+        " best): set select: best_and_worst",
+    ),
+    "margin of single responses": (
+        {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 1.0}}},
+        "config: datasets.mine.min_margin has no effect on select: best",
+    ),
+    "generations without scores": (
+        {"generations": {"recipes": {"mine": {"model": "sft/tiny", "reward": None}}}},
+        "config: generations.recipes.mine: reward is null and reward_functions is empty",
+    ),
+    "generations of a reward model": (
+        {"generations": {"recipes": {"mine": {"model": "reward/tiny"}}}},
+        "config: generations.recipes.mine.model names 'reward/tiny'",
     ),
     "best model without evaluations": (
         tiny("reward", save_strategy="best"),

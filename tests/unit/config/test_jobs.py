@@ -152,7 +152,7 @@ def test_rlhf_from_plain_models_needs_no_other_recipe(load):
     assert tokenization_inputs(config, "rlhf", "tiny")["tokenizer"] == actor
     rlhf = ("train_rlhf", "tiny")
     assert models_of(config, "rlhf", "tiny") == {"base": actor, "rlhf": rlhf}
-    settings = config.training_settings("rlhf", "tiny")
+    settings = config.program_settings("rlhf", "tiny")
     assert settings["template"] == "chat"
     assert settings["reward_templates"] == {"models/judge": "dialogue"}
     stages = {key for key in report_inputs(config, "tiny") if key.startswith("train_")}
@@ -162,7 +162,7 @@ def test_rlhf_from_plain_models_needs_no_other_recipe(load):
 def test_several_reward_models_keep_their_order_and_weights(load):
     rewards = {"tiny": 1, "reward/judge": 0.5}
     config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
-    settings = config.training_settings("rlhf", "tiny")
+    settings = config.program_settings("rlhf", "tiny")
     assert settings["reward"] == [("tiny", 1), ("reward/judge", 0.5)]
     inputs = rlhf_inputs(config, "tiny")
     assert inputs["reward.tiny"] == ("train_reward", "tiny")

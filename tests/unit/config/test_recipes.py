@@ -23,13 +23,13 @@ SMALL = {
 
 
 @pytest.mark.parametrize("stage", SETTINGS)
-def test_training_settings_are_the_fields_of_the_dataclass(stage):
-    settings = load().training_settings(stage, "tiny")
+def test_program_settings_are_the_fields_of_the_dataclass(stage):
+    settings = load().program_settings(stage, "tiny")
     assert dataclasses.asdict(SETTINGS[stage](**settings)) == settings
 
 
 def test_settings_are_frozen():
-    settings = SETTINGS["dpo"](**load().training_settings("dpo", "tiny"))
+    settings = SETTINGS["dpo"](**load().program_settings("dpo", "tiny"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.beta = 1.0
 
@@ -43,16 +43,16 @@ def test_placement_of_a_recipe_is_complete(stage):
 
 def test_layers_of_settings():
     """A recipe overrides its preset, which overrides the defaults of the stage."""
+    own = {"clip_range": 0.5}
     config = load(
         {
             "rlhf": {
                 "defaults": {"gamma": 0.9, "kl_coef": 0.3, "clip_range": 0.3},
                 "presets": {"mine": {"kl_coef": 0.4, "clip_range": 0.4}},
-                "recipes": {"mine": {"actor": "tiny", "reward": "tiny", "preset": "mine"}},
+                "recipes": {"mine": {"actor": "tiny", "reward": "tiny", "preset": "mine", **own}},
             }
         }
     )
-    config.values["rlhf"]["recipes"]["mine"]["clip_range"] = 0.5
     recipe = config.recipe("rlhf", "mine")
     assert (recipe["gamma"], recipe["kl_coef"], recipe["clip_range"]) == (0.9, 0.4, 0.5)
     assert recipe["seed"] == config.values["seed"]
@@ -73,7 +73,7 @@ def test_layers_of_settings():
 )
 def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
     recipe = {**own, "actor": "tiny", "reward": "tiny", "global_batch_size": 64}
-    settings = load({"rlhf": {"recipes": {"mine": recipe}}}).training_settings("rlhf", "mine")
+    settings = load({"rlhf": {"recipes": {"mine": recipe}}}).program_settings("rlhf", "mine")
     assert (settings["kl_in"], settings["kl_estimator"]) == (kl_in, estimator)
 
 
@@ -134,11 +134,11 @@ def test_model_overrides_template_and_prompt_sets():
     assert config.prompt_sets("sft", "350m") == ["en"]
 
 
-def test_models_by_origin():
+def test_entries_by_origin():
     config = load({"models": {"mine": {"path": "models/mine"}}})
-    assert config.models_with("init") == ["tiny"]
-    assert config.models_with("path") == ["mine"]
-    fetched = config.models_with("hub", "path")
+    assert config.entries_with("models", "init") == ["tiny"]
+    assert config.entries_with("models", "path") == ["mine"]
+    fetched = config.entries_with("models", "hub", "path")
     assert "mine" in fetched and "opt-125m" in fetched and "tiny" not in fetched
 
 

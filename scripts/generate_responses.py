@@ -1,0 +1,91 @@
+"""Sample responses of a model to the prompts of datasets.
+
+SPLIT.responses is a ragged array with the responses of each prompt, one prompt after the other, in
+the order of the tokens. An interrupted run continues after its last complete batch of prompts.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from snakechat.algorithms.rollouts import sample_on_all_ranks
+from snakechat.config.generations import GenerationSettings
+from snakechat.data.special_tokens import stop_ids
+from snakechat.data.tokenization import SPLITS
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged, RaggedWriter
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import make_sampler
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.training.process_group import init_process_group
+from snakechat.workflow.distributed import barrier, rank
+from snakechat.workflow.job import Job, run
+
+# Prompts that are sampled, and saved, at a time.
+BATCH_SIZE = 256
+RESPONSES = "responses"
+
+
+def main(job: Job[GenerationSettings]) -> None:
+    """Sample the responses to the prompts of both splits."""
+    settings, folder = job.settings, job.inputs["model"]
+    device = init_process_group(job.placement)
+    tokenizer = load_tokenizer(folder)
+    policy = Policy(load_causal(folder, settings.dtype, tokenizer)).to(device).eval()
+    model = policy.model
+    check_sequence_length(model, settings.max_prompt_length + settings.max_response_length)
+    job.record["models"] = {"model": model_size(model)}
+    ends = stop_ids(tokenizer, folder)
+    sampler = make_sampler(settings, ends, job.placement["micro_batch_tokens"], folder)
+    sampler.update(model)
+    for number, split in enumerate(SPLITS):
+        prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
+        batches = []
+        for start in progress(split, len(prompts)):
+            batches.append(job.states / f"{split}-{start:09}")
+            if batches[-1].exists():
+                continue
+            # Each batch has its own seed: a run that continues samples the same responses.
+            seed = np.random.SeedSequence([settings.seed, number, start, rank()])
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+            rows = range(start, min(start + BATCH_SIZE, len(prompts)))
+            responses, _ = sample_on_all_ranks(sampler, [prompts[row] for row in rows], settings)
+            save_batch(batches[-1], responses, len(tokenizer))
+        if rank() == 0:
+            with RaggedWriter(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as writer:
+                for batch in batches:
+                    ids = Ragged(batch, RESPONSES)
+                    writer.write([ids[row].tolist() for row in range(len(ids))])
+            print(f"{split}: {len(prompts):,} prompts, {settings.num_generations} responses each")
+    sampler.close()
+
+
+def progress(split: str, num_prompts: int) -> Iterator[int]:
+    """Yield the first row of each batch, with a progress bar over the prompts."""
+    disable = rank() > 0
+    with tqdm(total=num_prompts, desc=split, unit="prompt", mininterval=2, disable=disable) as bar:
+        for start in range(0, num_prompts, BATCH_SIZE):
+            yield start
+            bar.update(min(BATCH_SIZE, num_prompts - start))
+
+
+def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:
+    """Save the responses [A][n] of a batch, prompt by prompt; the folder appears as a whole."""
+    if rank() == 0:
+        temporary = folder.with_name(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        with RaggedWriter(temporary, RESPONSES, vocab_size) as writer:
+            writer.write([ids for row in zip(*responses, strict=True) for ids in row])
+        os.replace(temporary, folder)
+    barrier()
+
+
+if __name__ == "__main__":
+    run(main, GenerationSettings)

@@ -1,0 +1,93 @@
+"""Score generated responses by reward models and reward functions.
+
+SPLIT.parquet has a row for each prompt: its text, the texts of its responses, whether each of them
+ended, and their scores.
+"""
+
+import numpy as np
+from tqdm import tqdm
+
+from snakechat.algorithms.response_scoring import RewardSum
+from snakechat.algorithms.reward_functions import RewardFunctions
+from snakechat.algorithms.reward_models import RewardModel, choose_reader
+from snakechat.algorithms.rollouts import Rollouts
+from snakechat.config.generations import GenerationSettings
+from snakechat.config.references import input_names, weighted_references
+from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
+from snakechat.data.special_tokens import stop_ids
+from snakechat.data.tokenization import SPLITS
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import Ragged
+from snakechat.modeling.forward import Scorer
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import choose_device
+from snakechat.training.engine import FrozenModel
+from snakechat.workflow.job import Job, run
+
+# Prompts whose responses are scored at a time.
+BATCH_SIZE = 256
+
+
+def main(job: Job[GenerationSettings]) -> None:
+    """Score the responses of both splits."""
+    settings, folder = job.settings, job.inputs["model"]
+    device, tokenizer = choose_device(job.placement), load_tokenizer(folder)
+    rewards = [load_reward(job, *names) for names in input_names("reward", settings.reward).items()]
+    functions = RewardFunctions(settings.reward_functions) if settings.reward_functions else None
+    ends = stop_ids(tokenizer, folder)
+    for split in SPLITS:
+        prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
+        responses = Ragged(job.inputs["responses"], f"{split}.responses")
+        texts = PromptTexts(job.inputs["tokens"], split)
+        scorer = RewardSum(rewards, functions, texts)
+        all_scores = []
+        with open_scored_responses(job.result / f"{split}.parquet") as write:
+            starts = range(0, len(prompts), BATCH_SIZE)
+            for start in tqdm(starts, split, unit="batch", mininterval=2):
+                rows = range(start, min(start + BATCH_SIZE, len(prompts)))
+                rollouts = Rollouts(
+                    [prompts[row] for row in rows],
+                    [
+                        [
+                            responses[row * settings.num_generations + number].tolist()
+                            for row in rows
+                        ]
+                        for number in range(settings.num_generations)
+                    ],
+                    tokenizer,
+                    ends,
+                    settings.temperature,
+                    job.placement["micro_batch_tokens"],
+                    device,
+                )
+                scores = scorer.score(rollouts, start // BATCH_SIZE, rows)
+                write(scored_prompts(texts.prompts(rows), rollouts, scores.tolist()))
+                all_scores += scores.tolist()
+        job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
+        print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
+
+
+def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardModel:
+    """Load a reward model. key: the job's input; name: its reference in `reward`."""
+    settings, folder = job.settings, job.inputs[key]
+    template = settings.reward_templates[name]
+    reader = choose_reader(name, folder, template, job.inputs["model"], settings.template)
+    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer))
+    module = FrozenModel(scorer, choose_device(job.placement), offload=False)
+    return RewardModel(module, weighted_references(settings.reward)[name], reader)
+
+
+def scored_prompts(
+    prompts: list[str], rollouts: Rollouts, scores: list[float]
+) -> list[ScoredPrompt]:
+    """Return prompts [n] with their responses; rollouts and scores have all first ones first."""
+    columns = rollouts.response_texts(), rollouts.ended.tolist(), scores
+    return [
+        ScoredPrompt(prompt, *(list(column[row :: len(prompts)]) for column in columns))
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+if __name__ == "__main__":
+    run(main, GenerationSettings)

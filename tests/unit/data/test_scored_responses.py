@@ -1,0 +1,54 @@
+"""Scored responses: their file, and the records that are selected from them."""
+
+import pytest
+
+from snakechat.data.formats import DroppedRow
+from snakechat.data.scored_responses import (
+    ScoredPrompt,
+    open_scored_responses,
+    read_scored_responses,
+    select_record,
+)
+
+# The best response did not end; of two equal ones, the first is taken.
+SCORED = ScoredPrompt(
+    "Why?",
+    ["So.", " Because.", "No", "Never.", "Not."],
+    [True, True, False, True, True],
+    [2.0, 2.0, 9.0, -1.0, -1.0],
+)
+
+
+def test_prompts_are_read_as_they_were_written(tmp_path):
+    other = ScoredPrompt("", ["\n\u2028", "é"], [False, True], [0.1, -1e300])
+    with open_scored_responses(tmp_path / "train.parquet") as write:
+        write([SCORED, other])
+        write([SCORED])
+    assert list(read_scored_responses(tmp_path / "train.parquet")) == [SCORED, other, SCORED]
+
+
+def test_the_best_response_that_ended_is_selected():
+    assert select_record(SCORED, "best", None, 0.0) == ("Why?", " So.", None)
+
+
+def test_a_pair_is_the_best_and_the_worst_response_that_ended():
+    assert select_record(SCORED, "best_and_worst", 2.0, 3.0) == ("Why?", " So.", " Never.")
+
+
+@pytest.mark.parametrize(
+    ("scored", "select", "min_score", "min_margin", "reason"),
+    [
+        (SCORED, "best", 2.5, 0.0, "score below min_score"),
+        (SCORED, "best_and_worst", None, 3.5, "difference of scores below min_margin"),
+        (SCORED._replace(scores=[1.0] * 5), "best_and_worst", None, 0.0, "equal scores"),
+        (SCORED._replace(ended=[False] * 5), "best", None, 0.0, "no response ended"),
+    ],
+)
+def test_other_prompts_are_dropped(scored, select, min_score, min_margin, reason):
+    with pytest.raises(DroppedRow, match=f"^{reason}$"):
+        select_record(scored, select, min_score, min_margin)
+
+
+def test_text_of_a_response_starts_no_turn():
+    scored = ScoredPrompt("Why?", ["So.\n\nHuman: And?"], [True], [1.0])
+    assert select_record(scored, "best", None, 0.0) == ("Why?", " So.\nHuman: And?", None)
