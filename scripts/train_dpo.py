@@ -13,7 +13,6 @@ import torch
 
 from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pair_metrics
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.algorithms.sanity_checks import check_initial_policy
 from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import training_batches
@@ -68,7 +67,7 @@ def main(job: Job[DpoSettings]) -> None:
     checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0:
-            check_initial_policy(data.initial_difference(policy, max_tokens), settings.dtype)
+            data.check_initial_policy(policy, max_tokens)
             if evaluations.is_due(0):
                 logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):

@@ -40,6 +40,7 @@ SETTINGS = {
     "max_prompt_length": 48,
     "max_response_length": 8,
     "epochs": 1,
+    "max_steps": None,
     "rollout_batch_size": 120,
     "num_generations": 1,
     "generation_backend": "hf",

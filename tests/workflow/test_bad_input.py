@@ -170,11 +170,6 @@ ALL_DROPPED = {
         [{"messages": CHAT[:1]}] * 3,
         "{'no response': 3}",
     ),
-    "disliked": (
-        {"format": "kto"},
-        [{"messages": CHAT, "label": False}] * 3,
-        "{'labelled bad': 3}",
-    ),
     "skipped": (
         {"format": "plain", "on_bad_row": "skip"},
         [{"prompt": "Hello?"}] * 3,

@@ -89,7 +89,7 @@ def rename_locals(folder):
     """Rename local variables, in a shared module and in programs."""
     for path, name in {
         "snakechat/workflow/distributed.py": "reduced",
-        "train_sft.py": "first_loss",
+        "train_sft.py": "loss_sum",
         "split_dataset.py": "phase_prompts",
     }.items():
         text = (folder / "scripts" / path).read_text()

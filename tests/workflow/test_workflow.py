@@ -26,6 +26,7 @@ def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
         "epochs": 3,
         "learning_rate": 2.0e-3,
         "train_on_prompt": False,
+        "eval_steps": 5,
         "save_strategy": "best",
     }
     changed |= {"lora_learning_rate": None, "adam_betas": [0.8, 0.9]}

@@ -15,9 +15,13 @@ from snakechat.algorithms.preference import (
 from snakechat.config.dpo import DpoSettings, has_reference, has_reference_point
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.workflow.errors import InputError
 
 # Rows on which a policy is compared with its reference model before training.
 NUM_COMPARED = 32
+# Allowed difference of the log-probability of a token, in nats, mean over tokens and responses.
+# Rounding, which packing changes, causes less.
+INITIAL_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 
 
 class PreferenceData:
@@ -81,19 +85,28 @@ class PreferenceData:
         logprobs = torch.from_numpy(response_logprobs(policy, self.rows, micro_batch_tokens))
         return self.losses(logprobs, rows, self.reference_point(policy, rows, micro_batch_tokens))
 
-    def initial_difference(self, policy: Policy, micro_batch_tokens: int) -> float:
-        """Return how much the log-probability of a token differs from that of the reference model.
+    def check_initial_policy(self, policy: Policy, micro_batch_tokens: int) -> None:
+        """Check on the first rows that a policy starts as the reference model, if there is one.
 
-        Mean over the responses of the first rows, in nats; 0 for losses without a reference model.
+        Raises:
+            InputError: The log-probability of a token differs by INITIAL_TOLERANCE or more.
         """
         if self.reference is None:
-            return 0.0
+            return
         rows = self.rows.head(NUM_COMPARED)
         logprobs = torch.from_numpy(response_logprobs(policy, rows, micro_batch_tokens))
         count = len(rows)
         lengths = self.lengths[:, :count]
         differences = (logprobs - self.reference[:, :count]).abs() / lengths.clamp(min=1)
-        return differences[lengths > 0].mean().item()
+        difference = differences[lengths > 0].mean().item()
+        tolerance = INITIAL_TOLERANCE[self.settings.dtype]
+        # Negated, because every comparison with NaN is false.
+        if not difference < tolerance:
+            raise InputError(
+                f"step 1: before training, the log-probability of a token differs by"
+                f" {difference:.4g} from that under the reference model, expected less than"
+                f" {tolerance:g}: delete the folder in output/reference and build again"
+            )
 
 
 def _load(path: Path) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks that stop a training early: models that do not fit together, degenerate rollouts."""
+"""Checks that stop RLHF early: incompatible models before training, degenerate rollouts in it."""
 
 import sys
 from collections.abc import Mapping
@@ -19,10 +19,9 @@ from snakechat.workflow.manifest import manifest_path, read_manifest
 # Allowed difference of a reward model's scores from the recorded ones, in standard deviations of
 # the recorded ones. Another device or number format changes them by less.
 PROBE_TOLERANCE = 0.1
-# Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a step
-# of RLHF; and of a token's log-probability from that under the reference model, in nats, before the
-# first step of DPO. Rounding alone causes less.
-START_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
+# Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a
+# step. Rounding alone causes less.
+FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 # Number of responses after which reward functions that have returned a single score are considered
 # useless. Before, sparse rewards may have found no success yet.
 MAX_EQUAL_SCORES = 1000
@@ -165,30 +164,13 @@ def check_first_update(metrics: Mapping[str, float], dtype: str, step: int) -> N
     metrics: of that update, in which the ratio is 1 and the KL 0 except for rounding.
 
     Raises:
-        InputError: One of them differs by more than START_TOLERANCE.
+        InputError: One of them differs by more than FIRST_UPDATE_TOLERANCE.
     """
     ratio, kl = metrics["policy/ratio"], metrics["policy/approxkl"]
-    tolerance = START_TOLERANCE[dtype]
+    tolerance = FIRST_UPDATE_TOLERANCE[dtype]
     if not (abs(ratio - 1) < tolerance and kl < tolerance):
         raise InputError(
             f"step {step}: before the first update the ratio of the policy to itself is"
             f" {ratio:.4g} and its KL {kl:.4g}, expected 1 and 0 within {tolerance:g}: training and"
             " evaluation mode of this model compute different log-probabilities"
-        )
-
-
-def check_initial_policy(difference: float, dtype: str) -> None:
-    """Check that the policy starts as the reference model.
-
-    difference: of a token's log-probability under the two models, in nats.
-
-    Raises:
-        InputError: It is START_TOLERANCE or more.
-    """
-    tolerance = START_TOLERANCE[dtype]
-    if not difference < tolerance:
-        raise InputError(
-            f"step 1: before training, the log-probability of a token differs by {difference:.4g}"
-            f" from that under the reference model, expected less than {tolerance:g}: delete the"
-            " folder in output/reference and build again"
         )

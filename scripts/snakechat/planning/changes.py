@@ -26,7 +26,13 @@ RECIPE_SETTINGS = (
 )
 # Settings that the config has at its top level, and those that it has nowhere.
 TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets")
-DERIVED = ("exact_check", "trained_on")
+DERIVED = ("exact_check", "trained_on", "unpaired", "mismatched_max_length")
+# Config sections of the rules whose names do not contain them.
+STAGES = {
+    "compute_reference": "dpo",
+    "generate_responses": "generations",
+    "score_responses": "generations",
+}
 # Config sections of the rules whose jobs are named STAGE/NAME.
 SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
 # Strings that need no quotes in YAML: names of recipes (1.3b) and of models.
@@ -112,12 +118,12 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_key(spec: Spec, key: str) -> str:
     """Return where the config sets a setting of a job: sft.learning_rate for one of train_sft."""
     rule, first = spec["rule"], key.partition(".")[0]
-    stage = "dpo" if rule == "compute_reference" else rule.partition("_")[2]
+    stage = STAGES.get(rule, rule.partition("_")[2])
     if first in (*TOP_LEVEL_KEYS, *DERIVED):
         return key
     if first == "reward_templates":
         return "template"
-    if rule == "import_dataset" or first == "max_rows":
+    if rule in ("import_dataset", "select_responses") or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
     if rule == "split_dataset":
         return f"split.{key}"

@@ -13,7 +13,6 @@ from snakechat.algorithms.sanity_checks import (
     ResponseCheck,
     ScoreCheck,
     check_first_update,
-    check_initial_policy,
     check_probes,
     count_shared_prompts,
 )
@@ -227,16 +226,3 @@ def test_a_first_update_of_another_policy_is_an_error(dtype, ratio, kl):
         f"step 7: before the first update the ratio of the policy to itself is {ratio:.4g} and its"
         f" KL {kl:.4g}, expected 1 and 0 within "
     )
-
-
-@pytest.mark.parametrize(("dtype", "difference"), [("fp32", 5e-4), ("bf16", 0.02), ("fp16", 0.02)])
-def test_an_initial_policy_may_differ_by_rounding(dtype, difference):
-    check_initial_policy(difference, dtype)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "difference"), [("fp32", 0.002), ("bf16", 0.06), ("fp32", math.nan)]
-)
-def test_an_initial_policy_other_than_the_reference_model_is_an_error(dtype, difference):
-    with pytest.raises(InputError, match="step 1: before training, the log-probability of a token"):
-        check_initial_policy(difference, dtype)

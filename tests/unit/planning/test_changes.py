@@ -6,6 +6,7 @@ import yaml
 from snakechat.planning.changes import (
     changed_code,
     changed_settings,
+    config_key,
     format_yaml,
     replaced_inputs,
     spec_changes,
@@ -100,3 +101,17 @@ def test_of_many_names_five_are_described():
     lines = summarize(names, "file {}".format, "{} more")
     assert lines == ["file 00", "file 01", "file 02", "file 03", "file 04", "1,002 more"]
     assert summarize(["b", "a"], str.upper, "{} more") == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "expected"),
+    [
+        ("generate_responses", "temperature", "generations.temperature"),
+        ("score_responses", "reward", "generations.reward"),
+        ("tokenize_generations", "max_prompt_length", "generations.max_prompt_length"),
+        ("select_responses", "min_margin", "datasets.mine.min_margin"),
+        ("compute_reference", "dtype", "dpo.dtype"),
+    ],
+)
+def test_the_config_has_the_settings_of_generated_responses(rule, key, expected):
+    assert config_key({"rule": rule, "name": "mine"}, key) == expected

@@ -12,6 +12,7 @@ from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan
 
 SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
+SETTINGS |= {"max_steps": None, "global_batch_size": 8}
 PLACEMENT = {
     "nodes": 1,
     "gpus_per_node": 1,
