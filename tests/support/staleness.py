@@ -128,7 +128,7 @@ TINY = (
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
     "output/lm_eval/rlhf/tiny.manifest.json",
-    "output/data/toy-round-1.manifest.json",
+    "output/data/picked.manifest.json",
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -189,6 +189,7 @@ OURS = {
         "mine": {"path": "mine", "format": "plain"},
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
         "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
+        "picked": {"generations": "tiny", "select": "best"},
     },
     "models": {
         "far": {"hub": "lab/far", "revision": "main"},

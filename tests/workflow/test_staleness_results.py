@@ -62,7 +62,7 @@ RESULTS = {
     "tokenize_generations": "tokens/generations/tiny",
     "generate_responses": "generations/tiny",
     "score_responses": "scores/tiny",
-    "select_responses": "data/toy-round-1",
+    "select_responses": "data/picked",
 }
 
 

@@ -38,7 +38,8 @@ from support.staleness import (
 # The rules that build another dataset, SFT model or reward model for the first time.
 DATASET = {"import_dataset", "split_dataset"}
 SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
-REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
+TRAINED_REWARD = {"tokenize_reward", "train_reward"}
+REWARD = TRAINED_REWARD | {"evaluate_reward"}
 
 # Another value of each setting of the stages, and the rules that must run after the change.
 DATASETS = {"datasets": ["toy", "other"]}
@@ -81,7 +82,7 @@ STAGES = {
         ("generations", {"max_prompt_length": 47}, stale("tokenize_generations")),
         ("generations", {"model": "tiny"}, stale("generate_responses")),
         ("generations", SAMPLING, stale("generate_responses")),
-        ("generations", {"reward": "other"}, REWARD | stale("score_responses")),
+        ("generations", {"reward": "other"}, TRAINED_REWARD | stale("score_responses")),
         ("generations", {"reward_functions": {"shop": 1}}, stale("score_responses")),
     )
     for key, value in settings.items()
@@ -237,10 +238,14 @@ SETTINGS = {
         stale("train_rlhf"),
     ),
     **{
-        f"rlhf.reward_functions.{key}": Row(
-            tiny_rlhf(reward_functions={"length_bounds": {"weight": 1, "arguments": {}, **change}}),
-            stale("train_rlhf"),
+        f"{stage}.reward_functions.{key}": Row(
+            setting(
+                f"{stage}.recipes.tiny.reward_functions.length_bounds",
+                {"weight": 1, "arguments": {}, **change},
+            ),
+            stale(rule),
         )
+        for stage, rule in {"rlhf": "train_rlhf", "generations": "score_responses"}.items()
         for key, change in {"weight": {"weight": 2}, "arguments": {"arguments": BOUNDS}}.items()
     },
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
@@ -263,11 +268,14 @@ SETTINGS = {
         setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *PROMPT_PAGES}
     ),
     "datasets.generations": Row(
-        setting("datasets.toy-round-1.generations", "other"), stale("tokenize_generations")
+        setting("datasets.picked.generations", "other"), stale("tokenize_generations")
     ),
     **{
-        f"datasets.{key}": Row(setting(f"datasets.toy-round-1.{key}", value), {"select_responses"})
-        for key, value in {"select": "best", "min_score": -9.0, "min_margin": 0.5}.items()
+        f"datasets.{key}": Row(
+            setting("datasets.picked", {"select": "best_and_worst", key: value}),
+            {"select_responses"},
+        )
+        for key, value in {"select": "best_and_worst", "min_score": -9.0, "min_margin": 0.5}.items()
     },
     # Sweeps make other recipes than those that were built.
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
