@@ -7,9 +7,9 @@ ended, and their scores.
 import numpy as np
 from tqdm import tqdm
 
-from snakechat.algorithms.response_scoring import RewardSum
 from snakechat.algorithms.reward_functions import RewardFunctions
 from snakechat.algorithms.reward_models import RewardModel, choose_reader
+from snakechat.algorithms.reward_sum import RewardSum
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, weighted_references

@@ -49,8 +49,14 @@ def check_references(config: Config) -> None:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
-        if "train_on" in model.get("tokenizer", {}):
-            config.entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
+        train_on = model.get("tokenizer", {}).get("train_on")
+        if train_on is not None:
+            config.entry("datasets", train_on, f"models.{name}.tokenizer")
+            if config.generated_by(train_on) is not None:
+                raise ConfigError(
+                    f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
+                    " model generates: train the tokenizer on a dataset that is imported"
+                )
     for stage in STAGES:
         for name in config.values[stage]["recipes"]:
             for dataset, _ in config.blend(stage, name):
@@ -66,7 +72,6 @@ def check_references(config: Config) -> None:
                 rule, model = config.base_model(stage, name)
                 if rule == "fetch_model":
                     _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
-
     for name in config.values["generations"]["recipes"]:
         for dataset, _ in config.blend("generations", name):
             _check_dataset(config, dataset, "generations", name)

@@ -20,15 +20,6 @@ from snakechat.workflow.cache_versions import Version, find_version, is_version
 from snakechat.workflow.result_cache import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
-# As common.Name; a recipe of a sweep is named after its values.
-RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
-# Comparisons also take versions in the cache, NAME@KEY.
-COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
-
-# A rule and the name of one of its results: ("train_sft", "tiny").
-Job = tuple[str, str]
-
-
 # Stages whose models the `model` of a recipe may name, as STAGE/NAME.
 MODEL_STAGES = {
     "sft": (),
@@ -36,6 +27,13 @@ MODEL_STAGES = {
     "dpo": ("sft", "dpo"),
     "generations": ("sft", "dpo", "rlhf"),
 }
+# As common.Name; a recipe of a sweep is named after its values.
+RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
+# Comparisons also take versions in the cache, NAME@KEY.
+COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
+
+# A rule and the name of one of its results: ("train_sft", "tiny").
+Job = tuple[str, str]
 
 
 def trained_section(rule: str) -> str | None:

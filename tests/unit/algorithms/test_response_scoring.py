@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.algorithms import response_scoring
+from snakechat.algorithms import reward_sum
 from snakechat.algorithms.kl_controller import KLController
 from snakechat.algorithms.response_scoring import ResponseScorer, ScoreNormalizer
 from snakechat.algorithms.reward_functions import RewardFunctions
@@ -98,7 +98,7 @@ def test_a_reward_model_with_another_tokenizer_reads_the_text_of_prompts_and_res
         assert (scorer, encoder) == ("reward model on its device", "encoder")
         return np.array([float(f"{p}.{len(r)}") for p, r in zip(prompts, responses, strict=True)])
 
-    monkeypatch.setattr(response_scoring, "conversation_scores", score)
+    monkeypatch.setattr(reward_sum, "conversation_scores", score)
     reward = RewardModel(Reward(), 10.0, Reader(None, "encoder", False))
     settings = SimpleNamespace(reward_functions={})
     scorer = ResponseScorer(settings, [reward], None, prompt_texts=Texts())
@@ -141,7 +141,7 @@ def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
     sums = torch.tensor([5.0, 6.0, 7.0, 8.0])
     calls, reduced = [], []
     monkeypatch.setattr(
-        "snakechat.algorithms.response_scoring.all_reduce_sum",
+        "snakechat.algorithms.reward_sum.all_reduce_sum",
         lambda scores: reduced.append(scores.tolist()) or sums,
     )
 

@@ -10,6 +10,7 @@ from conftest import ROOT
 from snakechat.config.errors import ConfigError
 from support.configs import load
 
+MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}
 ALL_PHASES = {"sft": 1, "reward": 1, "rlhf": 1}
 
 
@@ -142,6 +143,15 @@ MISTAKES = {
     "recipe that starts from itself": (
         {"dpo": {"recipes": {"mine": {"model": "dpo/mine"}}}},
         "config: dpo.recipes.mine depends on itself: dpo/mine -> dpo/mine",
+    ),
+    "tokenizer of generated responses": (
+        {
+            "models": {
+                "mine": {"init": {"model_type": "opt"}, "tokenizer": MY_TOKENIZER},
+            },
+            "datasets": {"mine": {"generations": "tiny", "select": "best"}},
+        },
+        "config: models.mine.tokenizer.train_on names mine, whose responses a model generates",
     ),
     "unknown recipe of generations": (
         {"datasets": {"mine": {"generations": "none", "select": "best"}}},

@@ -26,7 +26,7 @@ from support.formats import (
     question,
 )
 
-READ = {name: dataset for name, dataset in DATASETS.items() if "generate" not in dataset}
+READ = {name: dataset for name, dataset in DATASETS.items() if "format" in dataset}
 
 
 WEBGPT = {
