@@ -12,17 +12,23 @@ Shapes: n prompts, S responses to each.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from snakechat.algorithms.llm_judge import (
+    LlmJudge,
+    fill_missing,
+    load_judges,
+    usage_record,
+)
 from snakechat.algorithms.reward_functions import columns_of, load_functions, weighted_sum
 from snakechat.algorithms.reward_models import choose_reader, conversation_scores
+from snakechat.algorithms.reward_sum import weighted_judges
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
 from snakechat.data.conversations import response_texts
@@ -31,7 +37,6 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
-    BootstrapSamples,
     ResponseMetrics,
     compare,
     distinct_n,
@@ -39,10 +44,9 @@ from snakechat.evaluation.comparisons import (
     initial_model,
     means_by_dataset,
     repetition,
-    win_rates,
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
-from snakechat.evaluation.judge_endpoint import JudgeEndpoint
+from snakechat.evaluation.llm_win_rates import llm_win_rates
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.generation import sample_responses
@@ -50,7 +54,6 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import choose_device
 from snakechat.reporting.labels import MODELS
 from snakechat.training.metrics import write_json
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 # Generated datasets with an exact check of correctness.
@@ -63,8 +66,8 @@ def main(job: Job[SimpleNamespace]) -> None:
     """Sample and score responses of each model, compare the models, write metrics."""
     settings = job.settings
     # Created first: a missing API key must not cost the evaluation.
-    endpoint = JudgeEndpoint(settings.endpoint) if settings.endpoint else None
-    evaluator = Evaluator(job)
+    judges = load_judges(job)
+    evaluator = Evaluator(job, judges)
     # One model at a time: a GPU that can sample from one model may not hold two.
     models = {
         name: evaluator.evaluate(folder) for name, folder in evaluated_models(job.inputs).items()
@@ -78,9 +81,12 @@ def main(job: Job[SimpleNamespace]) -> None:
     metrics["contamination"] = count_contamination(
         evaluator.texts.prompts(evaluator.rows), settings.trained_on, job.inputs
     )
-    if endpoint:
-        rates = endpoint_win_rates(job, endpoint, models)
-        metrics["wins"]["rlhf"][initial_model(models)]["endpoint"] = rates
+    if settings.llm_judge:
+        rates = evaluator.llm_win_rates(models, job.result)
+        metrics["wins"]["rlhf"][initial_model(models)]["llm_judge"] = rates
+    if judges:
+        job.record["llm_judges"] = usage_record(judges.values())
+        job.facts["unreadable_replies"] = evaluator.unreadable
     print_summary(metrics)
     write_json(job.result / "metrics.json", metrics)
     with open(job.result / "responses.jsonl", "w") as file:
@@ -135,10 +141,15 @@ class ModelResponses:
 
 
 class Evaluator:
-    """Samples and scores responses to the held-out prompts of a job."""
+    """Samples and scores responses to the held-out prompts of a job.
 
-    def __init__(self, job: Job[SimpleNamespace]) -> None:
-        self.settings, self.inputs = job.settings, job.inputs
+    Attributes:
+        unreadable: Number of unreadable ratings by LLM judge and model.
+    """
+
+    def __init__(self, job: Job[SimpleNamespace], judges: Mapping[str, LlmJudge]) -> None:
+        self.settings, self.inputs, self.judges = job.settings, job.inputs, judges
+        self.unreadable: dict[str, dict[str, int]] = {}
         self.device = choose_device(job.placement)
         self.micro_batch_tokens = job.placement["micro_batch_tokens"]
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
@@ -180,7 +191,7 @@ class Evaluator:
             responses.metrics[f"kl_to_{initial}"] = difference
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
-        """Add score (reward functions and reward models) and judge_score."""
+        """Add score (reward functions, reward models and LLM judges) and judge_score."""
         for responses in models.values():
             num_generations = len(responses.texts)
             texts = [text for row in responses.texts for text in row]
@@ -196,9 +207,37 @@ class Evaluator:
                 for responses, scores in self._scores(input_name, reference, models):
                     weighted = weights[reference] * scores
                     responses.metrics[name] = responses.metrics.get(name, 0) + weighted
+            for weight, judge in weighted_judges(references, self.judges):
+                for model, responses in models.items():
+                    ratings = self._ratings(judge, model, responses)
+                    responses.metrics[name] = responses.metrics.get(name, 0) + weight * ratings
+
+    def llm_win_rates(self, models: dict[str, ModelResponses], folder: Path) -> dict[str, Any]:
+        """Return the win rates of the chat model over the initial model by the LLM judge.
+
+        It compares the first responses to each prompt. folder: For the log.
+        """
+        ours, theirs = models["rlhf"], models[initial_model(models)]
+        number = len(self.rows)
+        return llm_win_rates(
+            self.judges[self.settings.llm_judge],
+            self.texts.prompts(self.rows),
+            (ours.complete_texts()[:number], theirs.complete_texts()[:number]),
+            (ours.metrics["length"][0], theirs.metrics["length"][0]),
+            vars(self.settings),
+            folder,
+        )
 
     def _load_policy(self, folder: Path) -> Policy:
         return Policy(load_causal(folder, self.settings.dtype, self.tokenizer)).to(self.device)
+
+    def _ratings(self, judge: LlmJudge, model: str, responses: ModelResponses) -> np.ndarray:
+        """Return the ratings [S, n] of a model's responses; count the unreadable ones."""
+        num_generations = len(responses.texts)
+        prompts = self.texts.prompts(self.rows) * num_generations
+        ratings = judge.rate(prompts, responses.complete_texts()).reshape(num_generations, -1)
+        self.unreadable.setdefault(judge.name, {})[model] = int(np.isnan(ratings).sum())
+        return fill_missing(ratings)
 
     def _scores(
         self, input_name: str, reference: str, models: dict[str, ModelResponses]
@@ -250,50 +289,6 @@ class Evaluator:
             self.micro_batch_tokens,
             num_generations,
         )
-
-
-def endpoint_win_rates(
-    job: Job[SimpleNamespace], endpoint: JudgeEndpoint, models: dict[str, ModelResponses]
-) -> dict[str, Any]:
-    """Return the win rates of the chat model over the initial model according to an endpoint.
-
-    The endpoint compares the first responses of both models to each prompt, of prompts at equal
-    distances; a tie is half a win.
-
-    Raises:
-        InputError: No reply is readable.
-    """
-    settings, pair = job.settings, [models[name] for name in ("rlhf", initial_model(models))]
-    prompts = pair[0].prompt_texts
-    number = min(len(prompts), settings.endpoint["prompts"])
-    rows = np.linspace(0, len(prompts) - 1, number).round().astype(int)
-    verdicts = [
-        endpoint.compare(prompts[row], *(responses.texts[0][row] for responses in pair))
-        for row in tqdm(rows, "endpoint", unit="prompt", mininterval=2)
-    ]
-    with open(job.result / "endpoint.jsonl", "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in endpoint.log)
-    readable = [index for index, verdict in enumerate(verdicts) if verdict is not None]
-    if not readable:
-        reply = endpoint.log[0]["reply"][:60]
-        raise InputError(
-            f"evaluation.endpoint: no reply of {settings.endpoint['model']} is A, B or C, the first"
-            f" one is {reply!r}: use another model"
-        )
-    unreadable = len(verdicts) - len(readable)
-    job.facts["endpoint"] = {
-        "prompts": len(verdicts),
-        "unreadable": unreadable,
-        "note": "the replies of an endpoint are not reproducible: another build may differ",
-    }
-    ours = np.array([[verdicts[index] for index in readable]])
-    metrics = [
-        {"endpoint": values, "length": responses.metrics["length"][:1, rows[readable]]}
-        for values, responses in zip((ours, 1 - ours), pair, strict=True)
-    ]
-    bootstrap = BootstrapSamples(len(readable), settings.bootstrap_resamples, settings.seed)
-    rates = win_rates(metrics[0], metrics[1], "endpoint", bootstrap)
-    return {**rates, "prompts": len(readable), "unreadable": unreadable}
 
 
 def print_summary(metrics: dict[str, Any]) -> None:

@@ -1,15 +1,18 @@
-"""Score generated responses by reward models and reward functions.
+"""Score generated responses by reward models, LLM judges and reward functions.
 
 SPLIT.parquet has a row for each prompt: its text, the texts of its responses, whether each of them
 ended, and their scores.
 """
 
+from collections import Counter
+
 import numpy as np
 from tqdm import tqdm
 
+from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import RewardModel, choose_reader
-from snakechat.algorithms.reward_sum import RewardSum
+from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, parse_reference, weighted_references
@@ -32,6 +35,7 @@ BATCH_SIZE = 256
 def main(job: Job[GenerationSettings]) -> None:
     """Score the responses of both splits."""
     settings, folder = job.settings, job.inputs["model"]
+    judges = load_judges(job)
     device, tokenizer = choose_device(job.placement), load_tokenizer(folder)
     rewards = [load_reward(job, *names) for names in input_names("reward", settings.reward).items()]
     functions = load_functions(settings.reward_functions)
@@ -40,8 +44,9 @@ def main(job: Job[GenerationSettings]) -> None:
         prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
         responses = Ragged(job.inputs["responses"], f"{split}.responses")
         texts = PromptTexts(job.inputs["tokens"], split)
-        scorer = RewardSum(rewards, functions, texts)
+        scorer = RewardSum(rewards, functions, texts, weighted_judges(settings.reward, judges))
         all_scores = []
+        unreadable: Counter[str] = Counter()
         with open_scored_responses(job.result / f"{split}.parquet") as write:
             starts = range(0, len(prompts), BATCH_SIZE)
             for start in tqdm(starts, split, unit="batch", mininterval=2):
@@ -61,11 +66,17 @@ def main(job: Job[GenerationSettings]) -> None:
                     job.placement["micro_batch_tokens"],
                     device,
                 )
-                scores = scorer.score(rollouts, start // BATCH_SIZE, rows).sum
-                write(scored_prompts(texts.prompts(rows), rollouts, scores.tolist()))
-                all_scores += scores.tolist()
+                scores = scorer.score(rollouts, start // BATCH_SIZE, rows)
+                write(scored_prompts(texts.prompts(rows), rollouts, scores.sum.tolist()))
+                all_scores += scores.sum.tolist()
+                unreadable.update(scores.unreadable)
         job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
         print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
+        if judges:
+            job.facts[f"unreadable_replies_{split}"] = dict(unreadable)
+            print(f"{split}: unreadable replies: {dict(unreadable)}")
+    if judges:
+        job.record["llm_judges"] = usage_record(judges.values())
 
 
 def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardModel:

@@ -53,7 +53,14 @@ def evaluation_job(tokenizer, tmp_path):
         "seed": 1,
     }
     settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
-    settings |= {"endpoint": None, "reward": "tiny", "judge": "judge", "template": "dialogue"}
+    settings |= {
+        "llm_judge": None,
+        "llm_judge_prompts": 2,
+        "llm_judges": {},
+        "reward": "tiny",
+        "judge": "judge",
+        "template": "dialogue",
+    }
     settings |= {"datasets": [["toy", 1.0]], "trained_on": {}}
     settings["reward_templates"] = {"tiny": "dialogue", "judge": "dialogue"}
     return SimpleNamespace(
@@ -61,6 +68,8 @@ def evaluation_job(tokenizer, tmp_path):
         placement=PLACEMENT,
         inputs={**folders, "tokens": tokens},
         result=result,
+        facts={},
+        record={},
     )
 
 

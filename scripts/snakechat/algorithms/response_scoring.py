@@ -14,7 +14,7 @@ from snakechat.algorithms import ppo
 from snakechat.algorithms.group_advantages import overlong_penalties
 from snakechat.algorithms.reward_functions import WeightedFunctions
 from snakechat.algorithms.reward_models import RewardModel
-from snakechat.algorithms.reward_sum import RewardSum
+from snakechat.algorithms.reward_sum import RewardSum, WeightedJudge
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
 
@@ -55,7 +55,7 @@ class ResponseScorer(RewardSum):
 
     Args:
         settings: The settings of the recipe.
-        rewards, functions, prompt_texts: As in RewardSum.
+        rewards, functions, prompt_texts, judges: As in RewardSum.
         critic_origin: The reward model that a critic is initialized from, or None.
 
     Attributes:
@@ -72,8 +72,9 @@ class ResponseScorer(RewardSum):
         functions: WeightedFunctions,
         critic_origin: RewardModel | None = None,
         prompt_texts: PromptTexts | None = None,
+        judges: Sequence[WeightedJudge] = (),
     ) -> None:
-        super().__init__(rewards, functions, prompt_texts)
+        super().__init__(rewards, functions, prompt_texts, judges)
         self.settings, self.critic_origin = settings, critic_origin
         self.normalizer = ScoreNormalizer()
         self.critic_normalizer = ScoreNormalizer(critic_origin.weight if critic_origin else 1.0)

@@ -1,18 +1,21 @@
-"""The scores that reward models and reward functions give to responses, and their sum.
+"""The scores that reward models, LLM judges and reward functions give to responses, and their sum.
 
 Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
 from snakechat.algorithms.reward_functions import WeightedFunctions, columns_of
 from snakechat.algorithms.reward_models import RewardModel, conversation_scores
 from snakechat.algorithms.rollouts import Rollouts
+from snakechat.config.llm_judges import judge_names
+from snakechat.config.references import JUDGES, RewardReferences, weighted_references
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.modeling.forward import Scorer
 from snakechat.workflow.distributed import all_reduce_sum, rank
@@ -24,21 +27,43 @@ class Scores(NamedTuple):
 
     Attributes:
         sum: Weighted sum of all scores [B].
-        by_source: Scores [B], without weights, of each reward function NAME and of each reward
-            model, by reward/NAME or models/NAME.
+        by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
+            by reward/NAME or models/NAME, and of each LLM judge, by llm_judges/NAME.
+        unreadable: Number of unreadable replies of each LLM judge, whose responses have the mean of
+            the others (fill_missing).
     """
 
     sum: Tensor
     by_source: dict[str, Tensor]
+    unreadable: dict[str, int]
+
+
+class WeightedJudge(NamedTuple):
+    """An LLM judge. weight: Of its ratings in the sum."""
+
+    weight: float
+    judge: LlmJudge
+
+
+def weighted_judges(
+    references: RewardReferences, judges: Mapping[str, LlmJudge]
+) -> list[WeightedJudge]:
+    """Return the LLM judges that `reward` or `judge` names, with their weights."""
+    weights = weighted_references(references)
+    return [
+        WeightedJudge(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)
+    ]
 
 
 class RewardSum:
-    """The weighted sum of reward models and reward functions.
+    """The weighted sum of reward models, LLM judges and reward functions.
 
     Args:
         rewards: The reward models.
         functions: The reward functions.
-        prompt_texts: The texts of the prompts, for functions and for reward models that read text.
+        prompt_texts: The texts of the prompts, for functions, judges and reward models that read
+            text.
+        judges: The LLM judges.
     """
 
     def __init__(
@@ -46,8 +71,10 @@ class RewardSum:
         rewards: Sequence[RewardModel],
         functions: WeightedFunctions,
         prompt_texts: PromptTexts | None = None,
+        judges: Sequence[WeightedJudge] = (),
     ) -> None:
         self.rewards, self.functions, self.prompt_texts = rewards, functions, prompt_texts
+        self.judges = judges
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Scores:
         """Return the scores of the responses.
@@ -55,15 +82,24 @@ class RewardSum:
         rows: row numbers of the prompts.
 
         Raises:
-            InputError: A score is not finite.
+            InputError: A score is not finite, an endpoint failed, or no reply of a judge is
+                readable.
         """
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
         by_source: dict[str, Tensor] = {}
+        unreadable: dict[str, int] = {}
         for reward in self.rewards:
             with reward.module.on_device() as module:
                 values = self._model_scores(cast(Scorer, module), reward, rollouts, rows)
             by_source[reward.name] = values
             total += reward.weight * values
+        for weight, judge in self.judges:
+            ratings = self._ratings(judge, rollouts, rows)
+            name = f"{JUDGES}/{judge.name}"
+            unreadable[name] = int(np.isnan(ratings).sum())
+            values = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
+            by_source[name] = values
+            total += weight * values
         if self.functions:
             tables = self._function_scores(rollouts, rows)
             for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
@@ -75,7 +111,16 @@ class RewardSum:
                 f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
                 f" {total[index].item()}, expected a finite number: check the reward model"
             )
-        return Scores(total, by_source)
+        return Scores(total, by_source, unreadable)
+
+    def _ratings(
+        self, judge: LlmJudge, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
+        """Return a judge's ratings [A, n], NaN where its reply is unreadable."""
+        assert self.prompt_texts
+        responses = rollouts.response_texts()
+        prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
+        return judge.rate(prompts, responses).reshape(-1, len(rows))
 
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the score of each function for each response [f, B]."""

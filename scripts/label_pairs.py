@@ -1,0 +1,71 @@
+"""Label the pairs of a dataset by an LLM judge, which compares the responses in both orders.
+
+The better response becomes the chosen one. A pair is dropped and counted if it is a tie, where
+neither is better or the verdict depends on the order, or if a reply is unreadable.
+
+Writes what import_dataset writes: train.parquet, eval.parquet and stats.json.
+"""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from snakechat.algorithms.llm_judge import load_judges, usage_record
+from snakechat.data.phase_splits import split_rows
+from snakechat.data.records import RecordWriter, read_records
+from snakechat.data.statistics import write_statistics
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job, run
+
+# Pairs that are compared at a time.
+BATCH_SIZE = 256
+
+
+def main(job: Job[SimpleNamespace]) -> None:
+    """Write the labelled records of both splits; count swapped and dropped pairs."""
+    settings = job.settings
+    judge = load_judges(job)[settings.llm_judge]
+    job.facts |= {"swapped": {}, "dropped": {}}
+    for split in ("train", "eval"):
+        path = job.inputs["records"] / f"{split}.parquet"
+        number = pq.read_metadata(path).num_rows
+        [drawn] = split_rows(number, [1], settings.seed, settings.max_rows)
+        rows = np.sort(drawn)
+        num_swapped, dropped = 0, Counter[str]()
+        with RecordWriter(job.result / f"{split}.parquet") as writer:
+            for start in tqdm(range(0, len(rows), BATCH_SIZE), split, unit="batch", mininterval=2):
+                records = list(read_records(path, rows[start : start + BATCH_SIZE]))
+                pairs = [(p, a, b) for p, a, b in records if a is not None and b is not None]
+                dropped["no pair"] += len(records) - len(pairs)
+                if not pairs:
+                    continue
+                outcomes, _ = judge.compare(*zip(*pairs, strict=True))
+                num_swapped += int((outcomes == 0).sum())
+                for (prompt, chosen, rejected), outcome in zip(pairs, outcomes, strict=True):
+                    if outcome == 1:
+                        writer.write((prompt, chosen, rejected))
+                    elif outcome == 0:
+                        writer.write((prompt, rejected, chosen))
+                    else:
+                        dropped["tie" if outcome == 0.5 else "unreadable reply"] += 1
+        job.facts["swapped"][split] = num_swapped
+        job.facts["dropped"][split] = {name: n for name, n in sorted(dropped.items()) if n}
+        print(
+            f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped,"
+            f" dropped: {job.facts['dropped'][split]}"
+        )
+        if not writer:
+            raise InputError(
+                f"datasets.{job.spec['name']}: the {split} split has no rows left of"
+                f" {len(rows):,} (dropped: {job.facts['dropped'][split]}): use another judge or"
+                " rubric, or more rows"
+            )
+    write_statistics(job)
+    job.record["llm_judges"] = usage_record([judge])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,230 @@
+"""Requests to an OpenAI-compatible endpoint: concurrent, limited, repeated on failure, and cached.
+
+A reply that the cache has costs no request (snakechat/workflow/reply_cache.py).
+"""
+
+import datetime
+import email.utils
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import httpx2
+from tqdm import tqdm
+
+from snakechat.config.llm_judges import api_key
+from snakechat.config.references import JUDGES
+from snakechat.workflow.digests import digest
+from snakechat.workflow.distributed import rank, world_size
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
+
+# Seconds without data after which an attempt has failed.
+TIMEOUT = 180
+# Attempts of a request. Each wait is twice the one before, or what the endpoint asks for.
+ATTEMPTS, FIRST_WAIT, MAX_WAIT = 8, 1, 60
+# Requests until a reply is readable; after the last one, the unreadable reply is kept.
+READ_ATTEMPTS = 3
+# Seconds after which a progress bar appears.
+BAR_DELAY = 10
+# Characters of an endpoint's text that a message quotes.
+MAX_QUOTED = 200
+
+# Turns as the endpoint receives them: role and content.
+Messages = list[dict[str, str]]
+
+
+class Stopped(Exception):
+    """Another thread has failed."""
+
+
+class ChatClient:
+    """Sends conversations to a model and returns its replies.
+
+    Args:
+        name: Name of the judge, for messages.
+        settings: Settings of the judge: model, and parameters, further fields of each request.
+        access: Where and how it is asked (snakechat/config/llm_judges.py). Several processes of a
+            job share concurrency and requests_per_minute.
+        cache: The cache of its replies.
+
+    Attributes:
+        counts: Requests, retries, cache hits, and tokens of this process.
+
+    Raises:
+        InputError: The environment variable of the API key is not set, or is not an API key.
+    """
+
+    def __init__(
+        self, name: str, settings: dict[str, Any], access: dict[str, Any], cache: ReplyCache
+    ) -> None:
+        self.place, self.settings, self.cache = f"{JUDGES}.{name}", settings, cache
+        self.url: str = access["url"].rstrip("/")
+        self.key = api_key(name, access["key_env"])
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self.num_threads = max(access["concurrency"] // world_size(), 1)
+        limits = httpx2.Limits(max_connections=self.num_threads)
+        self.client = httpx2.Client(headers=headers, timeout=TIMEOUT, limits=limits)
+        limit = access["requests_per_minute"]
+        # Seconds between the starts of two requests of this process.
+        self.interval: float = 60 * world_size() / limit if limit else 0.0
+        self.next_start = 0.0
+        self.counts: Counter[str] = Counter()
+        self.lock, self.stop = Lock(), Event()
+
+    @property
+    def cache_folder(self) -> Path:
+        """Folder of the replies of the model."""
+        return self.cache.model_folder(self.settings["model"])
+
+    def replies(
+        self, conversations: Sequence[Messages], is_readable: Callable[[str], bool]
+    ) -> list[str]:
+        """Return the reply to each conversation. Equal ones are sent once.
+
+        A reply that is not readable is requested again, READ_ATTEMPTS times in total.
+
+        Raises:
+            InputError: The endpoint failed.
+        """
+        bodies = [
+            {**self.settings["parameters"], "model": self.settings["model"], "messages": messages}
+            for messages in conversations
+        ]
+        keys = list(map(digest, bodies))
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            futures = {
+                key: pool.submit(self._reply, body, is_readable)
+                for key, body in dict(zip(keys, bodies, strict=True)).items()
+            }
+            bar = tqdm(
+                futures.items(),
+                self.place,
+                unit="reply",
+                mininterval=2,
+                delay=BAR_DELAY,
+                leave=False,
+                disable=rank() > 0,
+            )
+            try:
+                texts = {key: future.result().text for key, future in bar}
+            except BaseException as error:
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+                failures = [f.exception() for f in futures.values() if not f.cancelled()]
+                # Other threads may have stopped before the one that failed.
+                raise next((e for e in failures if isinstance(e, InputError)), error) from None
+        return [texts[key] for key in keys]
+
+    def _reply(self, body: Request, is_readable: Callable[[str], bool]) -> Reply:
+        """Return the stored reply to a request, or send it."""
+        stored = self.cache.find(body)
+        if stored:
+            self._count(cache_hits=1)
+            return stored
+        for _ in range(READ_ATTEMPTS):
+            reply = self._read(self._send(body))
+            if is_readable(reply.text):
+                break
+        return self.cache.add(body, reply)
+
+    def _send(self, body: Request) -> Any:
+        """Return the endpoint's response to a request.
+
+        Raises:
+            InputError: All attempts failed.
+        """
+        for attempt in range(ATTEMPTS):
+            self._wait_for_start()
+            self._count(requests=1)
+            wait: float = FIRST_WAIT * 2**attempt
+            try:
+                response = self.client.post(f"{self.url}/chat/completions", json=body)
+            except (httpx2.RequestError, httpx2.InvalidURL) as error:
+                failure = f"{type(error).__name__} {error}"
+            else:
+                if response.is_success:
+                    return response
+                failure = f"status {response.status_code}: {response.text}"
+                if response.status_code not in (408, 429) and response.status_code < 500:
+                    break
+                wait = max(wait, retry_after(response))
+            if attempt < ATTEMPTS - 1:
+                wait = min(wait, MAX_WAIT)
+                self._count(retries=1)
+                # In one piece: other threads print at the same time.
+                sys.stderr.write(
+                    f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
+                    f" {wait:g} s\n"
+                )
+                self._wait(wait)
+        raise InputError(
+            f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"
+            " and key"
+        )
+
+    def _read(self, response: Any) -> Reply:
+        """Return the reply in a response; its text is empty if the model returned none.
+
+        Raises:
+            InputError: The response is no chat completion.
+        """
+        try:
+            completion = response.json()
+            content = completion["choices"][0]["message"]["content"]
+            usage = completion.get("usage") or {}
+            tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            content, tokens = 0, []
+        if not isinstance(content, str | None):
+            raise InputError(
+                f"{self.place}: expected a chat completion from {self.url}, found"
+                f" {self._quote(response.text)}"
+            )
+        reply = Reply(content or "", *(n if isinstance(n, int) else None for n in tokens))
+        self._count(
+            prompt_tokens=reply.prompt_tokens or 0,
+            completion_tokens=reply.completion_tokens or 0,
+            without_token_counts=int(None in reply),
+        )
+        return reply
+
+    def _wait_for_start(self) -> None:
+        """Wait until requests_per_minute allows another request."""
+        with self.lock:
+            now = time.monotonic()
+            start = max(self.next_start, now)
+            self.next_start = start + self.interval
+        self._wait(start - now)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait; raise Stopped as soon as another thread fails."""
+        if self.stop.wait(seconds):
+            raise Stopped
+
+    def _count(self, **numbers: int) -> None:
+        with self.lock:
+            self.counts.update(numbers)
+
+    def _quote(self, text: str) -> str:
+        """Return a text on one line, truncated, without the API key and control characters."""
+        text = text if self.key is None else text.replace(self.key, "***")
+        text = " ".join(text.split())[:MAX_QUOTED]
+        return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def retry_after(response: Any) -> float:
+    """Return the seconds of the header Retry-After, a number or a date; 0 if it has neither."""
+    header = response.headers.get("Retry-After", "")
+    if header.isdecimal():
+        return float(header)
+    try:
+        allowed = email.utils.parsedate_to_datetime(header)
+        return (allowed - datetime.datetime.now(datetime.UTC)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,94 @@
+"""Replies of models behind endpoints, stored by the content of the request.
+
+FOLDER/MODEL/xx/DIGEST.json has a request, the reply and its token counts. The digest is that of the
+request's body: model, messages and parameters. Address and API key are no part of it.
+
+Standard library only.
+"""
+
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from snakechat.workflow.digests import digest
+from snakechat.workflow.file_links import NO_LINK
+from snakechat.workflow.result_cache import make_folder
+
+Request = dict[str, Any]
+
+
+class Reply(NamedTuple):
+    """The text of a reply, and its token counts; None if the endpoint did not report them."""
+
+    text: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class ReplyCache:
+    """Replies in a folder, which several processes may use at a time.
+
+    The first reply to a request that is stored is the one that all processes use: another run gets
+    the same replies, even if the model would reply differently.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.has_warned = folder, False
+
+    def model_folder(self, model: str) -> Path:
+        """Return the folder with the replies of a model."""
+        return self.folder / quote(model, safe="")
+
+    def find(self, request: Request) -> Reply | None:
+        """Return the stored reply to a request; None if there is none, or a damaged one."""
+        try:
+            record = json.loads(self._path(request).read_text())
+            return Reply(*(record[name] for name in Reply._fields))
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def add(self, request: Request, reply: Reply) -> Reply:
+        """Store the reply to a request; return the stored one, which may be another process's.
+
+        A reply that cannot be stored is a warning: another run would send its request again.
+        """
+        try:
+            return self._store(request, reply)
+        except OSError as error:
+            if not self.has_warned:
+                self.has_warned = True
+                print(
+                    f"warning: replies are not stored in {self.folder}: {error.strerror}",
+                    file=sys.stderr,
+                )
+            return reply
+
+    def _store(self, request: Request, reply: Reply) -> Reply:
+        path = self._path(request)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent.parent)
+        make_folder(path.parent)
+        temporary = path.with_name(f".{uuid.uuid4().hex}")
+        temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            if stored := self.find(request):
+                reply = stored
+            else:
+                os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return reply
+
+    def _path(self, request: Request) -> Path:
+        key = digest(request)
+        return self.model_folder(request["model"]) / key[:2] / f"{key}.json"

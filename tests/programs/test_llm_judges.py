@@ -1,0 +1,189 @@
+"""LLM judges in RLHF, in generations and as labellers of pairs, in this process."""
+
+import json
+import random
+
+import pytest
+
+from snakechat.config.llm_judges import judge_access, judge_settings
+from snakechat.data import toy
+from snakechat.data.records import read_records
+from snakechat.data.scored_responses import read_scored_responses
+from snakechat.workflow.errors import InputError
+from support.llm_endpoint import (  # noqa: F401
+    SECRET,
+    compared_responses,
+    judge_entry,
+    llm_server,
+    prefer_first_in_alphabet,
+)
+from support.rlhf_training import rlhf_inputs, rlhf_training  # noqa: F401
+from support.stages import stages_of_small_model
+
+# DeepSpeed calls functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def length_rating(body):
+    """Rate longer responses higher, from 1 to 10."""
+    return str(min(1 + len(response_in(body)), 10))
+
+
+def response_in(body):
+    return body["messages"][1]["content"].split("[RESPONSE ")[1].split("]\n", 1)[1].split("\n[")[0]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def judged(server, folder, **settings):
+    """Return settings and placement of a training whose reward is an LLM judge."""
+    judges = {"wise": judge_entry(server, **settings)}
+    placement = {"cache": str(folder), "llm_judges": judge_access(judges, judges)}
+    settings = {"reward": "llm_judges/wise", "llm_judges": judge_settings(judges, judges)}
+    settings |= {"reward_templates": {}, "algorithm": "rloo", "num_generations": 2}
+    settings |= {"kl_in": "loss", "kl_estimator": "k2", "max_steps": 2}
+    return {**settings, "placement": placement, "without": ("reward", "tokens.reward")}
+
+
+def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
+    server.replies = [length_rating]
+    prices = {"prompt": 1.0, "completion": 1.0}
+    arguments = judged(server, tmp_path, prices=prices, concurrency=4)
+    first = train(**arguments)
+    sent = len(server.requests)
+    usage = first.record["llm_judges"]["wise"]
+    assert usage["requests"] == sent > 100
+    assert usage["cost"] == pytest.approx(sent * 102 / 1e6)
+    lines = [line for line in first.metrics if "objective/scores" in line]
+    assert [line["rewards/llm_judges/wise/unreadable"] for line in lines] == [0, 0]
+    assert all(1 < line["objective/scores"] < 10 for line in lines)
+    # Twice the same: no request, and the same bytes.
+    before = contents(first.result)
+    second = train(**arguments)
+    assert len(server.requests) == sent
+    assert second.record["llm_judges"]["wise"]["requests"] == 0
+    assert contents(second.result) == before
+    for path in (*tmp_path.rglob("*"), *first.result.rglob("*.json*")):
+        assert path.is_dir() or SECRET not in path.read_text()
+
+
+def test_a_judge_is_weighted_with_a_function(server, train, tmp_path):
+    server.replies = ["7"]
+    arguments = judged(server, tmp_path)
+    arguments |= {"reward": [["llm_judges/wise", 0.5]], "max_steps": 1}
+    job = train(
+        **arguments,
+        reward_functions={"length_bounds": {"weight": 2, "arguments": {"min_characters": 8}}},
+    )
+    [line] = [line for line in job.metrics if "objective/scores" in line]
+    assert line["rewards/llm_judges/wise/mean"] == 7
+    expected = 3.5 + 2 * line["rewards/length_bounds/mean"]
+    assert line["objective/scores"] == pytest.approx(expected)
+
+
+def test_unreadable_ratings_are_counted_and_do_not_move_the_mean(server, train, tmp_path):
+    def reply(body):
+        return "I refuse." if len(response_in(body)) % 5 == 0 else length_rating(body)
+
+    server.replies = [reply]
+    job = train(**judged(server, tmp_path) | {"max_steps": 1})
+    [line] = [line for line in job.metrics if "objective/scores" in line]
+    assert 0 < line["rewards/llm_judges/wise/unreadable"] < 0.9
+    assert 1 <= line["objective/scores"] <= 10
+
+
+def test_a_failing_endpoint_ends_the_training_with_one_line(server, train, tmp_path):
+    server.replies = [(401, {}, "who are you?")]
+    with pytest.raises(InputError, match=r"llm_judges\.wise: http.* failed: status 401"):
+        train(**judged(server, tmp_path))
+
+
+# Generations and labels.
+
+COMMON = {"model": "random", "datasets": ["toy"], "dtype": "fp32"}
+GENERATIONS = {
+    **COMMON,
+    "placement": {"deployment": "cpu"},
+    "reward": "llm_judges/wise",
+    "max_prompt_length": 60,
+    "max_response_length": 20,
+    "num_generations": 8,
+}
+
+
+@pytest.fixture
+def stages(server, tokenizer, group, tmp_path):
+    """Generations of a small random model to 8 prompts, and a dataset with labels."""
+    rows, _ = toy.make_rows(8, 0, random.Random(1))
+    records = [tuple(row.values()) for row in rows]
+    datasets = {
+        "pairs": {"generations": "mine", "select": "best_and_worst"},
+        "labelled": {"label": "toy", "llm_judge": "wise"},
+        "few": {"label": "toy", "llm_judge": "wise", "max_rows": 3},
+    }
+    judges = {"wise": judge_entry(server)}
+    with stages_of_small_model(
+        tmp_path,
+        tokenizer,
+        {"train": records, "eval": records},
+        {"generations": {"mine": GENERATIONS}},
+        datasets,
+        judges,
+    ) as stages:
+        yield stages
+
+
+def test_pairs_are_selected_by_ratings(stages, server):
+    server.replies = [length_rating]
+    job = stages.run("select_responses", "pairs")
+    scores = stages.result("score_responses", "mine")
+    assert len(server.requests) > 20
+    rows = {row.prompt: row for row in read_scored_responses(scores / "train.parquet")}
+    for row in rows.values():
+        lengths = [len(text) for text in row.responses]
+        assert row.scores == [min(1 + length, 10) for length in lengths]
+    for prompt, chosen, rejected in read_records(job.target / "train.parquet"):
+        assert len(chosen) > len(rejected), prompt
+    facts = json.loads(scores.with_name("mine.manifest.json").read_text())["facts"]
+    assert facts["unreadable_replies_train"] == {"llm_judges/wise": 0}
+    run = json.loads(scores.with_name("mine.run.json").read_text())
+    assert run["llm_judges"]["wise"]["requests"] == len(server.requests)
+    assert SECRET not in json.dumps(run)
+
+
+def longer(body):
+    """Prefer the longer response."""
+    lengths = [len(text) for text in compared_responses(body)]
+    return "C" if lengths[0] == lengths[1] else "AB"[lengths[1] > lengths[0]]
+
+
+def test_pairs_are_labelled_in_both_orders(stages, server):
+    server.replies = [longer]
+    job = stages.run("label_pairs", "labelled")
+    given = {p: {a, b} for p, a, b in read_records(stages.folder / "records/train.parquet")}
+    labelled = list(read_records(job.target / "train.parquet"))
+    for prompt, chosen, rejected in labelled:
+        assert {chosen, rejected} == given[prompt] and len(chosen) > len(rejected)
+    expected = {p: a for p, a, _ in read_records(stages.folder / "records/train.parquet")}
+    swapped = sum(chosen != expected[prompt] for prompt, chosen, _ in labelled)
+    assert job.facts["swapped"]["train"] == swapped
+    assert len(labelled) + sum(job.facts["dropped"]["train"].values()) == 8
+    # Both splits have the same rows: each pair is asked once in each order.
+    assert len(server.requests) == 16 == job.record["llm_judges"]["wise"]["requests"]
+    assert json.loads((job.target / "stats.json").read_text())["train"]["rows"] == len(labelled)
+
+
+def test_verdicts_that_depend_on_the_order_drop_the_pair(stages, server):
+    server.replies = ["A"]
+    with pytest.raises(
+        InputError, match=r"datasets.labelled: the train split has no rows .*'tie': 8"
+    ):
+        stages.run("label_pairs", "labelled")
+
+
+def test_max_rows_bounds_the_requests(stages, server):
+    server.replies = [prefer_first_in_alphabet]
+    stages.run("label_pairs", "few")
+    assert len(server.requests) == 6

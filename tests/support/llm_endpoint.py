@@ -1,0 +1,113 @@
+"""An OpenAI-compatible endpoint in a thread, and judges that ask it."""
+
+import json
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from snakechat.algorithms.chat_client import ChatClient
+from snakechat.algorithms.llm_judge import LlmJudge
+from snakechat.config.llm_judges import judge_access, judge_settings
+from snakechat.workflow.reply_cache import ReplyCache
+
+SECRET = "sk-very-secret"
+
+
+class Server(ThreadingHTTPServer):
+    """An endpoint.
+
+    replies: a text, (status, headers, body), or a function of the request's body that returns one
+        of these, for each request; the last one repeats.
+    requests: path, headers and body of each request.
+    """
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies, self.requests = ["A"], []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    @property
+    def texts(self):
+        """The texts of the requests, after the instructions."""
+        return [body["messages"][1]["content"] for _, _, body in self.requests]
+
+    def reply(self, body):
+        """Return (status, headers, body) for a request."""
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        reply = reply(body) if callable(reply) else reply
+        if isinstance(reply, tuple):
+            return reply
+        usage = {"prompt_tokens": 100, "completion_tokens": 2}
+        return 200, {}, json.dumps({"choices": [{"message": {"content": reply}}], "usage": usage})
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, dict(self.headers), body))
+        status, headers, text = self.server.reply(body)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        """Log nothing."""
+
+
+@contextmanager
+def serving():
+    with Server() as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(name="server")
+def llm_server(monkeypatch):
+    """An endpoint; waits are recorded in server.waits and skipped."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    with serving() as server:
+        server.waits = []
+        wait = lambda _, seconds: server.waits.append(seconds) if seconds else None  # noqa: E731
+        monkeypatch.setattr(ChatClient, "_wait", wait)
+        yield server
+
+
+def judge_entry(server, **settings):
+    """Return the entry of `llm_judges` for a judge; requests are sent one after the other."""
+    entry = {"url": server.url, "model": "lab/wise", "rubric": "Be kind.", "key_env": "JUDGE_KEY"}
+    return {**entry, "concurrency": 1, **settings}
+
+
+def judge_of(server, cache, **settings):
+    """Return a judge that asks the endpoint. cache: folder of its replies."""
+    judges = {"wise": judge_entry(server, **settings)}
+    settings, access = judge_settings(judges, judges), judge_access(judges, judges)
+    return LlmJudge("wise", settings["wise"], access["wise"], ReplyCache(cache))
+
+
+def use_judge(job, server, **settings):
+    """Give the judge `wise` to a job."""
+    judges = {"wise": judge_entry(server, **settings)}
+    job.settings.llm_judges = judge_settings(judges, judges)
+    job.placement = {**job.placement, "llm_judges": judge_access(judges, judges)}
+    job.placement["cache"] = str(job.result.parent / "cache")
+
+
+def compared_responses(body):
+    """Return responses A and B of a request."""
+    one, other = body["messages"][1]["content"].split("[RESPONSE A ")[1].split("[RESPONSE B ")
+    return one.split("]\n", 1)[1].split("\n[")[0], other.split("]\n", 1)[1].split("\n[")[0]
+
+
+def prefer_first_in_alphabet(body):
+    one, other = compared_responses(body)
+    return "A" if one < other else "B"

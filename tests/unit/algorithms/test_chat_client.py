@@ -1,0 +1,196 @@
+"""Requests to an endpoint: retries, limits, errors, the cache and the counts, on a local server."""
+
+import datetime
+import email.utils
+import json
+from threading import Barrier
+
+import httpx2
+import pytest
+
+from snakechat.algorithms import chat_client
+from snakechat.workflow.errors import InputError
+from support.llm_endpoint import SECRET, judge_of, llm_server, serving  # noqa: F401
+
+
+def client_of(server, folder, **settings):
+    return judge_of(server, folder, **settings).client
+
+
+def ask(client, *texts, is_readable=lambda _: True):
+    return client.replies([[{"role": "user", "content": text}] for text in texts], is_readable)
+
+
+def test_requests_have_model_parameters_and_key(server, tmp_path):
+    parameters = {"temperature": 0, "max_tokens": 4}
+    assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
+    [(path, headers, body)] = server.requests
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {SECRET}"
+    expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}
+    assert body == {**expected, **parameters}
+
+
+def test_without_key_env_no_key_is_sent(server, tmp_path):
+    ask(client_of(server, tmp_path, key_env=None), "Hi?")
+    assert "Authorization" not in server.requests[0][1]
+
+
+def test_equal_conversations_are_one_request_and_replies_keep_their_order(server, tmp_path):
+    server.replies = [lambda body: body["messages"][0]["content"].upper()]
+    texts = ["b", "a", "b", "c", "a"]
+    assert ask(client_of(server, tmp_path, concurrency=3), *texts) == ["B", "A", "B", "C", "A"]
+    assert len(server.requests) == 3
+
+
+def test_requests_are_concurrent(server, tmp_path):
+    # Each of three requests is answered when all three have arrived.
+    arrived = Barrier(3, timeout=30)
+    server.replies = [lambda body: (arrived.wait() and "yes") or "yes"]
+    assert ask(client_of(server, tmp_path, concurrency=3), *"abc") == ["yes"] * 3
+
+
+def test_replies_of_the_cache_cost_no_request(server, tmp_path):
+    server.replies = ["one", "two"]
+    first = client_of(server, tmp_path)
+    assert ask(first, "a", "b") == ["one", "two"]
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    # Another address and another key, as if a server had moved.
+    second = client_of(server, tmp_path, url="http://nowhere/v1", key_env=None)
+    assert ask(second, "b", "a") == ["two", "one"]
+    assert len(server.requests) == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == files
+    assert all(path.parent.parent == first.cache_folder for path in files)
+    assert (first.counts["requests"], second.counts["requests"]) == (2, 0)
+    assert (first.counts["cache_hits"], second.counts["cache_hits"]) == (0, 2)
+    assert first.counts["prompt_tokens"] == 200 and second.counts["prompt_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model": "other"}, {"parameters": {"temperature": 0, "seed": 2}}]
+)
+def test_other_models_and_parameters_are_asked_anew(server, tmp_path, settings):
+    ask(client_of(server, tmp_path), "a")
+    ask(client_of(server, tmp_path, **settings), "a")
+    assert len(server.requests) == 2
+
+
+def test_the_key_is_in_no_file(server, tmp_path):
+    ask(client_of(server, tmp_path), "a", "b")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 2
+    assert all(SECRET not in path.read_text() for path in files)
+
+
+def test_unreadable_replies_are_requested_again_a_few_times(server, tmp_path):
+    server.replies = ["hm", "hm", "yes", "no", "no", "no", "too late"]
+    readable = {"is_readable": lambda reply: reply == "yes"}
+    assert ask(client_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
+    assert len(server.requests) == 6
+    # The last reply counts, in other runs too.
+    assert ask(client_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
+    assert len(server.requests) == 6
+
+
+def test_temporary_failures_are_retried(server, tmp_path, capsys):
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=20)
+    server.replies = [
+        (429, {"Retry-After": "7"}, f"slow down, {SECRET}\x1b[2J"),
+        (500, {}, "oh"),
+        (503, {"Retry-After": "9999"}, ""),
+        (408, {"Retry-After": email.utils.format_datetime(later, usegmt=True)}, ""),
+        "yes",
+    ]
+    client = client_of(server, tmp_path)
+    assert ask(client, "a") == ["yes"]
+    # Retry-After is bounded.
+    assert server.waits[:3] == [7, 2, chat_client.MAX_WAIT]
+    assert 15 < server.waits[3] <= 20
+    printed = capsys.readouterr().err
+    assert "llm_judges.wise: http" in printed
+    assert "status 429: slow down, ***?[2J; next attempt in 7 s" in printed
+    assert SECRET not in printed
+    assert (client.counts["requests"], client.counts["retries"]) == (5, 4)
+
+
+def test_failed_connections_are_retried(server, tmp_path, monkeypatch):
+    client = client_of(server, tmp_path)
+    assert client.client.timeout == httpx2.Timeout(chat_client.TIMEOUT)
+    post, broken = client.client.post, [httpx2.ReadTimeout("late"), httpx2.ConnectError("refused")]
+
+    def breaking(*args, **kwargs):
+        if broken:
+            raise broken.pop()
+        return post(*args, **kwargs)
+
+    monkeypatch.setattr(client.client, "post", breaking)
+    assert ask(client, "a") == ["A"]
+    assert server.waits == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("reply", "num_requests", "message"),
+    [
+        ((500, {}, "out\nof order"), chat_client.ATTEMPTS, "status 500: out of order"),
+        ((401, {}, f"no such key: {SECRET}"), 1, r"status 401: no such key: \*\*\*: check url,"),
+        ((404, {}, "no such model"), 1, "status 404: no such model"),
+        ((307, {"Location": "/elsewhere"}, ""), 1, "status 307"),
+        ((200, {}, "<html>Log in</html>"), 1, "expected a chat completion from .*<html>"),
+        ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
+        ((200, {}, "[]"), 1, "expected a chat completion"),
+    ],
+)
+def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_requests, message):
+    server.replies = [reply]
+    with pytest.raises(InputError, match=message) as error:
+        ask(client_of(server, tmp_path), "a")
+    assert str(error.value).startswith("llm_judges.wise: ")
+    assert len(server.requests) == num_requests
+    assert len(server.waits) == num_requests - 1
+    assert SECRET not in str(error.value) and "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_one_failure_ends_the_other_requests(server, tmp_path):
+    server.replies = [(404, {}, "gone")]
+    with pytest.raises(InputError, match="status 404: gone"):
+        ask(client_of(server, tmp_path, concurrency=2), *map(str, range(200)))
+    assert len(server.requests) < 200
+
+
+def test_an_unreachable_endpoint_is_an_error(server, tmp_path):
+    with serving() as gone:
+        client = client_of(gone, tmp_path, key_env=None)
+    with pytest.raises(InputError, match="failed: ConnectError"):
+        ask(client, "a")
+
+
+@pytest.mark.parametrize("value", [None, " ", "sk-\nsecret", "sk-密"])
+def test_a_missing_key_is_an_error_that_names_its_variable(server, tmp_path, monkeypatch, value):
+    monkeypatch.delenv("JUDGE_KEY")
+    if value is not None:
+        monkeypatch.setenv("JUDGE_KEY", value)
+    match = "llm_judges.wise.key_env: environment variable JUDGE_KEY has no key"
+    with pytest.raises(InputError, match=match) as error:
+        client_of(server, tmp_path)
+    assert "sk-" not in str(error.value)
+
+
+def test_requests_per_minute_are_paced(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_client.time, "monotonic", lambda: 1000.0)
+    ask(client_of(server, tmp_path, requests_per_minute=30), "a", "b", "c")
+    assert server.waits == [2, 4]
+
+
+def test_processes_share_the_limits(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
+    assert (client.interval, client.num_threads) == (4, 2)
+
+
+def test_replies_without_token_counts_are_counted(server, tmp_path):
+    text = json.dumps({"choices": [{"message": {"content": None}}]})
+    server.replies = [(200, {}, text)]
+    client = client_of(server, tmp_path)
+    assert ask(client, "a") == [""]
+    assert client.counts["without_token_counts"] == 1
