@@ -1,16 +1,22 @@
 """Compute the log-probabilities of responses under the reference model of DPO.
 
-The reference is the model that DPO starts from. SPLIT.npy [2, n] contains the log-probability of
+The reference is the model that DPO starts from. SPLIT.npy [E, 2, n] contains the log-probability of
 the chosen and the rejected response of each pair given its prompt (float32, nats). For KTO,
-SPLIT.mismatched.npy [1, n] contains that of a response to another prompt.
+SPLIT.mismatched.npy [E, 1, n] contains that of a response to another prompt.
+
+In 16 bits, rows that are packed with other rows have other rounding errors, which may change the
+log-probability of a response by a nat. There, E is the number of epochs: each epoch has the
+log-probabilities in the batches in which DPO trains on the rows, so that its first loss is exact.
+Otherwise E is 1.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import choose_device
@@ -28,10 +34,29 @@ def main(job: Job[Any]) -> None:
         examples = {split: pairs}
         if max_length is not None:
             examples[f"{split}.mismatched"] = pairs.mismatched(max_length)
+        batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
-            logprobs = response_logprobs(policy, rows, max_tokens)
-            np.save(job.result / f"{name}.npy", logprobs.astype(np.float32))
+            np.save(
+                job.result / f"{name}.npy", logprobs_by_epoch(policy, rows, max_tokens, batches)
+            )
         print(f"{split}: {len(pairs):,} pairs")
+
+
+def logprobs_by_epoch(
+    policy: Policy, examples: Examples, max_tokens: int, batches: Mapping[str, Any] | None
+) -> np.ndarray:
+    """Return the log-probability of each response in each epoch: float32 [E, A, n].
+
+    batches: arguments of epoch_batches after the first; None for one epoch, in any batches.
+    """
+    if batches is None:
+        return response_logprobs(policy, examples, max_tokens)[None].astype(np.float32)
+    epochs = epoch_batches(len(examples), **batches)
+    logprobs = np.zeros((len(epochs), *examples.response_lengths.shape), np.float32)
+    for epoch, epoch_logprobs in zip(epochs, logprobs, strict=True):
+        for rows in epoch:
+            epoch_logprobs[:, rows] = response_logprobs(policy, examples.select(rows), max_tokens)
+    return logprobs
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python scripts/estimate.py output/rlhf/13b
     python scripts/estimate.py output/rlhf/mine --gpu h100 --configfile mine.yaml
+    python scripts/estimate.py output/rlhf/mine --gpu 48GB,181TFLOPS,864GB/s
 
 The jobs and their placement come from a dry run of Snakemake, which receives the options that this
-program does not have. Nothing is built; only spec files are written. The modules in
+program does not have. Nothing is built or written. The modules in
 snakechat/planning/ describe the method.
 """
 
@@ -14,8 +15,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from snakechat.planning.compute_time import BANDWIDTH_UTILIZATION, FLOPS_UTILIZATION, GPUS
-from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs
+from snakechat.planning.compute_time import (
+    BANDWIDTH_UTILIZATION,
+    FLOPS_UTILIZATION,
+    GPU_SYNTAX,
+    GPUS,
+    parse_gpu,
+)
+from snakechat.planning.dry_run import dry_run, parse_arguments
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
 from snakechat.planning.plan import Plan
@@ -36,15 +43,23 @@ def main() -> None:
         usage="%(prog)s [-h] [--gpu GPU] [--json] [targets ...] [options of snakemake]",
     )
     parser.add_argument("targets", nargs="*", help="as for snakemake; default: existing results")
-    parser.add_argument("--gpu", choices=GPUS, default="a100-80g", help="default: %(default)s")
+    parser.add_argument(
+        "--gpu",
+        default="a100-80g",
+        help=f"{', '.join(GPUS)} or {GPU_SYNTAX}: its memory, its dense 16-bit TFLOPS and the"
+        " bandwidth of its memory; default: %(default)s",
+    )
     parser.add_argument("--json", action="store_true", help="print bytes, FLOP and seconds as JSON")
     arguments, options = parse_arguments(parser, sys.argv[1:])
-    gpu = GPUS[arguments.gpu]
+    try:
+        gpu = parse_gpu(arguments.gpu)
+    except ValueError as error:
+        parser.error(f"argument --gpu: {error}")
 
     folder, stale = dry_run([*arguments.targets, *options])
     _, all_jobs = dry_run([*arguments.targets, *options, "--forceall"])
     os.chdir(folder)
-    plan = Plan(planned_jobs(all_jobs), set(planned_jobs(stale)))
+    plan = Plan(all_jobs, set(stale))
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
 
     if arguments.json:

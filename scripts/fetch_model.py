@@ -9,14 +9,17 @@ from pathlib import Path
 from snakechat.data.hub import fetch, licence_of
 from snakechat.data.model_files import model_files
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.models import copy_model
+from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 
 
 def main(job: Job) -> None:
-    """Fetch the model. Weights in PyTorch's format are loaded as tensors only, never unpickled."""
+    """Fetch the model. The weights are copied without loading them.
+
+    Those in PyTorch's format are read as tensors only, never unpickled as other objects.
+    """
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
         folder, paths, commit = fetch(hub, "model", revision, model_files)

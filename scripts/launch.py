@@ -11,7 +11,8 @@ first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 Options before the program are options of torchrun, which replace the placement.
 
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
-no process is started: this program publishes it, within a second.
+no process is started: this program publishes it, within a second. Otherwise it empties the log of
+the last run, whose path is in SNAKECHAT_LOG.
 
 Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
 killed cannot report anything: this program reports it.
@@ -47,8 +48,11 @@ def main() -> None:
     if "launch" in placement:
         # The program starts the processes itself.
         nodes, gpus = 1, 0
-    # Snakemake lowers the threads of a job if the machine has fewer cores.
+    # Snakemake lowers the threads of a job to --cores. On the CPU, results depend on their number:
+    # the placement decides.
     threads = int(os.environ.get("OMP_NUM_THREADS", placement.get("threads", 1)))
+    if not gpus:
+        threads = placement.get("threads", threads)
     node_options = options_of_this_node(nodes)
     # Several nodes that were started separately decide together, in the program.
     decides_alone = nodes == 1 or node_options is None
@@ -56,6 +60,8 @@ def main() -> None:
         spec = command[command.index("--spec") + 1]
         if reuse_result(spec, placement):
             return
+        if log := os.environ.get("SNAKECHAT_LOG"):
+            os.truncate(log, 0)
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:
@@ -63,14 +69,20 @@ def main() -> None:
     if nodes == 1 and gpus < 2:
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
+        set_threads(threads)
         os.execv(sys.executable, [sys.executable, *command])
     processes = max(gpus, 1)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(max(threads // processes, 1))
+    set_threads(max(threads // processes, 1))
     # With --standalone, torchrun chooses a free port.
     group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]
     options = [f"--nproc-per-node={processes}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT}"]
     run_torchrun([*group, *options, *command])
+
+
+def set_threads(number: int) -> None:
+    """Set the number of CPU threads of the libraries that a process of the job loads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(number)
 
 
 def options_of_this_node(nodes: int) -> list[str] | None:

@@ -15,7 +15,7 @@ from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pa
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.batching import training_batches
+from snakechat.modeling.batching import num_steps, training_batches
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
@@ -28,6 +28,7 @@ from snakechat.training.evaluations import Evaluations
 from snakechat.training.kept_models import KeptModels
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
+from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.job import Job, run
 
@@ -43,15 +44,17 @@ def main(job: Job[DpoSettings]) -> None:
     eval_data = PreferenceData(settings, job.inputs, "eval")
     num_tokens = data.rows.num_tokens(with_prompts=True)
     batches = training_batches(len(data.rows), settings.global_batch_size, settings)
+    steps_per_epoch = num_steps(len(data.rows), settings.global_batch_size, epochs=1)
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
-    model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
+    deferred = is_partitioned(job.placement, settings.dtype)
+    model = load_causal(job.inputs["model"], settings.dtype, tokenizer, deferred)
     check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
-    policy = Policy(model).to(device)
+    policy = Policy(model)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
 
     def evaluate() -> dict[str, float]:
@@ -59,8 +62,7 @@ def main(job: Job[DpoSettings]) -> None:
         return pair_metrics(losses, rewards)
 
     def save(folder: Path) -> None:
-        with engine.gathered_weights():
-            save_model(model, tokenizer, folder)
+        save_model(model, tokenizer, folder, engine.gathered)
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
@@ -69,11 +71,12 @@ def main(job: Job[DpoSettings]) -> None:
     checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0:
-            data.check_initial_policy(policy, max_tokens)
+            data.check_initial_policy(policy, batches[0], max_tokens)
             if evaluations.is_due(0):
                 logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
+            data.epoch = (step - 1) // steps_per_epoch
             metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
             with timer("train"):
                 # Of the whole step: it does not depend on how micro-batches divide the rows.

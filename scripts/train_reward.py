@@ -6,6 +6,7 @@ With loss: per_token, it is the mean of this loss over the positions from the fi
 responses differ to the end of the longer one, as in DeepSpeed-Chat.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,12 @@ from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
-from snakechat.training.engine import Engine, make_engine
+from snakechat.training.engine import Engine, make_engine, make_frozen
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.kept_models import KeptModels
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
+from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -56,12 +58,13 @@ def main(job: Job[RewardSettings]) -> None:
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
-    model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, new_head=True)
+    deferred = is_partitioned(job.placement, settings.dtype)
+    model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, True, deferred)
     check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
-    scorer = Scorer(model).to(device)
+    scorer = Scorer(model)
     engine = make_engine(scorer, settings, settings.learning_rate, len(batches), job.placement)
 
     def evaluate() -> dict[str, float]:
@@ -69,8 +72,7 @@ def main(job: Job[RewardSettings]) -> None:
         return pair_metrics(pairwise_loss(*scores), scores)
 
     def save(folder: Path) -> None:
-        with engine.gathered_weights():
-            save_model(model, tokenizer, folder)
+        save_model(model, tokenizer, folder, engine.gathered)
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
@@ -113,15 +115,16 @@ def main(job: Job[RewardSettings]) -> None:
     kept_models.save_result(job.result)
     ranks.barrier()
     probes = eval_pairs.head(NUM_PROBES)
-    saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer)).to(device)
-    saved_scores = response_scores(saved, probes, max_tokens)
+    saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer, deferred=deferred))
+    frozen = make_frozen(saved, settings.dtype, job.placement, offload=False)
+    with frozen.on_device():
+        saved_scores = response_scores(saved, probes, max_tokens)
     # The best model may be that of an earlier step.
     if settings.save_strategy == "last":
-        with engine.gathered_weights():
-            if settings.lora_rank:
-                # The saved weights are rounded after merging, so these must be too.
-                merge_adapters(model)
-            check_saved_model(job, saved_scores, response_scores(scorer, probes, max_tokens))
+        if settings.lora_rank:
+            # The saved weights are rounded after merging, so these must be too.
+            merge_adapters(model, partial(engine.gathered, update=True))
+        check_saved_model(job, saved_scores, response_scores(scorer, probes, max_tokens))
     job.facts["probe_scores"] = saved_scores.tolist()
     write_card(job)
 

@@ -10,6 +10,7 @@ with a new head; RLOO and GRPO have none. Each rank samples and evaluates its sh
 responses; every rank holds the tensors of the whole step.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import evaluate_tokens, make_experience, make_rewards
 from snakechat.algorithms.kl_controller import KLController
+from snakechat.algorithms.llm_judge import LlmJudge, load_judges, usage_record
 from snakechat.algorithms.ppo_updates import Updater
 from snakechat.algorithms.response_scoring import ResponseScorer
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_sum import RewardSum, Scores
+from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, count_shared_prompts
@@ -61,6 +63,8 @@ BEST_METRIC = "objective/rlhf_reward"
 def main(job: RlhfJob) -> None:
     """Load data and models, train, save."""
     settings = job.settings
+    # Before the models are loaded: a missing API key is noticed at once.
+    judges = load_judges(job)
     device = init_process_group(job.placement)
     torch.manual_seed(settings.seed)
 
@@ -68,12 +72,12 @@ def main(job: RlhfJob) -> None:
     ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
     batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
     tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
-    models = load_models(job, tokenizer, device)
+    models = load_models(job, tokenizer)
     # The ids of another tokenizer cannot be compared.
     others = {f"tokens.{key}" for key, reward in models.rewards.items() if reward.reader.encoder}
     comparable = {name: folder for name, folder in job.inputs.items() if name not in others}
     job.facts["shared_prompts"] = count_shared_prompts(prompts, comparable)
-    trainer = RlhfTrainer(job, tokenizer, models, prompts, ptx, batches, device)
+    trainer = RlhfTrainer(job, tokenizer, models, judges, prompts, ptx, batches, device)
 
     # All ranks start from the same weights, and sample different responses.
     torch.manual_seed(settings.seed + rank())
@@ -100,6 +104,8 @@ def main(job: RlhfJob) -> None:
             if evaluations.should_stop:
                 break
     trainer.sampler.close()
+    if judges:
+        job.record["llm_judges"] = usage_record(judges.values())
     evaluations.save_result(job.result)
     kept_models.save_result(job.result)
     write_card(job)
@@ -122,6 +128,7 @@ class RlhfTrainer:
         job: RlhfJob,
         tokenizer: PreTrainedTokenizerBase,
         models: RlhfModels,
+        judges: Mapping[str, LlmJudge],
         prompts: Ragged,
         ptx: Examples | None,
         batches: list[np.ndarray],
@@ -132,11 +139,17 @@ class RlhfTrainer:
         self.device, self.micro_batch_tokens = device, job.placement["micro_batch_tokens"]
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
+        weighted = weighted_judges(settings.reward, judges)
         self.scorer = ResponseScorer(
-            settings, rewards, functions, models.critic_origin, PromptTexts(tokens, "train")
+            settings,
+            rewards,
+            functions,
+            models.critic_origin,
+            PromptTexts(tokens, "train"),
+            weighted,
         )
         if settings.eval_steps:
-            self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"))
+            self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
             self.eval_rows = draw_held_out_prompts(
                 tokens, settings.datasets, settings.eval_prompts, settings.seed
@@ -171,7 +184,7 @@ class RlhfTrainer:
         settings, models = self.settings, self.models
 
         # 1. Sample responses.
-        with self.timer("generate"), self.actor.gathered_weights():
+        with self.timer("generate"):
             rollouts = self.sample([self.prompts[row] for row in rows])
         self.response_check.check(rollouts, step)
 
@@ -203,8 +216,7 @@ class RlhfTrainer:
         generator_state = torch.default_generator.get_state()
         # Common random numbers: evaluations differ by the actor alone.
         torch.default_generator.manual_seed(self.settings.seed + rank())
-        with self.actor.gathered_weights():
-            rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
+        rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
         normalized = self.scorer.normalized(scores.sum, rollouts.ended, rollouts.lengths)
@@ -212,9 +224,11 @@ class RlhfTrainer:
         return evaluation_metrics(rollouts, evaluation, scores, normalized, self.settings.kl_coef)
 
     def sample(self, prompts: list[np.ndarray]) -> Rollouts:
-        """Sample responses from the actor, whose weights this rank has completely."""
-        self.sampler.update(self.models.actor.model)
-        responses, sampler_logprobs = sample_on_all_ranks(self.sampler, prompts, self.settings)
+        """Sample responses from the actor."""
+        self.sampler.update(self.models.actor.model, self.actor.gathered)
+        responses, sampler_logprobs = sample_on_all_ranks(
+            self.sampler, prompts, self.settings, self.actor.sampling
+        )
         return Rollouts(
             prompts,
             responses,
@@ -228,12 +242,11 @@ class RlhfTrainer:
 
     def save(self, folder: Path) -> None:
         """Save the actor, and the average of its weights, if any, in the subfolder ema."""
-        model = self.models.actor.model
-        with self.actor.gathered_weights():
-            save_model(model, self.tokenizer, folder)
+        model, gather = self.models.actor.model, self.actor.gathered
+        save_model(model, self.tokenizer, folder, gather)
         if self.ema:
-            with self.ema.average_weights(), self.actor.gathered_weights():
-                save_model(model, self.tokenizer, folder / "ema")
+            with self.ema.average_weights():
+                save_model(model, self.tokenizer, folder / "ema", gather)
 
 
 def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[int]:

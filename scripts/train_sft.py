@@ -25,6 +25,7 @@ from snakechat.training.evaluations import Evaluations
 from snakechat.training.kept_models import KeptModels
 from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
+from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -46,12 +47,13 @@ def main(job: Job[SftSettings]) -> None:
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
-    model = load_causal(job.inputs["model"], settings.dtype, tokenizer)
+    deferred = is_partitioned(job.placement, settings.dtype)
+    model = load_causal(job.inputs["model"], settings.dtype, tokenizer, deferred)
     check_sequence_length(model, settings.max_length)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     job.record["models"] = {"model": model_size(model)}
-    policy = Policy(model).to(device)
+    policy = Policy(model)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
 
     def evaluate() -> dict[str, float]:
@@ -59,8 +61,7 @@ def main(job: Job[SftSettings]) -> None:
         return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
 
     def save(folder: Path) -> None:
-        with engine.gathered_weights():
-            save_model(model, tokenizer, folder)
+        save_model(model, tokenizer, folder, engine.gathered)
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)

@@ -27,13 +27,12 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from data import ROOT, peak_mb
+from data import ROOT
 from train import (
     BETAS,
     MODEL,
@@ -46,10 +45,14 @@ from train import (
     Masters,
     child,
     compare,
+    highest_mb,
+    idle_mb,
     make_job,
     make_tokenizer,
-    rss_mb,
+    now,
+    read_setup,
     run_steps,
+    set_constants,
     spread,
 )
 
@@ -252,10 +255,12 @@ def ours(folder, seed):
     program = importlib.import_module("train_rlhf")
     # The reward model was not trained, and has no recorded scores.
     importlib.import_module("snakechat.algorithms.rlhf_models").check_probes = lambda *_: None
-    idle, case = rss_mb(), read_case(folder, seed)
+    case, setup = read_case(folder, seed), read_setup(folder)
+    set_constants(setup)
+    idle = idle_mb(setup.device)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = rlhf_job(case, folder, Path(work, "result"), seed)
-        started = time.perf_counter()
+        started = now()
         ends = run_steps(program, job, len(case.steps))
         lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     steps = []
@@ -263,7 +268,7 @@ def ours(folder, seed):
         times = json.loads(line)
         step = {name: times[name] for name in ("generate", "score", "responses", "tokens")}
         steps.append({**step, "train": end - start - step["generate"] - step["score"]})
-    return {"steps": steps, "idle_mb": idle, "peak_mb": peak_mb()}
+    return {"steps": steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
 
 
 def rlhf_job(case, folder, result, seed):
@@ -294,7 +299,7 @@ def rlhf_job(case, folder, result, seed):
         seed=seed,
     )
     job.settings = RlhfSettings(**settings)
-    job.placement["micro_batch_tokens"] = MICRO_BATCH_TOKENS
+    job.placement.setdefault("micro_batch_tokens", MICRO_BATCH_TOKENS)
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
     return job
@@ -311,18 +316,27 @@ def deepspeed_chat(folder, seed):
     Shapes: B sequences of T tokens (prompt and response); R tokens of the longest response.
     """
     import torch
-    from transformers import AutoTokenizer, OPTForCausalLM, OPTForSequenceClassification
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        OPTForCausalLM,  # noqa: F401 imported lazily otherwise, after idle memory was measured
+        OPTForSequenceClassification,  # noqa: F401
+    )
 
     torch.manual_seed(seed)
+    setup, case = read_setup(folder), read_case(folder, seed)
     pad_id = AutoTokenizer.from_pretrained(folder / "actor").pad_token_id
-    idle, case = rss_mb(), read_case(folder, seed)
-    actor, ref = (load(OPTForCausalLM, folder / "actor") for _ in range(2))
-    critic, reward = (load(OPTForSequenceClassification, folder / "reward") for _ in range(2))
+    idle = idle_mb(setup.device)
+    actor, ref = (load(AutoModelForCausalLM, folder / "actor", setup) for _ in range(2))
+    critic, reward = (
+        load(AutoModelForSequenceClassification, folder / "reward", setup) for _ in range(2)
+    )
     actor_masters, critic_masters = (Masters(list(model.parameters())) for model in (actor, critic))
     clock = Clock()
     for prompts in case.steps:
         with torch.no_grad():
-            ids, mask = padded_left(prompts, pad_id)
+            ids, mask = (each.to(setup.device) for each in padded_left(prompts, pad_id))
             ids = actor.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -335,12 +349,15 @@ def deepspeed_chat(folder, seed):
             response_mask = mask[:, PROMPT_LIMIT:]
             clock.take("generate", responses=len(ids), tokens=response_mask.sum().item())
 
-            sequences = ids, mask
-            old_logprobs = logprobs_of(actor, *sequences)
-            ref_logprobs = logprobs_of(ref, *sequences)
+            passes = [*zip(*(each.split(setup.rows_per_pass) for each in (ids, mask)), strict=True)]
+
+            def in_passes(function, model, passes=passes):
+                return torch.cat([function(model, *sequences) for sequences in passes])
+
+            old_logprobs, ref_logprobs = (in_passes(logprobs_of, model) for model in (actor, ref))
             ends = mask.cumsum(dim=1).argmax(dim=1)
-            scores = all_values(reward, *sequences).gather(1, ends[:, None]).squeeze(1)
-            old_values = values_of(critic, *sequences)
+            scores = in_passes(all_values, reward).gather(1, ends[:, None]).squeeze(1)
+            old_values = in_passes(values_of, critic)
             clock.take("score")
 
             rewards = -KL_COEF * (old_logprobs - ref_logprobs) * response_mask
@@ -350,27 +367,49 @@ def deepspeed_chat(folder, seed):
             advantages = advantages_of(rewards, old_values * response_mask)
             returns = advantages + old_values
 
-        ratio = torch.exp(logprobs_of(actor, *sequences) - old_logprobs)
-        clipped = ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE)
-        loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-        ((loss * response_mask).sum() / response_mask.sum()).backward()
+        tables = (old_logprobs, old_values, advantages, returns, response_mask)
+        parts = [*zip(*(table.split(setup.rows_per_pass) for table in tables), strict=True)]
+        num_tokens = response_mask.sum()
+        for sequences, part in zip(passes, parts, strict=True):
+            policy_loss_of(actor, sequences, *part, num_tokens).backward()
         actor_masters.step()
-
-        values = values_of(critic, *sequences)
-        clipped = old_values + (values - old_values).clamp(-CLIP_RANGE, CLIP_RANGE)
-        loss = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2
-        ((loss * response_mask).sum() / response_mask.sum()).backward()
+        for sequences, part in zip(passes, parts, strict=True):
+            value_loss_of(critic, sequences, *part, num_tokens).backward()
         critic_masters.step()
         clock.take("train")
         clock.end()
-    return {"steps": clock.steps, "idle_mb": idle, "peak_mb": peak_mb()}
+    return {"steps": clock.steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
 
 
-def load(kind, folder):
+def policy_loss_of(
+    actor, sequences, old_logprobs, old_values, advantages, returns, mask, num_tokens
+):
+    """Return the clipped loss of a pass, as a fraction of the mean over all response tokens."""
+    import torch
+
+    ratio = torch.exp(logprobs_of(actor, *sequences) - old_logprobs)
+    clipped = ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    return (loss * mask).sum() / num_tokens
+
+
+def value_loss_of(
+    critic, sequences, old_logprobs, old_values, advantages, returns, mask, num_tokens
+):
+    """Return the clipped loss of the critic in a pass, likewise."""
+    import torch
+
+    values = values_of(critic, *sequences)
+    clipped = old_values + (values - old_values).clamp(-CLIP_RANGE, CLIP_RANGE)
+    loss = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2
+    return (loss * mask).sum() / num_tokens
+
+
+def load(kind, folder, setup):
     """Load a model in bf16."""
     import torch
 
-    return kind.from_pretrained(folder, dtype=torch.bfloat16)
+    return kind.from_pretrained(folder, dtype=torch.bfloat16).to(setup.device)
 
 
 def padded_left(prompts, pad_id):

@@ -26,12 +26,12 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
 import torch
-from data import peak_mb
-from train import BETAS, RATE, Clock, rss_mb
+from train import BETAS, RATE, Clock, highest_mb, idle_mb, read_setup
 from transformers import (
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     OPTForCausalLM,  # noqa: F401 imported lazily otherwise, after idle memory was measured
-    OPTForSequenceClassification,
+    OPTForSequenceClassification,  # noqa: F401
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -77,14 +77,20 @@ def main():
     """Train on the prompts of FOLDER/SEED.json; print the times of the steps as JSON."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     datasets.disable_progress_bars()
-    idle, clock = rss_mb(), Clock()
+    setup = read_setup(folder)
+    on_gpu = setup.device != "cpu"
+    idle, clock = idle_mb(setup.device), Clock()
     case = SimpleNamespace(**json.loads((folder / f"{seed}.json").read_text()))
     config, trainer = TRAINERS[case.algorithm]
-    micro_batches = MICRO_BATCHES[case.vocab_size]
+    num_responses = case.prompts * case.num_generations
+    if on_gpu:
+        micro_batches = num_responses // setup.rows_per_pass
+    else:
+        micro_batches = MICRO_BATCHES[case.vocab_size]
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=seed,
-        per_device_train_batch_size=case.prompts * case.num_generations // micro_batches,
+        per_device_train_batch_size=num_responses // micro_batches,
         gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
         shuffle_dataset=False,
@@ -96,7 +102,7 @@ def main():
         lr_scheduler_type="cosine",
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
-        use_cpu=True,
+        use_cpu=not on_gpu,
         # Master weights stay in fp32; forward passes run in bf16.
         bf16=True,
         gradient_checkpointing=False,
@@ -104,33 +110,36 @@ def main():
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=on_gpu,
     )
     prompts = [{"prompt": ids} for step in case.steps for ids in step]
     trained = timed(trainer, clock)(
         model=str(folder / "actor"),
-        reward_funcs=reward_function(folder / "reward"),
+        reward_funcs=reward_function(folder / "reward", setup.device),
         args=arguments,
         train_dataset=datasets.Dataset.from_list(prompts),
         processing_class=AutoTokenizer.from_pretrained(folder / "actor"),
         callbacks=[StepEnd(clock)],
     )
     trained.train()
-    print(json.dumps({"steps": clock.steps, "idle_mb": idle, "peak_mb": peak_mb()}))
+    print(json.dumps({"steps": clock.steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}))
 
 
-def reward_function(folder):
+def reward_function(folder, device):
     """Return the reward model as a function of token ids.
 
     TRL passes decoded text to reward models, and tokenizes it again: responses of random weights
     would become longer and lose their eos.
     """
-    model = OPTForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16)
+    model = model.eval().to(device)
     pad_id = model.config.pad_token_id
 
     def reward(prompts, completion_ids, **_):
         rows = [torch.tensor(a + b) for a, b in zip(prompts, completion_ids, strict=True)]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id).to(
+            device
+        )
         with torch.inference_mode():
             return model(input_ids=ids, attention_mask=(ids != pad_id).long()).logits[:, 0].tolist()
 

@@ -157,7 +157,8 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, c
     finally:
         cluster.run = True
     assert process.returncode == 1
-    logs = re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout)
+    # A build repeats the errors of its jobs.
+    logs = set(re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout))
     assert len(logs) == 2 and all(LOG in Path(path).read_text() for path in logs)
     jobs = [job for name, job in cluster.jobs.items() if name not in before]
     resources = [container_of(job)["resources"] for job in jobs]
@@ -397,7 +398,7 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
     ]
     # Two processes without an operator.
     torchrun = [command[1], "--standalone", "--nproc-per-node=2", *command[2:]]
-    here.environment = {"OMP_NUM_THREADS": "1"}
+    here.environment = {"OMP_NUM_THREADS": str(NODES["threads"])}
     process = here.run("python", *torchrun)
     assert process.returncode == 0, process.stdout
     outputs = [pod.communicate(timeout=120)[0] for pod in pods]

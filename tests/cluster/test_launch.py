@@ -222,7 +222,7 @@ def test_one_process_is_plain_python(start):
     [variables] = variables_of(process)
     assert variables.pop("pid") == process.pid
     assert variables.pop("arguments")[0] == "--placement"
-    assert variables == {"OMP_NUM_THREADS": "3", "waits": ["PASSIVE", "10000"]}
+    assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"]}
 
 
 def test_users_can_set_how_long_threads_spin(start):
@@ -329,3 +329,19 @@ def test_a_group_of_another_number_of_nodes_is_an_error(start):
     assert error_of(start(nodes=1, PET_NNODES="2")) == (
         "error: the placement has 1 nodes and PET_NNODES is 2: set both to the same number"
     )
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(3, 1), (3, 8), (1, 8)])
+def test_threads_on_the_cpu_do_not_depend_on_cores(tmp_path, threads, cores):
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
+    placement = json.dumps({"nodes": 1, "gpus_per_node": 0, "threads": threads})
+    # Snakemake sets the variable to at most --cores.
+    printed = subprocess.run(
+        [sys.executable, ROOT / "scripts/launch.py", program, "--placement", placement],
+        env={**os.environ, "OMP_NUM_THREADS": str(cores)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout == f"{threads}\n"

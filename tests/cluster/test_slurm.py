@@ -181,7 +181,7 @@ def tiny(prepared, cluster):
 def test_the_tiny_recipe_is_built_from_data_to_report(tiny):
     workflow, _ = tiny
     assert (workflow.folder / "output/rlhf/tiny/model.safetensors").exists()
-    assert (workflow.folder / "output/report/tiny.manifest.json").exists()
+    assert (workflow.folder / "output/report/rlhf/tiny.manifest.json").exists()
     local = Workflow(workflow.folder, *OPTIONS[-3:])
     assert local.planned("output/rlhf/tiny") == set()
 

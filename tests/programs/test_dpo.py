@@ -125,3 +125,20 @@ def test_another_reference_model_is_an_error(unpaired):
     manifest_path(reference).write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="from that under the reference model"):
         unpaired.run("train_dpo", "broken")
+
+
+@pytest.mark.parametrize(("loss", "initial"), [("dpo", math.log(2)), ("kto", 0.5)])
+def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(
+    loss, initial, tokenizer, group, tmp_path
+):
+    rows, _ = toy.make_rows(32, 0, random.Random(1))
+    records = [tuple(row.values()) for row in rows]
+    # Eight steps are two epochs, in which a row is packed with other rows each. The learning rate
+    # is too small to change a weight; large weights and beta amplify rounding errors.
+    recipe = {**COMMON, "loss": loss, "dtype": "bf16", "beta": 5.0}
+    recipe |= {"max_length": 96, "max_steps": 8, "learning_rate": 1e-12}
+    rows = {"train": records, "eval": records}
+    recipes = {"dpo": {"still": recipe}}
+    with stages_of_small_model(tmp_path, tokenizer, rows, recipes, init_std=0.5) as stages:
+        losses = [step["loss"] for step in lines_of(stages.result("train_dpo", "still"))]
+    assert losses == pytest.approx([initial] * 8, abs=2e-4)

@@ -52,7 +52,7 @@ def test_a_plan_of_a_fresh_tree(sources):
     # During generation each process has the whole actor, in addition to its partition.
     assert by_name["train_rlhf 13b"]["moment"] == "sampling"
     assert by_name["train_rlhf 13b"]["memory"]["cache"] > 3 * GIB
-    assert by_name["draw_report 13b"]["memory"] is None
+    assert by_name["draw_report rlhf/13b"]["memory"] is None
     assert not (sources.folder / "output/models").exists()
 
 

@@ -91,12 +91,13 @@ def test_damaged_model_is_one_error_line_without_a_result(made, name, reason):
     assert not result(workflow, name).exists()
 
 
-def test_model_that_changed_after_planning_is_an_error(made):
+def test_model_that_changed_after_planning_is_an_error(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAKECHAT_SPECS", str(tmp_path))
     workflow, _ = made
     target = "output/models/edited.manifest.json"
     # Snakemake would plan again; a program that is started by hand has the old plan.
     assert workflow.snakemake("-n", target).returncode == 0
-    [spec] = (workflow.folder / "output/specs/fetch_model").glob("edited-*.json")
+    [spec] = (tmp_path / "fetch_model").glob("edited-*.json")
     config = workflow.folder / "given/edited/config.json"
     config.write_text(config.read_text() + "\n")
     program = workflow.folder / "scripts/fetch_model.py"

@@ -144,8 +144,8 @@ def test_the_evaluation_compares_with_the_base_model(built):
     for model in ("base", "rlhf"):
         judged = metrics[model]["judge_score"]
         assert judged == pytest.approx(2 * metrics[model]["score"], rel=1e-4)
-    page = (output / "report/plain/results.html").read_text()
-    assert "models/actor" in page and "models/scorer" in page and "RLHF - base" in page
+    page = (output / "report/rlhf/plain/results.html").read_text()
+    assert "models/actor" in page and "models/scorer" in page and "RLHF \N{MINUS SIGN} base" in page
 
 
 def test_prompt_texts_are_those_of_the_arrays(built):
@@ -162,9 +162,9 @@ def test_prompt_texts_are_those_of_the_arrays(built):
 
 def test_the_model_is_chatted_with_and_recorded(built):
     workflow, _ = built
-    workflow.build("output/record/rlhf/plain.md")
-    record = (workflow.folder / "output/record/rlhf/plain.md").read_text()
-    assert "RLHF - base (95 % interval)" in record
+    workflow.build("output/record/rlhf/plain.html")
+    record = (workflow.folder / "output/record/rlhf/plain.html").read_text()
+    assert "RLHF \N{MINUS SIGN} base" in record
     template = (workflow.folder / "output/rlhf/plain/chat_template.jinja").read_text()
     assert "Assistant" in template
 

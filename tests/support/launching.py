@@ -7,13 +7,16 @@ import sys
 from conftest import ROOT
 
 
-def launch(number, program, *arguments, folder=None):
-    """Start a program in a number of processes; return the launcher, whose output is text."""
+def launch(number, program, *arguments, folder=None, device="cpu"):
+    """Start a program in a number of processes; return the launcher, whose output is text.
+
+    device: cpu or cuda, on which the program computes.
+    """
     command = [sys.executable, ROOT / "scripts/launch.py", "--standalone", "--shutdown-timeout=60"]
     return subprocess.Popen(
         [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": device},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.planning.dry_run import PlannedJob  # noqa: E402
-from snakechat.planning.memory import ZeroBuffers  # noqa: E402
 from snakechat.planning.plan import Plan  # noqa: E402
+from snakechat.training.zero_stages import DEFAULT_BUFFERS  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
 
 # Matrices of more than 100,000 elements, which ZeRO 3 partitions: it keeps smaller ones whole.
@@ -40,7 +40,7 @@ INIT = {
 }
 VOCABULARY, TOKENIZER_SIZE, PROMPT, RESPONSE = 1024, 300, 104, 24
 # DeepSpeed's default bucket of 2 GB would exceed everything else.
-BUFFERS = ZeroBuffers(bucket=1_000_000)
+BUFFERS = DEFAULT_BUFFERS._replace(bucket=1_000_000)
 SETTINGS = {
     "max_length": PROMPT + RESPONSE,
     "max_prompt_length": PROMPT,
@@ -280,7 +280,8 @@ def main(folder):
     initialize = deepspeed.initialize
 
     def with_small_buckets(*arguments, config, **named):
-        config["zero_optimization"]["reduce_bucket_size"] = BUFFERS.bucket
+        zero = config["zero_optimization"]
+        zero["reduce_bucket_size"] = min(zero["reduce_bucket_size"], BUFFERS.bucket)
         return initialize(*arguments, config=config, **named)
 
     deepspeed.initialize = with_small_buckets

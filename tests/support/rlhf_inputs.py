@@ -97,6 +97,7 @@ SETTINGS = {
     "critic_lora_learning_rate": None,
     "template": "dialogue",
     "reward_templates": {"tiny": "dialogue"},
+    "llm_judges": {},
 }
 
 

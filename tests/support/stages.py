@@ -13,6 +13,7 @@ import pytest
 
 import compute_reference
 import generate_responses
+import label_pairs
 import score_responses
 import select_responses
 import tokenize_phase
@@ -25,6 +26,8 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.job_settings import (
     generation_inputs,
+    labelling_inputs,
+    labelling_settings,
     reference_inputs,
     reference_settings,
     rlhf_inputs,
@@ -35,6 +38,7 @@ from snakechat.config.job_settings import (
     tokenization_inputs,
     tokenization_settings,
 )
+from snakechat.config.llm_judges import judge_access
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
@@ -140,6 +144,9 @@ class Stages:
             settings = reference_settings(config, name)
             inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
             return compute_reference.main, SimpleNamespace, settings, inputs
+        if rule == "label_pairs":
+            settings, inputs = labelling_settings(config, name), labelling_inputs(config, name)
+            return label_pairs.main, SimpleNamespace, settings, inputs
         if rule in GENERATION:
             main, settings_type, settings, inputs = GENERATION[rule]
             return main, settings_type, settings(config, name), inputs(config, name)
@@ -157,6 +164,10 @@ class Stages:
 
     def placement(self, rule, name):
         """Return the placement of a job."""
+        judges = self.config.values["llm_judges"]
+        access = {"llm_judges": judge_access(judges, judges)}
+        if rule == "label_pairs":
+            return access
         stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
         if rule in GENERATION:
             stage, name = (
@@ -164,22 +175,24 @@ class Stages:
                 self.config.generated_by(name) if "select" in rule else name,
             )
         steps = {"save_steps": self.config.values["save_steps"]}
-        return {**self.config.recipe(stage, name)["placement"], **steps}
+        return {**self.config.recipe(stage, name)["placement"], **steps, **access}
 
 
 @contextlib.contextmanager
-def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None):
+def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_judges=None, **init):
     """Yield the Stages of recipes, whose model `random` is small, in a working directory.
 
     Args:
         rows: {split: records}.
         recipes: {stage: {name: recipe}}.
         datasets: {name: dataset}, in addition to those of the config.
+        llm_judges: {name: judge}.
+        init: Changes of the model's config.
     """
-    model = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 1)
+    model = make_causal({**INIT, "max_position_embeddings": 96, **init}, tokenizer, 1)
     save_model(model, tokenizer, folder / "base")
     changes = {stage: {"recipes": added} for stage, added in recipes.items()}
-    changes["datasets"] = datasets or {}
+    changes["datasets"], changes["llm_judges"] = datasets or {}, llm_judges or {}
     changes["models"] = {"random": {"path": str(folder / "base"), "template": "dialogue"}}
     before = Path.cwd()
     os.chdir(folder)

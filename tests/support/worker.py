@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,17 +24,18 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
+from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import (  # noqa: E402
     add_lora,
     base_weights,
     disable_adapters,
     merge_adapters,
-    save_merged,
 )
 from snakechat.modeling.packing import collate  # noqa: E402
+from snakechat.modeling.weight_writing import write_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
-from snakechat.training.engine import make_engine  # noqa: E402
+from snakechat.training.engine import make_engine, make_frozen  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 
@@ -229,6 +231,49 @@ def train_and_generate():
     return {"responses": responses, "loss": train_step(engine, 3)}
 
 
+def train_and_sample(placement, lora=False):
+    """Sample between steps; two processes have different numbers of prompts."""
+    policy = Policy(LanguageModel().model)
+    if lora:
+        add_lora(policy.model, 4, 8)
+    engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
+    settings = SimpleNamespace(
+        num_generations=2,
+        max_response_length=4,
+        max_prompt_length=9,
+        temperature=0.0,
+        generation_backend="hf",
+        dtype="fp32",
+    )
+    # A prompt at a time.
+    sampler = HfSampler(settings, [2], 16)
+    run = {"responses": [], "losses": []}
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        sampler.update(policy.model, engine.gathered)
+        responses, _ = sample_on_all_ranks(sampler, prompts, settings, engine.sampling)
+        run["responses"].append(responses)
+        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, 16, torch.device("cpu"))
+        for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
+            loss = -micro_batch.counted / 100 * engine(micro_batch.batch).sum()
+            engine.backward(loss, micro_batch.is_last)
+        engine.step()
+        run["losses"].append(engine.grad_norm)
+    return run
+
+
+def evaluate_frozen(zero_stage, offload):
+    """Evaluate frozen models; return their log-probabilities."""
+    tables = []
+    responses, _ = ReversingSampler().sample(PROMPTS)
+    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
+    for _ in range(2):
+        policy = Policy(LanguageModel().model)
+        frozen = make_frozen(policy, "fp32", PLACEMENT | {"zero_stage": zero_stage}, offload)
+        with frozen.on_device():
+            tables += [rollouts.logprobs(policy) for _ in range(2)]
+    return torch.stack(tables)
+
+
 # --- rollouts -----------------------------------------------------------------------------------
 
 
@@ -307,12 +352,13 @@ def train_and_save(folder, placement, settings):
         batch = collate([[(ids[0].tolist(), [ids[1].tolist()])]], True, ids.device)
         engine.backward(-engine(batch).sum(), last=True)
         engine.step()
+    folder.mkdir(exist_ok=True)
+    write_weights(policy.model, folder, engine.gathered)
+    distributed.barrier()
+    merge_adapters(policy.model, partial(engine.gathered, update=True))
     with engine.gathered_weights():
-        if distributed.rank() == 0:
-            save_merged(policy.model, folder)
-        distributed.barrier()
-        merge_adapters(policy.model)
-        merged = {name: weight.clone() for name, weight in base_weights(policy.model).items()}
+        weights = base_weights(policy.model).items()
+        merged = {name: weight.detach().clone() for name, weight in weights}
     return {"merged": merged, "saved": load_file(folder / "model.safetensors")}
 
 
@@ -363,7 +409,12 @@ def all_cases(folder):
         placement = {"zero_stage": stage, "activation_checkpointing": stage == 2}
         cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
         cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
+        for lora in (False, True):
+            name = f"sampling {'lora ' if lora else ''}{stage}"
+            cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
         cases[f"ema {stage}"] = lambda p=placement: train_and_average(p)
+    for stage, offload in ((0, False), (3, False), (3, True)):
+        cases[f"frozen {stage} {offload}"] = lambda s=stage, o=offload: evaluate_frozen(s, o)
     for stage, dtype in ((0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")):
         cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
             folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}

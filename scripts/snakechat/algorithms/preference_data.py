@@ -17,10 +17,8 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.workflow.errors import InputError
 
-# Rows on which a policy is compared with its reference model before training.
-NUM_COMPARED = 32
-# Allowed difference of the log-probability of a token, in nats, mean over tokens and responses.
-# Rounding, which packing changes, causes less.
+# Allowed difference of a token's log-probability before training, in nats, mean over tokens and
+# responses. Rounding causes less: it differs where several processes share a batch.
 INITIAL_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 
 
@@ -34,12 +32,15 @@ class PreferenceData:
 
     Attributes:
         rows: A prompt, its chosen and its rejected response each. For KTO, one may be empty.
+        epoch: The epoch that is trained on, which the log-probabilities are those of. They differ
+            between epochs by rounding alone (compute_reference.py).
     """
 
     def __init__(self, settings: DpoSettings, inputs: Mapping[str, Path], split: str) -> None:
         self.settings, self.folder = settings, inputs.get("reference")
         self.rows = Examples.read(inputs["tokens"], split, "chosen", "rejected")
         self.lengths = torch.from_numpy(self.rows.response_lengths)
+        self.epoch = 0
         self.reference = self.mismatched = self.mismatched_reference = None
         if has_reference(settings.loss):
             self.reference = _load(inputs["reference"] / f"{split}.npy")
@@ -59,7 +60,7 @@ class PreferenceData:
         examples = self.mismatched.select(rows)
         logprobs = torch.from_numpy(response_logprobs(policy, examples, micro_batch_tokens))
         lengths = torch.from_numpy(examples.response_lengths)
-        reference = self.mismatched_reference[:, rows]
+        reference = self._of_epoch(self.mismatched_reference)[:, rows]
         return kto_reference_point(response_rewards(self.settings, logprobs, reference, lengths))
 
     def losses(
@@ -75,7 +76,9 @@ class PreferenceData:
             reference_point: That of the optimizer step, for KTO.
         """
         device = logprobs.device
-        reference = None if self.reference is None else self.reference[:, rows].to(device)
+        reference = None
+        if self.reference is not None:
+            reference = self._of_epoch(self.reference)[:, rows].to(device)
         lengths = self.lengths[:, rows].to(device)
         return preference_losses(self.settings, logprobs, reference, lengths, reference_point)
 
@@ -85,19 +88,20 @@ class PreferenceData:
         logprobs = torch.from_numpy(response_logprobs(policy, self.rows, micro_batch_tokens))
         return self.losses(logprobs, rows, self.reference_point(policy, rows, micro_batch_tokens))
 
-    def check_initial_policy(self, policy: Policy, micro_batch_tokens: int) -> None:
-        """Check on the first rows that a policy starts as the reference model, if there is one.
+    def check_initial_policy(
+        self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
+    ) -> None:
+        """Check on the first batch that a policy starts as the reference model, if there is one.
 
         Raises:
             InputError: The log-probability of a token differs by INITIAL_TOLERANCE or more.
         """
         if self.reference is None:
             return
-        rows = self.rows.head(NUM_COMPARED)
-        logprobs = torch.from_numpy(response_logprobs(policy, rows, micro_batch_tokens))
-        count = len(rows)
-        lengths = self.lengths[:, :count]
-        differences = (logprobs - self.reference[:, :count]).abs() / lengths.clamp(min=1)
+        batch = self.rows.select(rows)
+        logprobs = torch.from_numpy(response_logprobs(policy, batch, micro_batch_tokens))
+        lengths = self.lengths[:, rows]
+        differences = (logprobs - self.reference[0][:, rows]).abs() / lengths.clamp(min=1)
         difference = differences[lengths > 0].mean().item()
         tolerance = INITIAL_TOLERANCE[self.settings.dtype]
         # Negated, because every comparison with NaN is false.
@@ -108,7 +112,11 @@ class PreferenceData:
                 f" {tolerance:g}: delete {self.folder} and build again"
             )
 
+    def _of_epoch(self, logprobs: Tensor) -> Tensor:
+        """Return those [A, n] of the current epoch of log-probabilities [E, A, n]."""
+        return logprobs[min(self.epoch, len(logprobs) - 1)]
+
 
 def _load(path: Path) -> Tensor:
-    """Return log-probabilities of the reference model."""
+    """Return log-probabilities [E, A, n] of the reference model."""
     return torch.from_numpy(np.load(path))

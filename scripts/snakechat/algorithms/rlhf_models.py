@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
@@ -20,7 +19,8 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
 from snakechat.modeling.models import check_sequence_length, model_size
-from snakechat.training.engine import Engine, FrozenModel, make_engine
+from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
+from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job
 
@@ -41,9 +41,7 @@ class RlhfModels(NamedTuple):
     critic: Scorer | None
 
 
-def load_models(
-    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device
-) -> RlhfModels:
+def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     """Load the models and check that they fit together.
 
     Raises:
@@ -52,17 +50,17 @@ def load_models(
     """
     settings = job.settings
     longest = settings.max_prompt_length + settings.max_response_length
-    actor, reference = load_actor_and_reference(job, tokenizer, device)
+    actor, reference = load_actor_and_reference(job, tokenizer)
     check_sequence_length(actor.model, longest)
     rewards = {
-        key: load_reward(job, key, reference, actor, device)
+        key: load_reward(job, key, reference, actor)
         for key, reference in input_names("reward", settings.reward).items()
     }
     origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
     origin = origins[0] if origins else None
     critic = None
     if settings.algorithm == "ppo":
-        critic = load_critic(job, tokenizer, device, origin)
+        critic = load_critic(job, tokenizer, origin)
         check_sequence_length(critic.model, longest)
     trained: dict[str, Policy | Scorer] = {"actor": actor}
     if critic:
@@ -72,19 +70,20 @@ def load_models(
 
 
 def load_actor_and_reference(
-    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    job: RlhfJob, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Policy, Reference]:
     """Load the model that training starts from as actor and as frozen reference."""
     settings, folder = job.settings, job.inputs["actor"]
-    model = load_causal(folder, settings.dtype, tokenizer)
+    deferred = is_partitioned(job.placement, settings.dtype)
+    model = load_causal(folder, settings.dtype, tokenizer, deferred)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    actor = Policy(model).to(device)
+    actor = Policy(model)
     if settings.lora_rank and settings.train_base == "none":
         # The actor without its adapters is the initial model: no second copy is needed.
         return actor, partial(without_adapters, actor)
-    reference = Policy(load_causal(folder, settings.dtype, tokenizer))
-    return actor, FrozenModel(reference, device, offload_frozen(job)).on_device
+    reference = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))
+    return actor, frozen_model(job, reference).on_device
 
 
 @contextlib.contextmanager
@@ -94,9 +93,7 @@ def without_adapters(actor: Policy) -> Iterator[Policy]:
         yield actor
 
 
-def load_reward(
-    job: RlhfJob, key: str, name: str, actor: Policy, device: torch.device
-) -> RewardModel:
+def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel:
     """Load a reward model; check its recorded scores, if it is that of a recipe.
 
     key: The job's input with the model. name: The model's reference in `reward`.
@@ -104,12 +101,13 @@ def load_reward(
     settings, folder = job.settings, job.inputs[key]
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs["actor"], settings.template)
-    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer))
+    deferred = is_partitioned(job.placement, settings.dtype)
+    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer, deferred=deferred))
     if reader.encoder is None:
         longest = settings.max_prompt_length + settings.max_response_length
         check_sequence_length(scorer.model, longest)
     warn_of_family(folder, scorer, actor)
-    module = FrozenModel(scorer, device, offload_frozen(job))
+    module = frozen_model(job, scorer)
     if f"tokens.{key}" in job.inputs:
         with module.on_device():
             check_probes(
@@ -134,9 +132,7 @@ def warn_of_family(folder: Path, scorer: Scorer, actor: Policy) -> None:
         )
 
 
-def load_critic(
-    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, device: torch.device, origin: str | None
-) -> Scorer:
+def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | None) -> Scorer:
     """Load the critic.
 
     origin: The job's input with the reward model that it starts from; None starts from the actor
@@ -144,15 +140,23 @@ def load_critic(
     """
     settings = job.settings
     folder = job.inputs[origin or "actor"]
-    model = load_scorer(folder, settings.dtype, tokenizer, new_head=origin is None)
+    deferred = is_partitioned(critic_placement(job), settings.dtype)
+    model = load_scorer(folder, settings.dtype, tokenizer, origin is None, deferred)
     if settings.critic_lora_rank:
         model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
-    return Scorer(model).to(device)
+    return Scorer(model)
 
 
-def offload_frozen(job: RlhfJob) -> bool:
-    """Whether reference and reward models stay in CPU memory while they are not in use."""
-    return job.placement.get("offload_frozen", False)
+def frozen_model(job: RlhfJob, module: Policy | Scorer) -> FrozenModel:
+    """Return the reference or a reward model, offloaded with offload_frozen: true."""
+    offload = job.placement.get("offload_frozen", False)
+    return make_frozen(module, job.settings.dtype, job.placement, offload)
+
+
+def critic_placement(job: RlhfJob) -> dict[str, Any]:
+    """Return the placement of the critic, which may have a ZeRO stage of its own."""
+    stage = job.placement.get("critic_zero_stage", job.placement["zero_stage"])
+    return job.placement | {"zero_stage": stage}
 
 
 def make_engines(
@@ -175,6 +179,6 @@ def make_engines(
         ),
         settings.critic_learning_rate,
         sum(updates),
-        placement | {"zero_stage": placement.get("critic_zero_stage", placement["zero_stage"])},
+        critic_placement(job),
     )
     return actor, critic

@@ -6,7 +6,9 @@ samples its share of the responses and evaluates its share of the micro-batches;
 complete tables.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,9 +34,16 @@ class ResponseSampler(Protocol):
 
 
 def sample_on_all_ranks(
-    sampler: ResponseSampler, prompts: Sequence[Any], settings: GenerationSettings
+    sampler: ResponseSampler,
+    prompts: Sequence[Any],
+    settings: GenerationSettings,
+    sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> tuple[TokenLists, Tensor | None]:
     """Distribute prompts [n] over the ranks, sample, and gather the responses on every rank.
+
+    Args:
+        sampling: Returns a context in which the ranks may call the model different numbers of
+            times (snakechat/training/engine.py).
 
     Returns:
         Token ids of the responses [A][n]; and the sampler's own log-probabilities of their tokens
@@ -45,8 +54,10 @@ def sample_on_all_ranks(
     shape = settings.num_generations, len(prompts), settings.max_response_length
     # Token id + 1, so that 0 marks the end.
     shifted_ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-    if own_rows:
-        own_responses, own_logprobs = sampler.sample([prompts[row] for row in own_rows])
+    with sampling():
+        sampled = sampler.sample([prompts[row] for row in own_rows]) if own_rows else None
+    if sampled:
+        own_responses, own_logprobs = sampled
         for number, sequences in enumerate(own_responses):
             for index, row in enumerate(own_rows):
                 ids = torch.as_tensor(sequences[index])

@@ -85,7 +85,10 @@ def evaluation_metrics(
 
 
 def score_metrics(scores: Scores) -> dict[str, float]:
-    """Return mean and standard deviation of scores; of several sources, those of each one too."""
+    """Return mean and standard deviation of scores; of several sources, those of each one too.
+
+    `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge.
+    """
     metrics = {
         "objective/scores": scores.sum.mean().item(),
         "objective/scores_std": scores.sum.std(correction=0).item(),
@@ -94,6 +97,8 @@ def score_metrics(scores: Scores) -> dict[str, float]:
         for name, values in scores.by_source.items():
             metrics[f"rewards/{name}/mean"] = values.mean().item()
             metrics[f"rewards/{name}/std"] = values.std(correction=0).item()
+    for name, number in scores.unreadable.items():
+        metrics[f"rewards/{name}/unreadable"] = number / len(scores.sum)
     return metrics
 
 

@@ -10,8 +10,10 @@ import torch
 
 from snakechat.config.common import TrainingSettings
 from snakechat.data.tokens import Ragged
+from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
+from snakechat.workflow.errors import warn
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
@@ -30,9 +32,28 @@ def global_batches(num_rows: int, batch_size: int, epochs: int, seed: int) -> It
 def training_batches(
     num_rows: int, batch_size: int, settings: TrainingSettings
 ) -> list[np.ndarray]:
-    """Return the row numbers of each step of a training run."""
+    """Return the row numbers of each step of a training run.
+
+    Prints a warning if all rows do not fill a batch.
+    """
+    if num_rows < batch_size:
+        warn(
+            f"{num_rows} training rows are fewer than a batch of {batch_size}: each epoch is one"
+            f" step of {num_rows} rows"
+        )
     batches = global_batches(num_rows, batch_size, settings.epochs, settings.seed)
     return list(islice(batches, settings.max_steps))
+
+
+def epoch_batches(
+    num_rows: int, global_batch_size: int, epochs: int, seed: int, max_steps: int | None
+) -> list[list[np.ndarray]]:
+    """Return the row numbers of each batch of each epoch that training_batches begins."""
+    steps = num_steps(num_rows, global_batch_size, epochs=1)
+    if max_steps is not None:
+        epochs = min(epochs, -(-max_steps // steps))
+    batches = list(global_batches(num_rows, global_batch_size, epochs, seed))
+    return [batches[start : start + steps] for start in range(0, len(batches), steps)]
 
 
 class MicroBatch(NamedTuple):
@@ -106,17 +127,32 @@ class Examples:
         device: torch.device,
         with_prompts: bool = False,
     ) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches of the given rows.
+        """Return an iterator of this rank's micro-batches of the given rows.
 
         See distribute_rows for the first three arguments and packing.collate for the last two.
         """
+        choices = acceleration.current()
+        micro_batches = self._micro_batches(
+            rows, micro_batch_tokens, packing, device, with_prompts, choices.pad_to_multiple_of
+        )
+        return acceleration.prefetched(micro_batches) if choices.prefetch else micro_batches
+
+    def _micro_batches(
+        self,
+        rows: np.ndarray,
+        micro_batch_tokens: int,
+        packing: bool,
+        device: torch.device,
+        with_prompts: bool,
+        multiple: int,
+    ) -> Iterator[MicroBatch]:
         prompts, responses = self.prompt_lengths[rows], self.response_lengths[:, rows]
         if packing:
             sizes = prompts + responses.sum(axis=0)
         else:
             sizes = len(responses) * (prompts + responses.max(axis=0))
         distributed = distribute_rows(
-            rows, sizes, micro_batch_tokens, packing, ranks.rank(), ranks.world_size()
+            rows, sizes, micro_batch_tokens, packing, ranks.rank(), ranks.world_size(), multiple
         )
         for number, (packed, counted) in enumerate(distributed, start=1):
             sequences = [
@@ -126,7 +162,7 @@ class Examples:
                 ]
                 for sequence in packed
             ]
-            batch = collate(sequences, packing, device, with_prompts)
+            batch = collate(sequences, packing, device, with_prompts, multiple)
             micro_batch_rows = [row for sequence in packed for row in sequence]
             yield MicroBatch(micro_batch_rows, batch, counted, number == len(distributed))
 
@@ -145,6 +181,7 @@ def distribute_rows(
     packing: bool,
     rank: int = 0,
     world_size: int = 1,
+    multiple: int = 1,
 ) -> list[tuple[list[list[int]], bool]]:
     """Distribute the rows of a step over ranks, and those of this rank over micro-batches.
 
@@ -153,6 +190,7 @@ def distribute_rows(
         micro_batch_tokens: limit of tokens in a micro-batch, padding included. A longer row gets a
             micro-batch by itself.
         packing: several rows share a packed sequence. Otherwise each row has sequences by itself.
+        multiple: packed sequences are padded to a multiple of this number of tokens.
 
     Returns:
         (packed sequences of rows, whether they count) of each micro-batch. All ranks have the same
@@ -167,7 +205,7 @@ def distribute_rows(
         for number in range(world_size)
     ]
     if packing:
-        micro_batches = [pack_rows(sized, micro_batch_tokens) for sized in by_rank]
+        micro_batches = [pack_rows(sized, micro_batch_tokens, multiple) for sized in by_rank]
     else:
         micro_batches = [
             [[[row] for row in bucket] for bucket in bucket_by_size(sized, micro_batch_tokens)]

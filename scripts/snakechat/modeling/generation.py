@@ -1,7 +1,7 @@
 """Generation: sampled responses from a model's forward passes with a key-value cache.
 
 A prompt is processed once, however many responses are sampled for it. Rows that have ended leave
-the batch. Keys and values are written into tensors that are allocated once.
+the batch. On a GPU, the pass that samples a token may be captured (fixed_decoding.py).
 
 Shapes: n prompts, G responses of each (num_generations), R tokens of the longest response; b rows
 of a batch, V entries of the vocabulary.
@@ -10,20 +10,21 @@ of a batch, V entries of the vocabulary.
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
-from torch.nn import functional
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
+from snakechat.modeling import acceleration
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
+from snakechat.modeling.fixed_decoding import FixedDecoder, supports_fixed_shapes
+from snakechat.modeling.key_value_cache import make_cache
+from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.modeling.token_sampling import sample_tokens
 
 # Ended rows leave a batch once at most this fraction of its rows is unfinished.
 COMPACTION_THRESHOLD = 7 / 8
-# Probabilities that are summed at a time to sample a token.
-CDF_BLOCK = 64
 
 # Token ids [g][row] of each response, and the log-probability of each token or None.
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
@@ -49,8 +50,8 @@ class GenerationSettings(Protocol):
 class Sampler(Protocol):
     """Samples responses from the current weights of a model in training."""
 
-    def update(self, model: PreTrainedModel) -> None:
-        """Use the model's current weights from now on."""
+    def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
+        """Use the model's current weights from now on; all processes call this function."""
 
     def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
         """Sample responses to prompts of token ids.
@@ -90,7 +91,7 @@ class HfSampler:
         self.settings, self.stop_ids = settings, stop_ids
         self.micro_batch_tokens = micro_batch_tokens
 
-    def update(self, model: PreTrainedModel) -> None:
+    def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on."""
         self.model = model
 
@@ -130,7 +131,8 @@ def sample_responses(
     Args:
         stop_ids: token ids that end a response.
         temperature: 0 selects the most likely token.
-        micro_batch_tokens: limit of tokens in a batch: padding and all responses included.
+        micro_batch_tokens: limit of tokens in a batch, padding and all responses included, unless
+            the placement has generate_tokens.
 
     Returns:
         Token ids of each response, with the stop id if one was sampled: responses[g][row].
@@ -141,9 +143,10 @@ def sample_responses(
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
     sized_rows = sort_by_size(range(len(prompts)), sizes)
-    for rows in bucket_by_size(sized_rows, micro_batch_tokens):
+    max_tokens = acceleration.current().generate_tokens or micro_batch_tokens
+    for rows in bucket_by_size(sized_rows, max_tokens):
         padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
-        tokens = generate_tokens(model, *padded, uniforms[rows], stop_ids, temperature).tolist()
+        tokens = generate_batch(model, *padded, uniforms[rows], stop_ids, temperature).tolist()
         for index, ids in enumerate(tokens):
             stops = (column for column, token in enumerate(ids) if token in stop_ids)
             length = next(stops, len(ids) - 1) + 1
@@ -151,7 +154,7 @@ def sample_responses(
     return responses
 
 
-def generate_tokens(
+def generate_batch(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -168,6 +171,7 @@ def generate_tokens(
     Returns:
         Token ids, filled with a stop id after the end of a response.
     """
+    choices = acceleration.current()
     stops = torch.tensor(stop_ids, device=input_ids.device)
     uniforms = uniforms.flatten(end_dim=1)
     new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
@@ -197,6 +201,10 @@ def generate_tokens(
         sampled = sampled.masked_fill(ended, stop_ids[0])
         tokens[rows, step] = sampled
         ended = torch.isin(sampled, stops)
+        # Counting waits for the device.
+        if step > 0 and (step + 1) % choices.stop_check_steps:
+            input_ids, start, end = sampled[:, None], end, end + 1
+            continue
         num_unfinished = len(rows) - int(ended.sum())
         if num_unfinished == 0:
             break
@@ -206,92 +214,23 @@ def generate_tokens(
             cache.reorder_cache(cast(torch.LongTensor, sources))
             attention_mask, positions = attention_mask[sources], positions[sources]
             rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
+        if step == 0 and choices.cuda_graphs and supports_fixed_shapes(model, cache):
+            decoder = FixedDecoder(
+                model,
+                cache,
+                attention_mask,
+                positions,
+                end,
+                sampled,
+                ended,
+                uniforms[rows],
+                stops,
+                temperature,
+            )
+            tokens[rows] = decoder.run(choices.stop_check_steps)
+            break
         input_ids, start, end = sampled[:, None], end, end + 1
     return tokens
-
-
-def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Sample tokens [b, c] by inverting the cumulative distribution of logits [b, V].
-
-    Needs one random number in `uniforms` [b, c] per token, where torch.multinomial draws one per
-    entry of the vocabulary. Probabilities are summed per block first, then within the token's
-    block: a cumulative sum over the whole vocabulary takes four times as long as everything else.
-    """
-    if temperature == 0:
-        return logits.argmax(dim=1, keepdim=True).expand_as(uniforms)
-    probabilities = torch.softmax(logits.float() / temperature, dim=1)
-    probabilities = functional.pad(probabilities, (0, -probabilities.shape[1] % CDF_BLOCK))
-    blocks = probabilities.view(len(logits), -1, CDF_BLOCK)
-    block, uniforms = invert_cdf(blocks.sum(dim=2), uniforms)
-    rows = torch.arange(len(logits), device=logits.device)[:, None]
-    column, _ = invert_cdf(blocks[rows, block], uniforms[..., None])
-    return block * CDF_BLOCK + column.squeeze(-1)
-
-
-def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the entries at which the normalized cumulative sum exceeds each uniform number.
-
-    Args:
-        weights: [..., n], not normalized.
-        uniforms: [..., c] in [0, 1).
-
-    Returns:
-        Indices [..., c] of the entries, and the fraction [..., c] of each entry's weight that lies
-        below its uniform number.
-    """
-    # fp32 would lose rare tokens in the sum.
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    # Rounding must not select an index after the last entry.
-    targets = uniforms.clamp(0, 1 - 2**-52) * cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, targets, right=True)
-    weight = weights.gather(-1, index).double()
-    return index, (targets - cumulative.gather(-1, index) + weight) / weight
-
-
-def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
-    """Create an empty key-value cache with space for `max_length` tokens in each row."""
-    cache = DynamicCache(config=config)
-    # Layers with a sliding window keep their class: they drop tokens.
-    cache.layers = [
-        PreallocatedLayer(max_length) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
-    ]
-    return cache
-
-
-class PreallocatedLayer(DynamicLayer):
-    """Keys and values [b, H, T, D] of a layer in tensors that are allocated once.
-
-    transformers' DynamicLayer copies all earlier keys and values for each new token.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__()
-        self.max_length, self.length = max_length, 0
-        self.buffers: list[torch.Tensor] | None = None
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values, and return all of them."""
-        states = key_states, value_states
-        if self.buffers is None:
-            shapes = [(*new.shape[:2], self.max_length, new.shape[3]) for new in states]
-            self.buffers = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
-        start, self.length = self.length, self.length + key_states.shape[2]
-        for buffer, new in zip(self.buffers, states, strict=True):
-            buffer[:, :, start : self.length] = new
-        keys, values = (buffer[:, :, : self.length] for buffer in self.buffers)
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Return the number of cached tokens."""
-        return self.length
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Select rows of the batch, each any number of times."""
-        assert self.buffers is not None
-        self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
 
 def pad_left(

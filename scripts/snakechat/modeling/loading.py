@@ -1,6 +1,7 @@
 """Load models, and check that they are what their folder says and what recipes support."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.data.special_tokens import stop_ids
+from snakechat.modeling.deferred_weights import defer_weights
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 
 # Settings that transform logits after the output layer. Our forward passes compute logits as hidden
@@ -39,23 +42,31 @@ LOGIT_SETTINGS = (
 
 
 def load_causal(
-    folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase
+    folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase, deferred: bool = False
 ) -> PreTrainedModel:
     """Load a causal language model whose generation_config has all ids that end a response.
+
+    Args:
+        deferred: leave the weights in their files, for a model that ZeRO 3 partitions
+            (snakechat/modeling/deferred_weights.py).
 
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
     config = _load_config(folder, tokenizer)
     _check_kind(folder, language_model_problem)
-    model = _load(AutoModelForCausalLM, folder, dtype, config)
+    model = _load(AutoModelForCausalLM, folder, dtype, config, deferred)
     generation: Any = model.generation_config
     generation.eos_token_id = list(stop_ids(tokenizer, folder))
     return model
 
 
 def load_scorer(
-    folder: str | Path, dtype: str, tokenizer: PreTrainedTokenizerBase, new_head: bool = False
+    folder: str | Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    new_head: bool = False,
+    deferred: bool = False,
 ) -> PreTrainedModel:
     """Load a model with one score per position: a reward model or a critic.
 
@@ -63,13 +74,14 @@ def load_scorer(
         new_head: the folder has a language model, which gets a new head with standard deviation
             1 / sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
             transformers would initialize a random one.
+        deferred: as for load_causal.
 
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
     config = _load_config(folder, tokenizer, num_labels=1)
     _check_kind(folder, language_model_problem if new_head else reward_model_problem)
-    model = _load(AutoModelForSequenceClassification, folder, dtype, config, new_head)
+    model = _load(AutoModelForSequenceClassification, folder, dtype, config, deferred, new_head)
     if new_head:
         head: Any = model.score
         nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
@@ -125,6 +137,7 @@ def _load(
     folder: str | Path,
     dtype: str,
     config: PreTrainedConfig,
+    deferred: bool,
     new_head: bool = False,
 ) -> PreTrainedModel:
     """Load a model, and check that its weights are exactly those of its config.
@@ -132,18 +145,47 @@ def _load(
     Args:
         new_head: the weight of the score head may be missing.
     """
+    if deferred:
+        model, loading = _from_pretrained(
+            auto_class, folder, dtype, config, device_map={"": "meta"}
+        )
+        _check_weights(model, folder, loading, new_head)
+        if defer_weights(model, auto_class, config, Path(folder)):
+            return model
+        if rank() == 0:
+            print(
+                f"warning: {folder}: the weights cannot be read in parts: each process loads them"
+                " all",
+                file=sys.stderr,
+            )
+    model, loading = _from_pretrained(auto_class, folder, dtype, config)
+    _check_weights(model, folder, loading, new_head)
+    return model
+
+
+def _from_pretrained(
+    auto_class: Any, folder: str | Path, dtype: str, config: PreTrainedConfig, **arguments: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model that transformers loads, and what it reports about the weights."""
     try:
-        model, loading = auto_class.from_pretrained(
+        return auto_class.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[dtype],
             local_files_only=True,
             output_loading_info=True,
-            # They are rejected below by name, which transformers' error does not have.
+            # They are rejected by name, which transformers' error does not have.
             ignore_mismatched_sizes=True,
+            **arguments,
         )
     except ValueError as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
+
+
+def _check_weights(
+    model: PreTrainedModel, folder: str | Path, loading: Mapping[str, Any], new_head: bool
+) -> None:
+    """Raise InputError if the weights of a folder are not exactly those of the model."""
     missing, unexpected = loading["missing_keys"], loading["unexpected_keys"]
     if new_head:
         missing -= {"score.weight"}
@@ -160,4 +202,3 @@ def _load(
                 f"{folder}: weights {problem}: {', '.join(sorted(names))}:"
                 " weights and config.json must belong to the same model"
             )
-    return model

@@ -18,8 +18,11 @@ from torch.nn import functional
 
 # Logits that exist at a time: 64 MB in 16 bits.
 CHUNK_LOGITS = 1 << 25
-# Logits that exist in fp32 at a time: 8 MB, which fit a CPU's caches. On a GPU the whole chunk.
+# Logits that exist in fp32 at a time: 8 MB, which fit a CPU's caches.
 FP32_CHUNK_LOGITS = 1 << 21
+# On a GPU, both: 256 MB in 16 bits and 512 MB in fp32. The product with the output layer is then
+# large enough for the whole GPU: 2,670 tokens of OPT's vocabulary.
+GPU_CHUNK_LOGITS = 1 << 27
 
 
 def token_logprobs(
@@ -126,7 +129,8 @@ def _logit_chunks(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield chunks of the tokens and their logits [n, V]."""
-    size = max(1, CHUNK_LOGITS // len(weight))
+    num_logits = GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS
+    size = max(1, num_logits // len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, min(start + size, len(hidden)))
         yield chunk, functional.linear(hidden[chunk], weight, bias)

@@ -4,7 +4,6 @@ The model stays a transformers model whose linear layers are replaced by adapter
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.workflow.distributed import rank
 
 
 def add_lora(
@@ -72,21 +74,29 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_weights(
+    model: nn.Module, gather: Gather = no_gather
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the names and weights of an equivalent model without adapters, in the model's dtype.
 
     Does not change the model. Merged weights are computed one at a time.
     """
     layers = adapted_layers(model)
     for name, weight in base_weights(model).items():
-        yield name, merge(layers[name]) if name in layers else weight
+        layer = layers.get(name)
+        with gather([weight, *(adapter_weights(layer) if layer else ())]):
+            yield name, merge(layer) if layer else weight.detach()
 
 
-def merge_adapters(model: nn.Module) -> None:
-    """Merge adapters into the weights of their layers, and disable them."""
+def merge_adapters(model: nn.Module, gather: Gather = no_gather) -> None:
+    """Merge adapters into the weights of their layers, and disable them.
+
+    gather: a context that keeps the changes of weights.
+    """
     for layer in adapted_layers(model).values():
         base: Any = layer.base_layer
-        base.weight.data.copy_(merge(layer))
+        with gather([base.weight, *adapter_weights(layer)]):
+            base.weight.data.copy_(merge(layer))
         layer.enable_adapters(False)
 
 
@@ -103,9 +113,15 @@ def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights below the adapters, by the names that they have without."""
     return {
         name.replace(".base_layer.", "."): weight
-        for name, weight in model.state_dict().items()
+        for name, weight in model.state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
+
+
+def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
+    """Return the two matrices of the adapter of a layer."""
+    modules: Any = layer.lora_A["default"], layer.lora_B["default"]
+    return [module.weight for module in modules]
 
 
 def merge(layer: LoraLayer) -> torch.Tensor:
@@ -114,10 +130,9 @@ def merge(layer: LoraLayer) -> torch.Tensor:
     The sum is computed in fp32 and rounded once. In 16 bits, this discards updates smaller than
     half of the distance between two numbers.
     """
-    lora_a: Any = layer.lora_A["default"]
-    lora_b: Any = layer.lora_B["default"]
+    lora_a, lora_b = (weight.detach().float() for weight in adapter_weights(layer))
     base: Any = layer.base_layer
-    merged = lora_b.weight.detach().float() @ lora_a.weight.detach().float()
+    merged = lora_b @ lora_a
     merged *= layer.scaling["default"]
     if isinstance(base, Conv1D):
         merged = merged.T
@@ -125,34 +140,8 @@ def merge(layer: LoraLayer) -> torch.Tensor:
     return merged.to(base.weight.dtype)
 
 
-def save_merged(model: PreTrainedModel, folder: Path) -> None:
-    """Write the equivalent model without adapters.
-
-    Memory holds one merged weight at a time: the files are written with the weights below the
-    adapters first, and merged ones then replace them in place. If transformers renames adapted
-    weights when it writes them, memory holds all of them.
-    """
-    model.save_pretrained(folder, state_dict=base_weights(model))
-    layers = adapted_layers(model)
-    for path in folder.glob("*.safetensors"):
-        # The format: the length of the header in 8 bytes, the header in JSON, the weights.
-        with open(path, "r+b") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            for name in header.keys() & layers.keys():
-                file.seek(8 + length + header[name]["data_offsets"][0])
-                file.write(_tensor_bytes(merge(layers.pop(name))))
-    if layers:
-        model.save_pretrained(folder, state_dict=dict(merged_weights(model)))
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor as safetensors stores them, on a little-endian machine."""
-    return tensor.contiguous().cpu().view(torch.uint8).numpy().data
-
-
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Save the trained weights in peft's format.
+def save_adapter(model: PreTrainedModel, folder: Path, gather: Gather = no_gather) -> None:
+    """Save the trained weights in peft's format; only the first process writes.
 
     Writes nothing if weights other than adapters and a score head are trained, which the format
     does not represent.
@@ -161,6 +150,13 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     has_head = hasattr(model, "score")
     if not all(".lora_" in name or (has_head and name == "score.weight") for name in trained):
         return
+    with gather(list(trained.values())):
+        if rank() == 0:
+            _write_adapter(model, trained, folder)
+
+
+def _write_adapter(model: PreTrainedModel, trained: dict[str, nn.Parameter], folder: Path) -> None:
+    has_head = hasattr(model, "score")
     config: Any = model.peft_config["default"]
     config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
     config.modules_to_save = ["score"] if has_head else None

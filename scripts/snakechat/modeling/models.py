@@ -1,10 +1,8 @@
-"""Models: their device and dtypes, new ones and copies, and what a model can do."""
+"""Models: their device and dtypes, new ones, and what a model can do."""
 
 import os
-import pickle
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +10,12 @@ import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from snakechat.data.model_files import (
-    is_classifier,
-    read_model_config,
-    reward_model_problem,
-)
+from snakechat.modeling import acceleration
+from snakechat.modeling.partitions import whole_shape
 from snakechat.workflow.errors import InputError
 
 # Progress bars for single files, and reports on score heads that are new on purpose.
@@ -58,16 +52,16 @@ SINGLE_WINDOW_FAMILIES = {"mistral", "phi3"}
 
 
 def choose_device(placement: Mapping[str, Any]) -> torch.device:
-    """Return the device of a placement.
+    """Return the device of a placement, and configure this process for it (acceleration.py).
 
     Raises:
         InputError: it requires a GPU, and torch finds none.
     """
-    if placement["gpus_per_node"] == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    device = torch.device("cuda" if placement["gpus_per_node"] else "cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
-    return torch.device("cuda")
+    acceleration.configure(placement, device)
+    return device
 
 
 def make_causal(
@@ -90,42 +84,6 @@ def make_causal(
         raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
 
 
-def copy_model(source: str | Path, folder: Path) -> None:
-    """Copy a causal language model or a reward model as safetensors, in its own dtype.
-
-    Raises:
-        InputError: weights are missing, which transformers would initialize at random, the file has
-            pickled objects other than tensors, which are never loaded, or the model is a classifier
-            that cannot score responses.
-    """
-    config = read_model_config(Path(source))
-    auto_class: Any = AutoModelForCausalLM
-    if config and is_classifier(config):
-        problem = reward_model_problem(config)
-        if problem:
-            raise InputError(f"the model {problem}")
-        auto_class = AutoModelForSequenceClassification
-    try:
-        loaded: Any = auto_class.from_pretrained(
-            source, dtype="auto", local_files_only=True, output_loading_info=True
-        )
-    except pickle.UnpicklingError:
-        # torch's message recommends to load them anyway.
-        raise InputError(
-            "the weights file is damaged or has pickled objects other than tensors: use a"
-            " repository with safetensors"
-        ) from None
-    model, loading = loaded
-    if loading["missing_keys"]:
-        raise InputError(f"weights are missing: {', '.join(sorted(loading['missing_keys']))}")
-    if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
-        raise InputError(
-            f"{type(model).__name__} has no score at each position: use a classifier of a"
-            " decoder-only family"
-        )
-    model.save_pretrained(folder)
-
-
 def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
     """Check that the model has positions for the longest sequence of a recipe.
 
@@ -144,12 +102,12 @@ def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
 def model_size(model: PreTrainedModel) -> dict[str, int]:
     """Return the numbers of weights and trained weights, and what attention FLOPs depend on.
 
-    Must run before ZeRO 3 partitions the weights. The keys are those of NAME.run.json.
+    The keys are those of NAME.run.json.
     """
-    weights = list(model.parameters())
+    sizes = [(whole_shape(weight).numel(), weight.requires_grad) for weight in model.parameters()]
     return {
-        "weights": sum(weight.numel() for weight in weights),
-        "trained": sum(weight.numel() for weight in weights if weight.requires_grad),
+        "weights": sum(size for size, _ in sizes),
+        "trained": sum(size for size, trained in sizes if trained),
         "layers": model.config.num_hidden_layers,
         "hidden_size": model.config.hidden_size,
     }

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from snakechat.modeling.acceleration import round_up
+
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
 Row = tuple[Ids, list[Ids]]
@@ -60,7 +62,9 @@ class TokenBatch(NamedTuple):
     target_lengths: torch.Tensor
 
 
-def pack_rows(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[list[int]]]:
+def pack_rows(
+    sized_rows: list[tuple[int, int]], max_tokens: int, multiple: int = 1
+) -> list[list[list[int]]]:
     """Pack rows into micro-batches of at most `max_tokens` tokens, padding included.
 
     The packed sequences of a micro-batch are as wide as its longest row, or wider by one of
@@ -68,6 +72,7 @@ def pack_rows(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[l
 
     Args:
         sized_rows: (row, length) of each row, the longest first.
+        multiple: the packed sequences will be padded to a multiple of this number of tokens.
 
     Returns:
         For each micro-batch its packed sequences, each a list of rows.
@@ -75,9 +80,11 @@ def pack_rows(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[l
     micro_batches = []
     while sized_rows:
         longest = sized_rows[0][1]
-        widths = {min(int(factor * longest), max(max_tokens, longest)) for factor in WIDTH_FACTORS}
+        limit = max(max_tokens, round_up(longest, multiple))
+        widths = {min(round_up(int(factor * longest), multiple), limit) for factor in WIDTH_FACTORS}
         candidates = [
-            first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens) for width in sorted(widths)
+            first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens, multiple)
+            for width in sorted(widths)
         ]
         packed, remaining, _ = min(candidates, key=lambda candidate: candidate[2])
         micro_batches.append(packed)
@@ -86,7 +93,7 @@ def pack_rows(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[l
 
 
 def first_fit(
-    sized_rows: list[tuple[int, int]], width: int, max_tokens: int
+    sized_rows: list[tuple[int, int]], width: int, max_tokens: int, multiple: int = 1
 ) -> tuple[list[list[int]], list[tuple[int, int]], float]:
     """Fill the packed sequences of one micro-batch by first-fit decreasing (Johnson 1973).
 
@@ -94,6 +101,7 @@ def first_fit(
 
     Args:
         sized_rows: (row, length) of each row, the longest first.
+        multiple: see pack_rows.
 
     Returns:
         The packed sequences, the rows that did not fit, and the cost per token without padding.
@@ -110,12 +118,17 @@ def first_fit(
         packed[index].append(row)
     free = free[[bool(rows) for rows in packed]]
     used = width - free
-    cost = used.max() * len(used) * (TOKEN_COST + used.max()) / used.sum()
+    padded = round_up(used.max(), multiple)
+    cost = padded * len(used) * (TOKEN_COST + padded) / used.sum()
     return [rows for rows in packed if rows], remaining, cost
 
 
 def collate(
-    sequences: list[list[Row]], packing: bool, device: torch.device, with_prompts: bool = False
+    sequences: list[list[Row]],
+    packing: bool,
+    device: torch.device,
+    with_prompts: bool = False,
+    multiple: int = 1,
 ) -> TokenBatch:
     """Build the tensors of a micro-batch.
 
@@ -123,12 +136,14 @@ def collate(
         sequences: rows of each packed sequence; without packing, one row per entry.
         with_prompts: target tokens include those of the prompt. The first token of a prompt is
             never a target, because no hidden state predicts it.
+        multiple: packed sequences are padded to a multiple of this number of tokens. Others are
+            not: a family that cannot be packed may have no position for the padding.
     """
     num_responses = len(sequences[0][0][1])
     if not packing:
         sequences = _one_response_each(sequences, num_responses)
     lengths = [sum(len(p) + sum(map(len, responses)) for p, responses in s) for s in sequences]
-    shape = len(sequences), max(lengths)
+    shape = len(sequences), round_up(max(lengths), multiple if packing else 1)
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
     # Flat indices of each sequence of prompt and response, by the response's number.
     indices: list[list[np.ndarray]] = [[] for _ in range(num_responses if packing else 1)]
@@ -153,7 +168,11 @@ def collate(
     targets = _target_indices(indices, prompt_lengths, with_prompts)
 
     def to_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+        tensor = torch.from_numpy(array)
+        # From pinned memory the copy does not wait for the kernels that run.
+        return (
+            tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+        )
 
     inputs = ModelInputs(to_device(ids))
     if packing:

@@ -6,31 +6,37 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.data.special_tokens import end_of_turn_id
-from snakechat.modeling.lora import save_adapter, save_merged
+from snakechat.modeling.lora import save_adapter
 from snakechat.modeling.models import SPECIAL_IDS
+from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.modeling.weight_writing import write_weights
 from snakechat.workflow.distributed import rank
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    gather: Gather = no_gather,
+) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
     Adapters are merged, in the model's dtype. The subfolder adapter also has them separately, if
-    nothing else but a score head was trained. Under ZeRO 3 the caller gathers the weights. Only the
-    first process writes.
+    nothing else but a score head was trained. All processes call this function; only the first one
+    writes, and it has one whole weight at a time.
     """
-    if rank() > 0:
-        return
-    if model.can_generate():
-        ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-        model.generation_config = GenerationConfig(
-            do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
-        )
+    if rank() == 0:
+        if model.can_generate():
+            ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+            model.generation_config = GenerationConfig(
+                do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
+            )
+        # Without weights: the configs only.
+        model.save_pretrained(folder, state_dict={})
+        tokenizer.save_pretrained(folder)
+    write_weights(model, folder, gather)
     if hasattr(model, "peft_config"):
-        save_adapter(model, folder / "adapter")
-        save_merged(model, folder)
-    else:
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        save_adapter(model, folder / "adapter", gather)
 
 
 def _stop_ids_to_save(

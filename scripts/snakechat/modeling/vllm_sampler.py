@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from snakechat.modeling.generation import Generations, GenerationSettings
 from snakechat.modeling.lora import merged_weights
 from snakechat.modeling.models import DTYPES
+from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.workflow.errors import InputError
 
 # Fraction of a GPU's memory for vLLM's weights, keys and values. Training uses the rest.
@@ -48,17 +49,14 @@ class VllmSampler:
         self.settings, self.folder = settings, folder
         self.stop_ids = list(stop_ids)
 
-    def update(self, model: PreTrainedModel) -> None:
+    def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Copy the model's current weights, adapters merged, to vLLM.
 
         The first call starts vLLM, in all processes at once.
-
-        Args:
-            model: a model whose weights are all in this process.
         """
         if self.llm is None:
             self.llm = self._start()
-        weights = merged_weights(model)
+        weights = merged_weights(model, gather)
         self.llm.apply_model(lambda copy: copy.load_weights(weights) and None)
         # The prefix cache has keys and values that the previous weights computed.
         self.llm.reset_prefix_cache()

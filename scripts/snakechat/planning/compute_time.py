@@ -1,5 +1,6 @@
 """Estimated FLOPs and seconds of training, scoring and generation on a GPU."""
 
+import re
 from typing import NamedTuple
 
 from snakechat.planning import flops
@@ -29,6 +30,34 @@ GPUS = {
     "h100": Gpu(80 * GIB, PEAK_FLOPS["H100"], 3.35e12),
     "h200": Gpu(141 * 10**9, PEAK_FLOPS["H200"], 4.8e12),
 }
+
+# Units of the numbers that describe another GPU, by the field of Gpu.
+UNITS = {
+    "memory": {"GB": 1e9, "GiB": GIB},
+    "flops": {"TFLOPS": 1e12},
+    "bandwidth": {"GB/s": 1e9, "TB/s": 1e12},
+}
+GPU_SYNTAX = "MEMORY,TFLOPS,BANDWIDTH such as 48GB,181TFLOPS,864GB/s"
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Return a GPU by its name, or by its numbers: 48GB,181TFLOPS,864GB/s.
+
+    Raises:
+        ValueError: The text is neither.
+    """
+    if text in GPUS:
+        return GPUS[text]
+    found: dict[str, float] = {}
+    numbers = [re.fullmatch(r" *(\d+(?:[.]\d+)?) *(\S+) *", word) for word in text.split(",")]
+    for field, units in UNITS.items():
+        for match in numbers:
+            if match and match[2] in units:
+                found[field] = float(match[1]) * units[match[2]]
+    if len(numbers) != len(UNITS) or found.keys() != UNITS.keys() or not all(found.values()):
+        raise ValueError(f"{text!r}: expected {', '.join(GPUS)} or {GPU_SYNTAX}")
+    return Gpu(int(found["memory"]), found["flops"], found["bandwidth"])
+
 
 # Assumptions: the fractions of the peak FLOPs that training and scoring reach, and of the bandwidth
 # that generation reaches; and the seconds that a layer takes to launch its kernels for a token.

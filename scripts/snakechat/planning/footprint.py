@@ -206,10 +206,10 @@ def fake_model(
 ) -> Iterator[tuple[Policy | Scorer, TokenBatch, "MemoryTracker"]]:
     """Context with a model and a batch of fake tensors, and a tracker of new storages."""
     module = build_model(model, layers)
-    # On a GPU a whole chunk of logits is converted to fp32 at once: see modeling/logprobs.py.
-    fp32_chunk_logits = logprobs.FP32_CHUNK_LOGITS
+    # The fake tensors are on the CPU: see modeling/logprobs.py.
+    chunks = logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS
     if shape.on_gpu:
-        logprobs.FP32_CHUNK_LOGITS = logprobs.CHUNK_LOGITS
+        logprobs.CHUNK_LOGITS = logprobs.FP32_CHUNK_LOGITS = logprobs.GPU_CHUNK_LOGITS
     try:
         with FakeTensorMode():
             replace_meta_tensors(module)
@@ -221,7 +221,7 @@ def fake_model(
             with MemoryTracker(module) as tracker:
                 yield module, batch, tracker
     finally:
-        logprobs.FP32_CHUNK_LOGITS = fp32_chunk_logits
+        logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
 
 
 def replace_meta_tensors(module: nn.Module) -> None:
@@ -283,7 +283,7 @@ class MemoryTracker(TorchDispatchMode):
     ) -> Any:
         outputs = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(outputs):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 self._track(tensor.untyped_storage())
         return outputs
 

@@ -18,8 +18,6 @@ from snakechat.workflow.manifest import manifest_path, read_manifest
 SUGGESTED_LORA_RANK = 128
 SUGGESTED_GPUS_PER_NODE = 8
 MIN_MICRO_BATCH_TOKENS = 256
-# Moments at which each process has all weights, even with ZeRO 3.
-UNPARTITIONED_MOMENTS = ("loading", "sampling", "saving")
 
 
 class JobEstimate:
@@ -64,7 +62,9 @@ class JobEstimate:
         """Set the attributes of a job that runs models."""
         placement = self.placement
         self.num_gpus = placement["nodes"] * placement["gpus_per_node"]
-        self.moment, self.memory = workload.memory(placement)
+        self.moment, self.memory = workload.memory(
+            placement, self.gpu.memory if self.num_gpus else 0
+        )
         self.host_memory, self.flops = workload.host_memory(placement), workload.flops
         if self.num_gpus:
             self.seconds = workload.seconds(self.gpu, self.num_gpus)
@@ -97,11 +97,6 @@ class JobEstimate:
             combined |= {name: value for name, value in change.items() if name != "lora_rank"}
         if combined and self.fits(**combined):
             return [f"{warning}; fits with all of {format_settings(combined)}"]
-        moment, _ = self.memory_with(**combined)
-        if workload.trained and moment in UNPARTITIONED_MOMENTS:
-            warning += (
-                "; even with ZeRO 3, each process has all weights while it loads, samples and saves"
-            )
         return [f"{warning}; no placement helps: use larger GPUs or a smaller model"]
 
     def _host_memory_warnings(self) -> list[str]:
@@ -160,7 +155,7 @@ class JobEstimate:
         changed = self.placement | placement
         workload = job_workload(self.spec | {"settings": settings}, changed, self.plan)
         assert workload
-        return workload.memory(changed)
+        return workload.memory(changed, self.gpu.memory if changed["gpus_per_node"] else 0)
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""

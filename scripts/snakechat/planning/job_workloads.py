@@ -74,14 +74,20 @@ class JobDescription:
         batch_size = settings.get("rollout_batch_size", settings["global_batch_size"])
         return min(rows, settings["max_steps"] * batch_size)
 
-    def micro_batch(self, length: int, num_targets: int) -> BatchShape:
-        """Return the largest micro-batch of sequences of a length, each with so many targets."""
-        sequences = max(1, self.placement["micro_batch_tokens"] // length)
+    def micro_batch(
+        self, length: int, num_targets: int, max_tokens: int | None = None
+    ) -> BatchShape:
+        """Return the largest micro-batch of sequences of a length, each with so many targets.
+
+        max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
+        """
+        sequences = max(1, (max_tokens or self.placement["micro_batch_tokens"]) // length)
         return BatchShape(sequences, length, num_targets, self.placement["gpus_per_node"] > 0)
 
     def generation_batch(self, prompts: TokenCounts, response_length: int) -> BatchShape:
         """Return the largest batch that generates: one sequence for each response."""
-        return self.micro_batch(prompts.longest + response_length, response_length)
+        length, limit = prompts.longest + response_length, self.placement.get("generate_tokens")
+        return self.micro_batch(length, response_length, limit)
 
 
 def job_workload(
@@ -159,7 +165,10 @@ def train_rlhf(job: JobDescription) -> Workload:
 
 def compute_reference(job: JobDescription) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
-    return pair_evaluation(job, job.model("model", POLICY), "train")
+    workload = pair_evaluation(job, job.model("model", POLICY), "train")
+    batches = job.settings["batches"]
+    epochs = 1 if batches is None else batches["epochs"]
+    return workload._replace(flops=product(epochs, workload.flops))
 
 
 def evaluate_reward(job: JobDescription) -> Workload:

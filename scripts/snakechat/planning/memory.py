@@ -16,7 +16,14 @@ from snakechat.planning.footprint import (
     measure_size,
     training_peaks,
 )
-from snakechat.training.zero_stages import stage_used
+from snakechat.training.zero_stages import (
+    DEFAULT_BUFFERS,
+    ZeroBuffers,
+    is_partitioned,
+    samples_whole,
+    stage_used,
+    zero_buffers,
+)
 
 GIB = 1 << 30
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -29,21 +36,6 @@ Memory = dict[str, float]
 # The name of a phase, and its memory.
 Phase = tuple[str, Memory]
 Placement = Mapping[str, Any]
-
-
-class ZeroBuffers(NamedTuple):
-    """Elements that DeepSpeed gathers and sends at a time; its defaults (zero/config.py, 0.19).
-
-    bucket: gradients that are sent together. reuse: weights that stage 3 keeps if they are used
-    again before this many others. prefetch: weights that it fetches ahead.
-    """
-
-    bucket: int = 500_000_000
-    reuse: int = 1_000_000_000
-    prefetch: int = 50_000_000
-
-
-DEFAULT_BUFFERS = ZeroBuffers()
 
 
 class TrainedModel(NamedTuple):
@@ -78,6 +70,7 @@ def training_memory(
     largest: BatchShape,
     generation: BatchShape | None,
     has_ema: bool,
+    gpu_memory: float = 0,
     buffers: ZeroBuffers = DEFAULT_BUFFERS,
 ) -> Phase:
     """Return the phase of a training with the highest peak in a process.
@@ -88,22 +81,31 @@ def training_memory(
         largest: the largest micro-batch.
         generation: the largest batch that generates, if any.
         has_ema: whether a moving average of the first model is kept.
+        gpu_memory: bytes of a GPU; 0 on CPUs.
     """
     resident = [resident_memory(entry, placement, buffers) for entry in trained]
     if has_ema:
         partitions = num_partitions(trained[0], placement)
         resident.append({"optimizer": 4 * measure_size(trained[0].model).trained / partitions})
-    frozen_weights = 0 if placement.get("offload_frozen") else sum(map(weight_bytes, frozen))
+    frozen_weights = 0.0
+    if not placement.get("offload_frozen"):
+        frozen_weights = sum(frozen_bytes(model, placement) for model in frozen)
     resident.append({"weights": frozen_weights})
     phases = [*training_phases(trained, frozen, placement, largest, buffers)]
     if generation:
         actor = trained[0]
-        gathered: Memory = {"weights": weight_bytes(actor.model) if actor.stage == 3 else 0}
+        whole = samples_whole(weight_bytes(actor.model), gpu_memory)
+        gathered: Memory = {"weights": gathered_bytes(actor, buffers)}
+        if whole and actor.stage == 3:
+            gathered = {"weights": weight_bytes(actor.model)}
         peak = add_components(gathered, generation_memory(actor.model, generation))
         phases.append(("sampling", peak))
     phases = [(name, add_components(*resident, memory)) for name, memory in phases]
-    # Each process loads all models whole, before they are partitioned.
-    loaded = sum(weight_bytes(entry.model) for entry in trained) + frozen_weights
+    # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
+    loaded = frozen_weights
+    for entry in trained:
+        partitions = num_partitions(entry, placement) if entry.stage == 3 else 1
+        loaded += weight_bytes(entry.model) / partitions
     phases.append(("loading", add_components({"weights": loaded})))
     return highest_peak(phases)
 
@@ -129,20 +131,40 @@ def host_memory(
 ) -> float:
     """Return the bytes of a node's own memory: offloaded tensors, and models while they load.
 
-    transformers creates a model in the CPU's memory, in each process, one model at a time.
+    transformers creates a model in the CPU's memory, in each process, one model at a time. With
+    ZeRO 3, a process reads its partition of one weight at a time.
     """
     local_processes = max(placement["gpus_per_node"], 1)
-    models = [*(entry.model for entry in trained), *frozen]
+    loaded = [loading_bytes(entry, placement) for entry in trained]
+    loaded += [loading_bytes(frozen_entry(model, placement), placement) for model in frozen]
     offloaded: float = 0
     if placement.get("offload_frozen"):
-        offloaded = sum(map(weight_bytes, frozen)) * local_processes
+        offloaded = sum(frozen_bytes(model, placement) for model in frozen) * local_processes
     for entry in trained:
         on_gpu = resident_memory(entry, placement)
         without_offload = resident_memory(entry, {**placement, "offload": "none"})
         offloaded += local_processes * sum(
             without_offload[component] - on_gpu[component] for component in without_offload
         )
-    return offloaded + local_processes * max(map(weight_bytes, models))
+    return offloaded + local_processes * max(loaded)
+
+
+def loading_bytes(entry: TrainedModel, placement: Placement) -> float:
+    """Return the bytes of a process's CPU memory that a model takes while it is loaded."""
+    if entry.stage < 3:
+        return weight_bytes(entry.model)
+    width = BYTES_PER_ELEMENT[entry.model.dtype]
+    return width * measure_size(entry.model).largest / num_partitions(entry, placement)
+
+
+def frozen_entry(model: ModelSpec, placement: Placement) -> TrainedModel:
+    """Return a frozen model with the ZeRO stage that partitions it, if any."""
+    return TrainedModel(model, 3 if is_partitioned(placement, model.dtype) else 0)
+
+
+def frozen_bytes(model: ModelSpec, placement: Placement) -> float:
+    """Return the bytes that a process holds of a frozen model."""
+    return weight_bytes(model) / num_partitions(frozen_entry(model, placement), placement)
 
 
 # --- components ---------------------------------------------------------------------------------
@@ -203,12 +225,17 @@ def training_phases(
         yield "sending", add_components(gathered, bucket, {"buffers": copy})
         yield "scoring", add_components(gathered, inference_activations(entry.model, largest))
         if entry.stage == 3:
-            # Every process gathers the whole model to save it; a reward model is also evaluated.
-            probing = entry.model.loss == SCORE
-            scoring = inference_activations(entry.model, largest) if probing else {}
-            yield "saving", add_components({"weights": weight_bytes(entry.model)}, scoring)
+            # The largest weight, merged in fp32. A saved reward model is loaded and evaluated.
+            yield "saving", add_components({"weights": 12 * measure_size(entry.model).largest})
+            if entry.model.loss == SCORE:
+                copy_bytes = weight_bytes(entry.model) / num_partitions(entry, placement)
+                scoring = inference_activations(entry.model, largest)
+                yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
     for model in frozen:
-        loaded = weight_bytes(model) if placement.get("offload_frozen") else 0
+        offloaded = placement.get("offload_frozen")
+        loaded = gathered_bytes(frozen_entry(model, placement), buffers)
+        if offloaded and not is_partitioned(placement, model.dtype):
+            loaded = weight_bytes(model)
         activations = inference_activations(model, largest)
         yield "scoring", add_components({"weights": loaded}, activations)
 
@@ -228,14 +255,15 @@ def bucket_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
     if entry.stage == 0:
         return 0
     width = BYTES_PER_ELEMENT[entry.model.dtype] if entry.stage == 2 else 4
-    return buffers.bucket * width
+    return zero_buffers(entry.stage, measure_size(entry.model).weights, buffers).bucket * width
 
 
 def bucket_copy_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
     """Return the bytes of the copy of a bucket that is sent: fp32, or partitioned for stage 3."""
     if entry.stage < 2 or (entry.stage == 2 and entry.model.dtype == "fp32"):
         return 0
-    return 4 * min(measure_size(entry.model).trained, buffers.bucket)
+    size = measure_size(entry.model)
+    return 4 * min(size.trained, zero_buffers(entry.stage, size.weights, buffers).bucket)
 
 
 def gathered_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> float:
@@ -248,6 +276,7 @@ def gathered_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> float:
     if entry.stage < 3:
         return 0
     size = measure_size(entry.model)
+    buffers = zero_buffers(entry.stage, size.weights, buffers)
     kept = buffers.reuse / 2 + buffers.prefetch + max(size.layer, size.largest)
     return BYTES_PER_ELEMENT[entry.model.dtype] * min(size.weights, kept)
 

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 from snakechat.planning.compute_time import Gpu, compute_seconds, generation_seconds
 from snakechat.planning.footprint import BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import (
-    DEFAULT_BUFFERS,
     TrainedModel,
-    ZeroBuffers,
     checkpoint_bytes,
     host_memory,
     inference_memory,
     model_folder_bytes,
     training_memory,
 )
+from snakechat.training.zero_stages import DEFAULT_BUFFERS, ZeroBuffers
 
 
 class Generation(NamedTuple):
@@ -47,9 +46,15 @@ class Workload(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def memory(
-        self, placement: Mapping[str, Any], buffers: ZeroBuffers = DEFAULT_BUFFERS
+        self,
+        placement: Mapping[str, Any],
+        gpu_memory: float = 0,
+        buffers: ZeroBuffers = DEFAULT_BUFFERS,
     ) -> tuple[str, dict[str, float]]:
-        """Return the moment of peak memory, and the bytes of a GPU by component."""
+        """Return the moment of peak memory, and the bytes of a GPU by component.
+
+        gpu_memory: Bytes of a GPU; 0 on CPUs.
+        """
         if self.trained:
             return training_memory(
                 self.trained,
@@ -58,6 +63,7 @@ class Workload(NamedTuple):
                 self.largest,
                 self.generation,
                 self.ema,
+                gpu_memory,
                 buffers,
             )
         return inference_memory(self.frozen, self.largest, self.generation)

@@ -6,16 +6,21 @@ It uses private attributes of DeepSpeed, so it warns about versions that it was 
 import collections
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from snakechat.config.common import TrainingSettings
-from snakechat.training.engine import Engine, parameter_groups
-from snakechat.workflow.distributed import world_size
+from snakechat.modeling.deferred_weights import release_stored_weight, stored_weight
+from snakechat.modeling.partitions import mark_partitioned, whole_shape
+from snakechat.training.engine import Engine, FrozenModel, parameter_groups
+from snakechat.training.zero_stages import samples_whole, zero_buffers
+from snakechat.workflow.distributed import all_reduce_max, rank, world_size
 from snakechat.workflow.errors import InputError
 
 # DeepSpeed chooses its accelerator when it is imported. snakechat.modeling.models, which the engine
@@ -46,12 +51,88 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 LOSS_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
-def init_distributed(device: torch.device) -> None:
-    """Initialize the process group of torch and DeepSpeed for a type of device."""
+def init_distributed(device: torch.device, timeout: timedelta) -> None:
+    """Initialize the process group of torch and DeepSpeed for a type of device.
+
+    timeout: Time after which a collective operation fails, if a process has not joined it.
+    """
     if device.type == "cpu":
         # DeepSpeed would compile a shared-memory operator instead of using gloo.
         deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
-    deepspeed.init_distributed("gloo" if device.type == "cpu" else "nccl", verbose=False)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
+
+
+def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a module."""
+    num_weights = sum(whole_shape(weight).numel() for weight in module.parameters())
+    buffers = zero_buffers(stage, num_weights)
+    return {
+        # Nominal batch sizes: the argument `last` of backward() ends a step.
+        "train_batch_size": world_size(),
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": dtype == "bf16"},
+        "fp16": {"enabled": dtype == "fp16", "initial_scale_power": 16, "loss_scale_window": 100},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": buffers.bucket,
+            "stage3_max_live_parameters": buffers.reuse,
+            "stage3_max_reuse_distance": buffers.reuse,
+            "stage3_prefetch_bucket_size": buffers.prefetch,
+            **OFFLOAD[offload],
+        },
+        "steps_per_print": 1 << 40,
+    }
+
+
+def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
+    """Record the shapes of a module's weights, and read this process's partition of deferred ones.
+
+    DeepSpeed partitions the others when it initializes the module. It would also partition these,
+    from a whole model in each process.
+    """
+    device = get_accelerator().current_device_name()
+    # With a module, it replaces torch's linear function by one that needs less memory.
+    init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=dict(config))
+    for weight in module.parameters():
+        shape = weight.shape
+        mark_partitioned(weight, shape)
+        stored = stored_weight(weight)
+        if stored is None:
+            weight.data = weight.data.to(device)
+            continue
+        release_stored_weight(weight)
+        init._convert_to_deepspeed_param(weight)
+        length = -(-shape.numel() // world_size())
+        start = rank() * length
+        # The memory of elements that are not written is not allocated.
+        weight.data = torch.empty(shape, dtype=weight.dtype)
+        stored.copy_to(weight.data.view(-1)[start : start + length], start)
+        cast(Any, weight).partition()
+        weight.data = weight.data.to(device)
+    module.to(device)
+
+
+def register_external_parameters(module: nn.Module) -> None:
+    """Let ZeRO 3 gather the parameters that a module reads without calling their modules."""
+    if hasattr(module, "external_parameters"):
+        for weight in cast(Any, module).external_parameters():
+            deepspeed.zero.register_external_parameter(module, weight)
+
+
+class PartitionedModel(FrozenModel):
+    """A frozen module of which each process has a partition."""
+
+    def __init__(self, module: nn.Module, dtype: str, offload: bool) -> None:
+        self.module = module.requires_grad_(False).eval()
+        config = zero_config(module, dtype, 3, "parameters" if offload else "none")
+        partition_weights(module, config)
+        deepspeed.initialize(model=module, config=config)
+        register_external_parameters(module)
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[nn.Module]:
+        yield self.module
 
 
 class DeepSpeedEngine(Engine):
@@ -75,27 +156,20 @@ class DeepSpeedEngine(Engine):
             raise InputError("dtype: fp16 requires a GPU: set dtype to bf16 or fp32")
         groups = parameter_groups(module, settings, learning_rate)
         super().__init__(module, groups, settings, num_steps, stage)
+        config = zero_config(module, settings.dtype, stage, offload)
+        if stage == 3:
+            partition_weights(module, config)
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=self.optimizer,
             lr_scheduler=self.scheduler,
-            config={
-                # Nominal batch sizes: the argument `last` of backward() ends a step.
-                "train_batch_size": world_size(),
-                "train_micro_batch_size_per_gpu": 1,
+            config=config
+            | {
                 "gradient_clipping": self.max_grad_norm,
-                "bf16": {"enabled": settings.dtype == "bf16"},
-                "fp16": {
-                    "enabled": self.fp16,
-                    "initial_scale_power": 16,
-                    "loss_scale_window": 100,
-                },
                 "data_types": {"grad_accum_dtype": "fp32"},
                 "communication_data_type": "fp32",
-                "zero_optimization": {"stage": stage, **OFFLOAD[offload]},
                 # torch's Adam runs on CPUs and GPUs and needs no compiler.
                 "zero_force_ds_cpu_optimizer": False,
-                "steps_per_print": 1 << 40,
             },
         )
         # Whether the gradients of the coming step overflow; None: not determined yet.
@@ -103,9 +177,8 @@ class DeepSpeedEngine(Engine):
         if self.fp16:
             self._detect_overflow = self.engine.optimizer.has_overflow
             self.engine.optimizer.has_overflow = lambda *_, **__: self.overflows()
-        if stage == 3 and hasattr(module, "external_parameters"):
-            for weight in cast(Any, module).external_parameters():
-                deepspeed.zero.register_external_parameter(module, weight)
+        if stage == 3:
+            register_external_parameters(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A direct call of the module would accumulate gradients incorrectly under ZeRO 3.
@@ -180,6 +253,53 @@ class DeepSpeedEngine(Engine):
             return
         for index in range(len(self.master_weights)):
             self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
+
+    def gathered(
+        self, weights: Sequence[torch.Tensor], update: bool = False
+    ) -> AbstractContextManager[Any]:
+        if self.stage == 3:
+            return deepspeed.zero.GatheredParameters(weights, modifier_rank=0 if update else None)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        weights = list(self.module.parameters())
+        size = sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
+        memory = torch.cuda.mem_get_info()[1] if weights[0].is_cuda else 0
+        if self.stage < 3 or samples_whole(size, memory):
+            with super().sampling():
+                yield
+            return
+        self.module.eval()
+        with self._calls_in_step(cast(PreTrainedModel, self.module.model)):
+            yield
+        self.module.train()
+
+    @contextlib.contextmanager
+    def _calls_in_step(self, model: PreTrainedModel) -> Iterator[None]:
+        """Context in which a model gathers each layer when it is called, in all processes at once.
+
+        Every process waits for the others before each call. At the end, a process repeats calls
+        with a token that nobody reads until all others have ended.
+        """
+        offload = self.engine.optimizer.parameter_offload
+
+        def start(*_: Any) -> None:
+            # DeepSpeed does this when the whole module is called.
+            offload.get_param_coordinator().reset_step()
+
+        def wait(*_: Any) -> None:
+            all_reduce_max(True)
+
+        hooks = [model.register_forward_pre_hook(hook) for hook in (wait, start)]
+        yield
+        hooks[0].remove()
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=get_accelerator().current_device_name())
+        with torch.no_grad():
+            while all_reduce_max(False):
+                model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)
+        hooks[1].remove()
+        offload.partition_all_parameters()
 
     def _gather(self) -> AbstractContextManager[Any]:
         if self.stage == 3:

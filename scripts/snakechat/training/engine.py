@@ -8,7 +8,7 @@ same number of micro-batches.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -18,10 +18,10 @@ from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.config.common import TrainingSettings
-from snakechat.modeling.models import DTYPES
-from snakechat.training.zero_stages import stage_used
+from snakechat.modeling.models import DTYPES, choose_device
+from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 
 # Schedulers of transformers by the name in a recipe, where the names differ.
 SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
@@ -43,7 +43,7 @@ def make_engine(
     """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
 
     Args:
-        module: The module, on the device that it is trained on.
+        module: The module, on any device; its weights may be deferred at ZeRO 3.
         settings: Settings of the recipe.
         learning_rate: Peak learning rate of all weights without a rate of their own.
         num_steps: Number of optimizer steps, for the learning rate schedule.
@@ -61,6 +61,8 @@ def make_engine(
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
     stage = stage_used(placement["zero_stage"], settings.dtype)
+    if stage < 3:
+        module.to(choose_device(placement))
     if stage == 0:
         return ReplicatedEngine(module, settings, learning_rate, num_steps)
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement["offload"])
@@ -78,6 +80,25 @@ def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
             engine.skip()
         else:
             engine.step()
+
+
+def make_frozen(
+    module: nn.Module, dtype: str, placement: Mapping[str, Any], offload: bool
+) -> "FrozenModel":
+    """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
+
+    Args:
+        module: The module, on any device; its weights may be deferred at ZeRO 3.
+        dtype: The dtype of the recipe.
+        placement: zero_stage and gpus_per_node.
+        offload: Keep the weights in CPU memory while they are not in use.
+    """
+    # That module imports this one.
+    from snakechat.training.deepspeed_engine import PartitionedModel
+
+    if is_partitioned(placement, dtype):
+        return PartitionedModel(module, dtype, offload)
+    return FrozenModel(module, choose_device(placement), offload)
 
 
 class FrozenModel:
@@ -145,6 +166,11 @@ class Engine(ABC):
         self.module, self.stage = module, stage
         self.grad_norm: float | None = None
         self.max_grad_norm = settings.max_grad_norm
+        if num_steps < settings.warmup_steps:
+            warn(
+                f"{num_steps} optimizer steps are fewer than warmup_steps"
+                f" ({settings.warmup_steps}): the learning rate does not reach its peak"
+            )
         beta1, beta2 = settings.adam_betas
         self.optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), fused=True)
         self.scheduler = get_scheduler(
@@ -182,6 +208,18 @@ class Engine(ABC):
         """Copy the master weights into the module."""
 
     @abstractmethod
+    def gathered(
+        self, weights: Sequence[torch.Tensor], update: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which every process has the whole of some weights.
+
+        All processes must enter it with the same weights.
+
+        Args:
+            update: Keep the changes that the first process makes to the weights.
+        """
+
+    @abstractmethod
     def _gather(self) -> AbstractContextManager[Any]:
         """Return a context in which every process has all weights."""
 
@@ -197,12 +235,22 @@ class Engine(ABC):
 
     @contextlib.contextmanager
     def gathered_weights(self) -> Iterator[None]:
-        """Gather all weights in each process within the context, to save or to generate."""
+        """Gather all weights in each process within the context."""
         # With activation checkpointing, a module in training mode generates without a KV cache.
         self.module.eval()
         with self._gather():
             yield
         self.module.train()
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Context in which this process may call the model any number of times.
+
+        All processes enter the context, and leave it together. Inside, nothing but calls of the
+        model communicates.
+        """
+        with self.gathered_weights():
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps change: weights and moments of this process, and learning rates."""
@@ -314,6 +362,11 @@ class ReplicatedEngine(Engine):
         for weights, master in zip(self.weights, self.master_weights, strict=True):
             if weights.data_ptr() != master.data_ptr():
                 weights.copy_(master.detach())
+
+    def gathered(
+        self, weights: Sequence[torch.Tensor], update: bool = False
+    ) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def _gather(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -4,6 +4,7 @@ import atexit
 import os
 import socket
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ from snakechat.modeling.models import choose_device
 from snakechat.training.deepspeed_engine import init_distributed
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError
+
+# Other processes wait while the first one writes a large model, scores responses with slow reward
+# functions or asks LLM judges. The launcher ends all of them if one dies, so that a long timeout
+# costs nothing; DeepSpeed's default of 10 minutes ended jobs after their last step.
+TIMEOUT = timedelta(hours=12)
 
 
 def init_process_group(placement: Mapping[str, Any]) -> torch.device:
@@ -41,7 +47,7 @@ def init_process_group(placement: Mapping[str, Any]) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    init_distributed(device)
+    init_distributed(device, TIMEOUT)
     # Threads of gloo that outlive the group occasionally end the process with SIGABRT.
     atexit.register(leave_process_group)
     return device

@@ -1,5 +1,9 @@
 """The ZeRO stage of a run. Apart from the engine, so that pages and planning need no torch."""
 
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 # Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
 # scaling.
 UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
@@ -8,3 +12,51 @@ UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp1
 def stage_used(zero_stage: int, dtype: str) -> int:
     """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported."""
     return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage
+
+
+def is_partitioned(placement: Mapping[str, Any], dtype: str) -> bool:
+    """Return whether the processes partition the weights of a model (ZeRO 3)."""
+    return stage_used(placement["zero_stage"], dtype) == 3
+
+
+# Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.
+MAX_WHOLE_WEIGHTS = 1 / 3
+
+
+def samples_whole(weight_bytes: float, gpu_memory: float) -> bool:
+    """Return whether each process gathers the weights of a partitioned model to sample.
+
+    Otherwise the processes gather one layer at a time, for each token: this takes longer, and no
+    memory. The results are the same. On CPUs, gpu_memory is 0.
+    """
+    return weight_bytes <= MAX_WHOLE_WEIGHTS * gpu_memory
+
+
+class ZeroBuffers(NamedTuple):
+    """Elements that DeepSpeed gathers and sends at a time.
+
+    bucket: gradients that are sent together. reuse: weights that stage 3 keeps if they are used
+    again before this many others. prefetch: weights that it gathers ahead.
+    """
+
+    bucket: int
+    reuse: int
+    prefetch: int
+
+
+# DeepSpeed's defaults (zero/config.py, 0.19).
+DEFAULT_BUFFERS = ZeroBuffers(500_000_000, 1_000_000_000, 50_000_000)
+# The largest fraction of a model that stage 3 gathers or sends at a time, and that it prefetches.
+MAX_GATHERED, MAX_PREFETCHED = 1 / 16, 1 / 32
+
+
+def zero_buffers(stage: int, weights: int, defaults: ZeroBuffers = DEFAULT_BUFFERS) -> ZeroBuffers:
+    """Return the buffers of a model: at stage 3, they never hold most of a small model."""
+    if stage < 3:
+        return defaults
+    bucket, reuse, prefetch = defaults
+    return ZeroBuffers(
+        min(bucket, math.ceil(weights * MAX_GATHERED)),
+        min(reuse, math.ceil(weights * MAX_GATHERED)),
+        min(prefetch, math.ceil(weights * MAX_PREFETCHED)),
+    )

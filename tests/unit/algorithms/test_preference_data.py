@@ -26,8 +26,8 @@ def data(model, tmp_path):
     for name, rows in (("prompt", PROMPTS), ("chosen", CHOSEN), ("rejected", REJECTED)):
         with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
             writer.write(rows)
-    np.save(tmp_path / "train.npy", REFERENCE)
-    np.save(tmp_path / "train.mismatched.npy", MISMATCHED_REFERENCE)
+    np.save(tmp_path / "train.npy", REFERENCE[None])
+    np.save(tmp_path / "train.mismatched.npy", MISMATCHED_REFERENCE[None])
     settings = SimpleNamespace(
         loss="kto",
         beta=BETA,
@@ -88,11 +88,22 @@ def test_an_evaluation_is_that_of_single_forward_passes(data, model):
 
 
 def test_a_policy_that_starts_as_its_reference_model_is_accepted(data, model):
+    rows = np.array([2, 0, 1])
     with pytest.raises(InputError, match=r"delete .* and build again"):
-        data.check_initial_policy(Policy(model), 100)
+        data.check_initial_policy(Policy(model), rows, 100)
     exact = [
         [logprob(model, p, r) if r else 0 for p, r in zip(PROMPTS, responses, strict=True)]
         for responses in (CHOSEN, REJECTED)
     ]
-    data.reference = torch.tensor(exact)
-    data.check_initial_policy(Policy(model), 100)
+    data.reference = torch.tensor([exact])
+    data.check_initial_policy(Policy(model), rows, 100)
+
+
+def test_losses_are_relative_to_the_reference_of_the_epoch(data):
+    logprobs, rows = torch.zeros(2, 3), [0, 1, 2]
+    data.reference = torch.from_numpy(np.stack([REFERENCE, 2 * REFERENCE]))
+    first, _ = data.losses(logprobs, rows, torch.tensor(0.0))
+    data.epoch = 1
+    second, _ = data.losses(logprobs, rows, torch.tensor(0.0))
+    assert first.tolist() == (-BETA * REFERENCE).tolist()
+    assert second.tolist() == (-BETA * 2 * REFERENCE).tolist()

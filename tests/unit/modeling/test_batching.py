@@ -1,19 +1,25 @@
 """Batching: rows of each optimizer step, their distribution over ranks and micro-batches."""
 
+import threading
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from snakechat.data.tokens import RaggedWriter
+from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import Acceleration, choose, prefetched
 from snakechat.modeling.batching import (
     Examples,
     bucket_by_size,
     distribute_rows,
+    epoch_batches,
     global_batches,
     num_steps,
     sort_by_size,
+    training_batches,
 )
 
 CPU = torch.device("cpu")
@@ -32,6 +38,16 @@ def test_each_epoch_contains_every_row_once():
     for epoch in range(3):
         rows = chain(*steps[3 * epoch : 3 * epoch + 3])
         assert sorted(rows) == list(range(10))
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(None, 3), (100, 3), (5, 2), (4, 1), (1, 1)])
+def test_epochs_that_training_does_not_begin_have_no_batches(max_steps, epochs):
+    found = epoch_batches(10, 3, 3, seed=1, max_steps=max_steps)
+    batches = list(global_batches(10, 3, 3, seed=1))
+    expected = [batches[start : start + 4] for start in (0, 4, 8)][:epochs]
+    assert [[rows.tolist() for rows in epoch] for epoch in found] == [
+        [rows.tolist() for rows in epoch] for epoch in expected
+    ]
 
 
 @pytest.mark.parametrize(
@@ -306,3 +322,124 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
 def test_ranks_without_rows_get_dummy_micro_batches(packing):
     by_rank = [distribute_rows([4, 9], [6, 3], 100, packing, rank, 3) for rank in range(3)]
     assert by_rank == [[([[4]], True)], [([[9]], True)], [([[9]], False)]]
+
+
+# Acceleration on a GPU.
+
+ON_GPU = choose({}, torch.device("cuda"))
+
+
+def rows_of_chat_data(number):
+    """Prompts and responses with lengths as in hh-rlhf: log-normal, at most 512 together."""
+    random = np.random.default_rng(1)
+    prompts = np.exp(random.normal(4.8, 0.7, number)).clip(8, 384).astype(int)
+    responses = np.exp(random.normal(3.9, 0.8, number)).clip(2, 512 - prompts).astype(int)
+    return Examples(*([[7] * length for length in lengths] for lengths in (prompts, responses)))
+
+
+def shapes_of_an_epoch(examples, batch_size=32, tokens=2048):
+    """(shape, tokens that are not padding) of each micro-batch of an epoch."""
+    return [
+        (tuple(micro_batch.batch.inputs.input_ids.shape), int(lengths[micro_batch.rows].sum()))
+        for lengths in [examples.prompt_lengths + examples.response_lengths[0]]
+        for rows in global_batches(len(examples), batch_size, 1, 1)
+        for micro_batch in examples.micro_batches(rows, tokens, True, CPU)
+    ]
+
+
+def test_shapes_repeat_on_a_gpu(monkeypatch):
+    examples = rows_of_chat_data(1500)
+    free = shapes_of_an_epoch(examples)
+    monkeypatch.setattr(acceleration, "_current", ON_GPU)
+    padded = shapes_of_an_epoch(examples)
+    assert len(free) > 100
+    assert len({shape for shape, _ in free}) > 0.6 * len(free)
+    assert len({shape for shape, _ in padded}) <= 20
+    assert {shape[1] % ON_GPU.pad_to_multiple_of for shape, _ in padded} == {0}
+    for micro_batches in (free, padded):
+        assert max(rows * width for (rows, width), _ in micro_batches) <= 2048
+
+    def padding(micro_batches):
+        positions = sum(rows * width for (rows, width), _ in micro_batches)
+        return 1 - sum(tokens for _, tokens in micro_batches) / positions
+
+    # It costs little.
+    assert padding(padded) < padding(free) + 0.06
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_prefetched_micro_batches_are_the_same(packing, monkeypatch):
+    examples = rows_of_chat_data(40)
+
+    def micro_batches():
+        return [*examples.micro_batches(np.arange(40), 1024, packing, CPU, with_prompts=True)]
+
+    expected = micro_batches()
+    assert len(expected) > 3
+    monkeypatch.setattr(acceleration, "_current", Acceleration(prefetch=True))
+    for actual, other in zip(micro_batches(), expected, strict=True):
+        assert (actual.rows, actual.is_last) == (other.rows, other.is_last)
+        torch.testing.assert_close(actual.batch, other.batch, rtol=0, atol=0)
+
+
+def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
+    def items():
+        yield 1
+        yield 2
+        raise ValueError("damaged")
+
+    before = threading.active_count()
+    received = []
+    with pytest.raises(ValueError, match="damaged"):
+        received.extend(prefetched(items()))
+    # A loop that ends early: the generator is closed.
+    abandoned = prefetched(iter([1, 2, 3]))
+    assert next(abandoned) == 1
+    abandoned.close()
+    assert threading.active_count() == before
+
+
+def test_the_next_micro_batch_is_prepared_during_the_current_one():
+    prepared = [threading.Event() for _ in range(3)]
+
+    def items():
+        for number, event in enumerate(prepared):
+            event.set()
+            yield number
+
+    for number in prefetched(items()):
+        assert all(event.wait(10) for event in prepared[: number + 2])
+
+
+@pytest.mark.parametrize(
+    ("device", "placement", "expected"),
+    [
+        ("cpu", {}, Acceleration()),
+        ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
+        (
+            "cuda",
+            {"pad_to_multiple_of": None, "prefetch": None},
+            Acceleration(pad_to_multiple_of=128, prefetch=True, stop_check_steps=8),
+        ),
+        (
+            "cuda",
+            {
+                "pad_to_multiple_of": 1,
+                "prefetch": False,
+                "cuda_graphs": True,
+                "generate_tokens": 9,
+            },
+            Acceleration(1, False, 8, True, 9),
+        ),
+    ],
+)
+def test_acceleration_follows_the_placement_and_the_device(device, placement, expected):
+    assert choose(placement, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "warns"), [(7, True), (8, False)])
+def test_rows_that_do_not_fill_a_batch_are_a_warning(num_rows, warns, capsys):
+    settings = SimpleNamespace(epochs=2, seed=1, max_steps=None)
+    assert len(training_batches(num_rows, 8, settings)) == 2
+    warning = f"warning: {num_rows} training rows are fewer than a batch of 8: "
+    assert (warning in capsys.readouterr().err) == warns

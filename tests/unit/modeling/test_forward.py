@@ -16,8 +16,9 @@ from snakechat.algorithms.preference import (
     pairwise_loss,
     per_token_loss,
 )
-from snakechat.modeling import forward, logprobs
+from snakechat.modeling import acceleration, forward, logprobs
 from snakechat.modeling import packing as packing_module
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import (
     Policy,
@@ -206,6 +207,18 @@ def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, 
     module = module_of(family, loss)
     value, grads = expected(family, loss)
     actual = compute_loss(module, loss, layout)
+    assert actual.item() == pytest.approx(value.item(), rel=1e-5)
+    assert relative_error(gradients(module, actual), grads) < 1e-5
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("family", PACKING_FAMILIES, indirect=True, scope="module")
+def test_padding_to_a_multiple_is_in_no_loss(family, loss, monkeypatch):
+    module = module_of(family, loss)
+    value, grads = expected(family, loss)
+    choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
+    monkeypatch.setattr(acceleration, "_current", choices)
+    actual = compute_loss(module, loss, "packed")
     assert actual.item() == pytest.approx(value.item(), rel=1e-5)
     assert relative_error(gradients(module, actual), grads) < 1e-5
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from conftest import INIT
-from snakechat.modeling import generation
+from snakechat.modeling import acceleration, fixed_decoding, generation
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler, pad_left, sample_responses, sample_tokens
@@ -256,6 +257,74 @@ def test_logprobs_while_sampling_equal_those_of_training(member, tokenizer, monk
     while_sampling[order] = torch.cat(tables, dim=1)
     trained = logprobs_of(member, responses, 1.0).view(len(PROMPTS), 12)
     torch.testing.assert_close(while_sampling, trained, rtol=1e-4, atol=1e-4)
+
+
+# Paths of GPUs, compared with the reference path.
+
+
+def with_choices(monkeypatch, **choices):
+    monkeypatch.setattr(acceleration, "_current", Acceleration(**choices))
+
+
+FIXED = [{"cuda_graphs": True}, {"cuda_graphs": True, "stop_check_steps": 5}]
+
+
+@pytest.mark.parametrize("choices", [{"stop_check_steps": 5}, {"stop_check_steps": 100}, *FIXED])
+@pytest.mark.parametrize("num_generations", [1, 3])
+def test_decoding_of_a_gpu_samples_the_same_responses(
+    ending, tokenizer, num_generations, choices, monkeypatch
+):
+    def run():
+        return sample_several(ending, tokenizer, PROMPTS * 4, num_generations, length=10)
+
+    expected = run()
+    lengths = {len(response) for responses in expected for response in responses}
+    assert min(lengths) == 1 and max(lengths) == 10
+    with_choices(monkeypatch, **choices)
+    assert run() == expected
+
+
+def test_fixed_shapes_have_the_logprobs_of_the_reference_path(member, tokenizer, monkeypatch):
+    tables, sample_tokens = [], generation.sample_tokens
+
+    def record(logits, uniforms, temperature):
+        # No response ends.
+        logits = logits.index_fill(1, torch.tensor([299]), -math.inf)
+        tokens = sample_tokens(logits, uniforms, temperature)
+        tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
+        return tokens
+
+    for module in (generation, fixed_decoding):
+        monkeypatch.setattr(module, "sample_tokens", record)
+    responses = sample(member, [299], PROMPTS, length=12)
+    reference = torch.cat(tables, dim=1)
+    tables.clear()
+    with_choices(monkeypatch, cuda_graphs=True, stop_check_steps=4)
+    assert sample(member, [299], PROMPTS, length=12) == responses
+    torch.testing.assert_close(torch.cat(tables, dim=1), reference, rtol=1e-5, atol=1e-5)
+
+
+def test_ended_rows_leave_a_batch_of_fixed_shapes(ending, tokenizer, monkeypatch):
+    with_choices(monkeypatch, cuda_graphs=True)
+    generations = []
+    shapes = forward_shapes(
+        ending,
+        monkeypatch,
+        lambda: generations.extend(sample_several(ending, tokenizer, PROMPTS, 8, length=24)),
+    )
+    lengths = [len(response) for responses in generations for response in responses]
+    assert len(shapes) == max(lengths)
+    for step, (inputs, _) in enumerate(shapes[1:], start=1):
+        unfinished = sum(length > step for length in lengths)
+        assert unfinished <= inputs[0] < 2 * unfinished
+    # Each of them is captured once.
+    assert 1 < len({inputs for inputs, _ in shapes[1:]}) < 6
+
+
+def test_sampling_has_a_token_limit_of_its_own(model, tokenizer, monkeypatch):
+    with_choices(monkeypatch, generate_tokens=48)
+    shapes = forward_shapes(model, monkeypatch, lambda: sample(model, tokenizer, PROMPTS))
+    assert [inputs for inputs, _ in shapes if inputs[1] > 1] == [(3, 8), (2, 3)]
 
 
 def test_generation_in_bf16(ending, tokenizer):

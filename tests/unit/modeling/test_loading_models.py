@@ -16,8 +16,9 @@ from transformers import (
 
 from init_model import train_tokenizer
 from snakechat.data import toy
+from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.models import copy_model, make_causal
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
@@ -107,10 +108,13 @@ LAYER = "model.decoder.layers.1.fc1.bias"
         ({"score.weight": None}, "weights are missing: score.weight"),
     ],
 )
-def test_weights_that_do_not_match_the_config_raise(scorer_folder, tokenizer, changes, message):
+@pytest.mark.parametrize("deferred", [False, True])
+def test_weights_that_do_not_match_the_config_raise(
+    deferred, scorer_folder, tokenizer, changes, message
+):
     change_weights(scorer_folder, changes)
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        load_scorer(scorer_folder, "fp32", tokenizer)
+        load_scorer(scorer_folder, "fp32", tokenizer, deferred=deferred)
     assert str(error.value).startswith(f"{scorer_folder}: ")
     assert "\n" not in str(error.value)
 

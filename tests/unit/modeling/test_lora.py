@@ -1,7 +1,6 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +9,11 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 from transformers.pytorch_utils import Conv1D
 
 from conftest import INIT, SEQUENCES
+from snakechat.modeling import weight_writing
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
     add_lora,
@@ -27,9 +28,6 @@ from snakechat.modeling.saving import save_model
 from snakechat.planning.footprint import MemoryTracker
 from snakechat.training.engine import make_engine
 from support.families import FAMILIES, LINEAR_LAYERS
-
-# After snakechat.modeling.models, which sets DS_ACCELERATOR on a machine without a GPU.
-import deepspeed  # isort: skip
 
 # DeepSpeed calls deprecated functions of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -229,26 +227,41 @@ def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
 
 def test_weights_are_merged_in_each_of_several_files(folder, tokenizer, tmp_path, monkeypatch):
     model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
-    save = partial(model.save_pretrained, max_shard_size="10KB")
-    monkeypatch.setattr(model, "save_pretrained", save)
+    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", "10KB")
     save_model(model, tokenizer, tmp_path / "saved")
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
     saved = load_causal(tmp_path / "saved", "bf16", tokenizer).state_dict()
     assert all(torch.equal(saved[name], weight) for name, weight in merged_weights(model))
 
 
-def test_weights_that_are_renamed_in_the_files_are_merged(folder, tokenizer, tmp_path, monkeypatch):
+def test_weights_that_are_renamed_in_the_files_are_merged(folder, tokenizer, tmp_path):
     model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
-    save = model.save_pretrained
-
-    def save_renamed(folder, state_dict):
-        save(folder, state_dict={name.replace("fc1", "mlp"): w for name, w in state_dict.items()})
-
-    monkeypatch.setattr(model, "save_pretrained", save_renamed)
+    model._weight_conversions = [WeightRenaming(r"\.mlp\.", ".fc1.")]
     save_model(model, tokenizer, tmp_path / "saved")
     saved = load_file(tmp_path / "saved/model.safetensors")
-    merged = {name.replace("fc1", "mlp"): weight for name, weight in merged_weights(model)}
+    merged = {name.replace(".fc1.", ".mlp."): weight for name, weight in merged_weights(model)}
+    assert "model.decoder.layers.1.mlp.weight" in saved
     assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
+
+
+def test_weights_that_are_computed_for_the_files_are_merged(folder, tokenizer, tmp_path):
+    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
+    # The files have one matrix for two of the model.
+    model._weight_conversions = [
+        WeightConverter(
+            "self_attn.qk.weight",
+            ["self_attn.q_proj.weight", "self_attn.k_proj.weight"],
+            [Chunk(dim=0)],
+        )
+    ]
+    save_model(model, tokenizer, tmp_path / "saved")
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    merged = dict(merged_weights(model))
+    layer = "model.decoder.layers.1.self_attn"
+    queries, keys = saved.pop(f"{layer}.qk.weight").chunk(2)
+    assert torch.equal(queries, merged[f"{layer}.q_proj.weight"])
+    assert torch.equal(keys, merged[f"{layer}.k_proj.weight"])
+    assert torch.equal(saved[f"{layer}.v_proj.weight"], merged[f"{layer}.v_proj.weight"])
 
 
 def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
@@ -264,7 +277,7 @@ def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tm
 
 
 @pytest.mark.parametrize("train_base", ["none", "embeddings_and_norms"])
-def test_a_zero_3_model_is_merged_from_gathered_weights(
+def test_a_zero_3_model_is_merged_one_weight_at_a_time(
     train_base, folder, tokenizer, tmp_path, group
 ):
     saved = []
@@ -275,8 +288,7 @@ def test_a_zero_3_model_is_merged_from_gathered_weights(
         for _ in range(2):
             engine.backward(engine(IDS).logits.square().mean(), last=True)
             engine.step()
-        with deepspeed.zero.GatheredParameters(list(model.parameters())):
-            save_model(model, tokenizer, tmp_path / str(stage))
+        save_model(model, tokenizer, tmp_path / str(stage), engine.gathered)
         saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
     torch.testing.assert_close(logits_of(saved[1]), logits_of(saved[0]))
     assert files(tmp_path / "0") == files(tmp_path / "3")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from snakechat.planning import compute_time
-from snakechat.planning.compute_time import GPUS, Gpu
+from snakechat.planning.compute_time import GPUS, Gpu, parse_gpu
 from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import GIB
@@ -74,3 +74,23 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
     seconds = compute_time.compute_seconds(flops, GPUS[gpu], gpus)
     seconds += compute_time.generation_seconds(model, rows, shape, GPUS[gpu], gpus)
     assert seconds / 3600 == pytest.approx(hours, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu"),
+    [
+        ("h100", GPUS["h100"]),
+        ("48GB,181TFLOPS,864GB/s", Gpu(48 * 10**9, 181e12, 864e9)),
+        ("1.5 TB/s, 80GiB, 312 TFLOPS", Gpu(80 << 30, 312e12, 1.5e12)),
+    ],
+)
+def test_a_gpu_has_a_name_or_numbers(text, gpu):
+    assert parse_gpu(text) == gpu
+
+
+@pytest.mark.parametrize(
+    "text", ["h1000", "48GB", "48GB,181TFLOPS", "48,181,864", "0GB,1TFLOPS,1GB/s", "1GB,1GB,1TB/s"]
+)
+def test_a_gpu_that_is_not_described(text):
+    with pytest.raises(ValueError, match=r"expected rtx4090, .* 48GB,181TFLOPS,864GB/s"):
+        parse_gpu(text)

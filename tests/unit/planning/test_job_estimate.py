@@ -105,16 +105,13 @@ def test_settings_are_combined_if_none_is_sufficient_by_itself():
 
 
 def test_a_model_that_fits_with_no_settings_is_reported():
-    job = estimate_sft(
-        model="facebook/opt-66b", gpus_per_node=8, nodes=8, settings={"lora_rank": 128}
-    )
-    warning = job.warnings[0]
-    assert "even with ZeRO 3, each process has all weights" in warning
-    assert warning.endswith("use larger GPUs or a smaller model")
+    # A mask of 200,000 x 200,000 positions.
+    job = estimate_sft(micro_batch_tokens=200_000, settings={"max_length": 200_000})
+    assert job.warnings[0].endswith("no placement helps: use larger GPUs or a smaller model")
 
 
 def test_cpu_memory_of_a_node_is_estimated():
-    job = estimate_sft(model="facebook/opt-13b", gpus_per_node=8, zero_stage=3)
+    job = estimate_sft(model="facebook/opt-13b", gpus_per_node=8, zero_stage=2)
     # Eight processes load 12.85 B weights of two bytes.
     [warning] = [text for text in job.warnings if "CPU memory" in text]
     assert warning == "needs 191.5 GiB of CPU memory on each node, mem_mb is 64000"

@@ -8,12 +8,11 @@ import sys
 import pytest
 
 from conftest import ROOT
-from snakechat.planning.footprint import POLICY, SFT, BatchShape, ModelSpec, measure_size
+from snakechat.planning.footprint import POLICY, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.job_workloads import job_workload
 from snakechat.planning.memory import (
     TrainedModel,
-    ZeroBuffers,
     checkpoint_bytes,
     generation_memory,
     host_memory,
@@ -21,12 +20,14 @@ from snakechat.planning.memory import (
     resident_memory,
     training_memory,
 )
+from snakechat.training.zero_stages import DEFAULT_BUFFERS, samples_whole
 from support import peaks
 from support.specs import small_spec
 
 
 def placement(**changes):
-    return {"nodes": 1, "gpus_per_node": 4, "offload": "none"} | changes
+    defaults = {"nodes": 1, "gpus_per_node": 4, "offload": "none", "zero_stage": 0}
+    return defaults | changes
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,15 @@ def placement(**changes):
         # Stage 1 runs as stage 2 in bf16.
         (1, "bf16", 2, 1, 3, 0),
         (2, "bf16", 2, 1, 3, 0),
-        (3, "bf16", 0.5, 1, 3, 4 * 1000),
+        (3, "bf16", 0.5, 1, 3, 4 * 100),
     ],
 )
 def test_resident_bytes_per_weight_with_four_processes(
     stage, dtype, weights, gradients, optimizer, buffers
 ):
     model = small_spec(dtype=dtype)
-    memory = resident_memory(TrainedModel(model, stage), placement(), ZeroBuffers(bucket=1000))
+    small = DEFAULT_BUFFERS._replace(bucket=100)
+    memory = resident_memory(TrainedModel(model, stage), placement(), small)
     size = measure_size(model)
     assert memory["weights"] == weights * size.weights
     assert memory["gradients"] == gradients * size.trained
@@ -73,16 +75,40 @@ def test_offloaded_tensors_are_in_host_memory():
     loaded = 4 * 2 * weights
     assert host_memory([TrainedModel(model, 2)], [], placement()) == loaded
     assert host_memory([TrainedModel(model, 2)], [], optimizer) == loaded + 16 * weights
+    # With ZeRO 3, a process reads a quarter of the largest weight at a time.
+    loaded = 4 * 2 * measure_size(model).largest / 4
     assert host_memory([TrainedModel(model, 3)], [], parameters) == loaded + 18 * weights
 
 
-def test_zero_3_holds_whole_models_while_it_loads_or_saves():
-    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-66b"]), SFT, "bf16", lora_rank=128)
-    phase, memory = training_memory(
-        [TrainedModel(model, 3)], [], placement(nodes=16), BatchShape(1, 512, 511), None, False
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
+    """No process holds the whole model while it loads, trains, samples or saves."""
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-66b"]), POLICY, "bf16", lora_rank=128)
+    eight = placement(nodes=nodes, gpus_per_node=8, zero_stage=3)
+    batch, sampled = BatchShape(1, 512, 256), BatchShape(8, 512, 256)
+    entry, memory_of_gpu = TrainedModel(model, 3), 80 << 30
+    _, memory = training_memory([entry], [model], eight, batch, sampled, False, memory_of_gpu)
+    # The partitions of the model and of its reference, and what is gathered at a time.
+    partition = 2 * measure_size(model).weights / (8 * nodes)
+    assert (
+        2 * partition < memory["weights"] < 2 * partition + 0.08 * 2 * measure_size(model).weights
     )
-    assert phase in ("loading", "saving")
-    assert memory["weights"] == pytest.approx(2 * measure_size(model).weights, rel=0.02)
+    assert sum(memory.values()) < 0.9 * memory_of_gpu
+    assert host_memory([entry], [model], eight) < 2 << 30
+
+
+def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    whole = 2 * measure_size(model).weights
+    assert samples_whole(whole, 80 << 30)
+    assert not samples_whole(whole, 40 << 30)
+    arguments = [TrainedModel(model, 3)], [], placement(zero_stage=3), BatchShape(1, 64, 1)
+    weights = [
+        training_memory(*arguments, BatchShape(64, 512, 256), False, memory << 30)[1]["weights"]
+        for memory in (80, 40)
+    ]
+    assert weights[0] == pytest.approx(whole + whole / 4)
+    assert weights[1] < 0.5 * whole
 
 
 def test_generation_holds_keys_and_values():
@@ -134,5 +160,5 @@ def test_estimated_memory_is_within_15_percent_of_the_measured_peak(processes, n
     peak, folder = measured[processes, name]
     spec, case_placement = peaks.training(peaks.CASES[processes][name], processes, folder)
     workload = job_workload(spec, case_placement, peaks.plan_of(folder))
-    _, memory = workload.memory(case_placement, peaks.BUFFERS)
+    _, memory = workload.memory(case_placement, buffers=peaks.BUFFERS)
     assert sum(memory.values()) == pytest.approx(peak, rel=0.15)

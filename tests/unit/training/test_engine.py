@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import get_scheduler
 
 from snakechat.training import deepspeed_engine
 from snakechat.training.checkpointing import Checkpointer
@@ -673,3 +674,28 @@ def test_a_frozen_module_computes_no_gradients(offload):
 
 def test_the_tested_version_of_deepspeed_is_the_pinned_one():
     assert read_lock(LOCK).versions["deepspeed"] == deepspeed_engine.TESTED_VERSION
+
+
+@pytest.mark.parametrize(("num_steps", "warns"), [(4, True), (5, False)])
+def test_fewer_steps_than_the_warmup_are_a_warning(num_steps, warns, capsys):
+    engine_for(nn.Linear(2, 2), num_steps, warmup_steps=5)
+    warning = f"warning: {num_steps} optimizer steps are fewer than warmup_steps (5)"
+    assert (warning in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("cosine_with_restarts", "cosine"), ("polynomial", "linear")]
+)
+def test_schedules_of_deepspeed_chat_that_have_another_name(theirs, ours):
+    # It calls get_scheduler without further arguments: one cycle, and power 1 down to 1e-7.
+    def rates(name):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=RATE)
+        scheduler = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=9)
+        values = []
+        for _ in range(9):
+            values.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return values
+
+    assert rates(theirs) == pytest.approx(rates(ours), abs=1e-7)

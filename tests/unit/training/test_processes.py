@@ -153,6 +153,24 @@ def test_training_continues_after_generating_with_gathered_weights(runs):
     assert_close(runs[2][0]["generate"][0]["loss"], one["loss"])
 
 
+@pytest.mark.parametrize("lora", ["", "lora "])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_processes_sample_different_numbers_of_prompts(stage, lora, runs):
+    expected = runs[1][0][f"sampling {lora}0"][0]
+    for rank in (*runs[1], *runs[2]):
+        run = rank[f"sampling {lora}{stage}"][0]
+        assert run["responses"] == expected["responses"]
+        # Training continues.
+        assert_close(run["losses"], expected["losses"], 1e-4)
+
+
+@pytest.mark.parametrize("case", ["frozen 3 False", "frozen 3 True"])
+def test_partitioned_frozen_models_compute_the_same(case, runs):
+    expected = runs[1][0]["frozen 0 False"][0]
+    for rank in (*runs[1], *runs[2]):
+        torch.testing.assert_close(rank[case][0], expected, rtol=0, atol=1e-5)
+
+
 # --- rollouts -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,91 @@
+"""How forward passes use a GPU: shapes that repeat, batches prepared ahead, captured decoding.
+
+The placement of a job selects it. Like torch's backend flags it applies to the whole process:
+choose_device calls configure once, before models are loaded. None of it changes what is computed,
+apart from rounding.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+# Of packed sequences on a GPU, unless the placement has another one. Kernels, plans and compiled
+# code are chosen by shape: few shapes repeat. 128 is also the tile of GPUs' matrix products.
+GPU_PAD_TO_MULTIPLE_OF = 128
+# Tokens between two checks of whether responses have ended. On a GPU each check waits for all
+# kernels, and on a CPU it costs nothing.
+GPU_STOP_CHECK_STEPS = 8
+# cuDNN builds a plan for each new shape of masked attention, which takes up to a second, and torch
+# prefers it on Hopper. The memory-efficient kernels need no plans.
+GPU_CUDNN_ATTENTION = False
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """Choices for a device. The defaults are those of a CPU.
+
+    Attributes:
+        pad_to_multiple_of: Packed sequences are padded to a multiple of this number of tokens.
+        prefetch: Prepare the next micro-batch in a thread, and copy it from pinned memory.
+        stop_check_steps: Tokens between two checks of whether responses have ended.
+        cuda_graphs: Capture the forward pass that samples a token, and replay it.
+        generate_tokens: Limit of tokens in a batch of responses; None: micro_batch_tokens.
+    """
+
+    pad_to_multiple_of: int = 1
+    prefetch: bool = False
+    stop_check_steps: int = 1
+    cuda_graphs: bool = False
+    generate_tokens: int | None = None
+
+
+_current = Acceleration()
+
+
+def current() -> Acceleration:
+    """Return the choices of this process."""
+    return _current
+
+
+def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
+    """Return the choices of a placement for a device; those that it lacks follow the device."""
+    on_gpu = device.type == "cuda"
+    multiple, prefetch = placement.get("pad_to_multiple_of"), placement.get("prefetch")
+    return Acceleration(
+        pad_to_multiple_of=multiple or (GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1),
+        prefetch=on_gpu if prefetch is None else prefetch,
+        stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
+        # Only a GPU can capture a graph.
+        cuda_graphs=on_gpu and bool(placement.get("cuda_graphs")),
+        generate_tokens=placement.get("generate_tokens"),
+    )
+
+
+def configure(placement: Mapping[str, Any], device: torch.device) -> None:
+    """Apply the choices of a placement to this process."""
+    global _current
+    _current = choose(placement, device)
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(GPU_CUDNN_ATTENTION)
+
+
+def round_up(length: int, multiple: int) -> int:
+    """Return the smallest multiple that is not less than a length."""
+    return -(-length // multiple) * multiple
+
+
+def prefetched(items: Iterator[T]) -> Iterator[T]:
+    """Yield items, each of which a thread computes while the caller uses the one before it.
+
+    items: None of them is None.
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        pending = thread.submit(next, items, None)
+        while (item := pending.result()) is not None:
+            pending = thread.submit(next, items, None)
+            yield item

@@ -1,0 +1,214 @@
+"""Copy models as safetensors without loading their weights.
+
+The weights of a source are mapped into memory, so that a copy of a model of any size needs little
+of it. Files whose weights all belong to the model are copied as they are; others are written one
+weight at a time.
+"""
+
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
+
+from snakechat.data.model_files import is_classifier, read_model_config, reward_model_problem
+from snakechat.modeling.deferred_weights import names_in_model
+from snakechat.modeling.weight_writing import SavedWeight, file_order, write_file, write_index
+from snakechat.workflow.errors import InputError
+
+# A file of all weights, or the index of several files, in the order in which transformers prefers
+# them.
+SOURCES = (
+    (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME),
+    (WEIGHTS_NAME, WEIGHTS_INDEX_NAME),
+)
+
+# The weights of a file by their names in it.
+Tensors = dict[str, torch.Tensor]
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """Copy a causal language model or a reward model as safetensors, in the dtypes of its files.
+
+    The configs are written as save_pretrained writes them.
+
+    Raises:
+        InputError: the weights do not match the config: transformers would initialize missing ones
+            at random; a file is missing or damaged, or has pickled objects other than tensors,
+            which are never loaded; or the model is a classifier that cannot score responses.
+    """
+    auto_class = _class_of(source)
+    files = {path: _stored_tensors(path) for path in _weight_files(source)}
+    model = _model_without_weights(auto_class, source)
+    if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
+        raise InputError(
+            f"{type(model).__name__} has no score at each position: use a classifier of a"
+            " decoder-only family"
+        )
+    # Without weights: the configs only.
+    model.save_pretrained(folder, state_dict={})
+    _copy_weights(model, files, folder)
+
+
+def _class_of(source: Path) -> Any:
+    """Return the auto class of a model, and raise InputError for unsupported classifiers."""
+    config = read_model_config(source)
+    if not (config and is_classifier(config)):
+        return AutoModelForCausalLM
+    problem = reward_model_problem(config)
+    if problem:
+        raise InputError(f"the model {problem}")
+    return AutoModelForSequenceClassification
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers loads the weights from.
+
+    Raises:
+        InputError: there are none, or the index is damaged or names a file that does not exist.
+    """
+    for single, index in SOURCES:
+        if (folder / single).exists():
+            return [folder / single]
+        if (folder / index).exists():
+            try:
+                names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise InputError(
+                    f"{index} is damaged: expected an object with weight_map"
+                ) from None
+            for name in names:
+                # Files outside the folder do not belong to the model.
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise InputError(
+                        f"{index} names {name}, which the folder does not have: add the file"
+                    )
+            return [folder / name for name in names]
+    raise InputError(
+        "there are no weights: expected " + " or ".join(name for names in SOURCES for name in names)
+    )
+
+
+def _stored_tensors(path: Path) -> Tensors:
+    """Return the tensors of a file, which is mapped into memory.
+
+    Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
+
+    Raises:
+        InputError: the file is damaged, or has pickled objects other than tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except SafetensorError as error:
+        raise InputError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from None
+    except pickle.UnpicklingError:
+        # torch's message recommends to load them anyway.
+        raise InputError(
+            "the weights file is damaged or has pickled objects other than tensors: use a"
+            " repository with safetensors"
+        ) from None
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _model_without_weights(auto_class: Any, source: Path) -> PreTrainedModel:
+    """Return a model on the meta device, and check the names and shapes of its weights.
+
+    Raises:
+        InputError: weights are missing, or do not have the model's shape.
+    """
+    model, loading = auto_class.from_pretrained(
+        source,
+        dtype="auto",
+        device_map={"": "meta"},
+        local_files_only=True,
+        output_loading_info=True,
+        # They are rejected by name, which transformers' error does not have.
+        ignore_mismatched_sizes=True,
+    )
+    problems = {
+        "are missing": loading["missing_keys"],
+        "do not have the model's shape": {name for name, *_ in loading["mismatched_keys"]},
+    }
+    for problem, names in problems.items():
+        if names:
+            raise InputError(f"weights {problem}: {', '.join(sorted(names))}")
+    return model
+
+
+def _copy_weights(model: PreTrainedModel, files: Mapping[Path, Tensors], folder: Path) -> None:
+    """Copy or convert the weights of files, without those that the model does not have."""
+    unneeded = _unneeded(_merged(files.values()), model)
+    kept = {
+        path: {name: tensor for name, tensor in tensors.items() if name not in unneeded}
+        for path, tensors in files.items()
+    }
+    kept = {path: tensors for path, tensors in kept.items() if tensors}
+    places: dict[str, str] = {}
+    for number, (path, tensors) in enumerate(kept.items(), 1):
+        target = SAFE_WEIGHTS_NAME
+        if len(kept) > 1:
+            target = f"model-{number:05}-of-{len(kept):05}.safetensors"
+        if path.suffix == ".safetensors" and len(tensors) == len(files[path]):
+            shutil.copyfile(path, folder / target)
+        else:
+            _write_weights(tensors, folder / target)
+        places |= dict.fromkeys(tensors, target)
+    if len(kept) > 1:
+        weights = _merged(kept.values())
+        size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+        write_index(folder, weights, places, {"total_size": size})
+
+
+def _merged(files: Iterable[Tensors]) -> Tensors:
+    """Return the tensors of all files."""
+    return {name: tensor for tensors in files for name, tensor in tensors.items()}
+
+
+def _write_weights(tensors: Tensors, path: Path) -> None:
+    """Write tensors as a safetensors file, one after the other."""
+    order = file_order(tensors)
+    with write_file(path, {name: tensors[name] for name in order}) as write:
+        for name in order:
+            write(SavedWeight(tensors[name], None))
+
+
+def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:
+    """Return the names of tensors that the model does not have, or has under another name too.
+
+    As in files of save_pretrained, tied weights are stored once; two that differ are both kept,
+    because from_pretrained does not tie them. If transformers computes weights from several
+    tensors, all tensors are kept.
+    """
+    renamed = names_in_model(model, tensors)
+    if renamed is None:
+        return set()
+    names = {new: name for name, new in renamed.items()}
+    repeated = {
+        names[tied]
+        for tied, source in model.all_tied_weights_keys.items()
+        if tied in names
+        and source in names
+        and torch.equal(tensors[names[tied]], tensors[names[source]])
+    }
+    return tensors.keys() - renamed.keys() | repeated

@@ -1,0 +1,34 @@
+"""Weights of which a process has a partition only.
+
+ZeRO 3 partitions the weights of a model over the processes. This room reads the whole weights in a
+context that the engine provides, and knows their shapes.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+# Returns a context in which every process has the whole of some weights. All processes must enter
+# it with the same weights.
+Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
+
+# The attribute of a partitioned weight with the shape of the whole.
+_SHAPE = "whole_shape"
+
+
+def no_gather(weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Return a context that does nothing, for weights that every process has."""
+    return contextlib.nullcontext()
+
+
+def mark_partitioned(weight: torch.Tensor, shape: torch.Size) -> None:
+    """Record the shape of a weight that is to be partitioned."""
+    setattr(weight, _SHAPE, shape)
+
+
+def whole_shape(weight: torch.Tensor) -> torch.Size:
+    """Return the shape of a weight, partitioned or not."""
+    return getattr(weight, _SHAPE, weight.shape)

@@ -1,0 +1,109 @@
+"""Forward passes, gradients and generation on a GPU, compared with a CPU in fp32."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from snakechat.modeling import acceleration
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.models import DTYPES, choose_device, make_causal
+from support.families import FAMILIES, spread
+
+PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51]]
+RESPONSES = [[11, 12, 2], [13, 14, 15, 16, 2], [17], [18, 19]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["opt", "qwen3", "bloom"])
+def model(request, tokenizer):
+    model = spread(make_causal(FAMILIES[request.param], tokenizer, 1))
+    # Without dropout.
+    return model.eval()
+
+
+@pytest.fixture
+def configured(device, monkeypatch):
+    """A function that configures the process for a placement on the device."""
+    monkeypatch.setattr(acceleration, "_current", acceleration.current())
+
+    def configure(**placement):
+        choose_device({"gpus_per_node": int(device.type == "cuda"), **placement})
+
+    return configure
+
+
+def loss_and_gradients(model, device):
+    policy, examples = Policy(model).to(device), Examples(PROMPTS, RESPONSES)
+    policy.zero_grad()
+    micro_batches = examples.micro_batches(
+        np.arange(len(PROMPTS)), 48, policy.supports_packing, device, with_prompts=True
+    )
+    loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
+    loss.backward()
+    grads = [weight.grad.float().cpu().flatten() for weight in policy.parameters()]
+    return loss.item(), torch.cat(grads)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        ("fp32", 1e-4),
+        pytest.param("bf16", 5e-2, marks=pytest.mark.gpu),
+        pytest.param("fp16", 2e-2, marks=pytest.mark.gpu),
+    ],
+)
+def test_loss_and_gradients_equal_those_of_a_cpu(dtype, tolerance, model, device, configured):
+    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU)
+    configured(pad_to_multiple_of=64, prefetch=True)
+    loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device)
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+    assert (grads - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device, configured):
+    def sample():
+        return sample_responses(model, PROMPTS, [tokenizer.eos_token_id], 40, 0, 4096, 2)
+
+    expected = sample()
+    configured(cuda_graphs=cuda_graphs)
+    model.to(device)
+    assert sample() == expected
+
+
+@pytest.mark.gpu
+def test_vllm_has_the_logprobs_of_training(tokenizer, tmp_path):
+    pytest.importorskip("vllm", reason="needs vLLM, which is not among the requirements")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU: torch finds none")
+    from types import SimpleNamespace
+
+    from snakechat.modeling.saving import save_model
+    from snakechat.modeling.vllm_sampler import VllmSampler
+
+    init = {**FAMILIES["opt"], "hidden_size": 128, "word_embed_proj_dim": 128}
+    model = make_causal(init | {"num_attention_heads": 2}, tokenizer, 1).eval()
+    save_model(model, tokenizer, tmp_path / "model")
+    settings = SimpleNamespace(
+        dtype="fp32",
+        max_prompt_length=16,
+        max_response_length=16,
+        num_generations=1,
+        temperature=1.0,
+    )
+    sampler = VllmSampler(settings, [tokenizer.eos_token_id], tmp_path / "model")
+    sampler.update(model.to("cuda"))
+    responses, logprobs = sampler.sample(PROMPTS)
+    sampler.close()
+    policy = Policy(model)
+    [micro_batch] = Examples(PROMPTS, *responses).micro_batches(
+        np.arange(len(PROMPTS)), 4096, policy.supports_packing, model.device
+    )
+    with torch.no_grad():
+        expected = policy(micro_batch.batch).tolist()
+    actual = [value for row in micro_batch.rows for value in logprobs[0][row]]
+    assert actual == pytest.approx(expected, abs=0.02)

@@ -1,0 +1,80 @@
+"""Training on GPUs: ZeRO stages and dtypes, resuming, generation, compared with a CPU."""
+
+import json
+
+import pytest
+import torch
+
+from conftest import ROOT
+from support.launching import launch
+
+pytestmark = pytest.mark.slow
+
+# Of losses about 4.6, relative to a CPU in fp32.
+TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
+
+
+def run(device, number, folder):
+    """Return what each process of the worker returned."""
+    process = launch(number, ROOT / "tests/gpu/worker.py", device, folder, device=device)
+    try:
+        output, _ = process.communicate(timeout=900)
+    except BaseException:
+        process.kill()
+        raise
+    assert process.returncode == 0, output[-5000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(number)]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The run of a CPU in fp32 without ZeRO."""
+    [results] = run("cpu", 1, tmp_path_factory.mktemp("cpu"))
+    return results
+
+
+@pytest.fixture(scope="module")
+def runs(request, reference, tmp_path_factory):
+    """The runs of a device in a number of processes."""
+    device, number = request.param
+    if (device, number) == ("cpu", 1):
+        return [reference]
+    if torch.cuda.device_count() < (number or 2):
+        needed = "a GPU" if number else "several GPUs"
+        pytest.skip(f"needs {needed}: torch finds {torch.cuda.device_count()}")
+    return run(device, number or torch.cuda.device_count(), tmp_path_factory.mktemp("gpus"))
+
+
+# None: all GPUs.
+DEVICES = [
+    ("cpu", 1),
+    pytest.param(("cuda", 1), marks=pytest.mark.gpu),
+    pytest.param(("cuda", None), marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
+def test_losses_equal_those_of_a_cpu_without_zero(runs, reference):
+    expected = reference["0 fp32"][0]["losses"]
+    assert expected[-1] < expected[0]
+    for rank in runs:
+        for case, (whole, _) in rank.items():
+            tolerance = TOLERANCES[case.split()[1]]
+            assert whole["losses"] == pytest.approx(expected, rel=tolerance), case
+
+
+@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
+def test_an_interrupted_run_goes_on_with_the_same_losses(runs):
+    for rank in runs:
+        for case, (whole, interrupted) in rank.items():
+            # On a GPU, atomic additions may round differently.
+            assert interrupted["losses"] == pytest.approx(whole["losses"], rel=1e-5), case
+
+
+@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
+def test_greedy_responses_of_the_trained_model_equal_those_of_a_cpu(runs, reference):
+    expected = reference["0 fp32"][0]["responses"]
+    for rank in runs:
+        for case, (whole, _) in rank.items():
+            if case.endswith("fp32"):
+                assert whole["responses"] == expected, case

@@ -1,0 +1,126 @@
+"""The cases of tests/gpu/test_training.py, which scripts/launch.py runs in one or more processes.
+
+    worker.py DEVICE FOLDER
+
+Trains a small model at each ZeRO stage in each dtype that the device has, once without and once
+with an interruption, and writes losses and greedy responses to FOLDER/RANK.json.
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from transformers import OPTConfig, OPTForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from snakechat.modeling.batching import Examples  # noqa: E402
+from snakechat.modeling.forward import Policy  # noqa: E402
+from snakechat.modeling.generation import sample_responses  # noqa: E402
+from snakechat.training.engine import make_engine  # noqa: E402
+from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.workflow import distributed  # noqa: E402
+
+CASES = {"cpu": [(0, "fp32"), (2, "fp32"), (3, "fp32")]}
+CASES["cuda"] = [(stage, "fp32") for stage in range(4)]
+CASES["cuda"] += [(stage, "bf16") for stage in range(4)] + [(2, "fp16"), (3, "fp16")]
+SETTINGS = {
+    "weight_decay": 0.1,
+    "adam_betas": [0.9, 0.95],
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "max_grad_norm": 1.0,
+    "lora_learning_rate": None,
+}
+VOCABULARY, STEPS = 96, 4
+
+
+def make_policy(device):
+    """Return a small policy, the same on every device."""
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        ffn_dim=128,
+        max_position_embeddings=64,
+        dropout=0.0,
+        init_std=0.1,
+    )
+    model = OPTForCausalLM(config)
+    # As snakechat.modeling.loading does.
+    model.config._attn_implementation = "sdpa"
+    return Policy(model).to(device)
+
+
+def make_examples():
+    """Return 32 prompts with a response each."""
+    random = np.random.default_rng(1)
+    return Examples(
+        *(
+            [random.integers(4, VOCABULARY, random.integers(3, 20)).tolist() for _ in range(32)]
+            for _ in range(2)
+        )
+    )
+
+
+def train_step(engine, examples, step, device):
+    """Run a step on 8 rows; return its loss."""
+    rows = np.arange(8 * step, 8 * step + 8) % len(examples)
+    num_tokens = int(examples.num_tokens(with_prompts=True)[rows].sum())
+    loss_sum = torch.zeros((), device=device)
+    for micro_batch in examples.micro_batches(rows, 128, True, device, with_prompts=True):
+        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        engine.backward(loss, micro_batch.is_last)
+        loss_sum += loss.detach().float()
+    engine.step()
+    return distributed.all_reduce_sum(loss_sum).item()
+
+
+def run(stage, dtype, placement, device, interrupted):
+    """Return the losses of all steps, and greedy responses of the trained model."""
+    placement = {**placement, "zero_stage": stage}
+    settings = SimpleNamespace(**SETTINGS, dtype=dtype)
+
+    def make():
+        return make_engine(make_policy(device), settings, 1e-3, STEPS, placement)
+
+    engine, examples, losses = make(), make_examples(), []
+    for step in range(STEPS):
+        if interrupted and step == STEPS // 2:
+            state = copy.deepcopy(engine.state_dict())
+            engine = make()
+            engine.load_state_dict(state)
+        losses.append(train_step(engine, examples, step, device))
+    with engine.gathered_weights():
+        model = engine.module.model
+        [responses] = sample_responses(model, examples.prompts[:4], [0], 12, 0, 1024)
+    return {"losses": losses, "responses": responses}
+
+
+def main(device_type, folder):
+    size = distributed.world_size()
+    hardware = {"nodes": size, "gpus_per_node": 0}
+    if device_type == "cuda":
+        hardware = {"nodes": 1, "gpus_per_node": size}
+    placement = {**hardware, "offload": "none", "activation_checkpointing": False}
+    device = init_process_group(placement)
+    results = {
+        f"{stage} {dtype}": [
+            run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)
+        ]
+        for stage, dtype in CASES[device_type]
+    }
+    (folder / f"{distributed.rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""Peak memory of a process while it loads, trains and saves a model.
+
+Arguments: FOLDER of the model, ZeRO stage, dtype, LoRA rank (0: none). Writes FOLDER/saved-STAGE
+and the bytes of each phase above the idle process as FOLDER/STAGE-RANK.json.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from transformers import AutoTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from snakechat.modeling.forward import Policy  # noqa: E402
+from snakechat.modeling.loading import load_causal  # noqa: E402
+from snakechat.modeling.lora import add_lora  # noqa: E402
+from snakechat.modeling.packing import collate  # noqa: E402
+from snakechat.modeling.saving import save_model  # noqa: E402
+from snakechat.training.engine import make_engine  # noqa: E402
+from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.workflow import distributed  # noqa: E402
+
+SETTINGS = {
+    "weight_decay": 0.1,
+    "adam_betas": [0.9, 0.95],
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "max_grad_norm": 1.0,
+    "lora_learning_rate": None,
+}
+LENGTH, STEPS = 48, 2
+
+
+class Memory:
+    """Peaks of the resident memory of this process by phase, in bytes above the idle process."""
+
+    def __init__(self):
+        self.peaks = {}
+        self.idle = self.pop_peak()
+
+    def pop_peak(self):
+        """Return the peak since the last call."""
+        status = Path("/proc/self/status").read_text()
+        # Resets VmHWM to the memory of now.
+        Path("/proc/self/clear_refs").write_text("5")
+        return next(int(row.split()[1]) for row in status.splitlines() if "VmHWM" in row) << 10
+
+    def end_phase(self, name):
+        self.peaks[name] = self.pop_peak() - self.idle
+        gc.collect()
+        self.pop_peak()
+        self.peaks["resident"] = self.pop_peak() - self.idle
+
+
+def main(folder, stage, dtype, lora_rank):
+    placement = {
+        "nodes": distributed.world_size(),
+        "gpus_per_node": 0,
+        "zero_stage": stage,
+        "offload": "none",
+        "activation_checkpointing": False,
+    }
+    settings = SimpleNamespace(**SETTINGS, dtype=dtype)
+    init_process_group(placement)
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # The modules that are imported later belong to the idle process.
+    warm_up(folder.parent / "tiny", tokenizer, settings, placement)
+    memory = Memory()
+
+    torch.manual_seed(0)
+    model = load_causal(folder, dtype, tokenizer, deferred=stage == 3)
+    if lora_rank:
+        model = add_lora(model, lora_rank, 2 * lora_rank)
+    policy = Policy(model)
+    engine = make_engine(policy, settings, 1e-3, STEPS, placement)
+    memory.end_phase("load")
+
+    losses = train(engine)
+    memory.end_phase("train")
+
+    saved = folder / f"saved-{stage}"
+    save_model(model, tokenizer, saved, engine.gathered)
+    memory.end_phase("save")
+
+    result = {"peaks": memory.peaks, "losses": losses}
+    (folder / f"{stage}-{distributed.rank()}.json").write_text(json.dumps(result))
+
+
+def warm_up(folder, tokenizer, settings, placement):
+    """Do everything once with a tiny model."""
+    model = load_causal(folder, settings.dtype, tokenizer, deferred=placement["zero_stage"] == 3)
+    engine = make_engine(Policy(add_lora(model, 1, 1)), settings, 1e-3, STEPS, placement)
+    train(engine)
+    with torch.no_grad():
+        save_model(model, tokenizer, folder / f"saved-{os.getpid()}", engine.gathered)
+
+
+def train(engine):
+    """Run steps on four sequences, divided over the processes; return the losses."""
+    losses = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(5, 200, (4, LENGTH), generator=generator)
+        own = rows[distributed.rank() :: distributed.world_size()]
+        loss_sum = torch.zeros(())
+        for number, ids in enumerate(own.tolist(), start=1):
+            batch = collate([[(ids[:8], [ids[8:]])]], True, rows.device)
+            loss = -engine(batch, return_sum=True) / rows.numel()
+            engine.backward(loss, last=number == len(own))
+            loss_sum += loss.detach()
+        engine.step()
+        losses.append(distributed.all_reduce_sum(loss_sum).item())
+    return losses
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,107 @@
+"""Weights that are read from files in parts, and written one at a time."""
+
+import pytest
+import torch
+from transformers.core_model_loading import Chunk, WeightConverter
+
+from snakechat.modeling import deferred_weights, weight_writing
+from snakechat.modeling.deferred_weights import stored_weight
+from snakechat.modeling.fixed_decoding import supports_fixed_shapes
+from snakechat.modeling.key_value_cache import make_cache
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import make_causal, model_size
+from snakechat.modeling.partitions import mark_partitioned
+from snakechat.modeling.saving import save_model
+from support.families import FAMILIES
+from support.models import files
+
+# Files of tiny models that have several.
+SMALL = "10KB"
+
+
+@pytest.fixture(params=FAMILIES)
+def family_model(request, tokenizer):
+    return make_causal(FAMILIES[request.param], tokenizer, 1).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", ["50GB", SMALL])
+def test_files_are_those_of_save_pretrained(size, family_model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", size)
+    save_model(family_model, tokenizer, tmp_path / "saved")
+    family_model.save_pretrained(tmp_path / "expected", max_shard_size=size)
+    names = [name for name in files(tmp_path / "expected") if name.startswith("model")]
+    assert names == [name for name in files(tmp_path / "saved") if name.startswith("model")]
+    assert len(names) > 2 if size == SMALL else names == ["model.safetensors"]
+    for name in names:
+        saved, expected = (tmp_path / folder / name for folder in ("saved", "expected"))
+        assert saved.read_bytes() == expected.read_bytes()
+
+
+def state_of(model):
+    """All that loading decides; deferred weights are read."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for weight in weights.values():
+        if stored := stored_weight(weight):
+            assert weight.untyped_storage().nbytes() == weight.element_size()
+            # In two parts.
+            values = torch.empty(weight.numel(), dtype=weight.dtype)
+            middle = len(values) // 2
+            stored.copy_to(values[:middle])
+            stored.copy_to(values[middle:], middle)
+            weight.data = values.view_as(weight)
+            deferred_weights.release_stored_weight(weight)
+    return weights | dict(model.named_buffers()), model_size(model), model.config.to_dict()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("new_head", [False, True])
+def test_a_deferred_model_is_the_loaded_one(
+    new_head, dtype, family_model, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", SMALL)
+    save_model(family_model, tokenizer, tmp_path)
+    loaded = []
+    for deferred in (False, True):
+        torch.manual_seed(3)
+        if new_head:
+            model = load_scorer(tmp_path, dtype, tokenizer, new_head=True, deferred=deferred)
+        else:
+            model = load_causal(tmp_path, dtype, tokenizer, deferred)
+        assert any(stored_weight(weight) for weight in model.parameters()) == deferred
+        # Adapters are drawn from the same state of the generator.
+        loaded.append((*state_of(add_lora(model, 2, 4)), torch.rand(1).item()))
+    (tensors, *values), (expected, *expected_values) = loaded
+    assert values == expected_values
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name])
+        assert tensor.dtype == expected[name].dtype
+        assert tensor.requires_grad == expected[name].requires_grad
+
+
+def test_weights_that_transformers_computes_are_loaded_whole(
+    folder, tokenizer, monkeypatch, capsys
+):
+    converter = WeightConverter("fc1.weight", ["fc1.weight", "fc2.weight"], [Chunk(dim=0)])
+    monkeypatch.setattr(deferred_weights, "get_model_conversion_mapping", lambda _: [converter])
+    model = load_causal(folder, "fp32", tokenizer, deferred=True)
+    assert not any(stored_weight(weight) for weight in model.parameters())
+    assert "causal: the weights cannot be read in parts: each process" in capsys.readouterr().err
+
+
+def test_a_model_that_is_gathered_by_layers_is_not_captured(model):
+    cache = make_cache(model.config, 8)
+    assert supports_fixed_shapes(model, cache)
+    weight = next(model.parameters())
+    mark_partitioned(weight, weight.shape)
+    assert supports_fixed_shapes(model, cache)
+    weight.data = weight.data.new_empty(0)
+    assert not supports_fixed_shapes(model, cache)
+
+
+def test_damaged_files_raise(folder, tokenizer):
+    (folder / "model.safetensors").write_bytes(b"\x10" + bytes(20))
+    with pytest.raises(Exception, match="damaged") as error:
+        deferred_weights.weight_files(folder)
+    assert "\n" not in str(error.value)
