@@ -1,4 +1,4 @@
-# Training records: a page of Markdown for each recipe.
+# Training records: a page for each recipe.
 
 
 SPECS.describe(
@@ -20,10 +20,10 @@ rule write_record:
     output:
         manifest="output/record/{stage}/{name}.manifest.json",
         page=report(
-            "output/record/{stage}/{name}.md",
+            "output/record/{stage}/{name}.html",
             caption="captions/page.rst",
             category=MORE,
-            subcategory="training records, to download",
+            subcategory="training records",
             labels={"recipe": "{stage}/{name}"},
         ),
     log:
@@ -32,12 +32,11 @@ rule write_record:
     conda:
         "../envs/snakechat.yaml"
     params:
+        spec=spec_file,
         program=program("write_record"),
-        placement=CACHE_JSON,
-        result=subpath(output.page, strip_suffix=".md"),
+        placement=COMMON_PLACEMENT_JSON,
+        result=subpath(output.page, strip_suffix=".html"),
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"
-    # Next to the result folder, the picture has another relative path.
     shell:
-        f"{RUN} && sed 's|](loss.svg)|]({{wildcards.name}}/loss.svg)|'"
-        " {params.result}/record.md > {output.page}"
+        f"{RUN} && cp {{params.result}}/record.html{TO_PAGE}"

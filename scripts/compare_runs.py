@@ -8,7 +8,7 @@ comparison.csv and comparison.json have the same numbers.
 
 import csv
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,38 @@ from snakechat.reporting.comparison import (
     group_names,
     long_rows,
 )
-from snakechat.reporting.formatting import format_number, format_with_interval
-from snakechat.reporting.labels import CURVES, PAIRS, PERPLEXITIES, RESPONSES, WIN_RATES
-from snakechat.reporting.pages import take_svg, write_page
-from snakechat.reporting.plots import draw_curves
+from snakechat.reporting.costs import read_run_file
+from snakechat.reporting.curves import is_share
+from snakechat.reporting.formatting import format_duration
+from snakechat.reporting.html_pages import write_sections
+from snakechat.reporting.labels import (
+    CURVES,
+    PAIRS,
+    PERPLEXITIES,
+    RESPONSES,
+    WIN_RATES,
+    is_fraction,
+)
+from snakechat.reporting.page_parts import (
+    Card,
+    Cell,
+    Section,
+    Table,
+    difference_cell,
+    format_interval,
+    format_metric,
+    mark_best,
+    metric_cell,
+)
+from snakechat.reporting.plots import (
+    Estimated,
+    Line,
+    Panel,
+    Point,
+    draw_estimates,
+    draw_lines,
+    points_of,
+)
 from snakechat.reporting.setting_differences import (
     Difference,
     as_texts,
@@ -69,27 +97,32 @@ def main(job: Job[Any]) -> None:
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
     write_data(job.result, groups, RESULTS[stage])
     labels = group_labels(groups, translate)
-    plot = job.result / "curves.svg"
-    panels = {
-        translate(label): {
-            name: group.points(key) for name, group in zip(labels, groups, strict=True)
-        }
-        for key, label in CURVES[stage].items()
-    }
-    draw_curves(plot, panels, translate("step"), text_as_text=True)
-    write_page(
+    metrics = RESULTS[stage]
+    differences = difference_tables(groups, metrics, translate)
+    seeds = seed_tables(groups, metrics, translate)
+    sections = [
+        result_section(groups, metrics, differences, translate),
+        curve_section(groups, CURVES[stage], translate),
+        Section(
+            translate("Settings that differ"),
+            shown_tables=[Table("", ["", *labels], setting_rows(groups, translate))],
+        ),
+    ]
+    if seeds:
+        sections.append(Section(translate("Results of each seed"), tables=seeds))
+    write_sections(
         job.result / "comparison.html",
-        "comparison.html",
-        _=translate,
-        language=job.settings.language,
-        title=f"{stage}: {name}",
-        folder=job.target.name,
-        labels=labels,
-        settings=setting_rows(groups, translate),
-        results=result_rows(groups, RESULTS[stage], translate),
-        differences=difference_table(groups, RESULTS[stage], translate),
-        seeds=seed_tables(groups, RESULTS[stage], translate),
-        plot=take_svg(plot),
+        job.settings.language,
+        eyebrow=translate("Comparison of {stage} recipes", stage=stage),
+        title=name,
+        cards=cost_cards(groups, translate),
+        remarks=list(remarks(groups, metrics, translate)),
+        sections=sections,
+        links=[
+            {"path": f"{job.target.name}/{file}", "name": file}
+            for file in ("comparison.csv", "comparison.json")
+        ],
+        notes=list(notes(differences, translate)),
     )
 
 
@@ -114,7 +147,14 @@ def read_run(job: Job[Any], name: str) -> Run:
         swept=job.settings.swept.get(name, {}),
         steps=[json.loads(line) for line in steps.splitlines()],
         metrics=json.loads(metrics),
+        seconds=None if is_version(name) else training_seconds(path, lineage[path]["spec"]),
     )
+
+
+def training_seconds(path: str, spec: str) -> float | None:
+    """Return the time of a training from NAME.run.json; None if the run is unknown."""
+    run = read_run_file(path, spec)
+    return run["seconds"] if run else None
 
 
 def write_data(folder: Path, groups: Sequence[Group], metrics: Collection[str]) -> None:
@@ -169,22 +209,143 @@ def setting_rows(groups: Sequence[Group], translate: Translate) -> list[Row]:
     return [*rows, [translate("seed"), *seeds]]
 
 
-def result_rows(groups: Sequence[Group], labels: dict[str, str], translate: Translate) -> list[Row]:
+def result_section(
+    groups: Sequence[Group],
+    metrics: dict[str, str],
+    differences: Sequence[Table],
+    translate: Translate,
+) -> Section:
+    """Return the section of results: a panel of each metric, differences, and all numbers.
+
+    metrics: labels by path in metrics.json.
+    """
+    names, panels = group_names(groups), []
+    for path, label in metrics.items():
+        results = [group.result(path) for group in groups]
+        if any(results):
+            title = translate(label)
+            estimates: dict[str, Estimated | None] = {
+                name: (result.value, result.interval) if result else None
+                for name, result in zip(names, results, strict=True)
+            }
+            svg = draw_estimates(title, estimates, None, is_fraction(path))
+            panels.append(Panel(title, svg))
+    rows = result_rows(groups, metrics, translate)
+    note = translate("★ marks the best value of a row, where one direction is better.")
+    table = Table(translate("Results"), ["", *group_labels(groups, translate)], rows, note)
+    return Section(
+        translate("Results"),
+        panels=panels,
+        caption=translate("Bars are 95 % intervals; points without a bar have none."),
+        shown_tables=[*differences, table],
+    )
+
+
+def curve_section(groups: Sequence[Group], curves: dict[str, str], translate: Translate) -> Section:
+    """Return the section of curves by step, with the range over the seeds of each group."""
+    labels = group_labels(groups, translate)
+    panels = []
+    for key, label in curves.items():
+        lines = {
+            name: Line(points_of_group(group, key))
+            for name, group in zip(labels, groups, strict=True)
+        }
+        if any(line.points for line in lines.values()):
+            title = translate(label)
+            panels.append(Panel(title, draw_lines(title, lines, translate("step"), is_share(key))))
+    caption = translate(
+        "Of several seeds, the line is their mean, and the band reaches from the lowest to the"
+        " highest seed. A single seed has its values as a thin line. Thick lines and bands are"
+        " moving means over neighbouring steps."
+    )
+    return Section(translate("Curves"), panels=panels, legend=labels, caption=caption)
+
+
+def points_of_group(group: Group, key: str) -> Sequence[Point]:
+    """Return the points of a metric: with the range over several seeds, or of a single one."""
+    return group.points(key) if len(group.runs) > 1 else points_of(group.runs[0].steps, key)
+
+
+def cost_cards(groups: Sequence[Group], translate: Translate) -> list[Card]:
+    """Return for each group the mean time of a training, and the number of seeds."""
+    cards = []
+    for name, group in zip(group_names(groups), groups, strict=True):
+        seconds = [run.seconds for run in group.runs if run.seconds is not None]
+        if seconds:
+            value = format_duration(sum(seconds) / len(seconds))
+            note = translate("training time per seed; n = {count}", count=len(group.runs))
+            cards.append(Card(name, value, note))
+    return cards
+
+
+def remarks(
+    groups: Sequence[Group], metrics: dict[str, str], translate: Translate
+) -> Iterator[str]:
+    """Yield sentences: which differences exclude 0, and that two seeds say little."""
+    first, *others = zip(groups, group_names(groups), strict=True)
+    compared = [
+        (group, name)
+        for group, name in others
+        if any(group.difference(first[0], path) for path in metrics)
+    ]
+    for group, name in compared:
+        found = [
+            f"{translate(label)} {format_metric(path, difference.value, signed=True)}"
+            for path, label in metrics.items()
+            if (difference := group.difference(first[0], path)) and excludes_zero(difference)
+        ]
+        if found:
+            yield translate(
+                "{name} differs from {first}: {metrics}. The 95 % intervals of these differences"
+                " exclude 0.",
+                name=name,
+                first=first[1],
+                metrics="; ".join(found),
+            )
+        else:
+            yield translate(
+                "{name} and {first} do not differ measurably: all 95 % intervals of their"
+                " differences contain 0.",
+                name=name,
+                first=first[1],
+            )
+    if not compared and others:
+        yield translate(
+            "A single seed does not distinguish a better recipe from a lucky one. A sweep over"
+            " `seed` gives intervals of the differences."
+        )
+    if compared and min(len(group.runs) for group in groups) == 2:
+        yield translate("With two seeds, intervals are several times as wide as with three.")
+
+
+def result_rows(
+    groups: Sequence[Group], labels: dict[str, str], translate: Translate
+) -> list[list[Any]]:
     """Return rows of the results that any group has. labels: by path in metrics.json."""
     rows = []
     for path, label in labels.items():
         results = [group.result(path) for group in groups]
         if any(results):
-            rows.append([translate(label), *map(format_result, results)])
+            cells = [result_cell(path, result) for result in results]
+            values = [result.value if result else None for result in results]
+            rows.append([translate(label), *mark_best(path, cells, values)])
     return rows
 
 
-def difference_table(
-    groups: Sequence[Group], labels: dict[str, str], translate: Translate
-) -> tuple[Row, list[Row]]:
-    """Return head and rows of the differences of the other groups from the first one.
+def result_cell(path: str, result: Estimate | None) -> Cell | None:
+    """Return the cell of a result; an interval has the number of seeds next to it."""
+    if result is None:
+        return None
+    cell = Cell(format_metric(path, result.value), format_interval(path, result.interval))
+    return cell._replace(interval=f"{cell.interval} n = {result.n}") if cell.interval else cell
 
-    Groups with a single seed have no column. There are no rows if the first group is one of them.
+
+def difference_tables(
+    groups: Sequence[Group], labels: dict[str, str], translate: Translate
+) -> list[Table]:
+    """Return the table of the differences of the other groups from the first one, if any.
+
+    Groups with a single seed have no column. There is no table if the first group is one of them.
     """
     first, *others = zip(groups, group_labels(groups, translate), strict=True)
     compared = [(group, name) for group, name in others if len(group.runs) > 1]
@@ -193,41 +354,59 @@ def difference_table(
         differences = [group.difference(first[0], path) for group, _ in compared]
         if any(differences):
             cells = [
-                format_result(each, " *" if each and excludes_zero(each) else "")
+                each and difference_cell(path, each.value, each.interval, f"n = {each.n}")
                 for each in differences
             ]
             rows.append([translate(label), *cells])
-    return ["", *(name for _, name in compared)], rows
+    if not rows:
+        return []
+    caption = translate("Differences from {name}", name=first[1])
+    return [Table(caption, ["", *(name for _, name in compared)], rows)]
 
 
 def seed_tables(
     groups: Sequence[Group], labels: dict[str, str], translate: Translate
-) -> list[tuple[str, Row, list[Row]]]:
-    """Return (caption, head, rows) of each group with several seeds: a row of results per seed."""
+) -> list[Table]:
+    """Return the table of each group with several seeds: a row of results per seed."""
     tables = []
     for name, group in zip(group_labels(groups, translate), groups, strict=True):
         metrics = [path for path in labels if group.values(path)]
         if len(group.runs) > 1:
             rows = [
-                [str(run.seed), *(format_value(run.result(path)) for path in metrics)]
+                [
+                    str(run.seed),
+                    *(
+                        metric_cell(path, result.value) if (result := run.result(path)) else None
+                        for path in metrics
+                    ),
+                ]
                 for run in group.runs
             ]
             head = [translate("seed"), *(translate(labels[path]) for path in metrics)]
-            tables.append((name, head, rows))
+            tables.append(Table(name, head, rows))
     return tables
 
 
-def format_value(result: Estimate | None) -> str:
-    """Format a result without its interval."""
-    return "" if result is None else format_number(result.value)
-
-
-def format_result(result: Estimate | None, mark: str = "") -> str:
-    """Format a result; an interval has a mark and the number of seeds next to it."""
-    if result is None:
-        return ""
-    text = format_with_interval(result.value, result.interval)
-    return text if result.interval is None else f"{text}{mark}, n = {result.n}"
+def notes(differences: Sequence[Table], translate: Translate) -> Iterator[str]:
+    """Yield notes on intervals and on the names of settings."""
+    yield translate(
+        "All intervals are 95 % intervals, and n is the number of seeds. Several seeds have their"
+        " mean and Student's interval over the seeds, on a logit scale for fractions and on a"
+        " logarithmic scale for perplexities, KL and lengths, so that it stays within their range;"
+        " with two seeds, it is very wide. A single seed has, for metrics of responses, a bootstrap"
+        " interval over prompts."
+    )
+    if differences:
+        yield translate(
+            "A difference is that of the means of two columns with several seeds each, with Welch's"
+            " interval; n is the smaller number of seeds. ▲ and ▼ mark an interval that excludes 0,"
+            " for the better and for the worse; pp: percentage points. Among many differences, some"
+            " are marked by chance."
+        )
+    yield translate(
+        "Settings of earlier jobs have the rule of the job as a prefix. A > B is job B before job"
+        " A. The entries of datasets and models that only one column uses are listed by name only."
+    )
 
 
 if __name__ == "__main__":

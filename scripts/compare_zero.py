@@ -95,10 +95,10 @@ def truncate_tokens(source: Path, target: Path, rows: Mapping[str, int]) -> None
 
 
 def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> None:
-    """Copy the reference model's log-probabilities [A, n] of the first rows."""
+    """Copy the reference model's log-probabilities [E, A, n] of the first rows."""
     for path in source.glob("*.npy"):
         split, _, _ = path.name.partition(".")
-        np.save(target / path.name, np.load(path)[:, : rows[split]])
+        np.save(target / path.name, np.load(path)[..., : rows[split]])
 
 
 def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Draw the plots and write the pages of a report: results, data, training, responses, costs.
+"""Write a report: pages of results, data, training, lineage, costs and responses.
 
-Costs and throughput contain times and memory, which differ between two builds.
+A chapter is one HTML file. Costs contain times and memory, which differ between two builds.
 """
 
 import csv
@@ -9,75 +9,218 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.costs import read_runs, write_costs
-from snakechat.reporting.data_plots import draw_data
+from snakechat.reporting.costs import cost_sections, read_runs, total_cost
+from snakechat.reporting.curves import curve_section
+from snakechat.reporting.data_plots import data_sections
+from snakechat.reporting.formatting import format_significant
+from snakechat.reporting.html_pages import write_html, write_sections
+from snakechat.reporting.interpretation import rlhf_remarks
 from snakechat.reporting.intervals import proportion_interval
-from snakechat.reporting.labels import CURVES, MODELS
-from snakechat.reporting.lineage_plot import draw_lineage
-from snakechat.reporting.plots import (
-    curve_panels,
-    downsample,
-    draw_bars,
-    draw_calibration,
-    draw_curves,
-    draw_trade_off,
-    points_of,
-)
+from snakechat.reporting.labels import CURVES, N_
+from snakechat.reporting.lineage_plot import lineage_svg
+from snakechat.reporting.page_parts import Card, Section, Table
+from snakechat.reporting.plots import Panel, draw_calibration, draw_columns
+from snakechat.reporting.recipe_rows import recipe_table
 from snakechat.reporting.response_examples import write_responses
-from snakechat.reporting.results import win_rates_by_length, write_results
+from snakechat.reporting.results import headline, result_sections
+from snakechat.reporting.translations import Translate, translator
 from snakechat.workflow.job import Job, run
 
-STAGES = ("sft", "dpo", "reward", "rlhf")
-# The curves of training records, and metrics that show whether RLHF is stable.
-REPORT_CURVES = {
-    **CURVES,
-    "rlhf": {
-        **CURVES["rlhf"],
-        "response/ended_by_eos": "ended by EOS (fraction)",
-        "policy/clipfrac_high": "ratios clipped above (fraction of tokens)",
-    },
+# In the order of training, and as titles of sections.
+STAGES = {
+    "sft": N_("SFT"),
+    "dpo": N_("DPO"),
+    "reward": N_("Reward model"),
+    "rlhf": N_("RLHF"),
+}
+# The sections of a step of RLHF in times.jsonl.
+SECTIONS = {
+    "generate": N_("generating responses (s)"),
+    "score": N_("scoring responses (s)"),
+    "train": N_("updating the models (s)"),
+}
+# Number and title of each chapter. Only reports of RLHF have the last one.
+CHAPTERS = {
+    "results": (1, N_("Results")),
+    "data": (2, N_("Data")),
+    "training": (3, N_("Training")),
+    "lineage": (4, N_("Lineage")),
+    "costs": (5, N_("Costs")),
+    "responses": (6, N_("Responses")),
 }
 
 
 def main(job: Job[Any]) -> None:
-    """Fill the report in the order of its chapters."""
-    # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
-    stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
-    metrics = {
-        stage: json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
-        for stage in stages
-    }
-    name, rlhf = job.spec["name"], metrics["rlhf"]
+    """Write the chapters, the tables and the headline."""
+    report = Report(job)
+    report.write_results()
+    report.write_data()
+    report.write_training()
+    report.write_lineage()
+    report.write_costs()
+    if report.stage == "rlhf":
+        report.write_responses()
 
-    write_results(job.result / "results.html", name, job.lineage, metrics)
-    draw_trade_off(
-        job.result / "wins.svg",
-        win_rates_by_length(rlhf),
-        "mean response length (tokens)",
-        f"win rate against {MODELS[initial_model(rlhf)]} (a tie is half a win)",
-    )
-    write_metrics(job.result / "metrics.csv", metrics)
 
-    statistics = read_statistics(job)
-    draw_data(job.result / "data.svg", statistics, STAGES)
-    write_statistics(job.result / "data.csv", statistics)
+class Report:
+    """The report of a recipe.
 
-    for stage in stages:
-        steps = read_json_lines(job.inputs[f"train_{stage}"] / "metrics.jsonl")
-        draw_curves(job.result / f"{stage}.svg", curve_panels(steps, REPORT_CURVES[stage]))
-    if "reward" in metrics:
-        draw_calibration(job.result / "calibration.svg", calibration_bins(metrics["reward"]))
+    Attributes:
+        stage, name: Stage and name of the recipe.
+        stages: The recipe's stage and those before it whose results are shown.
+        metrics: metrics.json of their evaluations.
+    """
 
-    responses = read_json_lines(job.inputs["evaluate_rlhf"] / "responses.jsonl")
-    write_responses(job.result / "responses.html", name, responses, rlhf["num_generations"])
+    def __init__(self, job: Job[Any]) -> None:
+        self.job, self.folder, self.language = job, job.result, job.settings.language
+        self.translate = translator(self.language)
+        self.stage, _, self.name = job.spec["name"].partition("/")
+        self.path = f"output/{self.stage}/{self.name}"
+        # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
+        self.stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
+        self.metrics: dict[str, dict[str, Any]] = {
+            stage: json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
+            for stage in self.stages
+        }
 
-    draw_lineage(job.result / "lineage.svg", job.lineage)
+    def header(self, chapter: str) -> dict[str, Any]:
+        """Return the header of a chapter."""
+        number, title = CHAPTERS[chapter]
+        return {
+            "chapter": number,
+            "title": self.translate(title),
+            "eyebrow": self.translate(
+                "Report of {recipe}", recipe=self.path.removeprefix("output/")
+            ),
+        }
 
-    runs = read_runs(job.lineage)
-    write_costs(job.result / "costs.html", name, runs)
-    draw_costs(job.result / "costs.svg", runs)
-    draw_curves(job.result / "costs_throughput.svg", throughput_panels(job, stages))
+    def write_results(self) -> None:
+        """Write the results of the recipe, then those of the models that it was made from."""
+        order = sorted(self.stages, key=lambda stage: stage != self.stage)
+        sections = [
+            section
+            for stage in order
+            for section in result_sections(stage, self.metrics[stage], self.translate)
+        ]
+        recipe = recipe_table(self.path, self.job.lineage, self.translate)
+        write_sections(
+            self.folder / "results.html",
+            self.language,
+            **self.header("results"),
+            cards=headline(self.stage, self.metrics[self.stage], self.translate),
+            remarks=list(rlhf_remarks(self.metrics["rlhf"], self.translate))
+            if self.stage == "rlhf"
+            else [],
+            sections=[*sections, Section(self.translate("Recipe"), shown_tables=[recipe])],
+            notes=[
+                self.translate(
+                    "All metrics are of held-out rows and prompts. Brackets contain 95 % intervals."
+                )
+            ],
+        )
+        write_metrics(self.folder / "metrics.csv", self.metrics)
+
+    def write_data(self) -> None:
+        """Write the statistics of the data."""
+        statistics = read_statistics(self.job)
+        write_sections(
+            self.folder / "data.html",
+            self.language,
+            **self.header("data"),
+            sections=data_sections(statistics, tuple(STAGES), self.translate),
+        )
+        write_statistics(self.folder / "data.csv", statistics)
+
+    def write_training(self) -> None:
+        """Write the curves of each training, and the calibration of models of pairs."""
+        sections = []
+        for stage in self.stages:
+            steps = read_json_lines(self.job.inputs[f"train_{stage}"] / "metrics.jsonl")
+            title = self.translate(STAGES[stage])
+            sections.append(curve_section(title, steps, CURVES[stage], self.translate))
+            if "calibration" in self.metrics[stage]:
+                sections.append(calibration_section(title, self.metrics[stage], self.translate))
+        write_sections(
+            self.folder / "training.html",
+            self.language,
+            **self.header("training"),
+            sections=sections,
+        )
+
+    def write_lineage(self) -> None:
+        """Write the graph and the table of the jobs that the report was made from."""
+        translate, lineage = self.translate, self.job.lineage
+        title = translate("{count} jobs", count=format_significant(len(lineage)))
+        caption = translate(
+            "Each job is to the right of its inputs: rule, name, and the first digits of the digest"
+            " of its spec. An input that is also upstream of another input has no arrow of its own."
+        )
+        rows = [
+            [path.removeprefix("output/"), entry["rule"], entry["spec"][:16]]
+            for path, entry in lineage.items()
+        ]
+        table = Table(title, [translate("job"), translate("rule"), translate("spec")], rows)
+        panel = Panel(title, lineage_svg(lineage, title), caption)
+        section = Section(translate("All jobs"), panels=[panel], kind="wide", tables=[table])
+        write_sections(
+            self.folder / "lineage.html",
+            self.language,
+            **self.header("lineage"),
+            sections=[section],
+        )
+
+    def write_costs(self) -> None:
+        """Write times and memory, and the headline, which names the total time."""
+        translate, runs = self.translate, read_runs(self.job.lineage)
+        total = Card(translate("time of all jobs"), total_cost(runs))
+        sections = cost_sections(runs, self.path, self.throughput(), translate)
+        write_sections(
+            self.folder / "costs.html",
+            self.language,
+            **self.header("costs"),
+            cards=[total],
+            sections=sections,
+        )
+        # The start page of Snakemake's report shows it.
+        write_html(
+            self.folder / "costs_and_headline.html",
+            "report_headline.html",
+            self.language,
+            cards=[*headline(self.stage, self.metrics[self.stage], translate), total],
+        )
+
+    def throughput(self) -> Section:
+        """Return the throughput of each training by step, from its log if it exists."""
+        translate, panels, caption = self.translate, [], ""
+        for stage in self.stages:
+            rule = f"train_{stage}"
+            log = Path("output/logs", rule, self.job.inputs[rule].name, "times.jsonl")
+            lines = read_json_lines(log) if log.exists() else []
+            # A resumed training repeats steps; the last time counts.
+            steps = list({line["step"]: line for line in lines}.values())
+            curves = {"tokens_per_second": N_("tokens per second")}
+            curves |= SECTIONS if stage == "rlhf" else {}
+            title = translate(STAGES[stage])
+            section = curve_section(title, steps, curves, translate)
+            panels += [panel._replace(title=f"{title}: {panel.title}") for panel in section.panels]
+        if panels:
+            caption = translate(
+                "Tokens that are trained on: for pairs, the prompt once and both responses; for"
+                " RLHF, the responses, including the time for generating and scoring them. Thick"
+                " lines are moving means."
+            )
+        return Section(translate("Throughput"), panels=panels, caption=caption)
+
+    def write_responses(self) -> None:
+        """Write responses of all models side by side."""
+        responses = read_json_lines(self.job.inputs["evaluate_rlhf"] / "responses.jsonl")
+        write_responses(
+            self.folder / "responses.html",
+            self.language,
+            responses,
+            self.metrics["rlhf"]["num_generations"],
+            **self.header("responses"),
+        )
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -123,49 +266,28 @@ def flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield f"{prefix}{key}", value
 
 
-def calibration_bins(reward: dict[str, Any]) -> list[tuple[float, float, list[float], int]]:
-    """Return the bins of a reward model's calibration with the interval of each accuracy."""
-    return [
+def calibration_section(title: str, metrics: dict[str, Any], translate: Translate) -> Section:
+    """Return the section of the accuracy of a model of pairs by its confidence."""
+    bins = [
         (
-            bin["confidence"],
-            bin["accuracy"],
-            proportion_interval(bin["accuracy"], bin["pairs"]),
-            bin["pairs"],
+            of["confidence"],
+            (of["accuracy"], proportion_interval(of["accuracy"], of["pairs"])),
         )
-        for bin in reward["calibration"]
+        for of in metrics["calibration"]
     ]
-
-
-def draw_costs(path: Path, runs: dict[str, dict[str, Any] | None]) -> None:
-    """Plot time and memory of each job."""
-    panels = {"time (s)": "seconds", "peak memory (MB)": "peak_memory_mb"}
-    draw_bars(
-        path,
-        {
-            label: {
-                job.removeprefix("output/"): run[key] if run else None for job, run in runs.items()
-            }
-            for label, key in panels.items()
-        },
+    counts = [(of["confidence"], of["pairs"]) for of in metrics["calibration"]]
+    confidence, accuracy = translate("confidence"), translate("accuracy")
+    titles = translate("accuracy by confidence"), translate("held-out pairs by confidence")
+    panels = [
+        Panel(titles[0], draw_calibration(f"{title}: {titles[0]}", bins, confidence, accuracy)),
+        Panel(titles[1], draw_columns(f"{title}: {titles[1]}", counts, confidence)),
+    ]
+    caption = translate(
+        "Confidence is the sigmoid of the difference of the two scores. Above the dashed line the"
+        " model is underconfident, below it is overconfident. Bars are 95 % intervals (Wilson); few"
+        " pairs have wide ones."
     )
-
-
-def throughput_panels(job: Job[Any], stages: list[str]) -> dict[str, dict[str, Any]]:
-    """Return panels of the throughput of each training by step, from its log if it exists."""
-    panels: dict[str, dict[str, Any]] = {}
-    for stage in stages:
-        rule = f"train_{stage}"
-        log = Path("output/logs", rule, job.inputs[rule].name, "times.jsonl")
-        lines = read_json_lines(log) if log.exists() else []
-        # A resumed training repeats steps; the last time counts.
-        steps = list({line["step"]: line for line in lines}.values())
-        panels |= curve_panels(steps, {"tokens_per_second": f"{stage} (tokens/s)"})
-        if stage == "rlhf":
-            sections = {key: points_of(steps, key) for key in ("generate", "score", "train")}
-            panels["a step of rlhf (s)"] = {
-                key: downsample(points) for key, points in sections.items() if points
-            }
-    return panels
+    return Section(translate("Calibration: {model}", model=title), panels=panels, caption=caption)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.planning.flops import communicated_elements
-from snakechat.reporting.formatting import format_number
+from snakechat.reporting.formatting import format_significant
+from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import N_
-from snakechat.reporting.pages import take_svg, write_page
-from snakechat.reporting.plots import draw_curves, points_of
+from snakechat.reporting.page_parts import Section, Table
+from snakechat.reporting.plots import Line, Panel, draw_bars, draw_lines, points_of
 from snakechat.reporting.translations import Translate, translator
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.job import Job, run
@@ -30,6 +31,12 @@ HEAD = (
     N_("peak memory of its GPU (MB)"),
     N_("elements sent per step"),
 )
+# Measurements of run.json that are plotted.
+COSTS = {
+    "seconds_per_step": N_("seconds per step (median)"),
+    "peak_memory_mb": N_("peak memory of the first process (MB)"),
+    "peak_gpu_memory_mb": N_("peak memory of its GPU (MB)"),
+}
 # Reasons in run.json why a stage failed.
 FAILURES = {"out of memory": N_("out of memory")}
 
@@ -38,27 +45,59 @@ def main(job: Job[Any]) -> None:
     """Write the page."""
     translate = translator(job.settings.language)
     comparison = Comparison(job)
-    curves = {comparison.loss: translate("loss")}
-    curves |= {key: translate(label) for key, label in CURVES.items()}
-    panels = {
-        label: {f"ZeRO {stage}": points_of(steps, key) for stage, steps in comparison.steps.items()}
-        for key, label in curves.items()
-        if key in comparison.steps[comparison.base][-1]
-    }
-    plot = job.result / "curves.svg"
-    draw_curves(plot, panels, translate("step"), text_as_text=True)
-    write_page(
+    stages = [f"ZeRO {stage}" for stage in comparison.steps]
+    write_sections(
         job.result / "zero.html",
-        "zero.html",
-        _=translate,
-        language=job.settings.language,
-        title=translate("ZeRO stages: {recipe}", recipe=comparison.title),
-        summary=list(summary(comparison, translate)),
-        head=list(map(translate, HEAD)),
-        rows=[stage_row(comparison, stage, translate) for stage in comparison.runs],
-        plot=take_svg(plot),
+        job.settings.language,
+        eyebrow=translate("Comparison of ZeRO stages"),
+        title=comparison.title,
+        remarks=list(summary(comparison, translate)),
+        sections=[
+            curve_section(comparison, stages, translate),
+            cost_section(comparison, stages, translate),
+            Section(
+                translate("All measurements"),
+                shown_tables=[
+                    Table(
+                        "",
+                        list(map(translate, HEAD)),
+                        [stage_row(comparison, stage, translate) for stage in comparison.runs],
+                    )
+                ],
+            ),
+        ],
         notes=list(notes(comparison, translate)),
     )
+
+
+def curve_section(comparison: "Comparison", stages: list[str], translate: Translate) -> Section:
+    """Return the section of losses, gradient norms and scores by step."""
+    curves = {comparison.loss: N_("loss"), **CURVES}
+    panels = []
+    for key, label in curves.items():
+        if key in comparison.steps[comparison.base][-1]:
+            lines = {
+                name: Line(points_of(steps, key))
+                for name, steps in zip(stages, comparison.steps.values(), strict=True)
+            }
+            title = translate(label)
+            panels.append(Panel(title, draw_lines(title, lines, translate("step"))))
+    caption = translate("Lines of stages that agree lie on top of each other.")
+    return Section(translate("Steps"), panels=panels, legend=stages, caption=caption)
+
+
+def cost_section(comparison: "Comparison", stages: list[str], translate: Translate) -> Section:
+    """Return the section of the time of a step and of memory by stage."""
+    panels = []
+    for key, label in COSTS.items():
+        values = [comparison.runs[stage].get(key) for stage in comparison.steps]
+        if any(values):
+            title = translate(label)
+            bars: dict[str, dict[str, float | None]] = {
+                name: {title: value} for name, value in zip(stages, values, strict=True)
+            }
+            panels.append(Panel(title, draw_bars(title, bars)))
+    return Section(translate("Time and memory"), panels=panels)
 
 
 class Comparison:
@@ -123,10 +162,10 @@ def stage_row(comparison: Comparison, stage: int, translate: Translate) -> list[
     """Return the row of a stage in the table of HEAD."""
     run = comparison.runs[stage]
     if reason := run.get("failed"):
-        return [stage, translate(FAILURES[reason]), *[None] * (len(HEAD) - 2)]
+        return [str(stage), translate(FAILURES[reason]), *[None] * (len(HEAD) - 2)]
     losses = comparison.losses(stage)
     return [
-        stage,
+        str(stage),
         losses[0][1],
         losses[-1][1],
         comparison.largest_difference(stage, comparison.loss),
@@ -149,7 +188,7 @@ def summary(comparison: Comparison, translate: Translate) -> Iterator[str]:
         yield translate(
             "The losses differ from those of stage {base} by at most {value} (stage {stage}).",
             base=comparison.base,
-            value=format_number(differences[worst]),
+            value=format_significant(differences[worst]),
             stage=worst,
         )
     else:
@@ -169,7 +208,7 @@ def extremes(comparison: Comparison, key: str) -> dict[str, Any]:
     """Return the smallest and the largest value of a measurement, and the stages that have them."""
     values = {stage: comparison.runs[stage][key] for stage in comparison.steps}
     first, last = (bound(values, key=values.__getitem__) for bound in (min, max))
-    low, high = (format_number(values[stage]) for stage in (first, last))
+    low, high = (format_significant(values[stage]) for stage in (first, last))
     return {"low": low, "first": first, "high": high, "last": last}
 
 

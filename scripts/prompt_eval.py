@@ -20,8 +20,8 @@ from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import choose_device
+from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.labels import N_
-from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -151,12 +151,12 @@ def write_responses(
 ) -> None:
     """Write the page: a table for each prompt, with a row for each model."""
     settings, translate = job.settings, translator(job.settings.language)
-    write_page(
+    write_html(
         job.result / "responses.html",
         "prompt_eval.html",
-        _=translate,
-        language=settings.language,
-        title=translate("Responses side by side: {recipe}", recipe=job.spec["name"]),
+        settings.language,
+        eyebrow=translate("Responses side by side"),
+        title=job.spec["name"],
         settings=vars(settings),
         decoders=list(map(translate, DECODERS)),
         questions=[

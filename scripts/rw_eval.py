@@ -5,7 +5,7 @@ scores.html is the page.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import choose_device
+from snakechat.reporting.html_pages import write_html
+from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import N_
-from snakechat.reporting.pages import write_page
-from snakechat.reporting.translations import translator
+from snakechat.reporting.page_parts import Card, format_interval, format_metric
+from snakechat.reporting.plots import Panel, draw_dumbbells
+from snakechat.reporting.translations import Translate, translator
 from snakechat.training.metrics import write_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -112,18 +115,40 @@ def write_scores(
 ) -> None:
     """Write the page: a table for each set, with a row for each pair."""
     translate = translator(job.settings.language)
-    write_page(
+    write_html(
         job.result / "scores.html",
         "rw_eval.html",
-        _=translate,
-        language=job.settings.language,
-        title=translate(
-            "Scores of good and bad responses: {recipe}", recipe=f"reward/{job.spec['name']}"
-        ),
-        metrics=metrics,
+        job.settings.language,
+        eyebrow=translate("Scores of good and bad responses"),
+        title=f"reward/{job.spec['name']}",
+        cards=list(summary_cards(metrics, translate)),
         sets=by_set,
+        panels={set_name: score_panel(rows, translate) for set_name, rows in by_set.items()},
+        legend=[translate("good response (chosen)"), translate("bad response (rejected)")],
         winners={winner: translate(label) for winner, label in WINNERS.items()},
     )
+
+
+def summary_cards(metrics: dict[str, float], translate: Translate) -> Iterator[Card]:
+    """Yield accuracy with its interval, ties and margin."""
+    interval = proportion_interval(metrics["accuracy"], int(metrics["pairs"]))
+    count = translate("{count} pairs", count=metrics["pairs"])
+    note = f"{format_interval('accuracy', interval)}, {count}"
+    yield Card(translate("accuracy"), format_metric("accuracy", metrics["accuracy"]), note)
+    yield Card(translate("ties"), format_metric("ties", metrics["ties"]))
+    label = translate("mean margin of chosen over rejected")
+    yield Card(label, format_metric("margin", metrics["margin"], signed=True))
+
+
+def score_panel(rows: Sequence[dict[str, Any]], translate: Translate) -> Panel:
+    """Return the figure of the scores of pairs, numbered as in the table."""
+    title = translate("scores of each pair")
+    pairs = {
+        str(number): (row["chosen_score"], row["rejected_score"])
+        for number, row in enumerate(rows, 1)
+    }
+    caption = translate("A pair whose good response (circle) is on the right is ranked correctly.")
+    return Panel(title, draw_dumbbells(title, pairs, translate("score")), caption)
 
 
 if __name__ == "__main__":

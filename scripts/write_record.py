@@ -1,4 +1,4 @@
-"""Write a training record: a page of Markdown about one training, with its curves.
+"""Write a training record: a page about one training, with its curves.
 
 It contains times, memory and the machine (NAME.run.json), which differ between two builds.
 """
@@ -7,21 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from snakechat.evaluation.comparisons import initial_model
 from snakechat.planning.flops import peak_flops
-from snakechat.reporting.formatting import format_duration, format_estimate, format_number
-from snakechat.reporting.labels import (
-    CURVES,
-    MODELS,
-    N_,
-    PAIRS,
-    PERPLEXITIES,
-    RESPONSES,
-    TRAINED_MODELS,
-    WIN_RATES,
-)
-from snakechat.reporting.pages import write_page
-from snakechat.reporting.plots import curve_panels, draw_curves
+from snakechat.reporting.curves import curve_section
+from snakechat.reporting.formatting import format_duration, format_memory
+from snakechat.reporting.html_pages import write_sections
+from snakechat.reporting.labels import CURVES, N_, TRAINED_MODELS
+from snakechat.reporting.page_parts import Card, Section, Table
+from snakechat.reporting.results import headline, result_sections
 from snakechat.reporting.training_summary import TrainingSummary
 from snakechat.reporting.translations import Translate, translator
 from snakechat.workflow.job import Job, run
@@ -32,94 +24,71 @@ SECTIONS = {
     "score": N_("scoring responses"),
     "train": N_("updating the models"),
 }
+# What a training used of an LLM judge.
+JUDGE_USAGE = {
+    "requests": N_("requests"),
+    "cache_hits": N_("replies from the cache"),
+    "prompt_tokens": N_("prompt tokens"),
+    "completion_tokens": N_("completion tokens"),
+    "cost": N_("cost"),
+}
 # Rows of the table of steps.
 MAX_STEPS = 10
 
 Row = list[Any]
-# Head (possibly empty) and rows.
-Table = tuple[list[str], list[Row]]
+# Head and rows.
+Rows = tuple[list[str], list[Row]]
 
 
 def main(job: Job[Any]) -> None:
-    """Write the page and the plot that it shows."""
+    """Write the page."""
     translate = translator(job.settings.language)
     training = TrainingSummary(job)
-    curves = {key: translate(label) for key, label in CURVES[training.stage].items()}
-    panels = curve_panels(training.steps, curves, translate("held-out rows"))
-    draw_curves(job.result / "loss.svg", panels, translate("step"), text_as_text=True)
-    write_page(
-        job.result / "record.md",
-        "training_record.md",
-        _=translate,
-        training=training,
-        path=str(job.inputs["training"]),
-        started=training.run["started"][:16],
-        spec=training.run["spec"][:16],
-        results=RESULTS[training.stage](training.metrics, translate),
-        run=list(run_rows(training, translate)),
-        data=list(data_rows(training, translate)),
-        models=model_table(training.models, translate),
-        steps=step_table(training.steps, curves, translate),
-        settings=setting_rows(training.settings),
-        placement=setting_rows(
-            {
-                key: value
-                for key, value in training.run["placement"].items()
-                if not key.startswith("cache")
-            }
-        ),
-        environment=list(environment_rows(training.run, translate)),
+    curves = CURVES[training.stage]
+    run_table = Table("", [], list(run_rows(training, translate)))
+    data_table = Table("", [], list(data_rows(training, translate)))
+    placement = {
+        key: value
+        for key, value in training.run["placement"].items()
+        if not key.startswith("cache")
+    }
+    folded = [
+        Table(translate("Steps"), *step_table(training.steps, curves, translate)),
+        Table(translate("Models"), *model_table(training.models, translate)),
+        Table(translate("Settings"), [], setting_rows(training.settings)),
+        Table(translate("Placement"), [], setting_rows(placement)),
+        Table(translate("Environment"), [], list(environment_rows(training.run, translate))),
+    ]
+    write_sections(
+        job.result / "record.html",
+        job.settings.language,
+        eyebrow=translate("Training record"),
+        title=f"{training.stage}/{training.name}",
+        subtitle=f"{training.run['started'][:16]} UTC, {job.inputs['training']}, spec"
+        f" {training.run['spec'][:16]}",
+        cards=[
+            *headline(training.stage, training.metrics, translate),
+            Card(translate("total time"), format_duration(training.run["seconds"])),
+        ],
+        sections=[
+            curve_section(translate("Curves"), training.steps, curves, translate),
+            *result_sections(training.stage, training.metrics, translate),
+            Section(translate("Run"), shown_tables=[run_table]),
+            Section(translate("Data and batches"), shown_tables=[data_table]),
+            Section(translate("Steps, models, settings and environment"), tables=folded),
+        ],
+        notes=[
+            translate(
+                "Floating point operations are counted as in appendix B of the PaLM paper"
+                " (Chowdhery et al. 2022): per token, 6 for each parameter (4 for a frozen one)"
+                " and 12 · layers · hidden size · mean sequence length for attention. RLHF adds"
+                " forward passes (2 for each parameter, and a third of the attention). Padding"
+                " and recomputation in activation checkpointing do not count. Peak rates of GPUs"
+                " are those of NVIDIA's data sheets for dense 16-bit operations. Rates are those"
+                " of the median step, without saving, loading and evaluation."
+            )
+        ],
     )
-
-
-# --- results ----------------------------------------------------------------------------------
-
-
-def sft_results(metrics: dict[str, Any], translate: Translate) -> Table:
-    """Return the table of perplexities on held-out rows."""
-    before, after = metrics["before"], metrics["after"]
-    head = translate("held-out rows: {count}", count=format_number(metrics["rows"]))
-    rows = [[translate(label), before[key], after[key]] for key, label in PERPLEXITIES.items()]
-    return [head, translate("before training"), translate("after training")], rows
-
-
-def pair_results(metrics: dict[str, Any], translate: Translate) -> Table:
-    """Return the table of a reward model's scores, or of a DPO model's implicit rewards."""
-    rows = [[translate(label), metrics[key]] for key, label in PAIRS.items()]
-    rows += [
-        [translate("accuracy on {dataset}", dataset=dataset), of["accuracy"]]
-        for dataset, of in metrics.get("by_dataset", {}).items()
-    ]
-    head = translate("held-out pairs: {count}", count=format_number(metrics["pairs"]))
-    return [head, translate("after training")], rows
-
-
-def rlhf_results(metrics: dict[str, Any], translate: Translate) -> Table:
-    """Return the table of responses to held-out prompts, with a column per model."""
-    evaluated = metrics["intervals_95"]
-    others = [model for model in evaluated if model not in MODELS]
-    models: list[str] = [model for model in MODELS if model in evaluated] + others
-    rows = [
-        [
-            translate(label),
-            *(metrics[model][key] for model in models),
-            format_estimate(metrics.get(f"{key}_difference")),
-        ]
-        for key, label in RESPONSES.items()
-        if key in metrics["rlhf"]
-    ]
-    initial = initial_model(metrics)
-    for key, label in WIN_RATES[initial].items():
-        if key in metrics["wins"]["rlhf"][initial]:
-            won = [metrics["wins"].get(model, {}).get(initial, {}).get(key) for model in models]
-            rows.append([translate(label), *map(format_estimate, won), ""])
-    head = translate("held-out prompts: {count}", count=format_number(metrics["num_prompts"]))
-    labels = [MODELS.get(model, model) for model in models]
-    difference = translate("RLHF - {initial} (95 % interval)", initial=MODELS[initial])
-    return [head, *labels, difference], rows
-
-
-RESULTS = {"sft": sft_results, "reward": pair_results, "dpo": pair_results, "rlhf": rlhf_results}
 
 
 # --- run, data and models ---------------------------------------------------------------------
@@ -138,9 +107,15 @@ def run_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
     yield [translate("time for saving checkpoints"), format_duration(run["saving_seconds"])]
     if "seconds_per_step" in run:
         yield from throughput_rows(training, translate)
-    yield [translate("peak memory of the first process (MB)"), run["peak_memory_mb"]]
+    yield [translate("peak memory of the first process"), format_memory(run["peak_memory_mb"])]
     if "gpu" in run:
-        yield [translate("peak memory of its GPU (MB)"), run["peak_gpu_memory_mb"]]
+        yield [translate("peak memory of its GPU"), format_memory(run["peak_gpu_memory_mb"])]
+    for judge, usage in run.get("llm_judges", {}).items():
+        for key in (key for key in JUDGE_USAGE if key in usage):
+            label = translate(
+                "LLM judge {judge}: {quantity}", judge=judge, quantity=translate(JUDGE_USAGE[key])
+            )
+            yield [label, usage[key]]
     # The two optimizers of RLHF skip steps independently.
     if training.settings["dtype"] == "fp16" and training.stage != "rlhf":
         yield [translate("steps skipped for fp16 overflow"), training.skipped_steps]
@@ -189,7 +164,7 @@ def data_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
         yield [translate("tokens trained on"), tokens]
 
 
-def model_table(models: dict[str, dict[str, int]], translate: Translate) -> Table:
+def model_table(models: dict[str, dict[str, int]], translate: Translate) -> Rows:
     """Return the table of the sizes of the trained models."""
     labels = {
         "weights": N_("parameters"),
@@ -204,20 +179,22 @@ def model_table(models: dict[str, dict[str, int]], translate: Translate) -> Tabl
     return ["", *map(translate, labels.values())], rows
 
 
-def step_table(steps: list[dict[str, Any]], curves: dict[str, str], translate: Translate) -> Table:
+def step_table(steps: list[dict[str, Any]], curves: dict[str, str], translate: Translate) -> Rows:
     """Return the table of about ten steps, including the first and the last one."""
+    curves = {key: label for key, label in curves.items() if any(key in line for line in steps)}
     complete = [line for line in steps if all(key in line for key in curves)]
     last = len(complete) - 1
     places = sorted({round(number * last / (MAX_STEPS - 1)) for number in range(MAX_STEPS)})
     rows = [
-        [complete[place]["step"], *(complete[place][key] for key in curves)] for place in places
+        [str(complete[place]["step"]), *(complete[place][key] for key in curves)]
+        for place in places
     ]
-    return [translate("step"), *curves.values()], rows
+    return [translate("step"), *map(translate, curves.values())], rows
 
 
 def setting_rows(settings: dict[str, Any]) -> list[Row]:
     """Return rows of settings, by their keys in the config."""
-    return [[f"`{key}`", json.dumps(settings[key])] for key in sorted(settings)]
+    return [[key, json.dumps(settings[key])] for key in sorted(settings)]
 
 
 def environment_rows(run: dict[str, Any], translate: Translate) -> Iterator[Row]:

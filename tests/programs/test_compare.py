@@ -25,7 +25,7 @@ def planned_with(workflow, settings, target):
         ({"recipe": "none"}, "pair", "sweeps.mine.recipe names 'none', which is not under"),
         ({"over": {"seed": ["a b"]}}, "pair", "'mine-seed-a b' is not a valid recipe name"),
         ({"over": {"bets": [1, 2]}}, "pair", "bets"),
-        ({"over": {"beta": [1.5, "x"]}}, "pair", "dpo.recipes.mine-beta-x.beta: 'x' is not of"),
+        ({"over": {"beta": [1.5, "x"]}}, "pair", "sweeps.mine.over.beta: 'x' is not of"),
         ({"over": {"beta": []}}, "pair", "sweeps.mine.over.beta"),
         ({}, "tiny", "output/compare/dpo/tiny: name two recipes, A-vs-B, or a sweep"),
         ({}, "tiny-vs-tiny", "name two recipes"),
@@ -58,23 +58,26 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     page = copy.folder / "output/compare/dpo/mine.html"
     copy.build("output/compare/dpo/mine.html")
     text = page.read_text()
-    assert text.count("<svg") == 1
+    assert text.count("<figure>") == 6
     # One file, but for links to its data.
-    links = re.findall(r'(?:src|href)="([^#"]+)', text.replace("xlink:", ""))
+    links = re.findall(r'(?:src|href)="([^#"]+)', text)
     assert links == ["mine/comparison.csv", "mine/comparison.json"]
-    assert "<th></th><th>beta 0.1 (2 seeds)</th><th>beta 0.5 (2 seeds)</th>" in text
-    differing = re.search(r"<caption>Settings that differ.*?</table>", text, re.DOTALL)[0]
-    assert re.findall(r"<tr><th>(.*?)</th>", differing) == ["", "beta", "seed"]
-    assert "<th>beta</th><td>0.1</td><td>0.5</td>" in text
-    assert "<th>seed</th><td>1234, 7</td><td>1234, 7</td>" in text
-    assert re.search(r"<th>accuracy</th><td>[\d.]+ \(.*?\), n = 2</td>", text)
+    head = re.compile(r'<thead><tr><th scope="col"></th>(.*?)</tr></thead>')
+    columns = re.findall("<th.*?>(.*?)</th>", head.search(text)[1])
+    assert columns == ["beta 0.5 (2 seeds)"]
     assert "<caption>Differences from beta 0.1 (2 seeds)</caption>" in text
-    seeds = re.search(r"<details open>.*</details>", text, re.DOTALL)[0]
+    rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', text))
+    assert rows["beta"] == "<td>0.1</td><td>0.5</td>"
+    assert rows["seed"] == "<td>1234, 7</td><td>1234, 7</td>"
+    assert re.search(r"n = 2", rows["accuracy"])
+    seeds = re.search(r"<details>.*</details>", text, re.DOTALL)[0]
     assert re.findall(r"<caption>(.*?)</caption>", seeds) == [
         "beta 0.1 (2 seeds)",
         "beta 0.5 (2 seeds)",
     ]
-    assert re.findall(r"<tr><th>(\d+)</th>", seeds) == ["1234", "7", "1234", "7"]
+    assert re.findall(r'<tr><th scope="row">(\d+)</th>', seeds) == ["1234", "7", "1234", "7"]
+    # The cost of each group.
+    assert text.count("training time per seed; n = 2") == 2
     # The data are those of the evaluations.
     with (page.parent / links[0]).open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -110,6 +113,6 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     version = f"mine-beta-0.1-seed-7@{key[:12]}"
     copy.build(f"output/compare/dpo/tiny-vs-{version}.html")
     text = (copy.folder / f"output/compare/dpo/tiny-vs-{version}.html").read_text()
-    assert f"<th></th><th>tiny</th><th>{version}</th>" in text
-    assert "<th>seed</th><td>1234</td><td>7</td>" in text
+    assert f'<th scope="col">tiny</th><th scope="col">{version}</th>' in text
+    assert '<th scope="row">seed</th><td>1234</td><td>7</td>' in text
     assert copy.planned(f"output/compare/dpo/tiny-vs-{version}.html") == set()

@@ -8,13 +8,13 @@ import pytest
 
 import write_record
 from snakechat.planning import flops
-from snakechat.reporting.formatting import format_number
+from snakechat.reporting.formatting import format_memory, format_significant
 from snakechat.reporting.training_summary import TrainingSummary, read_run
 from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
-PAGES = [f"output/record/{stage}/tiny.md" for stage in STAGES]
+PAGES = [f"output/record/{stage}/tiny.html" for stage in STAGES]
 
 
 # --- by hand --------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_unknown_measurements_have_no_row():
         "resumed after step (times and memory count from there)",
         "total time",
         "time for saving checkpoints",
-        "peak memory of the first process (MB)",
+        "peak memory of the first process",
     ]
 
 
@@ -132,43 +132,13 @@ def test_all_rows_have_a_translation():
     assert not rows_of(a_training()).keys() & rows_of(a_training(), translator("zh")).keys()
 
 
-def test_models_come_in_the_order_of_training():
-    won = {"mean": 0.75, "interval_95": [0.5, 1.0]}
-    models = {name: {"score": place} for place, name in enumerate(("ema", "dpo/a", "rlhf", "sft"))}
-    metrics = {
-        **models,
-        "num_prompts": 20,
-        "intervals_95": models,
-        "score_difference": {"mean": -1, "interval_95": [-2, 0.5]},
-        "wins": {"rlhf": {"sft": {"score": won}}, "ema": {"sft": {"score": won}}},
-    }
-    head, rows = write_record.rlhf_results(metrics, english)
-    assert head == [
-        *("held-out prompts: 20", "SFT", "RLHF", "EMA of RLHF", "dpo/a"),
-        "RLHF - SFT (95 % interval)",
-    ]
-    assert rows == [
-        ["score", 3, 2, 0, 1, "-1 (-2 … 0.5)"],
-        ["win rate against SFT by score", "", "0.75 (0.5 … 1)", "0.75 (0.5 … 1)", "", ""],
-    ]
-
-
-def test_each_of_several_datasets_has_its_accuracy():
-    metrics = dict.fromkeys(("accuracy", "ties", "longer_wins_accuracy", "loss"), 0.5)
-    metrics |= dict.fromkeys(("chosen_score", "rejected_score", "calibration_error"), 0.5)
-    _, alone = write_record.pair_results({"pairs": 4, **metrics}, english)
-    metrics["by_dataset"] = {"a": {"accuracy": 1}}
-    _, both = write_record.pair_results({"pairs": 4, **metrics}, english)
-    assert both == [*alone, ["accuracy on a", 1]]
-
-
 def test_the_table_of_steps_has_ten_with_the_first_and_the_last():
     steps = [{"step": 0, "eval_loss": 1.0}, *({"step": n, "loss": n / 8} for n in range(1, 101))]
     head, rows = write_record.step_table(steps, {"loss": "loss"}, english)
     assert head == ["step", "loss"]
-    assert [row[0] for row in rows] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    assert [int(row[0]) for row in rows] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
     _, rows = write_record.step_table(steps[:4], {"loss": "loss"}, english)
-    assert [row[0] for row in rows] == [1, 2, 3]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
 
 
 def test_a_record_of_another_run_is_rejected(tmp_path):
@@ -192,41 +162,39 @@ def recorded(quick, tmp_path_factory):
     return copy
 
 
-def tables(page):
-    """The rows of each table of a page, by the heading before it."""
+def rows_in(page):
+    """The cells of each row of a page, by its header."""
     found = {}
-    for title, text in re.findall(r"^## (.*)\n\n((?:\|.*\n)+)", page, re.MULTILINE):
-        rows = [[c.strip() for c in line[2:-2].split("|")] for line in text.splitlines()]
-        found[title] = [rows[0], *rows[2:]]
+    for label, cells in re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page, re.DOTALL):
+        texts = [re.sub("<.*?>", "", cell) for cell in re.findall("<td.*?>(.*?)</td>", cells)]
+        found.setdefault(label, texts)
     return found
 
 
 def test_a_record_has_the_numbers_of_the_build(recorded):
     folder = recorded.folder / "output"
-    page = (folder / "record/sft/tiny.md").read_text()
-    sections = tables(page)
+    page = (folder / "record/sft/tiny.html").read_text()
+    rows = rows_in(page)
     metrics = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
-    perplexities = [format_number(metrics[when]["perplexity"]) for when in ("before", "after")]
-    assert sections["Results"][1] == ["perplexity", *perplexities]
+    perplexities = [format_significant(metrics[when]["perplexity"]) for when in ("before", "after")]
+    assert rows["perplexity"] == perplexities
     run = json.loads((folder / "sft/tiny.run.json").read_text())
-    rows = dict(sections["Run"])
-    assert rows["steps"] == "8" and run["steps"] == 8
-    assert rows["seconds per step (median)"] == format_number(run["seconds_per_step"])
-    assert rows["peak memory of the first process (MB)"] == format_number(run["peak_memory_mb"])
-    data = dict(sections["Data and batches"])
-    assert (data["training rows"], data["rows per step"]) == ("120", "16")
-    assert (data["steps per epoch"], data["planned steps"]) == ("8", "8")
+    assert rows["steps"] == ["8"] and run["steps"] == 8
+    assert rows["seconds per step (median)"] == [format_significant(run["seconds_per_step"])]
+    assert rows["peak memory of the first process"] == [format_memory(run["peak_memory_mb"])]
+    assert (rows["training rows"], rows["rows per step"]) == (["120"], ["16"])
+    assert (rows["steps per epoch"], rows["planned steps"]) == (["8"], ["8"])
     # 141,184 parameters of the tiny model, and adapters of rank 4.
     adapters = run["models"]["model"]["trained"]
-    assert sections["Models"][1] == ["model", f"{141184 + adapters:,}", f"{adapters:,}", "2", "64"]
-    assert [row[0] for row in sections["Steps"][1:]] == [str(step) for step in range(1, 9)]
-    assert ["`global_batch_size`", "16"] in sections["Settings"]
-    assert ["`micro_batch_tokens`", "8192"] in sections["Placement"]
-    assert ["host", "a&#124;&lt;script&gt;"] in sections["Environment"]
+    assert rows["model"] == [f"{141184 + adapters:,}", f"{adapters:,}", "2", "64"]
+    assert {str(step) for step in range(1, 9)} <= rows.keys()
+    assert rows["global_batch_size"] == ["16"]
+    assert rows["micro_batch_tokens"] == ["8192"]
+    assert rows["host"] == ["a|&lt;script&gt;"]
     assert "<script" not in page
 
 
-def test_each_stage_has_its_own_metrics(recorded):
+def test_each_stage_has_its_own_metrics_and_curves(recorded):
     metrics = {
         "sft": {"perplexity", "perplexity of responses"},
         "reward": {"accuracy", "accuracy of choosing the longer response"},
@@ -234,20 +202,13 @@ def test_each_stage_has_its_own_metrics(recorded):
         "rlhf": {"score", "KL to the SFT model (nats per response)"},
     }
     for stage, names in metrics.items():
-        sections = tables((recorded.folder / f"output/record/{stage}/tiny.md").read_text())
-        assert names <= {row[0] for row in sections["Results"]}
-        assert float(dict(sections["Run"])["TFLOP/s, all processes"]) > 0
-    assert [row[0] for row in sections["Models"][1:]] == ["actor", "critic"]
-
-
-def test_the_plot_is_where_the_page_links_it(recorded):
-    for stage in STAGES:
-        page = recorded.folder / f"output/record/{stage}/tiny.md"
-        [link] = re.findall(r"!\[.*\]\((.*)\)", page.read_text())
-        assert (page.parent / link).read_text().count("<svg") == 1
-        # The result folder has the same two files.
-        inside = page.with_suffix("") / "record.md"
-        assert (inside.parent / "loss.svg").exists() and "](loss.svg)" in inside.read_text()
+        page = (recorded.folder / f"output/record/{stage}/tiny.html").read_text()
+        rows = rows_in(page)
+        assert names <= rows.keys()
+        assert float(rows["TFLOP/s, all processes"][0]) > 0
+    assert {"actor", "critic"} <= rows.keys()
+    titles = re.findall(r'<p class="title">(.*?)</p>', page)
+    assert {"value loss", "explained variance of the returns"} <= set(titles)
 
 
 def test_a_deleted_page_is_written_again_alone(recorded):
@@ -266,7 +227,7 @@ def test_two_builds_differ_in_their_times_only(recorded, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 77.7}))
     shutil.rmtree(copy.folder / "output/record/sft")
     copy.build(PAGES[0])
-    assert "| 0:01:18 |" in (copy.folder / PAGES[0]).read_text()
+    assert "<td>0:01:18</td>" in (copy.folder / PAGES[0]).read_text()
     twin = str(recorded.folder / "output")
     process = copy.run("python", "scripts/verify.py", "--same-as", twin)
     assert process.returncode == 0, process.stdout
@@ -278,9 +239,7 @@ def test_a_record_in_chinese(recorded, tmp_path):
     assert copy.planned(*PAGES) == {"write_record"}
     copy.build(*PAGES)
     english, chinese = (tree.folder / PAGES[0] for tree in (recorded, copy))
-    assert tables(chinese.read_text())["结果"][1][0] == "困惑度"
-    # The same numbers.
-    numbers = [re.findall(r"\| ([\d.,]+) \|", page.read_text()) for page in (english, chinese)]
-    assert numbers[0] == numbers[1]
-    plot = (chinese.with_suffix("") / "loss.svg").read_text()
-    assert translator("zh")("loss (nats per token)") in plot
+    ours, theirs = (rows_in(page.read_text()) for page in (chinese, english))
+    assert ours["困惑度"] == theirs["perplexity"]
+    text = chinese.read_text()
+    assert '<html lang="zh">' in text and translator("zh")("loss (nats per token)") in text

@@ -9,11 +9,12 @@ import pytest
 
 import verify
 from conftest import Workflow
+from snakechat.reporting.formatting import format_share, format_significant
 from support.browser import browser, find_browser
 
 
 def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
-    spec = {"rule": "draw_report", "path": "output/report/tiny", "inputs": {}}
+    spec = {"rule": "draw_report", "path": "output/report/rlhf/tiny", "inputs": {}}
     for name in ("ours", "theirs"):
         manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {"n": name}, "files": {}}
         (tmp_path / f"{name}.manifest.json").write_text(json.dumps(manifest))
@@ -21,28 +22,26 @@ def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
     facts = {
         folder: {
             name: {"size": 1, "sha256": f"{folder}"}
-            for name in ("costs.html", "costs_throughput.svg", "sft.svg")
+            for name in ("costs.html", "costs_and_headline.html", "training.html")
         }
         for folder in (ours, theirs)
     }
     assert list(verify.find_differences(ours, theirs, facts)) == [
-        f"{ours}/sft.svg: differs from {theirs}/sft.svg"
+        f"{ours}/training.html: differs from {theirs}/training.html"
     ]
 
 
 # --- a build --------------------------------------------------------------------------------
 
 CHAPTERS = {
-    "1 Results": {"results.html", "wins.svg", "metrics.csv"},
-    "2 Data": {"data.svg", "data.csv"},
-    "3 Training": {"sft.svg", "rlhf.svg", "reward.svg", "calibration.svg"},
-    "4 Responses": {"responses.html"},
-    "5 Lineage": {"lineage.svg"},
-    "6 Costs": {"costs.html", "costs.svg", "costs_throughput.svg"},
+    "1 Results": {"results.html", "metrics.csv"},
+    "2 Data": {"data.html", "data.csv"},
+    "3 Training": {"training.html"},
+    "4 Lineage": {"lineage.html"},
+    "5 Costs": {"costs.html"},
+    "6 Responses": {"responses.html"},
 }
-# Okabe and Ito's palette; plots also have white, black and greys.
-PALETTE = {"#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442"}
-GREY = re.compile(r"#(..)\1\1$")
+PAGES = {name for names in CHAPTERS.values() for name in names if name.endswith(".html")}
 
 
 @pytest.fixture(scope="module")
@@ -64,51 +63,75 @@ def read_variable(page, name):
 def test_every_file_has_a_chapter_and_a_caption(quick, report):
     categories, results = (read_variable(report, name) for name in ("categories", "results"))
     found = {
-        chapter: {path.rpartition("/")[2] for path in recipes["tiny"]}
+        chapter: {path.rpartition("/")[2] for path in recipes["rlhf/tiny"]}
         for chapter, recipes in categories.items()
     }
     assert found == CHAPTERS
-    files = {path.name for path in (quick.folder / "output/report/tiny").glob("*.*")}
-    assert files - {"manifest.json", ".snakemake_timestamp"} == set().union(*found.values())
+    files = {path.name for path in (quick.folder / "output/report/rlhf/tiny").glob("*.*")}
+    assert files - {
+        "manifest.json",
+        ".snakemake_timestamp",
+        "costs_and_headline.html",
+    } == set().union(*found.values())
     for path, result in results.items():
         assert len(re.sub("<.*?>", "", result["caption"]).strip()) > 20, path
         assert result["data_uri"].startswith("data:"), path
 
 
-def test_the_start_page_shows_a_plot_and_lists_the_chapters(report):
+def test_the_start_page_shows_the_headline_and_lists_the_chapters(quick, report):
     text = read_variable(report, "workflow_desc")
     places = [text.index(f"<strong>{chapter}</strong>: ") for chapter in CHAPTERS]
     assert places == sorted(places)
-    # The plot comes first.
-    assert text.count("<svg ") == text.count("</svg>") == 1
-    assert text.index("<svg ") < places[0]
+    # The main result comes first, with n and the cost.
+    metrics = json.loads((quick.folder / "output/eval/rlhf/tiny/metrics.json").read_text())
+    won = format_share(metrics["wins"]["rlhf"]["sft"]["score"]["mean"])
+    assert text.index("<strong>rlhf/tiny</strong>") < text.index(f"<dd>{won}</dd>") < places[0]
+    assert "<dt>held-out prompts</dt><dd>20</dd>" in text and "<dt>time of all jobs</dt>" in text
     assert "Seed of the\nconfig: 1234." in text
-
-
-def test_plots_use_a_palette_for_all_kinds_of_colour_vision(quick):
-    for path in (quick.folder / "output/report/tiny").glob("*.svg"):
-        colours = set(re.findall(r"#[0-9a-f]{6}\b", path.read_text()))
-        assert colours - PALETTE - set(filter(GREY.match, colours)) == set(), path
 
 
 def test_the_results_page_has_the_metrics_of_the_evaluations(quick):
     folder = quick.folder / "output"
-    page = (folder / "report/tiny/results.html").read_text()
+    page = (folder / "report/rlhf/tiny/results.html").read_text()
     sft = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
     reward = json.loads((folder / "eval/reward/tiny/metrics.json").read_text())
-    assert f"<td>{sft['after']['perplexity']:.4g}</td>" in page
-    assert f"<td>{reward['accuracy']:.4g} (" in page
-    for cell in ("tiny", "ppo", "1234", "sft/tiny", "generated (shop, seed 1234)"):
+    assert f"<td>{format_significant(sft['after']['perplexity'])}</td>" in page
+    assert f'<span class="value">{format_share(reward["accuracy"])}</span>' in page
+    for cell in ("rlhf/tiny", "ppo", "1234", "sft/tiny", "generated (shop, seed 1234)"):
         assert f"<td>{cell}</td>" in page
     assert "RLHF against SFT, by score" in page
 
 
+def test_chapters_number_through(quick):
+    for place, chapter in enumerate(CHAPTERS, 1):
+        [name] = {name for name in CHAPTERS[chapter] if name in PAGES}
+        page = (quick.folder / "output/report/rlhf/tiny" / name).read_text()
+        number, title = chapter.split()
+        assert f'<h1><span class="number">{number}</span>{title}</h1>' in page
+        sections = re.findall(r'<h2><span class="number">([\d.]+)</span>', page)
+        assert sections == [f"{place}.{section}" for section in range(1, len(sections) + 1)]
+
+
+def test_a_stage_alone_has_a_report(quick):
+    folder = quick.folder / "output/report/dpo/tiny"
+    assert {path.name for path in folder.glob("*.html")} == PAGES - {"responses.html"} | {
+        "costs_and_headline.html"
+    }
+    page = (folder / "results.html").read_text()
+    accuracy = json.loads((quick.folder / "output/eval/dpo/tiny/metrics.json").read_text())
+    assert f"<dd>{format_share(accuracy['accuracy'])}</dd>" in page
+    process = quick.snakemake("--report", "dpo.html", "output/dpo/tiny")
+    assert process.returncode == 0, process.stdout
+    found = read_variable(quick.folder / "dpo.html", "categories")
+    assert sorted(found) == [chapter for chapter in CHAPTERS if chapter != "6 Responses"]
+
+
 def test_the_costs_page_has_all_jobs(quick):
-    page = (quick.folder / "output/report/tiny/costs.html").read_text()
-    lineage = json.loads((quick.folder / "output/report/tiny.manifest.json").read_text())["lineage"]
-    for path in lineage:
-        assert f"<th>{path.removeprefix('output/')}</th>" in page
-    assert "unknown" not in page
+    page = (quick.folder / "output/report/rlhf/tiny/costs.html").read_text()
+    manifest = json.loads((quick.folder / "output/report/rlhf/tiny.manifest.json").read_text())
+    for path in manifest["lineage"]:
+        assert f'<th scope="row">{path.removeprefix("output/")}</th>' in page
+    assert "<td>unknown</td>" not in page
 
 
 def test_a_zipped_report_contains_all_files(quick, report):
@@ -140,16 +163,16 @@ def test_a_report_of_stale_results_is_rejected(quick, tmp_path):
     more.write_text("evaluation: {bootstrap_resamples: 101}")
     changed = Workflow(quick.folder, *quick.options, str(more))
     assert rejection(changed) == f"error: output/eval/rlhf/tiny is stale{WAY}"
-    # The first stale job in the order of the build.
-    assert rejection(quick, "--config", "seed=5") == f"error: output/data/toy is stale{WAY}"
+    # The first one that Snakemake plans.
+    assert rejection(quick, "--config", "seed=5") == f"error: output/rlhf/tiny is stale{WAY}"
     # The results stay up to date.
     assert quick.planned() == set()
 
 
 def test_a_report_of_missing_results_is_rejected(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
-    (copy.folder / "output/report/tiny.manifest.json").unlink()
-    assert rejection(copy) == f"error: output/report/tiny is incomplete{WAY}"
+    (copy.folder / "output/report/rlhf/tiny.manifest.json").unlink()
+    assert rejection(copy) == f"error: output/report/rlhf/tiny is incomplete{WAY}"
     shutil.rmtree(copy.folder / "output")
     assert rejection(copy) == f"error: output/rlhf/tiny is incomplete{WAY}"
 
@@ -187,30 +210,24 @@ def test_a_browser_shows_the_whole_report_without_a_network(chromium, report):
         if result["mime_type"] == "text/csv":
             continue
         chromium.run(f"new ToggleViewManager(app).handleSelectedResult({json.dumps(path)})")
-        if result["mime_type"] == "text/html":
-            chromium.wait_for(
-                f"document.querySelector('iframe')?.src === results[{json.dumps(path)}].data_uri"
-            )
-        else:
-            # Decoded.
-            chromium.wait_for(
-                "(image => image?.complete && image.naturalWidth > 300 && image.src ==="
-                f" results[{json.dumps(path)}].data_uri)"
-                "(document.querySelector('.grow img'))"
-            )
+        chromium.wait_for(
+            f"document.querySelector('iframe')?.src === results[{json.dumps(path)}].data_uri"
+        )
         shown.add(path.rpartition("/")[2])
-    assert shown == {name for names in CHAPTERS.values() for name in names} - {
-        "metrics.csv",
-        "data.csv",
-    }
+    assert shown == PAGES
     assert chromium.requests == []
     assert chromium.errors == []
 
 
-def test_tables_fit_into_the_window(chromium, quick):
-    for name, tables in (("results", 5), ("responses", 10), ("costs", 4)):
-        chromium.open(quick.folder / f"output/report/tiny/{name}.html")
-        assert chromium.run("document.querySelectorAll('table').length") >= tables
-        assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
+@pytest.mark.parametrize("width", [390, 1500])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_fit_into_the_window_and_follow_the_theme(chromium, quick, width, theme):
+    chromium.resize(width)
+    chromium.prefer(theme)
+    for name in sorted(PAGES):
+        chromium.open(quick.folder / "output/report/rlhf/tiny" / name)
+        assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth"), name
+        background = chromium.run("getComputedStyle(document.body).backgroundColor")
+        assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[theme]
     assert chromium.requests == []
     assert chromium.errors == []

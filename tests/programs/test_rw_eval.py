@@ -83,13 +83,14 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
             "en": {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5},
         },
     }
-    assert "The reward model ranks 50.0 % of 4 pairs correctly; ties: 25.0 %." in page
+    for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%", "4 pairs"):
+        assert shown in page
     cells = Cells(page).texts["td"]
     assert cells[:7] == [
-        *("I need a hat.", "Go to the boutique.", "2.000"),
-        *("Go away, you bore!", "1.000", "+1.000", "chosen"),
+        *("I need a hat.", "Go to the boutique.", "2.00"),
+        *("Go away, you bore!", "1.00", "+1.00", "chosen ✓"),
     ]
-    assert cells[7:14:6] == ["A plum?", "tie"] and cells[19] == "-2.000"
+    assert cells[7:14:6] == ["A plum?", "tie"] and cells[19] == "\N{MINUS SIGN}2.00"
     # Markup in a response is text.
     assert cells[8] == "At the <market>." and "<market>" not in page
 
@@ -98,8 +99,8 @@ def test_a_page_in_chinese(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     job.settings.language = "zh"
     _, _, page = scored(job)
-    title = translator("zh")("Scores of good and bad responses: {recipe}", recipe="reward/tiny")
-    assert f"<h1>{title}</h1>" in page
+    assert translator("zh")("Scores of good and bad responses") in page
+    assert "<h1>reward/tiny</h1>" in page
     assert translator("zh")("good response (chosen)") in Cells(page).texts["th"]
     assert "平局" in Cells(page).texts["td"]
 

@@ -70,8 +70,17 @@ class Browser:
         self.session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        size = {"width": 1400, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.resize(1400)
+
+    def resize(self, width):
+        """Set the width of the window; that of a phone also makes it a phone's."""
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, theme):
+        """Prefer the light or the dark theme of pages."""
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def call(self, method, **parameters):
         """Send a command and return its response; record the events before it."""

@@ -35,6 +35,7 @@ class Run(NamedTuple):
         swept: Settings that a sweep gave to the recipe; empty for other recipes.
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
+        seconds: Time of the training, None if it is unknown.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     swept: dict[str, Any]
     steps: list[dict[str, Any]]
     metrics: dict[str, Any]
+    seconds: float | None = None
 
     def result(self, path: str) -> Estimate | None:
         """Return a metric (path: keys joined by dots) and its interval, if it has one; or None.

@@ -1,18 +1,23 @@
-"""Plots of the data of a recipe: rows of each phase, lengths, repetitions."""
+"""The data chapter of a report: rows of each phase, lengths, repeated prompts."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-
-from snakechat.reporting.plots import COLOURS, figure_with_panels, save_figure
+from snakechat.reporting.formatting import format_significant
+from snakechat.reporting.interpretation import data_remarks
+from snakechat.reporting.page_parts import Section, Table, metric_cell
+from snakechat.reporting.plots import Panel, draw_bars, draw_quantiles
+from snakechat.reporting.translations import Translate
 
 Statistics = Mapping[str, Any]
+# The fraction in whose format shares of rows are shown.
+SHARE = "ties"
 
 
-def draw_data(path: Path, statistics: Mapping[str, Statistics], stages: tuple[str, ...]) -> None:
-    """Plot what happened to the rows of each phase, their lengths, and repetitions in datasets.
+def data_sections(
+    statistics: Mapping[str, Statistics], stages: tuple[str, ...], translate: Translate
+) -> list[Section]:
+    """Return the sections of the data of a recipe.
 
     statistics: stats.json of each job, by input name (records.DATASET, rows.DATASET, tokens.STAGE).
     """
@@ -21,80 +26,99 @@ def draw_data(path: Path, statistics: Mapping[str, Statistics], stages: tuple[st
         for stage in stages
         if f"tokens.{stage}" in statistics
     }
-    figure, panels = figure_with_panels(3)
-    _draw_rows(panels[0], tokens)
-    _draw_lengths(panels[1], tokens)
-    _draw_repetitions(panels[2], statistics)
-    save_figure(figure, path)
+    return [phase_section(tokens, translate), prompt_section(statistics, translate)]
 
 
-def _draw_rows(panel: Axes, tokens: Mapping[str, Statistics]) -> None:
-    """Plot the training rows of each phase: complete, truncated, and dropped by reason."""
-    reasons = sorted({reason for phase in tokens.values() for reason in phase["dropped"]})
-    for place, phase in enumerate(tokens.values()):
-        counts = {"complete": phase["rows"] - phase["truncated"], "truncated": phase["truncated"]}
-        counts |= phase["dropped"]
-        left = 0
-        for number, kind in enumerate(["complete", "truncated", *reasons]):
-            label = kind if place == 0 else None
-            width = counts.get(kind, 0)
-            panel.barh(place, width, left=left, color=COLOURS[number % 8], label=label)
-            left += width
-    panel.set_yticks(range(len(tokens)), list(tokens))
-    panel.set(xlabel="training rows")
-    panel.set_xlim(0, 1.05 * panel.dataLim.x1)
-    panel.invert_yaxis()
-    panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
-
-
-def _draw_lengths(panel: Axes, tokens: Mapping[str, Statistics]) -> None:
-    """Plot lengths in tokens: the median, boxes from p10 to p90, whiskers from p1 to p99."""
-    boxes = [
-        {
-            "label": f"{stage} {name}",
-            "med": lengths["p50"],
-            "q1": lengths["p10"],
-            "q3": lengths["p90"],
-            "whislo": lengths["p1"],
-            "whishi": lengths["p99"],
+def phase_section(tokens: Mapping[str, Statistics], translate: Translate) -> Section:
+    """Return the section of the training rows of each phase and of their lengths."""
+    complete, truncated = translate("complete"), translate("truncated")
+    counts = {
+        stage: {
+            complete: phase["rows"] - phase["truncated"],
+            truncated: phase["truncated"],
+            **phase["dropped"],
         }
         for stage, phase in tokens.items()
-        for name, lengths in phase["tokens"].items()
-    ]
-    style: dict[str, Any] = {
-        name: {"color": COLOURS[0]}
-        for name in ("boxprops", "medianprops", "whiskerprops", "capprops")
     }
-    panel.bxp(boxes, orientation="horizontal", showfliers=False, **style)
-    panel.set(xlabel="length (tokens; p1, p10, p50, p90, p99)")
-    panel.invert_yaxis()
-    panel.grid(alpha=0.3)
+    kinds = list(dict.fromkeys(kind for of in counts.values() for kind in of))
+    quantiles = {
+        f"{stage}: {translate(name)}": lengths
+        for stage, phase in tokens.items()
+        for name, lengths in phase["tokens"].items()
+    }
+    rows_title, length_title = translate("training rows"), translate("lengths (tokens)")
+    panels = [
+        Panel(rows_title, draw_bars(rows_title, counts, stacked=True)),
+        Panel(
+            length_title,
+            draw_quantiles(length_title, quantiles),
+            translate(
+                "Thick bars reach from 10 to 90 % of the rows, thin lines from 1 to 99 %; the"
+                " mark is the median."
+            ),
+        ),
+    ]
+    rows = [[stage, *(of.get(kind, 0) for kind in kinds)] for stage, of in counts.items()]
+    names = ("mean", "p1", "p10", "p50", "p90", "p99", "p100")
+    lengths = [[label, *(of[name] for name in names)] for label, of in quantiles.items()]
+    return Section(
+        translate("Rows of each phase"),
+        panels=panels,
+        legend=kinds,
+        kind="bars",
+        tables=[
+            Table(rows_title, ["", *kinds], rows),
+            Table(
+                length_title, ["", translate("mean"), *names[1:-1], translate("maximum")], lengths
+            ),
+        ],
+    )
 
 
-def _draw_repetitions(panel: Axes, statistics: Mapping[str, Statistics]) -> None:
-    """Plot, for each dataset, repeated and shared prompts and how often chosen is longer."""
+def prompt_section(statistics: Mapping[str, Statistics], translate: Translate) -> Section:
+    """Return the section of repeated and shared prompts, and of which response is longer."""
     names = [name.partition(".")[2] for name in statistics if name.startswith("records.")]
-    for place, name in enumerate(names):
-        records = statistics[f"records.{name}"]["train"]
-        splits = statistics[f"rows.{name}"].values()
-        # Of each split of a phase, its largest overlap with another phase.
-        shared = sum(
-            max(split.get("rows_whose_prompt_is_in", {"": 0}).values()) for split in splits
-        )
-        fractions = {
-            "prompt repeated": records["repeated_prompts"] / records["rows"],
-            "prompt also in another phase": shared / max(sum(s["rows"] for s in splits), 1),
-            "chosen response is the longer one": records.get("chosen_longer_share", 0),
-        }
-        for offset, (label, fraction) in enumerate(fractions.items()):
-            panel.barh(
-                place + 0.25 * offset,
-                fraction,
-                0.22,
-                color=COLOURS[offset],
-                label=label if place == 0 else None,
-            )
-    panel.set_yticks([place + 0.25 for place in range(len(names))], names)
-    panel.set(xlabel="fraction of rows", xlim=(0, 1))
-    panel.invert_yaxis()
-    panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
+    labels = [
+        translate("prompt of an earlier row"),
+        translate("prompt also in another phase"),
+        translate("chosen response is the longer one"),
+    ]
+    shares = {name: prompt_shares(statistics, name) for name in names}
+    bars: dict[str, dict[str, float | None]] = {
+        name: dict(zip(labels, of, strict=True)) for name, of in shares.items()
+    }
+    title = translate("share of training rows")
+    rows = [
+        [
+            name,
+            format_significant(statistics[f"records.{name}"]["train"]["rows"]),
+            *(metric_cell(SHARE, share) for share in of),
+        ]
+        for name, of in shares.items()
+    ]
+    return Section(
+        translate("Prompts of each dataset"),
+        remarks=list(data_remarks({name: of[:2] for name, of in shares.items()}, translate)),
+        panels=[Panel(title, draw_bars(title, bars, percent=True))],
+        legend=labels,
+        kind="bars",
+        tables=[Table(title, ["", translate("rows"), *labels], rows)],
+    )
+
+
+def prompt_shares(
+    statistics: Mapping[str, Statistics], name: str
+) -> tuple[float, float, float | None]:
+    """Return shares of a dataset's rows: a repeated prompt, one of another phase, chosen longer."""
+    records = statistics[f"records.{name}"]["train"]
+    splits = statistics[f"rows.{name}"].values()
+    # Of each split of a phase, its largest overlap with another phase.
+    shared = sum(max(split.get("rows_whose_prompt_is_in", {"": 0}).values()) for split in splits)
+    trained = sum(
+        split["rows"] for key, split in statistics[f"rows.{name}"].items() if key.endswith(".train")
+    )
+    return (
+        records["repeated_prompts"] / records["rows"],
+        shared / max(trained, 1),
+        records.get("chosen_longer_share"),
+    )

@@ -24,6 +24,10 @@ CURVES = {
         "objective/kl": N_("KL to the reference model (nats per response)"),
         "objective/entropy": N_("entropy (nats per token)"),
         "response/length": N_("response length (tokens)"),
+        "response/ended_by_eos": N_("ended by EOS"),
+        "value/loss": N_("value loss"),
+        "value/explained_var": N_("explained variance of the returns"),
+        "policy/clipfrac_high": N_("ratios clipped above (share of tokens)"),
     },
 }
 
@@ -35,7 +39,7 @@ PERPLEXITIES = {
 PAIRS = {
     "accuracy": N_("accuracy"),
     "longer_wins_accuracy": N_("accuracy of choosing the longer response"),
-    "ties": N_("ties (fraction)"),
+    "ties": N_("ties"),
     "loss": N_("loss (nats per pair)"),
     "chosen_score": N_("mean score of chosen responses"),
     "rejected_score": N_("mean score of rejected responses"),
@@ -44,35 +48,39 @@ PAIRS = {
 RESPONSES = {
     "score": N_("score"),
     "judge_score": N_("score by the judge"),
-    "success": N_("correct (fraction)"),
-    "greedy_success": N_("correct with greedy decoding (fraction)"),
+    "success": N_("correct"),
+    "greedy_success": N_("correct with greedy decoding"),
     "kl_to_sft": N_("KL to the SFT model (nats per response)"),
     "kl_to_dpo": N_("KL to the DPO model (nats per response)"),
     "kl_to_base": N_("KL to the base model (nats per response)"),
     "length": N_("response length (tokens)"),
-    "ended_by_eos": N_("ended by EOS (fraction)"),
-    "distinct_1": N_("distinct unigrams (fraction)"),
-    "distinct_2": N_("distinct bigrams (fraction)"),
-    "repetition": N_("repeated 4-grams (fraction)"),
+    "ended_by_eos": N_("ended by EOS"),
+    "distinct_1": N_("distinct unigrams"),
+    "distinct_2": N_("distinct bigrams"),
+    "repetition": N_("repeated 4-grams"),
 }
 # By what a response wins over another response to the same prompt.
-WIN_CRITERIA = {"score": "score", "judge_score": "judge", "endpoint": "endpoint"}
+WIN_CRITERIA = {
+    "score": N_("by score"),
+    "judge_score": N_("by the judge"),
+    "llm_judge": N_("by the LLM judge"),
+}
 # By the model that RLHF started from.
 WIN_RATES = {
     "sft": {
         "score": N_("win rate against SFT by score"),
         "judge_score": N_("win rate against SFT by the judge"),
-        "endpoint": N_("win rate against SFT by the endpoint"),
+        "llm_judge": N_("win rate against SFT by the LLM judge"),
     },
     "dpo": {
         "score": N_("win rate against DPO by score"),
         "judge_score": N_("win rate against DPO by the judge"),
-        "endpoint": N_("win rate against DPO by the endpoint"),
+        "llm_judge": N_("win rate against DPO by the LLM judge"),
     },
     "base": {
         "score": N_("win rate against the base model by score"),
         "judge_score": N_("win rate against the base model by the judge"),
-        "endpoint": N_("win rate against the base model by the endpoint"),
+        "llm_judge": N_("win rate against the base model by the LLM judge"),
     },
 }
 # Metrics of RESPONSES and PAIRS that lie between 0 and 1.
@@ -82,13 +90,34 @@ FRACTIONS = {
 }
 
 
+# Metrics that are better if they are higher, and if they are lower; others are neither.
+HIGHER_IS_BETTER = {
+    *("accuracy", "score", "judge_score", "success", "greedy_success", "ended_by_eos", "llm_judge"),
+}
+LOWER_IS_BETTER = {*PERPLEXITIES, "loss", "calibration_error", "repetition"}
+
+
+def is_fraction(path: str) -> bool:
+    """Return whether a metric lies between 0 and 1 and is shown in percent.
+
+    path: keys of metrics.json joined by dots.
+    """
+    return path.startswith("wins.") or path.rpartition(".")[2] in FRACTIONS
+
+
+def better_sign(path: str) -> int:
+    """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
+    key = path.rpartition(".")[2]
+    return (key in HIGHER_IS_BETTER) - (key in LOWER_IS_BETTER)
+
+
 def bounds_of(path: str) -> tuple[float | None, float | None]:
     """Return the lowest and the highest value that a metric can have; None for no bound.
 
     path: keys of metrics.json joined by dots.
     """
     key = path.rpartition(".")[2]
-    if path.startswith("wins.") or key in FRACTIONS:
+    if is_fraction(path):
         return 0.0, 1.0
     if key in PERPLEXITIES:
         return 1.0, None

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,19 @@ def write_card(job: Job[Any]) -> None:
         ],
         commands=rebuild_commands(path, job.placement.get("options", ())),
         evaluation=path.replace("output", "output/eval", 1),
+        processors=processors(job.placement),
         versions=", ".join(f"{library} {version}" for library, version in versions.items()),
         last_step=last_step(job.result),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )
+
+
+def processors(placement: Mapping[str, Any]) -> str:
+    """Describe what a model was trained on: on the CPU, results depend on the threads."""
+    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    if gpus:
+        return f"{nodes * gpus} GPU{'s' * (nodes * gpus > 1)}"
+    return f"CPU, {placement['threads']} threads (placement.threads, whatever --cores is)"
 
 
 def rebuild_commands(path: str, options: list[str] | tuple[str, ...]) -> dict[str, str]:

@@ -44,13 +44,6 @@ def escape_markdown(value: Any) -> Any:
     return Markup(escaped.replace("|", "&#124;").replace("](", "]&#40;"))
 
 
-def take_svg(path: Path) -> Markup:
-    """Return the <svg> element of a plot as markup for a page, and delete the file."""
-    _, tag, svg = path.read_text(encoding="utf-8").partition("<svg")
-    path.unlink()
-    return Markup(tag + svg)
-
-
 HTML = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,

@@ -1,163 +1,359 @@
-"""Plots as SVG files. The same data gives the same bytes."""
+"""Panels of plots as SVG elements of a page. The same data gives the same bytes.
 
+Colours are CSS variables of the page (templates/style.css), so that a panel follows its light or
+dark theme. Text is text, in the fonts of the page. Legends are lists of the page
+(templates/figures.html), which several panels share.
+"""
+
+import io
+import re
 import statistics
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 
 matplotlib.use("svg")
-# Element ids are random without a salt.
-matplotlib.rcParams["svg.hashsalt"] = "snakechat"
-# Viewers draw Chinese labels in their own fonts.
+# Browsers draw Chinese labels in their own fonts.
 warnings.filterwarnings("ignore", message="Glyph .* missing from font")
 
+from markupsafe import Markup, escape
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-# Okabe and Ito's palette, which readers with any kind of colour vision can distinguish.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#F0E442"]
-# Distinguish lines that overlap.
-LINE_STYLES = ["-", "--", "-.", ":"]
+# Okabe and Ito's palette, which readers with any kind of colour vision can distinguish. The style
+# sheet replaces each colour by one with enough contrast in its theme.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
+VARIABLES = {colour.lower(): f"var(--series-{n})" for n, colour in enumerate(COLOURS)}
+VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
+# Distinguish lines and points that overlap, or that are printed without colours.
+LINE_STYLES = ["-", (0, (5, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-# Lines with fewer points have markers.
-MARKED_POINTS = 12
-# Lines with more points are averaged down to this number.
-MAX_POINTS = 100
-# Panels in a row: three are too small to read on a page.
-COLUMNS = 2
+# Raw values of longer lines are averaged down to this number of points.
+MAX_POINTS = 300
+# Lines from this number of points on have a moving mean, over this fraction of them.
+SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
+# Fewer points are no curve: they are not joined.
+CURVE_POINTS = 3
+# Width of a panel and of a wide one, in inches: text has the size of the page's on a phone.
+WIDTH, WIDE = 4.4, 8.0
+
+# Typed as rc_context types its argument, by the names of all settings.
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+}
 
 # (step, value), or (step, mean, minimum, maximum).
 Point = tuple[float, ...]
 Steps = Iterable[Mapping[str, Any]]
-# A value, its interval, another value and its interval.
-TradeOff = tuple[float, Sequence[float] | None, float, Sequence[float] | None]
+# A value, and its interval if it has one.
+Estimated = tuple[float, Sequence[float] | None]
 
 
-def draw_curves(
-    path: Path,
-    panels: Mapping[str, Mapping[str, Sequence[Point]]],
-    xlabel: str = "step",
-    text_as_text: bool = False,
-) -> None:
-    """Plot lines over steps.
+class Line(NamedTuple):
+    """A line of a curve panel.
+
+    Attributes:
+        points: Points in the order of their steps.
+        is_series: False for single measurements (held-out rows), which have markers.
+    """
+
+    points: Sequence[Point]
+    is_series: bool = True
+
+
+class Panel(NamedTuple):
+    """A figure of a page.
+
+    Attributes:
+        title: What it shows, with the unit.
+        svg: The plot.
+        caption: How to read it; may be empty.
+    """
+
+    title: str
+    svg: Markup
+    caption: str = ""
+
+
+def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool = False) -> Markup:
+    """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
+
+    percent: Whether the values are fractions, which are shown in percent.
+    """
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure()
+        for number, line in enumerate(lines.values()):
+            if line.points:
+                _draw_line(panel, line, number)
+        panel.set(xlabel=xlabel)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.ticklabel_format(axis="y", useOffset=False)
+        if percent:
+            panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panel.grid(axis="y")
+        return as_svg(figure, title, list(lines))
+
+
+def _draw_line(panel: Axes, line: Line, number: int) -> None:
+    """Draw a line, with the colour and style of its number."""
+    colour = COLOURS[number % len(COLOURS)]
+    steps, values, *bounds = map(list, zip(*line.points, strict=True))
+    style: dict[str, Any] = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+    if not line.is_series or len(steps) < CURVE_POINTS:
+        style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+    if len(steps) < CURVE_POINTS:
+        style["linestyle"] = "none"
+    if line.is_series and len(steps) >= SMOOTHED_POINTS:
+        if not bounds:
+            raw = downsample(line.points)
+            panel.plot(*zip(*raw, strict=True), color=colour, alpha=0.35, linewidth=0.8)
+        values, *bounds = [moving_mean(each) for each in (values, *bounds)]
+    if bounds:
+        low, high = bounds
+        panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    if len(steps) > MAX_POINTS:
+        reduced = downsample(list(zip(steps, values, strict=True)))
+        steps, values = map(list, zip(*reduced, strict=True))
+    panel.plot(steps, values, **style)
+
+
+def moving_mean(values: Sequence[float]) -> list[float]:
+    """Return the centred mean over a fraction of the values; at the ends, over those that exist."""
+    half = smoothing_window(len(values)) // 2
+    return [
+        statistics.fmean(values[max(place - half, 0) : place + half + 1])
+        for place in range(len(values))
+    ]
+
+
+def smoothing_window(count: int) -> int:
+    """Return the number of steps of the moving mean of a line, an odd number."""
+    return 2 * max(round(count * SMOOTHED_FRACTION / 2), 1) + 1
+
+
+def downsample(points: Sequence[Point]) -> list[Point]:
+    """Reduce a line to at most MAX_POINTS points (step, mean of neighbouring values)."""
+    size = -(-len(points) // MAX_POINTS)
+    if size == 1:
+        return list(points)
+    groups = [points[first : first + size] for first in range(0, len(points), size)]
+    return [
+        (group[len(group) // 2][0], statistics.fmean(point[1] for point in group))
+        for group in groups
+    ]
+
+
+def draw_estimates(
+    title: str,
+    estimates: Mapping[str, Estimated | None],
+    reference: float | None = None,
+    percent: bool = False,
+) -> Markup:
+    """Plot a metric of models, or of groups, as points with their intervals, one below the other.
 
     Args:
-        path: SVG file to write.
-        panels: For each panel, by its y label, points by name of the line. Points with minimum and
-            maximum have a shaded range. Lines without a name are not in the legend.
-        xlabel: Label of the x axes.
-        text_as_text: Keep text as text, in any script, instead of glyphs as paths.
+        estimates: By name; the row of one without the metric is empty.
+        reference: Where a vertical line stands: a tie, or no difference.
+        percent: Whether the values are fractions, which are shown in percent.
     """
-    with plt.rc_context({"svg.fonttype": "none" if text_as_text else "path"}):
-        figure, axes = figure_with_panels(len(panels))
-        for panel, (ylabel, lines) in zip(axes, panels.items(), strict=True):
-            for number, (name, points) in enumerate(lines.items()):
-                colour = COLOURS[number % len(COLOURS)]
-                style: dict[str, Any] = {"color": colour, "linestyle": LINE_STYLES[number % 4]}
-                if len(points) < MARKED_POINTS:
-                    style |= {"marker": "o", "markersize": 3}
-                steps, values, *bounds = zip(*points, strict=True)
-                panel.plot(steps, values, label=name, **style)
-                if bounds:
-                    low, high = bounds
-                    panel.fill_between(steps, low, high, color=colour, alpha=0.2)
-            if any(lines):
-                panel.legend(fontsize="small")
-            panel.set(xlabel=xlabel, ylabel=ylabel)
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-            panel.ticklabel_format(axis="y", useOffset=False)
-            panel.grid(alpha=0.3)
-        save_figure(figure, path)
-
-
-def figure_with_panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Create a figure with a number of empty panels, at most COLUMNS in a row."""
-    columns = min(count, COLUMNS)
-    rows = -(-count // columns)
-    figure = plt.figure(figsize=(4.6 * columns, 3.2 * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure without the time at which it was drawn."""
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure(height=0.75 + 0.3 * len(estimates))
+        if reference is not None:
+            panel.axvline(reference, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        for row, estimate in enumerate(estimates.values()):
+            if estimate is None:
+                continue
+            value, interval = estimate
+            style: dict[str, Any] = {"color": COLOURS[row % 8], "marker": MARKERS[row % 8]}
+            bars = error_bars(value, interval)
+            panel.errorbar(value, row, xerr=bars, **style, capsize=3, linestyle="none")
+        panel.set_yticks(range(len(estimates)), list(estimates))
+        panel.tick_params(axis="y", labelcolor=INK)
+        panel.set(ylim=(len(estimates) - 0.4, -0.6))
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.margins(x=0.1)
+        if percent:
+            panel.xaxis.set_major_formatter(PercentFormatter(1))
+        if percent and reference is None:
+            low, high = panel.get_xlim()
+            panel.set_xlim(max(low, -0.02), min(high, 1.02))
+        panel.grid(axis="x")
+        return as_svg(figure, title, list(estimates))
 
 
 def draw_trade_off(
-    path: Path, panels: Mapping[str, Mapping[str, TradeOff]], xlabel: str, ylabel: str
-) -> None:
-    """Plot one metric of models against another, both with their intervals.
+    title: str, models: Mapping[str, tuple[Estimated, Estimated] | None], xlabel: str, ylabel: str
+) -> Markup:
+    """Plot a fraction of models against another metric, both with their intervals.
 
-    Args:
-        path: SVG file to write.
-        panels: For each panel, by its title, (x, interval of x, y, interval of y) by model.
-        xlabel: Label of the x axes.
-        ylabel: Label of the y axes, which show fractions.
+    models: (x, y) by model, or None; the line at one half is a tie.
     """
-    figure, axes = figure_with_panels(len(panels))
-    for panel, (title, models) in zip(axes, panels.items(), strict=True):
-        panel.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
-        for number, (name, (x, x_interval, y, y_interval)) in enumerate(models.items()):
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure()
+        panel.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        for number, point in enumerate(models.values()):
+            if point is None:
+                continue
+            (x, x_interval), (y, y_interval) = point
             style: dict[str, Any] = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8]}
             style |= {"xerr": error_bars(x, x_interval), "yerr": error_bars(y, y_interval)}
-            panel.errorbar(x, y, **style, capsize=3, markersize=4, linestyle="none", label=name)
-        panel.set(title=title, xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
-        panel.legend(fontsize="small")
-        panel.grid(alpha=0.3)
-    save_figure(figure, path)
+            panel.errorbar(x, y, **style, capsize=3, markersize=5, linestyle="none")
+        panel.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panel.margins(x=0.1)
+        panel.grid()
+        return as_svg(figure, title, list(models))
 
 
 def draw_calibration(
-    path: Path, bins: Sequence[tuple[float, float, Sequence[float], int]], pairs: str = "pairs"
-) -> None:
-    """Plot accuracy and number of pairs against the confidence of a reward model.
+    title: str, bins: Sequence[tuple[float, Estimated]], xlabel: str, ylabel: str
+) -> Markup:
+    """Plot the accuracy of a reward model by its confidence. bins: (confidence, accuracy)."""
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure()
+        panel.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        for confidence, (accuracy, interval) in bins:
+            bars = error_bars(accuracy, interval)
+            style: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "markersize": 5}
+            panel.errorbar(confidence, accuracy, yerr=bars, **style, capsize=3)
+        panel.set(xlabel=xlabel, ylabel=ylabel, xlim=(0.48, 1.02), ylim=(-0.03, 1.03))
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter(PercentFormatter(1))
+        panel.grid()
+        return as_svg(figure, title)
 
-    bins: (confidence, accuracy, its interval, number of pairs) of each bin.
+
+def draw_columns(title: str, columns: Sequence[tuple[float, int]], xlabel: str) -> Markup:
+    """Plot counts by a fraction as columns, on a logarithmic scale."""
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure()
+        places, heights = zip(*columns, strict=True)
+        panel.bar(places, heights, width=0.02, color=COLOURS[0])
+        panel.set(xlabel=xlabel, xlim=(0.48, 1.02), yscale="log")
+        panel.xaxis.set_major_formatter(PercentFormatter(1))
+        panel.grid(axis="y")
+        return as_svg(figure, title)
+
+
+def draw_bars(
+    title: str,
+    bars: Mapping[str, Mapping[str, float | None]],
+    xlabel: str = "",
+    stacked: bool = False,
+    percent: bool = False,
+) -> Markup:
+    """Plot horizontal bars.
+
+    Args:
+        bars: For each name, the lengths of its bars by series; None for an unknown value.
+        stacked: Whether the bars of a name follow one another instead of lying side by side.
+        percent: Whether the values are fractions, whose axis reaches from 0 to 100 %.
     """
-    figure, (accuracies, counts) = figure_with_panels(2)
-    accuracies.plot(
-        [0.5, 1], [0.5, 1], color="grey", linewidth=0.8, linestyle=":", label="calibrated"
-    )
-    for confidence, accuracy, interval, _ in bins:
-        accuracies.errorbar(
-            confidence,
-            accuracy,
-            yerr=error_bars(accuracy, interval),
-            capsize=3,
-            color=COLOURS[0],
-            marker="o",
-        )
-    counts.bar([each[0] for each in bins], [each[3] for each in bins], width=0.02, color=COLOURS[0])
-    xlabel = "confidence: sigmoid(|difference of scores|)"
-    accuracies.set(xlabel=xlabel, ylabel="accuracy", xlim=(0.48, 1.02), ylim=(-0.03, 1.03))
-    counts.set(xlabel=xlabel, ylabel=pairs, xlim=(0.48, 1.02), yscale="log")
-    accuracies.legend(fontsize="small", loc="lower right")
-    for panel in (accuracies, counts):
-        panel.grid(alpha=0.3)
-    save_figure(figure, path)
+    series = list(dict.fromkeys(key for values in bars.values() for key in values))
+    width = 0.7 if stacked else 0.75 / max(len(series), 1)
+    rows = len(bars) * (1 if stacked else max(len(series) * 0.6, 1))
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure(height=0.7 + 0.26 * rows)
+        for row, values in enumerate(bars.values()):
+            left = 0.0
+            for number, key in enumerate(series):
+                length = values.get(key) or 0
+                place = row if stacked else row + (number - (len(series) - 1) / 2) * width
+                panel.barh(place, length, width * 0.9, left=left, color=COLOURS[number % 8])
+                left += length if stacked else 0
+        panel.set_yticks(range(len(bars)), list(bars))
+        panel.tick_params(axis="y", labelcolor=INK)
+        panel.set(xlabel=xlabel, ylim=(len(bars) - 0.5, -0.5))
+        if percent:
+            panel.set(xlim=(0, 1))
+            panel.xaxis.set_major_formatter(PercentFormatter(1))
+        else:
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.grid(axis="x")
+        return as_svg(figure, title, series)
 
 
-def draw_bars(path: Path, panels: Mapping[str, Mapping[str, float | None]]) -> None:
-    """Plot horizontal bars, with the names of the first panel in all panels.
+def draw_quantiles(title: str, quantiles: Mapping[str, Mapping[str, float]]) -> Markup:
+    """Plot distributions: the median, a bar from p10 to p90, a line from p1 to p99, by name."""
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure(height=0.7 + 0.26 * len(quantiles))
+        for row, of in enumerate(quantiles.values()):
+            panel.plot([of["p1"], of["p99"]], [row, row], color=COLOURS[0], linewidth=1)
+            panel.barh(row, of["p90"] - of["p10"], 0.5, left=of["p10"], color=COLOURS[0])
+            panel.plot([of["p50"]], [row], color=COLOURS[1], marker="|", markersize=10, mew=2)
+        panel.set_yticks(range(len(quantiles)), list(quantiles))
+        panel.tick_params(axis="y", labelcolor=INK)
+        panel.set(ylim=(len(quantiles) - 0.4, -0.6))
+        panel.set_xlim(left=0)
+        panel.grid(axis="x")
+        return as_svg(figure, title, list(quantiles))
 
-    panels: For each panel, by its label, values by name; None for an unknown value.
+
+def draw_dumbbells(title: str, pairs: Mapping[str, tuple[float, float]], xlabel: str) -> Markup:
+    """Plot two values of each name, joined, one name below the other."""
+    with plt.rc_context(STYLE):
+        figure, panel = new_figure(height=0.8 + 0.2 * len(pairs))
+        for row, values in enumerate(pairs.values()):
+            panel.plot(values, (row, row), color=GRID, linewidth=2, zorder=1)
+            for number, value in enumerate(values):
+                style: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number]}
+                panel.plot(value, row, **style, markersize=6, linestyle="none")
+        panel.set_yticks(range(len(pairs)), list(pairs))
+        panel.set(xlabel=xlabel, ylim=(len(pairs) - 0.4, -0.6))
+        panel.grid(axis="x")
+        return as_svg(figure, title)
+
+
+def new_figure(height: float = 2.7, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """Create a figure with one panel; sizes in inches."""
+    return plt.subplots(figsize=(width, height), layout="constrained")
+
+
+def as_svg(figure: Figure, title: str, names: Sequence[str] = ()) -> Markup:
+    """Return a figure as an <svg> element with its title and the names in it as alternative text.
+
+    The ids in it begin with those of no other title, because a page has several figures.
     """
-    names = list(next(iter(panels.values())))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(9.2, 1 + 0.28 * len(names)), layout="constrained", sharey=True
-    )
-    for number, (panel, (label, values)) in enumerate(zip(axes, panels.items(), strict=True)):
-        panel.barh(names, [values[name] or 0 for name in names], color=COLOURS[number])
-        panel.set(xlabel=label)
-        panel.grid(alpha=0.3, axis="x")
-    axes[0].invert_yaxis()
-    save_figure(figure, path)
+    file = io.StringIO()
+    with plt.rc_context({"svg.hashsalt": title}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    _, _, svg = file.getvalue().partition("<svg")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[\w.]+_\d+"| xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(r'<svg width="\S+" height="\S+"', "<svg", f"<svg{svg}", count=1)
+    svg = re.sub(r"xlink:href", "href", svg)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: themed(found[0]), svg)
+    text = ": ".join(filter(None, (title, ", ".join(filter(None, names)))))
+    label = f'<svg role="img" aria-label="{escape(text)}"'
+    return Markup(svg.replace("<svg", label, 1).strip())
+
+
+def themed(colour: str) -> str:
+    """Return the variable of the style sheet that replaces a colour."""
+    return VARIABLES.get(colour.lower(), colour)
 
 
 def error_bars(value: float, interval: Sequence[float] | None) -> list[list[float]] | None:
@@ -166,39 +362,6 @@ def error_bars(value: float, interval: Sequence[float] | None) -> list[list[floa
         return None
     low, high = interval
     return [[max(value - low, 0)], [max(high - value, 0)]]
-
-
-def curve_panels(
-    steps: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, str],
-    held_out: str = "held-out rows",
-) -> dict[str, dict[str, list[Point]]]:
-    """Return panels of draw_curves: a line of each training metric, and one of held-out rows.
-
-    Args:
-        steps: The lines of metrics.jsonl.
-        curves: Labels of the metrics to plot, by key.
-        held_out: Name of the line of held-out rows (eval_KEY), which only some steps have.
-    """
-    panels = {}
-    for key, label in curves.items():
-        lines = {"": points_of(steps, key), held_out: points_of(steps, f"eval_{key}")}
-        panels[label] = {name: downsample(points) for name, points in lines.items() if points}
-    return panels
-
-
-def downsample(points: Sequence[Point]) -> list[Point]:
-    """Reduce a line to MAX_POINTS points: (step, mean, minimum, maximum) of neighbouring ones."""
-    size = -(-len(points) // MAX_POINTS)
-    if size == 1:
-        return list(points)
-    groups = [points[first : first + size] for first in range(0, len(points), size)]
-    reduced: list[Point] = []
-    for group in groups:
-        values = [value for _, value in group]
-        middle = group[len(group) // 2][0]
-        reduced.append((middle, statistics.fmean(values), min(values), max(values)))
-    return reduced
 
 
 def points_of(steps: Steps, key: str) -> list[tuple[float, float]]:

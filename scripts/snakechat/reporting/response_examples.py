@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
+from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.labels import RESPONSES
-from snakechat.reporting.pages import write_page
 from snakechat.reporting.results import model_label
+from snakechat.reporting.translations import translator
 
 # Prompts on the page: the first ones, and those where the score decreased most.
 FIRST, DECREASED = 10, 3
@@ -15,42 +16,54 @@ FIRST, DECREASED = 10, 3
 Line = dict[str, Any]
 
 
-def write_responses(path: Path, name: str, lines: Sequence[Line], num_generations: int) -> None:
+def write_responses(
+    path: Path, language: str, lines: Sequence[Line], num_generations: int, **header: Any
+) -> None:
     """Write a page with the first response of each model to some prompts.
 
     Args:
         path: HTML file to write.
-        name: Name of the RLHF recipe.
         lines: The lines of responses.jsonl; responses to the same prompt follow each other.
         num_generations: Responses of each model to each prompt.
+        header: The header of the page (write_html).
     """
+    translate = translator(language)
     responses: dict[str, list[Line]] = {}
     for line in lines:
         responses.setdefault(line["model"], []).append(line)
     responses = {model: found[::num_generations] for model, found in responses.items()}
     score_keys = [key for key in ("score", "judge_score") if key in lines[0]]
+    initial = model_label(initial_model(responses), translate)
 
     def question(row: int) -> dict[str, Any]:
-        """Return a prompt and the responses to it."""
+        """Return a prompt and the responses to it, with marks of the highest and lowest score."""
+        scores = [found[row].get("score") for found in responses.values()]
+        known = [score for score in scores if score is not None]
+        ends = (max(known), min(known)) if len(set(known)) > 1 else (None, None)
         return {
             "prompt": responses["rlhf"][row]["prompt"].strip(),
             "responses": [
                 {
-                    "model": model_label(model),
+                    "model": model_label(model, translate),
                     "text": found[row]["response"].strip(),
                     "scores": [found[row][key] for key in score_keys],
+                    "rank": "winner"
+                    if score is not None and score == ends[0]
+                    else "loser"
+                    if score is not None and score == ends[1]
+                    else "",
                 }
-                for model, found in responses.items()
+                for (model, found), score in zip(responses.items(), scores, strict=True)
             ],
         }
 
-    write_page(
+    write_html(
         path,
         "report_responses.html",
-        language="en",
-        title=f"{name}: responses side by side",
-        initial=model_label(initial_model(responses)),
-        score_labels=[RESPONSES[key] for key in score_keys],
+        language,
+        **header,
+        initial=initial,
+        score_labels=[translate(RESPONSES[key]) for key in score_keys],
         first=[question(row) for row in range(min(FIRST, len(responses["rlhf"])))],
         decreased=[question(row) for row in largest_decreases(responses)],
     )

@@ -1,80 +1,180 @@
-"""The results page of a report: what was run, and the metrics on held-out rows and prompts."""
+"""The results chapter of a report: what was run, and the metrics on held-out rows and prompts."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from snakechat.config.references import (
-    Reference,
-    RewardReferences,
-    parse_reference,
-    weighted_references,
-)
-from snakechat.config.reward_functions import weighted_functions
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.formatting import (
-    format_estimate,
-    format_number,
-    format_percent,
-    format_with_interval,
-)
+from snakechat.reporting.formatting import format_share, format_significant
+from snakechat.reporting.interpretation import pair_remarks
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import MODELS, PAIRS, PERPLEXITIES, RESPONSES, WIN_CRITERIA
-from snakechat.reporting.model_card import origin_of
-from snakechat.reporting.pages import write_page
-from snakechat.reporting.plots import TradeOff
+from snakechat.reporting.page_parts import (
+    Card,
+    Section,
+    Table,
+    difference_cell,
+    format_interval,
+    format_metric,
+    mark_best,
+    metric_cell,
+)
+from snakechat.reporting.plots import Estimated, Panel, draw_estimates, draw_trade_off
+from snakechat.reporting.translations import Translate
 
 Metrics = dict[str, Any]
-# Caption, head (possibly empty) and rows.
-Table = tuple[str, list[str], list[list[Any]]]
+# Metrics of responses that have a figure.
+PLOTTED = (
+    *("score", "judge_score", "success", "kl_to_sft", "kl_to_dpo", "kl_to_base"),
+    *("length", "ended_by_eos"),
+)
 
 
-def write_results(
-    path: Path, name: str, lineage: dict[str, Any], metrics: dict[str, Metrics]
-) -> None:
-    """Write the results of a recipe as a page.
+def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
+    """Return the main results of a recipe in large print."""
+    return list(HEADLINES[stage](metrics, translate))
 
-    Args:
-        path: HTML file to write.
-        name: Name of the RLHF recipe.
-        lineage: All upstream jobs of the report.
-        metrics: metrics.json of the evaluations, by stage.
-    """
-    write_page(
-        path,
-        "report_results.html",
-        language="en",
-        title=f"{name}: results",
-        summary=list(summary(metrics)),
-        tables=[
-            ("Recipe", [], recipe_rows(name, lineage)),
-            *stage_tables(metrics),
-            response_table(metrics["rlhf"]),
-            win_table(metrics["rlhf"]),
-        ],
+
+def sft_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
+    """Yield the perplexities of SFT."""
+    for key, label in PERPLEXITIES.items():
+        note = translate(
+            "before training: {value}; {rows} held-out rows",
+            value=format_significant(metrics["before"][key]),
+            rows=format_significant(metrics["rows"]),
+        )
+        yield Card(translate(label), format_significant(metrics["after"][key]), note)
+
+
+def pair_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
+    """Yield the accuracy of a reward model or a DPO model."""
+    pairs, accuracy = metrics["pairs"], metrics["accuracy"]
+    held_out = translate("{count} held-out pairs", count=format_significant(pairs))
+    interval = format_interval("accuracy", proportion_interval(accuracy, pairs))
+    yield Card(translate(PAIRS["accuracy"]), format_share(accuracy), f"{interval}, {held_out}")
+    keys = ("longer_wins_accuracy", "calibration_error", "loss")
+    for key in keys:
+        yield Card(translate(PAIRS[key]), format_metric(key, metrics[key]))
+
+
+def rlhf_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
+    """Yield win rates of RLHF, differences from the model that it started from, and n."""
+    initial = initial_model(metrics)
+    name = translate(MODELS[initial])
+    for key, criterion in reversed(WIN_CRITERIA.items()):
+        if won := metrics["wins"]["rlhf"][initial].get(key):
+            label = translate(
+                "win rate of RLHF against {initial}, {criterion}",
+                initial=name,
+                criterion=translate(criterion),
+            )
+            yield Card(
+                label, format_share(won["mean"]), format_interval("wins.", won["interval_95"])
+            )
+    for key in ("success", "score"):
+        if difference := metrics.get(f"{key}_difference"):
+            change = format_metric(key, difference["mean"], signed=True)
+            interval = format_interval(key, difference["interval_95"], signed=True)
+            values = translate(
+                "{before} with {initial}, {after} with RLHF",
+                before=format_metric(key, metrics[initial][key]),
+                initial=name,
+                after=format_metric(key, metrics["rlhf"][key]),
+            )
+            label = translate(
+                "change from {initial} to RLHF: {metric}",
+                initial=name,
+                metric=translate(RESPONSES[key]),
+            )
+            yield Card(label, change, f"{interval}; {values}")
+    kl = f"kl_to_{initial}"
+    yield Card(
+        translate(RESPONSES[kl]),
+        format_significant(metrics["rlhf"][kl]),
+        format_interval(kl, metrics["intervals_95"]["rlhf"][kl]),
+    )
+    yield Card(
+        translate("held-out prompts"),
+        format_significant(metrics["num_prompts"]),
+        translate(
+            "{count} responses of each model to each prompt",
+            count=format_significant(metrics["num_generations"]),
+        ),
     )
 
 
-def summary(metrics: dict[str, Metrics]) -> Iterator[str]:
-    """Yield the main results as sentences."""
-    if "reward" in metrics:
-        pairs, accuracy = metrics["reward"]["pairs"], metrics["reward"]["accuracy"]
-        low, high = map(format_percent, proportion_interval(accuracy, pairs))
-        yield (
-            f"The reward model ranks {format_percent(accuracy)} of {format_number(pairs)} held-out"
-            f" pairs correctly (95 % interval: {low} to {high})."
-        )
-    rlhf = metrics["rlhf"]
-    initial = initial_model(rlhf)
-    for key, criterion in WIN_CRITERIA.items():
-        if won := rlhf["wins"]["rlhf"][initial].get(key):
-            low, high = map(format_percent, won["interval_95"])
-            rate = format_percent(won["mean"])
-            yield (
-                f"Responses of the RLHF model win against those of the {MODELS[initial]} model in"
-                f" {rate} of"
-                f" comparisons by {criterion} (95 % interval: {low} to {high})."
-            )
+HEADLINES = {
+    "sft": sft_headline,
+    "reward": pair_headline,
+    "dpo": pair_headline,
+    "rlhf": rlhf_headline,
+}
+
+
+def result_sections(stage: str, metrics: Metrics, translate: Translate) -> list[Section]:
+    """Return the sections of the results of a stage, from its metrics.json."""
+    if stage == "sft":
+        return [sft_section(metrics, translate)]
+    if stage == "rlhf":
+        return [win_section(metrics, translate), response_section(metrics, translate)]
+    return [pair_section(stage, metrics, translate)]
+
+
+def sft_section(metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of the perplexities on held-out rows."""
+    caption = translate("{count} held-out rows", count=format_significant(metrics["rows"]))
+    moments = {"before": translate("before training"), "after": translate("after training")}
+    rows = [
+        [translate(label), *(format_significant(metrics[when][key]) for when in moments)]
+        for key, label in PERPLEXITIES.items()
+    ]
+    table = Table(caption, ["", *moments.values()], rows)
+    return Section(translate("SFT model"), shown_tables=[table])
+
+
+def pair_section(stage: str, metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of a reward model or a DPO model on held-out pairs."""
+    pairs = metrics["pairs"]
+    rows = [
+        [translate(PAIRS[key]), pair_cell(key, metrics[key], pairs)]
+        for key in PAIRS
+        if key in metrics
+    ]
+    accuracies: dict[str, Estimated | None] = {
+        translate("all pairs"): with_interval(metrics["accuracy"], pairs),
+        translate("choosing the longer response"): with_interval(
+            metrics["longer_wins_accuracy"], pairs
+        ),
+    }
+    for dataset, of in metrics.get("by_dataset", {}).items():
+        label = translate("accuracy on {dataset}", dataset=dataset)
+        rows.append([label, pair_cell("accuracy", of["accuracy"], of["pairs"])])
+        accuracies[dataset] = with_interval(of["accuracy"], of["pairs"])
+    title = {"dpo": translate("DPO model"), "reward": translate("Reward model")}[stage]
+    label = translate("accuracy on held-out pairs")
+    svg = draw_estimates(label, accuracies, reference=0.5, percent=True)
+    caption = translate(
+        "Bars are 95 % intervals (Wilson) for {count} pairs. The dashed line is the accuracy of"
+        " guessing.",
+        count=format_significant(pairs),
+    )
+    held_out = translate("{count} held-out pairs", count=format_significant(pairs))
+    return Section(
+        title,
+        remarks=list(pair_remarks(metrics, translate)),
+        panels=[Panel(label, svg, caption)],
+        tables=[Table(held_out, [], rows)],
+    )
+
+
+def with_interval(fraction: float, count: int) -> Estimated:
+    """Return a fraction of independent pairs with its interval."""
+    return fraction, proportion_interval(fraction, count)
+
+
+def pair_cell(key: str, value: float, pairs: int) -> Any:
+    """Return the cell of a metric of pairs; fractions of pairs have an interval."""
+    is_proportion = key in ("accuracy", "longer_wins_accuracy", "ties")
+    return metric_cell(key, value, proportion_interval(value, pairs) if is_proportion else None)
 
 
 def ordered_models(metrics: Metrics) -> list[str]:
@@ -84,165 +184,189 @@ def ordered_models(metrics: Metrics) -> list[str]:
     return [model for model in MODELS if model in evaluated] + others
 
 
-def model_label(model: str) -> str:
+def model_label(model: str, translate: Translate) -> str:
     """Return the name of a model on pages."""
-    return MODELS.get(model, model)
+    return translate(MODELS[model]) if model in MODELS else model
 
 
-def recipe_rows(name: str, lineage: dict[str, Any]) -> list[list[Any]]:
-    """Return rows of the recipe, its models and its data. lineage: all upstream jobs."""
-    settings = lineage[f"output/rlhf/{name}"]["settings"]
-    rows = [
-        ["recipe", name],
-        ["algorithm", settings["algorithm"]],
-        ["seed", str(settings["seed"])],
-        model_row(parse_reference(settings["actor"], "sft")),
-        ["reward model", weighted_sum(settings["reward"])],
-    ]
-    if functions := settings["reward_functions"]:
-        weights = weighted_functions(functions)
-        terms = (
-            f"{weight} * {function}" + "".join(f" {key}={value!r}" for key, value in given.items())
-            for function, (weight, given) in weights.items()
-        )
-        rows.append(["reward functions", ", ".join(terms)])
-    kinds = {
-        "import_dataset": "dataset",
-        "init_model": "base model",
-        "fetch_model": "base model",
-    }
-    for job in lineage.values():
-        if job["rule"] in kinds:
-            rows.append([f"{kinds[job['rule']]}: {job['name']}", origin_of(job)])
-    for job in lineage.values():
-        for entry in job.get("accepted", ()):
-            rows.append([f"accepted: {job['rule']} {job['name']}", accepted_change(entry)])
-    return rows
-
-
-def accepted_change(entry: dict[str, Any]) -> str:
-    """Describe a change after which a result was accepted (scripts/accept.py)."""
-    return f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
-
-
-def model_row(actor: Reference) -> list[str]:
-    """Return the row of the model that RLHF started from."""
-    label = "base" if actor.section == "models" else actor.section
-    return [f"{MODELS[label]} model", "/".join(actor)]
-
-
-def weighted_sum(rewards: RewardReferences) -> str:
-    """Return reward models as text: reward/NAME, or 0.5 * reward/A, 1 * models/B."""
-    weights = weighted_references(rewards)
-    names = {text: "/".join(parse_reference(text, "reward")) for text in weights}
-    if isinstance(rewards, str):
-        return names[rewards]
-    return ", ".join(f"{weight} * {names[text]}" for text, weight in weights.items()) or "none"
-
-
-def stage_tables(metrics: dict[str, Metrics]) -> Iterator[Table]:
-    """Yield the tables of held-out rows: SFT, DPO and reward model, those that exist."""
-    if "sft" in metrics:
-        sft = metrics["sft"]
-        yield (
-            f"SFT on {format_number(sft['rows'])} held-out rows",
-            ["", "before training", "after training"],
-            [[label, sft["before"][key], sft["after"][key]] for key, label in PERPLEXITIES.items()],
-        )
-    for stage, label in (("dpo", "DPO"), ("reward", "Reward model")):
-        if stage in metrics:
-            yield pair_table(metrics[stage], label)
-
-
-def pair_table(reward: Metrics, label: str) -> Table:
-    """Return the table of the metrics of a reward model or a DPO model on held-out pairs."""
-
-    def row(name: str, fraction: float, pairs: int) -> list[Any]:
-        return [name, format_with_interval(fraction, proportion_interval(fraction, pairs))]
-
-    pairs = reward["pairs"]
-    keys = ("accuracy", "longer_wins_accuracy", "ties")
-    rows = [row(PAIRS[key], reward[key], pairs) for key in keys]
-    rows += [
-        row(f"accuracy on {dataset}", of["accuracy"], of["pairs"])
-        for dataset, of in reward.get("by_dataset", {}).items()
-    ]
-    rows.append([PAIRS["calibration_error"], reward["calibration_error"]])
-    return f"{label} on {format_number(pairs)} held-out pairs", [], rows
-
-
-def response_table(metrics: Metrics) -> Table:
-    """Return the table of metrics of responses to held-out prompts, with a column per model."""
-    models = ordered_models(metrics)
-    rows = [
-        [
-            label,
-            *(
-                format_with_interval(metrics[model][key], metrics["intervals_95"][model][key])
-                for model in models
-            ),
-            format_estimate(metrics.get(f"{key}_difference")),
-        ]
-        for key, label in RESPONSES.items()
-        if key in metrics["rlhf"]
-    ]
-    by_dataset = metrics.get("by_dataset", {})
-    if len(by_dataset) > 1 and "score" in metrics["rlhf"]:
-        rows += [
-            [
-                f"{RESPONSES['score']} on {format_number(means['num_prompts'])} of {dataset}",
-                *(means[model]["score"] for model in models),
-                "",
-            ]
-            for dataset, means in by_dataset.items()
-        ]
-    title = (
-        f"Responses to {format_number(metrics['num_prompts'])} held-out prompts,"
-        f" {metrics['num_generations']} of each model to each prompt"
-    )
-    difference = f"RLHF - {MODELS[initial_model(metrics)]}"
-    return title, ["", *map(model_label, models), difference], rows
-
-
-def win_table(metrics: Metrics) -> Table:
-    """Return the table of win rates, and of win rates by which response is the longer one."""
-    keys = ("longer", "when_longer", "when_not_longer")
-    rows = [
-        [
-            f"{model_label(model)} against {model_label(other)}, by {criterion}",
-            format_estimate(won[key]),
-            *(won[key].get(name) for name in keys),
-        ]
-        for model in ordered_models(metrics)
-        for other, won in metrics["wins"].get(model, {}).items()
-        for key, criterion in WIN_CRITERIA.items()
-        if key in won
-    ]
-    head = [
-        "",
-        "win rate (a tie is half a win)",
-        "longer response (fraction)",
-        "win rate if longer",
-        "win rate if not longer",
-    ]
-    return "Win rates and response lengths", head, rows
-
-
-def win_rates_by_length(metrics: Metrics) -> dict[str, dict[str, TradeOff]]:
-    """Return panels of draw_trade_off: mean length of the responses of models, and win rates."""
-    panels: dict[str, dict[str, TradeOff]] = {}
+def win_section(metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of win rates, also by length, and of the differences between models."""
     initial = initial_model(metrics)
+    name = model_label(initial, translate)
+    panels = []
     for key, criterion in WIN_CRITERIA.items():
         if key not in metrics["wins"]["rlhf"][initial]:
             continue
-        models = panels[f"by {criterion}"] = {}
+        title = translate(
+            "win rate against {initial}, {criterion}", initial=name, criterion=translate(criterion)
+        )
+        points = win_rates_by_length(metrics, key, translate)
+        xlabel, ylabel = translate("mean response length (tokens)"), translate("win rate")
+        panels.append(Panel(title, draw_trade_off(title, points, xlabel, ylabel)))
+    panels += difference_panels(metrics, translate)
+    caption = translate(
+        "Bars are 95 % intervals over {count} prompts (percentile bootstrap, Efron 1979). The"
+        " dashed line is a tie, or no difference. A model that wins by writing longer responses"
+        " is on the right.",
+        count=format_significant(metrics["num_prompts"]),
+    )
+    return Section(
+        translate("Against {initial}", initial=name),
+        panels=panels,
+        legend=[model_label(model, translate) for model in ordered_models(metrics)],
+        kind="points",
+        caption=caption,
+        shown_tables=[difference_table(metrics, translate)],
+        tables=[win_table(metrics, translate)],
+    )
+
+
+def win_rates_by_length(
+    metrics: Metrics, key: str, translate: Translate
+) -> dict[str, tuple[Estimated, Estimated] | None]:
+    """Return the mean length of the responses of each model, and its win rate by a criterion."""
+    initial = initial_model(metrics)
+    points: dict[str, tuple[Estimated, Estimated] | None] = {}
+    for model in ordered_models(metrics):
+        length = metrics[model]["length"], metrics["intervals_95"][model]["length"]
+        won = metrics["wins"].get(model, {}).get(initial, {}).get(key)
+        label = model_label(model, translate)
+        if won:
+            points[label] = length, (won["mean"], won["interval_95"])
+        else:
+            # The initial model ties with itself.
+            points[label] = (length, (0.5, None)) if model == initial else None
+    return points
+
+
+def differences(metrics: Metrics) -> dict[str, dict[str, Any]]:
+    """Return {metric: {model: difference from the initial model}} of the models that have one."""
+    found: dict[str, dict[str, Any]] = {}
+    for key in RESPONSES:
         for model in ordered_models(metrics):
-            length = metrics[model]["length"]
-            interval = metrics["intervals_95"][model]["length"]
-            won = metrics["wins"].get(model, {}).get(initial, {}).get(key)
-            if won:
-                models[model_label(model)] = (length, interval, won["mean"], won["interval_95"])
-            elif model == initial:
-                # A model ties with itself.
-                models[model_label(model)] = (length, interval, 0.5, None)
-    return panels
+            prefix = "" if model == "rlhf" else f"{model}_"
+            if difference := metrics.get(f"{prefix}{key}_difference"):
+                found.setdefault(key, {})[model] = difference
+    return found
+
+
+def difference_panels(metrics: Metrics, translate: Translate) -> Iterator[Panel]:
+    """Yield a panel of the differences from the initial model for each metric that has some."""
+    name = model_label(initial_model(metrics), translate)
+    for key, of_models in differences(metrics).items():
+        title = translate(
+            "difference from {initial}: {metric}", initial=name, metric=translate(RESPONSES[key])
+        )
+        estimates: dict[str, Estimated | None] = {}
+        for model in ordered_models(metrics):
+            found = of_models.get(model)
+            label = model_label(model, translate)
+            estimates[label] = (found["mean"], found["interval_95"]) if found else None
+        yield Panel(title, draw_estimates(title, estimates, 0.0, is_percent(key)))
+
+
+def is_percent(key: str) -> bool:
+    """Return whether a metric is shown in percent."""
+    return format_metric(key, 0.5).endswith("%")
+
+
+def difference_table(metrics: Metrics, translate: Translate) -> Table:
+    """Return the table of the differences of all models from the initial one."""
+    initial = initial_model(metrics)
+    models = [model for model in ordered_models(metrics) if model != initial]
+    rows = []
+    for key, of_models in differences(metrics).items():
+        cells = [
+            difference_cell(key, found["mean"], found["interval_95"]) if found else None
+            for found in map(of_models.get, models)
+        ]
+        rows.append([translate(RESPONSES[key]), *cells])
+    name = model_label(initial, translate)
+    return Table(
+        translate("Differences from {name}", name=name),
+        ["", *(f"{model_label(model, translate)} \N{MINUS SIGN} {name}" for model in models)],
+        rows,
+        translate(
+            "Over the same prompts, with 95 % intervals; pp: percentage points. ▲ and ▼ mark"
+            " intervals that exclude 0, for the better and for the worse."
+        ),
+    )
+
+
+def win_table(metrics: Metrics, translate: Translate) -> Table:
+    """Return the table of win rates, and of win rates by which response is the longer one."""
+    keys = ("longer", "when_longer", "when_not_longer")
+    rows = []
+    for model in ordered_models(metrics):
+        for other, won in metrics["wins"].get(model, {}).items():
+            for key, criterion in WIN_CRITERIA.items():
+                if key in won:
+                    label = translate(
+                        "{model} against {other}, {criterion}",
+                        model=model_label(model, translate),
+                        other=model_label(other, translate),
+                        criterion=translate(criterion),
+                    )
+                    shares = (metric_cell("wins.", won[key].get(name)) for name in keys)
+                    mean = metric_cell("wins.", won[key]["mean"], won[key]["interval_95"])
+                    rows.append([label, mean, *shares])
+    head = [
+        "",
+        translate("win rate (a tie is half a win)"),
+        translate("longer response"),
+        translate("win rate if longer"),
+        translate("win rate if not longer"),
+    ]
+    return Table(translate("Win rates and response lengths"), head, rows)
+
+
+def response_section(metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of the metrics of responses to held-out prompts."""
+    models = ordered_models(metrics)
+    panels = []
+    for key in PLOTTED:
+        if key in metrics["rlhf"]:
+            title = translate(RESPONSES[key])
+            estimates: dict[str, Estimated | None] = {
+                model_label(model, translate): (
+                    metrics[model][key],
+                    metrics["intervals_95"][model][key],
+                )
+                for model in models
+            }
+            panels.append(Panel(title, draw_estimates(title, estimates, None, is_percent(key))))
+    title = translate(
+        "Responses to {prompts} held-out prompts, {count} of each model to each prompt",
+        prompts=format_significant(metrics["num_prompts"]),
+        count=format_significant(metrics["num_generations"]),
+    )
+    return Section(
+        title,
+        panels=panels,
+        tables=[response_table(metrics, title, translate)],
+    )
+
+
+def response_table(metrics: Metrics, title: str, translate: Translate) -> Table:
+    """Return the table of metrics of responses to held-out prompts, with a column per model."""
+    models = ordered_models(metrics)
+    rows = []
+    for key, label in RESPONSES.items():
+        if key in metrics["rlhf"]:
+            values = [metrics[model][key] for model in models]
+            cells = [
+                metric_cell(key, value, metrics["intervals_95"][model][key])
+                for value, model in zip(values, models, strict=True)
+            ]
+            rows.append([translate(label), *mark_best(key, cells, values)])
+    by_dataset: Mapping[str, Any] = metrics.get("by_dataset", {})
+    if len(by_dataset) > 1 and "score" in metrics["rlhf"]:
+        for dataset, means in by_dataset.items():
+            label = translate(
+                "score on {count} prompts of {dataset}",
+                count=format_significant(means["num_prompts"]),
+                dataset=dataset,
+            )
+            rows.append([label, *(metric_cell("score", means[model]["score"]) for model in models)])
+    note = translate("★ marks the best value of a row, where one direction is better.")
+    return Table(title, ["", *(model_label(model, translate) for model in models)], rows, note)

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from compare_runs import difference_table, group_labels, result_rows, seed_tables, setting_rows
+from compare_runs import (
+    difference_tables,
+    group_labels,
+    remarks,
+    result_rows,
+    seed_tables,
+    setting_rows,
+)
 from snakechat.reporting.comparison import (
     Group,
     Run,
@@ -27,6 +34,19 @@ def seeds_of(name, metric, values):
 
 def english(text, **values):
     return text.format(**values)
+
+
+def texts_of(rows):
+    """The texts of the cells of rows, with their tone, and spaces and signs of a typewriter."""
+    return [
+        [
+            cell
+            if cell is None or isinstance(cell, str)
+            else " ".join(filter(None, cell)).replace("\xa0", " ").replace("\u2212", "-")
+            for cell in row
+        ]
+        for row in rows
+    ]
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_group():
@@ -127,23 +147,25 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
     ]
     # 2 and 4: mean 3, standard deviation 1.414, divided by the root of 2, times 12.706. 0.5 and
     # 0.75: mean 0.625, logit 0.5108, plus and minus 12.706 * 0.125 / (0.625 * 0.375) = 6.777.
-    assert result_rows(groups, LABELS, english) == [
-        ["score", "2 (1.5 … 2.5), n = 1", "3 (-9.706 … 15.71), n = 2", ""],
-        ["correct", "0.5", "0.625 (0.001897 … 0.9993), n = 2", ""],
-        ["length", "10", "10 (10 … 10), n = 2", "3"],
-        ["wins", "0.75 (0.5 … 1), n = 1", "0.75 (0.75 … 0.75), n = 2", ""],
+    assert texts_of(result_rows(groups, LABELS, english)) == [
+        ["score", "2.00 [1.50, 2.50] n = 1", "3.00 [-9.71, 15.7] n = 2 best", None],
+        ["correct", "50.0 %", "62.5 % [0.2 %, 99.9 %] n = 2 best", None],
+        ["length", "10.0", "10.0 [10.0, 10.0] n = 2", "3.00"],
+        ["wins", "75.0 % [50.0 %, 100.0 %] n = 1", "75.0 % [75.0 %, 75.0 %] n = 2", None],
     ]
 
 
 def test_each_seed_has_a_row_of_results():
     several = Group([a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)])
     groups = [Group([a_run("a", 1, metrics=METRICS)]), several]
-    assert seed_tables(groups, LABELS, english) == [
-        (
-            "b (2 seeds)",
-            ["seed", "score", "correct", "length", "wins"],
-            [["1", "2", "0.5", "10", "0.75"], ["2", "4", "0.75", "10", "0.75"]],
-        )
+    [table] = seed_tables(groups, LABELS, english)
+    assert (table.caption, table.head) == (
+        "b (2 seeds)",
+        ["seed", "score", "correct", "length", "wins"],
+    )
+    assert texts_of(table.rows) == [
+        ["1", "2.00", "50.0 %", "10.0", "75.0 %"],
+        ["2", "4.00", "75.0 %", "10.0", "75.0 %"],
     ]
 
 
@@ -168,16 +190,22 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     assert [far["low"], far["high"]] == pytest.approx([10 - half, 10 + half], abs=1e-3)
     assert (near["value"], near["excludes_zero"]) == (1, False)
     # A single seed has no column.
-    assert difference_table(groups, {"loss": "loss"}, english) == (
-        ["", "b (3 seeds)", "c (3 seeds)"],
-        [["loss", "10 (7.733 … 12.27) *, n = 3", "1 (-1.267 … 3.267), n = 3"]],
-    )
+    [table] = difference_tables(groups, {"loss": "loss"}, english)
+    assert table.head == ["", "b (3 seeds)", "c (3 seeds)"]
+    assert texts_of(table.rows) == [
+        ["loss", "+10.0 [+7.73, +12.3] n = 3 worse", "+1.00 [-1.27, +3.27] n = 3"]
+    ]
+    [first, second] = remarks(groups[:3], {"loss": "loss"}, english)
+    assert first.startswith("b differs from a: loss +10.0.")
+    assert second.startswith("c and a do not differ measurably")
 
 
 def test_single_seeds_have_no_differences():
     groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
     assert difference_rows(groups, ["accuracy"]) == []
-    assert difference_table(groups, {"accuracy": "accuracy"}, english)[1] == []
+    assert difference_tables(groups, {"accuracy": "accuracy"}, english) == []
+    [remark] = remarks(groups, {"accuracy": "accuracy"}, english)
+    assert remark.startswith("A single seed does not")
 
 
 def test_differences_of_fractions_are_between_minus_one_and_one():

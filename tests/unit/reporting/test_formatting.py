@@ -5,10 +5,11 @@ import pytest
 from snakechat.reporting.formatting import (
     format_cell,
     format_duration,
-    format_estimate,
+    format_memory,
     format_number,
     format_percent,
-    format_with_interval,
+    format_share,
+    format_significant,
 )
 
 
@@ -30,13 +31,38 @@ def test_durations_from_a_minute_on_have_hours_and_minutes(seconds, text):
 
 
 def test_cells_without_a_value_are_empty():
-    assert [format_cell(None), format_cell("text"), format_estimate(None)] == ["", "text", ""]
+    assert [format_cell(None), format_cell("text")] == ["", "text"]
 
 
-def test_a_value_without_an_interval_has_no_brackets():
-    assert format_with_interval(2, None) == "2"
-    assert format_with_interval(2.0, [1.5, 2.5]) == "2 (1.5 … 2.5)"
-    assert format_estimate({"mean": -1, "interval_95": [-2, 0.5]}) == "-1 (-2 … 0.5)"
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (141184, "141,184"),
+        (12345.6, "12,300"),
+        (0.123456, "0.123"),
+        (0.5, "0.500"),
+        (0.99961, "1.00"),
+        (-19.04, "\N{MINUS SIGN}19.0"),
+        (1.5e-7, "1.50e-07"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_pages_show_three_significant_digits(value, text):
+    assert format_significant(value) == text
+
+
+def test_differences_have_a_sign_and_percentage_points():
+    assert [format_significant(value, signed=True) for value in (2.0, 0.0)] == ["+2.00", "0"]
+    assert format_share(0.5) == "50.0\N{NO-BREAK SPACE}%"
+    assert format_share(-0.0123, signed=True) == "\N{MINUS SIGN}1.2\N{NO-BREAK SPACE}pp"
+
+
+def test_memory_is_in_gigabytes_from_1000_megabytes_on():
+    assert [format_memory(459), format_memory(1234)] == [
+        "459\N{NO-BREAK SPACE}MB",
+        "1.23\N{NO-BREAK SPACE}GB",
+    ]
 
 
 def test_percentages_have_one_decimal():

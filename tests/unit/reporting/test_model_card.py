@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from snakechat.reporting.model_card import origin_of, rebuild_commands, write_card
+from snakechat.reporting.model_card import origin_of, processors, rebuild_commands, write_card
 from snakechat.workflow.digests import digest
 
 ORIGINS = {
@@ -64,7 +64,9 @@ def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None):
     spec = {"rule": rule, "name": "mine", "path": path, "settings": {"seed": 7, "datasets": []}}
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    placement = {} if options is None else {"options": options}
+    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2}
+    if options is not None:
+        placement["options"] = options
     job = SimpleNamespace(spec=spec, lineage=lineage, result=folder, placement=placement)
     write_card(job)
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
@@ -99,7 +101,23 @@ def test_a_card_names_the_versions_that_are_installed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     _, text = card_of(tmp_path)
-    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5.\n" in text
+    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in text
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        ({"nodes": 1, "gpus_per_node": 0, "threads": 3}, "CPU, 3 threads"),
+        ({"nodes": 1, "gpus_per_node": 1, "threads": 8}, "1 GPU"),
+        ({"nodes": 2, "gpus_per_node": 8, "threads": 64}, "16 GPUs"),
+    ],
+)
+def test_a_card_names_what_changes_the_rounding(placement, text):
+    assert processors(placement).startswith(text)
+
+
+def test_a_card_names_the_threads(tmp_path):
+    assert "Hardware: CPU, 2 threads" in card_of(tmp_path)[1]
 
 
 def test_a_reward_model_is_no_chat_model(tmp_path):

@@ -8,7 +8,10 @@ import pytest
 from markupsafe import Markup
 
 from snakechat.reporting import pages
-from snakechat.reporting.pages import render, take_svg, write_page
+from snakechat.reporting.html_pages import write_sections
+from snakechat.reporting.page_parts import Card, Cell, Section, Table
+from snakechat.reporting.pages import render
+from snakechat.reporting.plots import Panel
 
 ATTACK = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
 
@@ -43,18 +46,48 @@ def test_a_value_that_a_template_does_not_get_is_an_error(templates):
         render("test.html")
 
 
-def test_pages_load_nothing(tmp_path):
+def test_pages_load_nothing_and_follow_the_theme(tmp_path):
     path = tmp_path / "page.html"
-    values = {"head": [], "rows": [["<b>", "<i>"]], "plot": Markup("<svg></svg>")}
-    write_page(
-        path, "zero.html", language="en", title="<script>", summary=["<u>"], notes=["<s>"], **values
-    )
+    table = Table("<b>", ["", "<i>"], [["<u>", Cell("1", "<s>", "better")], ["x", 0.98765]])
+    section = Section("<h>", remarks=["<p>"], panels=[Panel("<q>", Markup("<svg></svg>"))])
+    values = {"eyebrow": "<a>", "title": "<script>", "cards": [Card("<em>", "1")]}
+    sections = [section._replace(shown_tables=[table])]
+    write_sections(path, "en", **values, sections=sections, notes=["<tt>"])
     text = path.read_text()
-    assert not re.search("<(script|b|i|u|s)>", text)
-    assert text.count("&lt;script&gt;") == 2
-    assert "default-src 'none'" in text and "@media print" in text
+    assert not re.search("<(script|b|i|u|s|h|q|a|em|tt)>", text)
+    assert text.count("&lt;script&gt;") == 2 and "<td>0.988</td>" in text
+    assert '<td class="better"><span class="value">1</span>' in text
+    assert "default-src 'none'" in text
+    assert "@media print" in text and "prefers-color-scheme: dark" in text
     assert "http://" not in text and "https://" not in text and "@import" not in text
     assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+
+
+def contrast(first, second):
+    """The contrast of two colours (WCAG 2.2)."""
+
+    def luminance(colour):
+        channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(luminance, (first, second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_and_figures_have_enough_contrast_in_both_themes():
+    style = (pages.TEMPLATES / "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    )
+    assert light.keys() == dark.keys()
+    for theme in (light, dark):
+        for background in ("background", "surface"):
+            for text in ("ink", "muted", "accent", "better", "worse"):
+                assert contrast(theme[text], theme[background]) >= 4.5, (text, background)
+            for number in range(8):
+                assert contrast(theme[f"series-{number}"], theme[background]) >= 3, number
 
 
 def test_text_in_markdown_makes_neither_cells_nor_tags_nor_links(templates):
@@ -70,10 +103,3 @@ def test_text_in_markdown_makes_neither_cells_nor_tags_nor_links(templates):
 def test_json_in_markdown_metadata_is_not_escaped(templates):
     (templates / "test.md").write_text("{{ names | tojson }}")
     assert json.loads(render("test.md", names=["a|b", 'c"'])) == ["a|b", 'c"']
-
-
-def test_a_plot_moves_into_the_page(tmp_path):
-    path = tmp_path / "plot.svg"
-    path.write_text('<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg id="a"></svg>\n')
-    assert take_svg(path) == Markup('<svg id="a"></svg>\n')
-    assert not path.exists()

@@ -1,22 +1,35 @@
-"""Plots: bytes, labels, panels, error bars, downsampling."""
+"""Panels: bytes, texts, colours, lines, error bars, downsampling."""
 
 import re
 
-import pytest
-
+from snakechat.reporting.curves import curve_section
 from snakechat.reporting.plots import (
-    curve_panels,
+    COLOURS,
+    Line,
+    downsample,
     draw_bars,
     draw_calibration,
-    draw_curves,
+    draw_estimates,
+    draw_lines,
     draw_trade_off,
     error_bars,
+    moving_mean,
 )
 
 
+def english(text, **values):
+    return text.format(**values)
+
+
 def texts_of(svg):
-    """The texts of a plot, which matplotlib writes as comments."""
-    return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
+    """The texts of a plot."""
+    return set(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
+
+
+def paths_of(svg, colour):
+    """The lines of a colour: their numbers of points."""
+    styled = re.findall(r'<path d="([^"]*)"[^>]*style="([^"]*)"', svg, re.DOTALL)
+    return [len(re.findall("[ML]", path)) for path, style in styled if f"stroke: {colour}" in style]
 
 
 def test_error_bars_reach_to_the_bounds_of_the_interval():
@@ -27,51 +40,67 @@ def test_error_bars_reach_to_the_bounds_of_the_interval():
     assert error_bars(2, None) is None
 
 
-def test_a_trade_off_has_labels_of_axes_panels_and_models(tmp_path):
-    path = tmp_path / "wins.svg"
-    models = {"SFT": (10, [9, 11], 0.5, None), "RLHF": (20, [19, 21], 0.75, [0.5, 1])}
-    draw_trade_off(path, {"by score": models}, "length (tokens)", "win rate")
-    assert {"length (tokens)", "win rate", "by score", "SFT", "RLHF"} <= texts_of(path)
+def test_a_trade_off_has_labels_and_an_alternative_text():
+    models = {"SFT": ((10, [9, 11]), (0.5, None)), "base": None, "RLHF": ((20, None), (0.75, None))}
+    svg = draw_trade_off("wins & ties", models, "length (tokens)", "win rate")
+    assert {"length (tokens)", "win rate"} <= texts_of(svg)
+    assert 'role="img" aria-label="wins &amp; ties: SFT, base, RLHF"' in svg
+    # A model keeps its colour where another one has no value.
+    assert "var(--series-2)" in svg and "var(--series-1)" not in svg
 
 
-def test_two_panels_share_a_row(tmp_path):
-    path = tmp_path / "curves.svg"
-    points = {"": [(1, 0.5), (2, 0.25)]}
-    draw_curves(path, {name: points for name in "abcde"})
-    width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', path.read_text()).groups())
-    assert (width, height) == pytest.approx((72 * 9.2, 72 * 9.6), rel=0.01)
-    assert texts_of(path) >= {"a", "b", "c", "d", "e", "step"}
+def test_colours_are_variables_of_the_page():
+    svg = draw_estimates("score", {name: (1.0, [0.5, 1.5]) for name in "abcdefgh"}, reference=0.0)
+    assert not {colour.lower() for colour in COLOURS[:6]} & set(re.findall("#[0-9a-f]{6}", svg))
+    assert {f"var(--series-{number})" for number in range(8)} <= set(re.findall(r"var.*?\)", svg))
 
 
-def test_many_points_are_averaged_with_their_range():
-    steps = [{"step": step, "loss": float(step)} for step in range(1, 301)]
-    [lines] = curve_panels(steps, {"loss": "loss"}).values()
-    assert len(lines[""]) == 100
-    assert lines[""][:2] == [(2, 2.0, 1.0, 3.0), (5, 5.0, 4.0, 6.0)]
-    [lines] = curve_panels(steps[:100], {"loss": "loss"}).values()
-    assert lines[""][-1] == (100, 100.0)
+def test_two_points_are_not_joined():
+    pair, curve = [(0, 3.0), (9, 1.0)], [(0, 3.0), (4, 2.0), (9, 1.0)]
+    assert paths_of(draw_lines("loss", {"": Line(pair)}, "step"), "var(--series-0)") == []
+    assert paths_of(draw_lines("loss", {"": Line(curve)}, "step"), "var(--series-0)") == [3]
 
 
-def test_held_out_rows_are_a_line_of_the_steps_that_evaluate_them():
-    steps = [{"step": 0, "eval_loss": 3.0}, {"step": 1, "loss": 2.0}]
-    [lines] = curve_panels(steps, {"loss": "loss"}, "held-out").values()
-    assert lines == {"": [(1, 2.0)], "held-out": [(0, 3.0)]}
+def test_long_lines_show_raw_values_and_their_moving_mean():
+    points = [(step, float(step % 2)) for step in range(60)]
+    svg = draw_lines("loss", {"": Line(points)}, "step")
+    assert len(paths_of(svg, "var(--series-0)")) == 2
+    assert moving_mean([0.0, 3.0, 6.0]) == [1.5, 3.0, 4.5]
+    short = draw_lines("loss", {"": Line(points[:20])}, "step")
+    assert len(paths_of(short, "var(--series-0)")) == 1
 
 
-def test_the_same_data_gives_the_same_bytes(tmp_path):
-    paths = [tmp_path / "1.svg", tmp_path / "2.svg"]
-    for path in paths:
-        draw_calibration(path, [(0.6, 0.5, [0.25, 0.75], 8), (0.9, 1.0, [0.5, 1.0], 4)])
-    assert paths[0].read_bytes() == paths[1].read_bytes()
+def test_many_points_are_averaged():
+    points = [(step, float(step)) for step in range(1, 901)]
+    assert len(downsample(points)) == 300
+    assert downsample(points)[:2] == [(2, 2.0), (5, 5.0)]
+    assert downsample(points[:300]) == points[:300]
 
 
-def test_unknown_values_have_no_bar(tmp_path):
-    path = tmp_path / "costs.svg"
-    draw_bars(path, {"time (s)": {"a": 1.0, "b": None}, "memory": {"a": None, "b": 2.0}})
-    assert {"time (s)", "memory", "a", "b"} <= texts_of(path)
+def test_curves_have_held_out_rows_and_notes_on_how_to_read_them():
+    steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
+    section = curve_section("SFT", steps, {"loss": "loss", "other": "other"}, english)
+    assert [panel.title for panel in section.panels] == ["loss"]
+    assert section.legend == ["training", "held-out rows"]
+    assert "mean over 3 neighbouring steps" in section.caption
+    assert curve_section("SFT", steps[:3], {"loss": "loss"}, english).caption.startswith("So few")
 
 
-def test_text_stays_text_for_other_scripts(tmp_path):
-    path = tmp_path / "curves.svg"
-    draw_curves(path, {"损失": {"": [(1, 0.5)]}}, "步", text_as_text=True)
-    assert ">损失</text>" in path.read_text() and ">步</text>" in path.read_text()
+def test_the_same_data_gives_the_same_bytes_and_panels_share_no_ids():
+    bins = [(0.6, (0.5, [0.25, 0.75])), (0.9, (1.0, [0.5, 1.0]))]
+    first, again, other = (
+        draw_calibration(title, bins, "confidence", "accuracy") for title in ("a", "a", "b")
+    )
+    assert first == again
+    ids = [set(re.findall(r' id="(.*?)"', svg)) for svg in (first, other)]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+def test_unknown_values_have_no_bar():
+    svg = draw_bars("time (s)", {"a": {"x": 1.0}, "b": {"x": None}}, "seconds")
+    assert {"seconds", "a", "b"} <= texts_of(svg)
+
+
+def test_text_stays_text_for_other_scripts():
+    svg = draw_lines("损失", {"": Line([(1, 0.5)])}, "步")
+    assert "步" in texts_of(svg) and 'aria-label="损失"' in svg

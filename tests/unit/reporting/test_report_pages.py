@@ -5,16 +5,29 @@ import re
 
 import pytest
 
-from snakechat.reporting.costs import UNKNOWN, read_runs, run_cells, write_costs
+from snakechat.reporting.costs import cost_sections, read_runs, run_cells, total_cost
+from snakechat.reporting.data_plots import prompt_section
+from snakechat.reporting.interpretation import pair_remarks, rlhf_remarks
+from snakechat.reporting.recipe_rows import recipe_table
 from snakechat.reporting.response_examples import write_responses
 from snakechat.reporting.results import (
-    pair_table,
-    recipe_rows,
+    difference_table,
+    headline,
+    pair_section,
     response_table,
-    summary,
     win_rates_by_length,
     win_table,
 )
+
+
+def english(text, **values):
+    return text.format(**values)
+
+
+def text_of(cell):
+    """The text of a cell, with spaces and signs of a typewriter."""
+    text = cell if isinstance(cell, str) else " ".join(filter(None, cell)) if cell else ""
+    return text.replace("\xa0", " ").replace("\u2212", "-")
 
 
 def responses_of(score, length):
@@ -63,75 +76,174 @@ REWARD = {
 # --- results --------------------------------------------------------------------------------
 
 
-def test_the_main_results_are_sentences():
-    assert list(summary({"reward": REWARD, "rlhf": METRICS})) == [
-        "The reward model ranks 96.8 % of 400 held-out pairs correctly (95 % interval: 94.5 % to"
-        " 98.1 %).",
-        "Responses of the RLHF model win against those of the SFT model in 75.0 % of comparisons by"
-        " score (95 % interval: 62.5 % to 87.5 %).",
-        "Responses of the RLHF model win against those of the SFT model in 50.0 % of comparisons by"
-        " judge (95 % interval: 37.5 % to 62.5 %).",
+def test_the_headline_has_results_intervals_and_n():
+    cards = [tuple(map(text_of, card)) for card in headline("rlhf", METRICS, english)]
+    assert cards == [
+        ("win rate of RLHF against SFT, by the judge", "50.0 %", "[37.5 %, 62.5 %]"),
+        ("win rate of RLHF against SFT, by score", "75.0 %", "[62.5 %, 87.5 %]"),
+        (
+            "change from SFT to RLHF: score",
+            "+2.00",
+            "[+1.50, +2.50]; 1.00 with SFT, 3.00 with RLHF",
+        ),
+        ("KL to the SFT model (nats per response)", "0.250", "[-0.250, 0.750]"),
+        ("held-out prompts", "1,000", "2 responses of each model to each prompt"),
     ]
-    # Without a reward model.
-    assert len(list(summary({"rlhf": METRICS}))) == 2
+    card, *_ = headline("reward", REWARD | {"loss": 0.1}, english)
+    assert text_of(card.value) == "96.8 %"
+    assert text_of(card.note) == "[94.5 %, 98.1 %], 400 held-out pairs"
+    sft = {
+        "rows": 200,
+        "before": {"perplexity": 523.1, "response_perplexity": 568.0},
+        "after": {"perplexity": 1.42, "response_perplexity": 1.29},
+    }
+    card, _ = headline("sft", sft, english)
+    assert card == ("perplexity", "1.42", "before training: 523; 200 held-out rows")
 
 
 def test_the_models_of_a_recipe_come_in_the_order_of_training():
-    title, head, rows = response_table(METRICS)
-    assert title == "Responses to 1,000 held-out prompts, 2 of each model to each prompt"
-    assert head == ["", "base", "SFT", "RLHF", "dpo/tiny", "RLHF - SFT"]
-    table = {label: cells for label, *cells in rows}
-    assert table["score"][2:] == ["3 (2.5 … 3.5)", "2 (1.5 … 2.5)", "2 (1.5 … 2.5)"]
-    # Metrics that were not computed have no row and no difference.
-    assert "correct (fraction)" not in table
-    assert table["response length (tokens)"][-1] == ""
+    table = response_table(METRICS, "title", english)
+    assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
+    rows = {label: list(map(text_of, cells)) for label, *cells in table.rows}
+    assert rows["score"][2:] == ["3.00 [2.50, 3.50] best", "2.00 [1.50, 2.50]"]
+    # Metrics that were not computed have no row; neither direction of a length is better.
+    assert "correct" not in rows
+    assert rows["response length (tokens)"][0] == "30.0 [29.5, 30.5]"
+
+
+def test_differences_that_exclude_zero_are_better_or_worse():
+    metrics = METRICS | {"dpo/tiny_score_difference": {"mean": -1.0, "interval_95": [-2, -0.5]}}
+    metrics |= {"base_score_difference": {"mean": -1.0, "interval_95": [-2, 0.5]}}
+    table = difference_table(metrics, english)
+    assert list(map(text_of, table.head)) == ["", "base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
+    assert [text_of(cell) for cell in table.rows[0]] == [
+        "score",
+        "-1.00 [-2, +0.500]",
+        "+2.00 [+1.50, +2.50] better",
+        "-1.00 [-2, -0.500] worse",
+    ]
 
 
 def test_win_rates_of_each_pair_of_models():
-    _, head, rows = win_table(METRICS)
-    assert [row[0] for row in rows] == [
+    table = win_table(METRICS, english)
+    assert [row[0] for row in table.rows] == [
         "SFT against base, by score",
         "RLHF against SFT, by score",
-        "RLHF against SFT, by judge",
+        "RLHF against SFT, by the judge",
         "RLHF against base, by score",
         "dpo/tiny against SFT, by score",
     ]
-    assert rows[1][1:] == ["0.75 (0.625 … 0.875)", 0.5, 1.0, None]
-    assert len(head) == len(rows[1])
+    cells = ["75.0 % [62.5 %, 87.5 %]", "50.0 %", "100.0 %", ""]
+    assert [text_of(cell) for cell in table.rows[1][1:]] == cells
+    assert len(table.head) == len(table.rows[1])
 
 
 def test_win_rates_by_length_include_sft_as_a_tie_with_itself():
-    assert win_rates_by_length(METRICS) == {
-        "by score": {
-            "SFT": (10, [9.5, 10.5], 0.5, None),
-            "RLHF": (20, [19.5, 20.5], 0.75, [0.625, 0.875]),
-            "dpo/tiny": (12, [11.5, 12.5], 0.25, [0.125, 0.375]),
-        },
-        "by judge": {
-            "SFT": (10, [9.5, 10.5], 0.5, None),
-            "RLHF": (20, [19.5, 20.5], 0.5, [0.375, 0.625]),
-        },
+    assert win_rates_by_length(METRICS, "score", english) == {
+        "base": None,
+        "SFT": ((10, [9.5, 10.5]), (0.5, None)),
+        "RLHF": ((20, [19.5, 20.5]), (0.75, [0.625, 0.875])),
+        "dpo/tiny": ((12, [11.5, 12.5]), (0.25, [0.125, 0.375])),
     }
 
 
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_row():
-    title, _, rows = pair_table(REWARD, "Reward model")
-    assert title == "Reward model on 400 held-out pairs"
-    assert [row[0] for row in rows] == [
+    section = pair_section("reward", REWARD, english)
+    [table] = section.tables
+    assert (section.title, table.caption) == ("Reward model", "400 held-out pairs")
+    rows = {label: text_of(cell) for label, cell in table.rows}
+    assert list(rows) == [
         "accuracy",
         "accuracy of choosing the longer response",
-        "ties (fraction)",
-        "accuracy on a",
+        "ties",
         "expected calibration error",
+        "accuracy on a",
     ]
-    assert rows[0][1] == "0.9675 (0.9452 … 0.9809)"
+    assert rows["accuracy"] == "96.8 % [94.5 %, 98.1 %]"
+
+
+# --- remarks --------------------------------------------------------------------------------
+
+
+def remarks_of(**changes):
+    """Remarks on METRICS with changed metrics of models."""
+    metrics = {name: dict(value) if name in MODELS else value for name, value in METRICS.items()}
+    for key, value in changes.items():
+        if isinstance(metrics.get(key), dict) and key in MODELS:
+            metrics[key] |= value
+        else:
+            metrics[key] = value
+    return list(rlhf_remarks(metrics, english))
+
+
+def test_unsurprising_results_have_no_remarks():
+    assert remarks_of(rlhf={"length": 10.0}) == []
+    pairs = REWARD | {"longer_wins_accuracy": 0.5}
+    assert list(pair_remarks(pairs, english)) == []
+
+
+def test_a_base_model_with_a_higher_score_is_explained():
+    first, second = remarks_of(rlhf={"length": 10.0}, base={"score": 1.5, "ended_by_eos": 0.04})
+    assert first.startswith("The base model scores higher (1.50) than SFT (1.00).")
+    assert text_of(second).startswith("Only 4.0 % of the base model's responses end by themselves")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rlhf": {"length": 16.0}}, "1.60 times as long"),
+        ({"rlhf": {"length": 10.0, "ended_by_eos": 0.5}}, "50.0 % of the RLHF responses end"),
+        ({"rlhf": {"length": 10.0, "kl_to_sft": 30.0}}, "30.0 nats per response away"),
+        (
+            {
+                "rlhf": {"length": 10.0},
+                "judge_score_difference": {"mean": -1.0, "interval_95": [-2.0, -0.5]},
+            },
+            "score by the judge falls",
+        ),
+        (
+            {
+                "rlhf": {"length": 10.0},
+                "contamination": {"sft/toy": {"exact": 3, "normalized": 4}},
+            },
+            "4 of the 1,000 evaluated prompts also occur in training data",
+        ),
+    ],
+)
+def test_results_that_call_for_caution_have_a_remark(changes, text):
+    [remark] = remarks_of(**changes)
+    assert text in text_of(remark)
+
+
+def test_pairs_that_length_alone_ranks_have_a_remark():
+    [remark] = pair_remarks(REWARD | {"longer_wins_accuracy": 0.96}, english)
+    assert "Choosing the longer response is about as accurate (96.0 %)" in text_of(remark)
+    [remark] = pair_remarks(REWARD | {"ties": 0.25}, english)
+    assert "25.0 % of the pairs are ties" in text_of(remark)
+
+
+def test_shared_prompts_are_explained():
+    statistics = {
+        "records.toy": {"train": {"rows": 100, "repeated_prompts": 82}},
+        "rows.toy": {
+            "sft.train": {"rows": 20, "rows_whose_prompt_is_in": {"rlhf.train": 10}},
+            "rlhf.train": {"rows": 80, "rows_whose_prompt_is_in": {"sft.train": 60}},
+            "sft.eval": {"rows": 50},
+        },
+    }
+    repeated, shared = map(text_of, prompt_section(statistics, english).remarks)
+    assert repeated.startswith("toy: 82.0 % of the rows repeat a prompt")
+    assert shared.startswith("toy: 70.0 % of the training rows have a prompt that also occurs")
+
+
+# --- the recipe -----------------------------------------------------------------------------
 
 
 def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
     settings = {"algorithm": "rloo", "seed": 1234, "actor": "a", "reward": None}
     settings["reward_functions"] = {"length": -0.5, "right": 1}
     lineage = {"output/rlhf/mine": {"rule": "train_rlhf", "name": "mine", "settings": settings}}
-    assert recipe_rows("mine", lineage)[2:] == [
+    assert recipe_table("output/rlhf/mine", lineage, english).rows[2:] == [
         ["seed", "1234"],
         ["SFT model", "sft/a"],
         ["reward model", "none"],
@@ -140,15 +252,12 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
 
 
 def test_changes_that_a_person_accepted_are_listed():
-    settings = {"algorithm": "rloo", "seed": 1, "actor": "a", "reward": "b", "reward_functions": {}}
     change = {"date": "2026-01-02", "because": "same losses", "changes": ["program x.py changed"]}
-    lineage = {
-        "output/rlhf/mine": {"rule": "train_rlhf", "name": "mine", "settings": settings},
-        "output/sft/a": {"rule": "train_sft", "name": "a", "accepted": [change]},
-    }
-    assert recipe_rows("mine", lineage)[-1] == [
-        "accepted: train_sft a",
-        "2026-01-02: same losses (program x.py changed)",
+    job = {"rule": "train_sft", "name": "a", "settings": {"seed": 1}, "accepted": [change]}
+    assert recipe_table("output/sft/a", {"output/sft/a": job}, english).rows == [
+        ["recipe", "sft/a"],
+        ["seed", "1"],
+        ["accepted: train_sft a", "2026-01-02: same losses (program x.py changed)"],
     ]
 
 
@@ -164,9 +273,14 @@ def lines_of(responses):
     ]
 
 
+PROMPT = r'<caption class="prompt text" dir="auto">(.*?)</caption>'
+
+
 def page_of(folder, responses, num_generations=1):
     """The page of responses."""
-    write_responses(folder / "responses.html", "tiny", lines_of(responses), num_generations)
+    header = {"eyebrow": "tiny", "title": "Responses", "chapter": 6}
+    path = folder / "responses.html"
+    write_responses(path, "en", lines_of(responses), num_generations, **header)
     return (folder / "responses.html").read_text()
 
 
@@ -189,8 +303,8 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown(tmp_path):
         ],
     }
     page = page_of(tmp_path, responses, num_generations=2)
-    shown = re.findall(r"<caption>prompt (\d+)</caption>", page)
-    assert shown == [*map(str, range(10)), "16", "18", "17"]
+    shown = re.findall(PROMPT, page)
+    assert shown == [f"prompt {number}" for number in (*range(10), 16, 18, 17)]
     assert "rlhf prompt 3 a" in page and "rlhf prompt 3 b" not in page
 
 
@@ -201,7 +315,7 @@ def test_only_prompts_with_a_lower_score_are_decreases(tmp_path, score, shown):
         "rlhf": [("p", "c", 1.0), ("q", "d", score)],
     }
     page = page_of(tmp_path, responses)
-    assert re.findall("<caption>(.)</caption>", page) == shown
+    assert re.findall(PROMPT, page) == shown
     assert ("decreased most" in page) == (score < 1)
 
 
@@ -218,9 +332,17 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
             (tmp_path / f"{name}.run.json").write_text(json.dumps(run | {"spec": recorded}))
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
-    cells = ["2026-01-02 03:04", "0:01:01", 1234, None, None, None, "here"]
-    assert run_cells(runs["data"]) == cells
-    assert run_cells(None)[0] == UNKNOWN
-    runs["output/rlhf/tiny"] = None
-    write_costs(tmp_path / "costs.html", "tiny", runs)
-    assert "Total time of all jobs: 0:01:01." in (tmp_path / "costs.html").read_text()
+    cells = ["2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None, None, None, "here"]
+    assert run_cells(runs["data"], english) == cells
+    assert run_cells(None, english)[0] == "unknown"
+    assert total_cost(runs) == "0:01:01"
+    [section] = cost_sections(runs, "output/rlhf/tiny", None, english)
+    assert [row[0] for row in section.tables[0].rows] == ["data", "rlhf", "sft"]
+
+
+def test_the_highest_and_the_lowest_score_are_marked(tmp_path):
+    page = page_of(
+        tmp_path, {"base": [("p", "a", 0.5)], "sft": [("p", "b", -1.0)], "rlhf": [("p", "c", 2.0)]}
+    )
+    rows = re.findall(r'<tr class="(\w*)"><th scope="row">(\w+)', page)
+    assert rows == [("", "base"), ("loser", "SFT"), ("winner", "RLHF")]

@@ -55,14 +55,18 @@ def test_new_texts_are_added_unused_ones_removed_and_missing_ones_listed(tmp_pat
     assert update_translations.format_catalogue(update_translations.update(path, ["kept"])[0])
 
 
+PAGE = {"templates/page.html", "templates/style.css"}
+SECTIONS = {"templates/sections.html", "templates/parts.html", *PAGE}
+
+
 @pytest.mark.parametrize(
     ("program", "files"),
     [
-        ("write_record", {"templates/training_record.md", "templates/tables.md"}),
-        ("compare_runs", {f"templates/{n}.html" for n in ("comparison", "page", "tables")}),
-        ("draw_zero", {"templates/zero.html", "templates/page.html"}),
-        ("prompt_eval", {"templates/prompt_eval.html", "templates/page.html"}),
-        ("rw_eval", {"templates/rw_eval.html", "templates/page.html"}),
+        ("write_record", SECTIONS),
+        ("compare_runs", SECTIONS),
+        ("draw_zero", SECTIONS),
+        ("prompt_eval", {"templates/prompt_eval.html", *PAGE}),
+        ("rw_eval", {"templates/rw_eval.html", "templates/parts.html", *PAGE}),
         *((f"train_{s}", {"model_card", "tables"}) for s in ("sft", "reward", "dpo", "rlhf")),
     ],
 )
