@@ -6,7 +6,7 @@
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by RL
 #   output/reference/...     DPO's reference    output/eval/...        metrics of each model
 #   output/generations/...   responses          output/scores/...      scores of responses
-#   output/report/RECIPE     figures, tables    output/record/...      training records
+#   output/report/...        figures, tables    output/record/...      training records
 #   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
 #   output/lm_eval/...       tasks of lm-evaluation-harness
@@ -53,4 +53,4 @@ include: f"{BUILD['sources']}/rules/compare.smk"
 rule all:
     default_target: True
     input:
-        default_targets(CONFIG),
+        unnamed_targets,

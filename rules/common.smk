@@ -28,6 +28,8 @@ from snakechat.config.job_settings import (
     dpo_evaluation_settings,
     generation_inputs,
     import_settings,
+    labelling_inputs,
+    labelling_settings,
     lm_eval_settings,
     model_settings,
     models_of,
@@ -50,19 +52,26 @@ from snakechat.config.job_settings import (
     tokenizer_inputs,
     training_job,
 )
+from snakechat.config.llm_judges import check_keys, judge_access
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
 from snakechat.config.resources import RESOURCES, job_placement, job_resources
-from snakechat.config.targets import default_targets
+from snakechat.config.targets import default_targets, results_of_other_configs
 from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.cache_versions import is_version
 from snakechat.workflow.code_digests import CodeCache
 from snakechat.workflow.digests import canonical_json
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
+from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.preflight import import_reward_functions
-from snakechat.workflow.snapshot import delete_old_snapshots, take_snapshot, write_build
-from snakechat.workflow.specs import Specs
+from snakechat.workflow.preflight import (
+    check_folders,
+    check_gpus,
+    import_reward_functions,
+    no_gpu,
+)
+from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
+from snakechat.workflow.specs import MEMORY, Specs, spec_path, write_spec
 from snakechat.workflow.staleness import Staleness
 
 
@@ -96,37 +105,35 @@ def prepare():
     """Check Snakemake's version and the config; return config, snapshot, specs and staleness."""
     snakemake_adapter.check_version()
     snakemake_adapter.collect_garbage_rarely()
-    snakemake_adapter.hide_messages_about_folders(workflow)
+    snakemake_adapter.hide_messages(workflow)
+    snakemake_adapter.keep_published_files()
+    snakemake_adapter.repeat_errors()
     snakemake_adapter.refuse_listings(workflow)
+    snakemake_adapter.explain_rule_targets()
     snakemake_adapter.use_shared_volume(workflow)
     if "config" in BUILD:
         config.clear()
         config.update(BUILD["config"])
-    values = copy.deepcopy(config)
     command_line = BUILD.get("command_line", snakemake_adapter.command_line_config(workflow))
+    values = copy.deepcopy(config)
     checked = load_config(config, ROOT, SOURCES, command_line)
     try:
         snapshot = take_snapshot(SOURCES)
-        build = write_build(snapshot, values, command_line)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
-    os.environ.update(SNAKECHAT_BUILD=str(build.absolute()))
-    specs = Specs(SOURCES, CodeCache(snapshot.with_suffix(".code.json")).code)
-    return checked, snapshot, specs, Staleness(specs, PAGES, snakemake_adapter.writes_report())
+    build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[])
+    specs = Specs(SOURCES, CodeCache(MEMORY / "code.json", snapshot.folder.name).code)
+    return checked, snapshot, build, specs, Staleness(specs, snakemake_adapter.writes_report())
 
 
-# Suffix of the page that a rule copies next to its result, for users to ask for by name.
-PAGES = {
-    "write_record": ".md",
-    "draw_zero": ".html",
-    "compare_runs": ".html",
-    "prompt_eval": ".html",
-    "rw_eval": ".html",
-}
-CONFIG, SNAPSHOT, SPECS, STALENESS = prepare()
+CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
+
+# The file of the build, for its jobs; on a cluster, in the environment of the submitted command. It
+# is written when the first job starts.
+if workflow.is_main_process:
+    os.environ.update(SNAKECHAT_BUILD=str(PLANNED_BUILD.path))
 
 
-# For the jobs of a cluster.
 envvars:
     "SNAKECHAT_BUILD",
 
@@ -138,32 +145,70 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
 # The command of all rules. The launcher publishes a result that exists already; otherwise it starts
 # the processes that the placement has.
-LAUNCHER = f"{SNAPSHOT}/scripts/launch.py"
-TO_LOG = " 2>&1 | (trap '' INT TERM; tee {log})"
-ARGUMENTS = "{params.program:q} --spec {input.spec} --placement {params.placement:q}"
-RUN = f"python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
+# The launcher empties the log before it starts a program; a job that keeps its result adds a line.
+LAUNCHER = f"{SNAPSHOT.folder}/scripts/launch.py"
+TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log})"
+ARGUMENTS = "{params.program:q} --spec {params.spec} --placement {params.placement:q}"
+RUN = f"SNAKECHAT_LOG={{log:q}} python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
+# The end of a command that writes a page, which appears as a whole.
+TO_PAGE = " {output.page}.tmp && mv {output.page}.tmp {output.page}"
 
-# The part of all placements that names the cache of results.
-CACHE = {"cache": CONFIG.cache_folder, "cache_max_bytes": CONFIG.cache_max_bytes}
-CACHE_JSON = canonical_json(CACHE)
-# The options of Snakemake with which a result is rebuilt, for its model card.
-CONFIG_OPTIONS = snakemake_adapter.config_options()
+# The part of all placements: the cache of results, and the options of Snakemake with which a result
+# is rebuilt, for its model card and for verify.py.
+COMMON_PLACEMENT = {
+    "cache": CONFIG.cache_folder,
+    "cache_max_bytes": CONFIG.cache_max_bytes,
+    "options": snakemake_adapter.config_options(),
+}
+COMMON_PLACEMENT_JSON = canonical_json(COMMON_PLACEMENT)
+# Where programs that read a dry run find the specs (snakechat.planning.dry_run).
+SPECS_FOLDER = os.environ.get("SNAKECHAT_SPECS")
+# The spec files of planned jobs, by the paths of the manifests.
+SPEC_FILES = {}
 
 
-# Instead of Snakemake's own lock, which outlives a Snakemake that was killed (profiles/default).
-onstart:
-    fails_in_one_line(snakemake_adapter.check_scheduler)(workflow)
+@fails_in_one_line
+def start_build():
+    """Lock the folder, and write what the jobs are made from: the snapshot, the build, the specs.
+
+    Planning alone writes nothing. The lock replaces Snakemake's own, which outlives a Snakemake that
+    was killed (profiles/default).
+    """
+    snakemake_adapter.check_scheduler(workflow)
+    snakemake_adapter.count_steps(workflow)
     try:
         acquire_lock("output/.lock")
     except AlreadyLocked as other:
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
-    delete_old_snapshots(SNAPSHOT)
+    if WITHOUT_GPU and snakemake_adapter.jobs_share_environment(workflow):
+        check_gpus(WITHOUT_GPU[0])
+    jobs = [job for job in snakemake_adapter.jobs_to_run(workflow) if job.rule in SPECS.rules]
+    specs = [SPECS.spec(job.rule, job.name)[0] for job in jobs]
+    forced = [spec["path"] for job, spec in zip(jobs, specs) if job.forced]
+    try:
+        SNAPSHOT.write()
+        PLANNED_BUILD._replace(forced=forced).write()
+        for spec in specs:
+            write_spec(spec)
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+    check_folders(spec["path"] for spec in specs)
+    delete_old_snapshots(SNAPSHOT.folder)
     if snakemake_adapter.jobs_share_environment(workflow):
-        fails_in_one_line(import_reward_functions)(SNAPSHOT, STALENESS.reward_functions)
+        functions, judges = (
+            {name for spec in specs for name in spec["settings"].get(key, ())}
+            for key in ("reward_functions", "llm_judges")
+        )
+        import_reward_functions(SNAPSHOT.folder, functions)
+        check_keys(CONFIG.values["llm_judges"], judges)
+
+
+onstart:
+    start_build()
 
 
 def inputs(rule):
-    """Input function of rules, with the spec of the job and the manifests of its upstream jobs.
+    """Input function of rules, with the manifests of the upstream jobs.
 
     The wildcards are the name of the job: NAME, or STAGE/NAME.
     """
@@ -171,41 +216,62 @@ def inputs(rule):
     @fails_in_one_line
     def lookup(wildcards):
         snakemake_adapter.check_command(workflow)
+        snakemake_adapter.decide_staleness(workflow, changes)
         name = "/".join(wildcards)
-        spec, _ = SPECS.spec(rule, name)
-        manifests = {
+        STALENESS.decide(rule, name)
+        spec, spec_digest = SPECS.spec(rule, name)
+        if SPECS_FOLDER:
+            write_spec(spec, Path(SPECS_FOLDER))
+        SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))
+        return {
             key: SPECS.manifest(upstream["rule"], upstream["name"])
             for key, upstream in spec["inputs"].items()
         }
-        return {"spec": STALENESS.spec_file(rule, name), **manifests}
 
     return lookup
 
 
-def results_of(stage, *rules):
-    """Input function of a folder that users ask for, with the manifests of these rules.
+def spec_file(wildcards, output):
+    """Return the path of the spec file of a job, whose inputs are known already."""
+    return SPEC_FILES[output[0]]
 
-    Snakemake does not notice a missing manifest while the folder exists. The folder's time is then
-    set back, and the spec, which is newer, becomes an input.
-    """
+
+def results_of(stage, *rules):
+    """Input function of a folder that users ask for, with the manifests of these rules."""
 
     @fails_in_one_line
     def lookup(wildcards):
         snakemake_adapter.check_command(workflow)
-        manifests = [SPECS.manifest(rule, wildcards.name) for rule in rules]
-        found = {"manifests": [ancient(path) for path in manifests]}
-        if all(Path(path).exists() for path in manifests):
-            return found
-        folder = Path(f"output/{stage}/{wildcards.name}")
-        STALENESS.require_report_input(str(folder), complete=False)
-        if folder.exists():
-            found["spec"] = STALENESS.spec_file(rules[0], wildcards.name)
-            # Where it exists, Snakemake takes the time of this file for the folder's.
-            stamp = folder / ".snakemake_timestamp"
-            os.utime(stamp if stamp.exists() else folder, (1, 1))
-        return found
+        snakemake_adapter.decide_staleness(workflow, changes)
+        name = "/".join(wildcards)
+        manifests = [SPECS.manifest(rule, name) for rule in rules]
+        folder = f"output/{stage}/{name}"
+        STALENESS.decide_folder(folder, manifests)
+        snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
+        return {"manifests": [ancient(path) for path in manifests]}
 
     return lookup
+
+
+def changes(output):
+    """Return why a result or a folder of results is stale, or an empty string."""
+    if missing := STALENESS.incomplete.get(output):
+        return f"missing {', '.join(missing)}"
+    spec = STALENESS.stale.get(output.removesuffix(".manifest.json"))
+    if not spec:
+        return ""
+    # Imported only where something is stale.
+    from snakechat.planning.causes import causes_of
+
+    return "; ".join(causes_of(spec))
+
+
+@fails_in_one_line
+def unnamed_targets(wildcards):
+    """Input function of the targets of a build that names none."""
+    if other := results_of_other_configs(CONFIG):
+        warn(f"{NOT_IN_CONFIG} {', '.join(other)}: add the --configfile of their build to see them")
+    return default_targets(CONFIG)
 
 
 def entries_with(section, *origins):
@@ -218,7 +284,7 @@ def entries_with(section, *origins):
 
 def program(name):
     """Return the path of a program in the snapshot."""
-    return f"{SNAPSHOT}/scripts/{name}.py"
+    return f"{SNAPSHOT.folder}/scripts/{name}.py"
 
 
 # Snakemake asks for each resource of a job several times.
@@ -252,23 +318,49 @@ def resources_of(stage=None, single_process=False):
     return {key: resource(key) for key in RESOURCES}
 
 
+# Recipes whose planned jobs need a GPU, on a machine that seems to have none.
+WITHOUT_GPU = []
+
+
+def warn_without_gpu(recipe):
+    """Print a warning if a job that runs on this machine needs a GPU and there is none, once."""
+    if not WITHOUT_GPU and snakemake_adapter.jobs_run_here(workflow) and not has_gpu():
+        WITHOUT_GPU.append(recipe)
+        warn(no_gpu(recipe))
+
+
 def placement_json(stage=None, single_process=False, **more):
     """Return a function of wildcards: the placement that a program gets as JSON."""
 
     @fails_in_one_line
     def lookup(wildcards):
         placement = placement_of(stage, wildcards, single_process)
+        if placement["gpus_per_node"]:
+            warn_without_gpu(f"{stage or wildcards.stage}/{wildcards.name}")
+        judges = CONFIG.llm_judges(stage or wildcards.stage, wildcards.name)
         return canonical_json(
             {
                 **placement,
-                **CACHE,
+                **COMMON_PLACEMENT,
+                **access_to(judges),
                 "save_steps": config["save_steps"],
-                "options": CONFIG_OPTIONS,
                 **more,
             }
         )
 
     return lookup
+
+
+def access_to(judges):
+    """Return the part of a placement that says where and how LLM judges are asked; {} if none."""
+    return {"llm_judges": judge_access(CONFIG.values["llm_judges"], judges)} if judges else {}
+
+
+@fails_in_one_line
+def labelling_json(wildcards):
+    """Return the placement of the program that labels a dataset."""
+    judge = CONFIG.values["datasets"][wildcards.name]["llm_judge"]
+    return canonical_json({**COMMON_PLACEMENT, **access_to([judge])})
 
 
 def source_json(folder):
@@ -280,7 +372,7 @@ def source_json(folder):
     @fails_in_one_line
     def lookup(wildcards):
         source = folder(CONFIG, wildcards.name)
-        return canonical_json({**CACHE, "source": source and str(source)})
+        return canonical_json({**COMMON_PLACEMENT, "source": source and str(source)})
 
     return lookup
 
@@ -293,4 +385,4 @@ def versions_json(wildcards):
         recipe: {key: str(folder) for key, folder in version._asdict().items()}
         for recipe, version in versions.items()
     }
-    return canonical_json({**CACHE, "versions": folders})
+    return canonical_json({**COMMON_PLACEMENT, "versions": folders})

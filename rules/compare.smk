@@ -45,10 +45,11 @@ rule compare_runs:
     conda:
         "../envs/snakechat.yaml"
     params:
+        spec=spec_file,
         program=program("compare_runs"),
         placement=versions_json,
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/comparison.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/comparison.html{TO_PAGE}"

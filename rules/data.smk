@@ -8,6 +8,12 @@ SPECS.describe(
     files=lambda name: dataset_files(CONFIG, name),
 )
 SPECS.describe(
+    "label_pairs",
+    folder="data",
+    settings=lambda name: labelling_settings(CONFIG, name),
+    inputs=lambda name: labelling_inputs(CONFIG, name),
+)
+SPECS.describe(
     "split_dataset",
     folder="split",
     settings=lambda name: split_settings(CONFIG, name),
@@ -23,17 +29,33 @@ rule import_dataset:
     log:
         "output/logs/import_dataset/{name}.log",
     wildcard_constraints:
-        # select_responses makes the others.
-        name=f"(?!({entries_with('datasets', 'generations')})[.]manifest){RECIPE_NAME.pattern}",
+        # select_responses and label_pairs make the others.
+        name=f"(?!({entries_with('datasets', 'generations', 'label')})[.]manifest){RECIPE_NAME.pattern}",
     conda:
         "../envs/snakechat.yaml"
     params:
+        spec=spec_file,
         program=program("import_dataset"),
         placement=source_json(dataset_folder),
     message:
         "Importing dataset {wildcards.name}"
     shell:
         RUN
+
+
+use rule import_dataset as label_pairs with:
+    input:
+        unpack(inputs("label_pairs")),
+    log:
+        "output/logs/label_pairs/{name}.log",
+    wildcard_constraints:
+        name=entries_with("datasets", "label"),
+    params:
+        spec=spec_file,
+        program=program("label_pairs"),
+        placement=labelling_json,
+    message:
+        "Labelling the pairs of dataset {wildcards.name}"
 
 
 use rule import_dataset as split_dataset with:
@@ -46,7 +68,8 @@ use rule import_dataset as split_dataset with:
     wildcard_constraints:
         name=RECIPE_NAME.pattern,
     params:
+        spec=spec_file,
         program=program("split_dataset"),
-        placement=CACHE_JSON,
+        placement=COMMON_PLACEMENT_JSON,
     message:
         "Splitting dataset {wildcards.name} into the phases"

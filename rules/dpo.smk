@@ -64,6 +64,7 @@ use rule train_sft as compute_reference with:
     resources:
         **resources_of("dpo", single_process=True),
     params:
+        spec=spec_file,
         program=program("compute_reference"),
         placement=placement_json("dpo", single_process=True),
     message:
@@ -81,6 +82,7 @@ use rule train_sft as train_dpo with:
     resources:
         **resources_of("dpo"),
     params:
+        spec=spec_file,
         program=program("train_dpo"),
         placement=placement_json("dpo"),
     message:
@@ -98,6 +100,7 @@ use rule train_sft as evaluate_dpo with:
     resources:
         **resources_of("dpo", single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_dpo"),
         placement=placement_json("dpo", single_process=True),
     message:
@@ -107,5 +110,6 @@ use rule train_sft as evaluate_dpo with:
 rule dpo:
     input:
         unpack(results_of("dpo", "train_dpo", "evaluate_dpo")),
+        ancient("output/report/dpo/{name}"),
     output:
         directory("output/dpo/{name}"),

@@ -53,13 +53,14 @@ rule prompt_eval:
     resources:
         **resources_of(single_process=True),
     params:
+        spec=spec_file,
         program=program("prompt_eval"),
         placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/responses.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/responses.html{TO_PAGE}"
 
 
 rule rw_eval:
@@ -82,13 +83,14 @@ rule rw_eval:
     resources:
         **resources_of("reward", single_process=True),
     params:
+        spec=spec_file,
         program=program("rw_eval"),
         placement=placement_json("reward", single_process=True, source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/scores.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/scores.html{TO_PAGE}"
 
 
 rule evaluate_tasks:
@@ -106,6 +108,7 @@ rule evaluate_tasks:
     resources:
         **resources_of(single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_tasks"),
         placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
     message:
@@ -125,6 +128,7 @@ use rule train_sft as evaluate_reward_bench with:
     resources:
         **resources_of("reward", single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_reward_bench"),
         placement=placement_json(
             "reward", single_process=True, source=str(reward_bench_folder(CONFIG) or ".")

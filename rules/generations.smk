@@ -51,6 +51,7 @@ use rule train_sft as generate_responses with:
     resources:
         **resources_of("generations"),
     params:
+        spec=spec_file,
         program=program("generate_responses"),
         placement=placement_json("generations"),
     message:
@@ -68,6 +69,7 @@ use rule train_sft as score_responses with:
     resources:
         **resources_of("generations", single_process=True),
     params:
+        spec=spec_file,
         program=program("score_responses"),
         placement=placement_json("generations", single_process=True),
     message:
@@ -82,7 +84,8 @@ use rule import_dataset as select_responses with:
     wildcard_constraints:
         name=entries_with("datasets", "generations"),
     params:
+        spec=spec_file,
         program=program("select_responses"),
-        placement=CACHE_JSON,
+        placement=COMMON_PLACEMENT_JSON,
     message:
         "Selecting responses for dataset {wildcards.name}"

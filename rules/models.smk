@@ -27,7 +27,11 @@ rule fetch_model:
         name=entries_with("models", "hub", "path"),
     conda:
         "../envs/snakechat.yaml"
+    resources:
+        # The weights are copied without loading them.
+        mem_mb=lambda wildcards, attempt: 4000 * attempt,
     params:
+        spec=spec_file,
         program=program("fetch_model"),
         placement=source_json(model_folder),
     message:
@@ -36,15 +40,22 @@ rule fetch_model:
         RUN
 
 
-use rule fetch_model as init_model with:
+rule init_model:
     input:
         unpack(inputs("init_model")),
+    output:
+        "output/models/{name}.manifest.json",
     log:
         "output/logs/init_model/{name}.log",
     wildcard_constraints:
         name=entries_with("models", "init"),
+    conda:
+        "../envs/snakechat.yaml"
     params:
+        spec=spec_file,
         program=program("init_model"),
         placement=source_json(tokenizer_folder),
     message:
         "Initializing model {wildcards.name} from its config"
+    shell:
+        RUN

@@ -50,6 +50,7 @@ use rule train_sft as train_reward with:
     resources:
         **resources_of("reward"),
     params:
+        spec=spec_file,
         program=program("train_reward"),
         placement=placement_json("reward"),
     message:
@@ -67,6 +68,7 @@ use rule train_sft as evaluate_reward with:
     resources:
         **resources_of("reward", single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_reward"),
         placement=placement_json("reward", single_process=True),
     message:
@@ -76,5 +78,6 @@ use rule train_sft as evaluate_reward with:
 rule reward:
     input:
         unpack(results_of("reward", "train_reward", "evaluate_reward")),
+        ancient("output/report/reward/{name}"),
     output:
         directory("output/reward/{name}"),

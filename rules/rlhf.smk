@@ -45,6 +45,7 @@ use rule train_sft as train_rlhf with:
     resources:
         **resources_of("rlhf"),
     params:
+        spec=spec_file,
         program=program("train_rlhf"),
         placement=placement_json("rlhf"),
     message:
@@ -62,6 +63,7 @@ use rule train_sft as evaluate_rlhf with:
     resources:
         **resources_of("rlhf", single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_rlhf"),
         placement=placement_json("rlhf", single_process=True),
     message:
@@ -71,6 +73,6 @@ use rule train_sft as evaluate_rlhf with:
 rule rlhf:
     input:
         unpack(results_of("rlhf", "train_rlhf", "evaluate_rlhf")),
-        ancient("output/report/{name}"),
+        ancient("output/report/rlhf/{name}"),
     output:
         directory("output/rlhf/{name}"),

@@ -42,8 +42,9 @@ rule tokenize_sft:
         "../envs/snakechat.yaml"
     threads: threads_of("sft")
     params:
+        spec=spec_file,
         program=program("tokenize_phase"),
-        placement=CACHE_JSON,
+        placement=COMMON_PLACEMENT_JSON,
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
@@ -63,6 +64,7 @@ rule train_sft:
     resources:
         **resources_of("sft"),
     params:
+        spec=spec_file,
         program=program("train_sft"),
         placement=placement_json("sft"),
     message:
@@ -82,6 +84,7 @@ use rule train_sft as evaluate_sft with:
     resources:
         **resources_of("sft", single_process=True),
     params:
+        spec=spec_file,
         program=program("evaluate_sft"),
         placement=placement_json("sft", single_process=True),
     message:
@@ -93,5 +96,6 @@ use rule train_sft as evaluate_sft with:
 rule sft:
     input:
         unpack(results_of("sft", "train_sft", "evaluate_sft")),
+        ancient("output/report/sft/{name}"),
     output:
         directory("output/sft/{name}"),

@@ -33,6 +33,7 @@ rule compare_zero:
     resources:
         **resources_of(),
     params:
+        spec=spec_file,
         program=program("compare_zero"),
         placement=placement_json(launch=["python", LAUNCHER]),
     message:
@@ -59,10 +60,11 @@ rule draw_zero:
     conda:
         "../envs/snakechat.yaml"
     params:
+        spec=spec_file,
         program=program("draw_zero"),
-        placement=CACHE_JSON,
+        placement=COMMON_PLACEMENT_JSON,
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/zero.html {{output.page}}"
+        f"{RUN} && cp {{params.result}}/zero.html{TO_PAGE}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
-from snakechat.planning.dry_run import PlannedJob, dry_run, parse_arguments, planned_jobs
+from snakechat.planning.dry_run import PlannedJob, dry_run, parse_arguments
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import cache_of, run_files
@@ -55,7 +55,7 @@ def main() -> None:
         acquire_lock("output/.lock")
         accepted = [
             (job, manifest, changes)
-            for job in planned_jobs(plan).values()
+            for job in plan.values()
             for manifest, changes in [acceptable_changes(job.spec)]
             if changes
         ]

@@ -5,34 +5,24 @@
     python scripts/explain.py --hub output/rlhf/1.3b
 
 Manifests record what results were made from; a dry run of Snakemake, with the options after the
-targets, shows what they would be made from now. Builds nothing and writes spec files only.
+targets, shows what they would be made from now. Builds and writes nothing.
 
 With --hub, print instead which branches of the Hugging Face Hub have moved since the results were
 made. This needs a connection.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from snakechat.planning.changes import (
-    changed_settings,
-    job_name,
-    replaced_inputs,
-    spec_changes,
-    summarize,
-)
-from snakechat.planning.dry_run import dry_run, parse_arguments, planned_jobs, upstream_paths
+from snakechat.planning.causes import NEVER_BUILT, find_changes, recorded_changes
+from snakechat.planning.changes import job_name
+from snakechat.planning.dry_run import dry_run, parse_arguments, upstream_paths
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import Manifest, input_digest, manifest_path, read_manifest
-from snakechat.workflow.specs import spec_path
-
-NEVER_BUILT = "has never been built"
+from snakechat.workflow.manifest import manifest_path, read_manifest
 
 
 def main() -> None:
@@ -54,7 +44,7 @@ def main() -> None:
     os.chdir(folder)
     jobs = {
         path: StaleJob(job.spec, job.placement.get("source"), job.reason)
-        for path, job in planned_jobs(plan).items()
+        for path, job in plan.items()
     }
     if not jobs:
         verb = "is" if len(targets) == 1 else "are"
@@ -145,112 +135,14 @@ class StaleJob:
 
 def find_causes(job: StaleJob, jobs: Mapping[str, StaleJob]) -> None:
     """Set the causes of a job. Its upstream jobs must have theirs already."""
-    spec, upstream = job.spec, job.upstream(jobs)
-    manifest, job.causes = recorded_manifest(spec["path"])
+    upstream = job.upstream(jobs)
     job.reported = set().union(*(other.reported for other in upstream))
-    if manifest:
-        recorded = manifest["spec"]
-        job.causes += spec_changes(recorded, spec, manifest.get("facts", {}), job.source)
-        job.causes += damaged_files(spec["path"], manifest["files"])
-        rebuilt = rebuilt_inputs(manifest, spec, jobs)
-        replaced = replaced_inputs(recorded, spec)
-        # A changed setting explains by itself why the job reads other inputs.
-        inputs = rebuilt if changed_settings(recorded, spec) else rebuilt + replaced
-        job.causes += [cause for cause in inputs if cause not in job.reported]
-        job.reported |= {*rebuilt, *replaced}
+    found = find_changes(job.spec, job.source, jobs)
+    job.causes = found.own + [cause for cause in found.inputs if cause not in job.reported]
+    job.reported |= found.reported
     if not job.causes and not upstream:
         # For instance, --force.
         job.causes = [f"Snakemake's reason: {job.reason}"]
-
-
-def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
-    """Return the manifest of a result, if any, and what is wrong with the result.
-
-    A rerun that fails leaves a result without the manifest next to it: the copy in the result
-    folder is returned.
-    """
-    manifest_file = manifest_path(path)
-    if manifest := read_manifest(manifest_file):
-        return manifest, []
-    if manifest_file.exists():
-        problem = f"{manifest_file} cannot be read"
-    elif Path(path).exists():
-        problem = f"{manifest_file} is missing"
-    elif Path(f"{path}.run.json").exists():
-        problem = f"{path} is missing"
-    else:
-        problem = NEVER_BUILT
-    return read_manifest(Path(path, "manifest.json")), [problem]
-
-
-def damaged_files(path: str, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Describe the files of a result that are missing or differ in size from its manifest."""
-    if not Path(path).is_dir():
-        return [f"{path} is missing"]
-    sizes = {name: file_size(Path(path, name)) for name in files}
-
-    def describe(name: str) -> str:
-        if sizes[name] is None:
-            return f"{path}/{name} is missing"
-        return f"{path}/{name} changed size ({files[name]['size']:,} -> {sizes[name]:,} bytes)"
-
-    names = [name for name in files if sizes[name] != files[name]["size"]]
-    return summarize(names, describe, f"{path}: {{}} more files are missing or changed size")
-
-
-def file_size(path: Path) -> int | None:
-    """Return the bytes of a file, or None if it does not exist."""
-    return path.stat().st_size if path.is_file() else None
-
-
-def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], jobs: Mapping[str, Any]) -> list[str]:
-    """Describe the inputs that were rebuilt with other content since a result was made."""
-    changes: dict[str, None] = {}
-    for key, entry in spec["inputs"].items():
-        recorded = manifest["spec"]["inputs"].get(key)
-        current = read_manifest(manifest_path(entry["path"]))
-        if entry["path"] in jobs or recorded != entry or current is None:
-            continue
-        if input_digest(spec, current) != manifest["inputs"].get(key):
-            versions = manifest["lineage"], merge_lineages([current])
-            changes |= dict.fromkeys(rebuild_causes(entry["path"], *versions))
-    return list(changes)
-
-
-def rebuild_causes(path: str, old: Lineage, new: Lineage) -> list[str]:
-    """Describe what changed before an upstream job was done again.
-
-    Args:
-        path: Path of its result.
-        old, new: The lineages that contain its two versions.
-    """
-    job, before = new[path], old.get(path)
-    rebuilt = f"{job_name(job)} was rebuilt"
-    if before is None:
-        return [rebuilt]
-    if before["spec"] != job["spec"]:
-        changes = recorded_changes(before, job)
-        return [f"{rebuilt}: {'; '.join(changes)}" if changes else rebuilt]
-    causes: dict[str, None] = {}
-    for upstream in job["inputs"]:
-        if old.get(upstream, {}).get("content") != new[upstream]["content"]:
-            causes |= dict.fromkeys(rebuild_causes(upstream, old, new))
-    return list(causes) or [f"{rebuilt} with other content"]
-
-
-def recorded_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe the differences of two versions of a job, if the spec files of both exist.
-
-    before, now: its entries in two lineages.
-    """
-    try:
-        old, new = (
-            json.loads(spec_path(job["rule"], job["name"], job["spec"]).read_text())
-            for job in (before, now)
-        )
-    except FileNotFoundError:
-        return []
-    return spec_changes(old, new, {}) + replaced_inputs(old, new)
 
 
 def replaced_versions(targets: list[str]) -> list[str]:

@@ -27,12 +27,11 @@ from snakechat.planning.dry_run import (
     PlannedJob,
     dry_run,
     parse_arguments,
-    planned_jobs,
     upstream_paths,
 )
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.specs import spec_path
+from snakechat.workflow.specs import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
@@ -60,9 +59,8 @@ def main() -> None:
         help="for Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
     )
     arguments, options = parse_arguments(parser, sys.argv[1:])
-    folder, plan = dry_run([*arguments.targets, *options])
+    folder, jobs = dry_run([*arguments.targets, *options])
     os.chdir(folder)
-    jobs = planned_jobs(plan)
     trainings = [job for job in jobs.values() if job.spec["rule"].startswith("train_")]
     parallel = [job for job in trainings if num_processes(job) > 1]
     if not parallel:
@@ -200,12 +198,11 @@ def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: st
 
 
 def command(job: PlannedJob) -> list[str]:
-    """Return the command that Snakemake would run."""
-    spec = job.spec
-    path = spec_path(spec["rule"], spec["name"], digest(spec))
-    programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in ("launch", spec["rule"])]
+    """Write the spec of a job; return the command that Snakemake would run."""
+    names = ("launch", job.spec["rule"])
+    programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
     placement = json.dumps(job.placement, sort_keys=True)
-    return ["python", *programs, "--spec", str(path), "--placement", placement]
+    return ["python", *programs, "--spec", write_spec(job.spec), "--placement", placement]
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@
 
 With --same-as, also compare each result, file by file, with that of the same name in another tree.
 
-Prints one line per problem, one per accepted change (scripts/accept.py), and a summary. Exits with
+Prints one line per problem, below those of a result the command that mends it, one line per
+accepted change (scripts/accept.py), and a summary. Exits with
 0 if there is no problem, with 1 if there are problems, with 2 if there are no results. Changes
 nothing.
 """
 
 import argparse
 import fnmatch
+import json
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,12 @@ from snakechat.workflow.manifest import (
 
 SUFFIX = ".manifest.json"
 # Files that contain times or memory, by rule: they differ between any two builds.
-VARYING_FILES = {"write_record": "*", "draw_zero": "*", "draw_report": "costs*"}
+VARYING_FILES = {
+    "write_record": "*",
+    "draw_zero": "*",
+    "draw_report": "costs*",
+    "compare_runs": "*.html",
+}
 
 # Size and sha256 of files, by their names in the manifest.
 Properties = Mapping[str, Mapping[str, Any]]
@@ -54,10 +62,13 @@ def main() -> None:
     num_problems = 0
     for folder in results:
         problems = list(find_problems(folder, properties[folder]))
+        command = mending_command(folder, problems) if problems else ""
         if twin_tree:
             problems += find_differences(folder, twins[folder], properties)
         for line in [*acceptances(folder), *problems]:
             print(line)
+        if command:
+            print(f"  to mend it: {command}")
         num_problems += len(problems)
     num_files = sum(len(names) for names in results.values())
     size = sum(file["size"] for folder in results for file in properties[folder].values())
@@ -185,6 +196,45 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
         else:
             continue
         yield f"{manifest_file}: input {key}: {manifest_path(entry['path'])} {problem}"
+
+
+def mending_command(folder: Path, problems: Collection[str]) -> str:
+    """Return the command after which a result has none of these problems.
+
+    Empty in a tree that has another name than "output", in which nothing can be built.
+    """
+    absolute = Path(os.path.abspath(folder))
+    if "output" not in absolute.parts:
+        return ""
+    depth = len(absolute.parts) - 1 - absolute.parts[::-1].index("output")
+    root, path = Path(*absolute.parts[:depth]), "/".join(absolute.parts[depth:])
+    manifest = read_manifest(manifest_path(folder)) or read_manifest(folder / "manifest.json")
+    if not record_path(folder).exists() or (manifest and manifest["spec"]["path"] != path):
+        # A copy that somebody put here.
+        return shlex.join(["rm", "-rf", str(folder), str(manifest_path(folder))])
+    build = ["snakemake", f"{path}.manifest.json", "--cores", "1", *config_options(folder)]
+    build += ["--directory", str(root)] if root != Path.cwd() else []
+    prefix = f"{folder}/"
+    if all(line.startswith(prefix) and line.endswith(": added") for line in problems):
+        return shlex.join(["rm", *(line.removesuffix(": added") for line in problems)])
+    # A build compares sizes; it does not read the files again.
+    is_damaged = any(line.startswith(prefix) for line in problems)
+    delete = f"{shlex.join(['rm', '-rf', str(folder)])} && " if is_damaged else ""
+    return f"{delete}{shlex.join(build)}"
+
+
+def record_path(folder: Path) -> Path:
+    """Return the path of the record of the run that made a result."""
+    return folder.with_name(f"{folder.name}.run.json")
+
+
+def config_options(folder: Path) -> list[str]:
+    """Return the options of Snakemake that change the config, as a result was built with them."""
+    try:
+        options = json.loads(record_path(folder).read_text())["placement"].get("options", [])
+    except (OSError, ValueError, KeyError):
+        return []
+    return [str(word) for word in options]
 
 
 # --- two trees --------------------------------------------------------------------------------

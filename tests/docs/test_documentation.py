@@ -310,13 +310,14 @@ def commands_of(path):
 def parse_snakemake(line):
     """The options and targets of a Snakemake command; None for one that only writes a report."""
     words = shlex.split(line, comments=True)[1:]
-    flags = {"-n", "-p", "-F", "--report-after-run"}
+    flags = {"-n", "-p", "-f", "-F", "--report-after-run"}
     options, targets = [], []
     for before, word in pairwise(["", *words]):
         # These do not change the plan.
         if word in flags or {"--cores", "--sdm", "--logger", "--report"} & {word, before}:
             continue
-        if before in ("--profile", "--configfile", "--config", "--directory") or word[0] == "-":
+        with_value = {"--profile", "--configfile", "--config", "--directory", "--until", "-R"}
+        if before in with_value or word[0] == "-":
             options.append(word)
         else:
             targets.append(word)
@@ -416,3 +417,28 @@ def merged(below, above):
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     return {**below, **{key: merged(below.get(key), value) for key, value in above.items()}}
+
+
+# Text of a table or sentence with measured figures, by page.
+FIGURES = [
+    ("README.md", "0.510 → 0.931"),
+    ("README.md", "ranks 65.6 % of 398 pairs"),
+    ("README.zh-CN.md", "0.510 → 0.931"),
+    ("README.zh-CN.md", "65.6 %"),
+    ("docs/{}/benchmarks.md", "3,986"),
+    ("docs/{}/rlhf.md", "0.943, 0.833, 0.933"),
+    ("docs/{}/training.md", "0.956, 0.922, 0.944"),
+    ("docs/{}/training.md", "0.512 | 0.786"),
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "figure"),
+    [(page.format(name), figure) for page, figure in FIGURES for name in ("en", "zh")],
+)
+def test_figures_name_processor_threads_and_commit(page, figure):
+    before = (ROOT / page).read_text().partition(figure)[0]
+    # The paragraph before the table, or the one that opens a page of measurements.
+    start = before if "benchmarks" in page else before[-1200:]
+    assert re.search("CPU", start) and re.search("2 threads|2 线程", start)
+    assert re.search(r"\b[0-9a-f]{7}\b", start)

@@ -27,6 +27,7 @@ TOKENIZERS |= {"tokenize_generations"}
 READERS = {
     "import_dataset": {
         "split_dataset",
+        "label_pairs",
         "init_model",
         *TOKENIZERS,
         "evaluate_rlhf",
@@ -75,10 +76,10 @@ READERS = {
         "evaluate_reward_bench",
     },
     "evaluate_reward": {"draw_report"},
-    "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo"},
+    "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
     "compute_reference": {"train_dpo", "evaluate_dpo"},
-    "train_dpo": {"evaluate_dpo", "compare_runs"},
-    "evaluate_dpo": {"compare_runs"},
+    "train_dpo": {"evaluate_dpo", "compare_runs", "draw_report"},
+    "evaluate_dpo": {"compare_runs", "draw_report"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
     "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
     "evaluate_rlhf": {"draw_report"},
@@ -87,6 +88,7 @@ READERS = {
     "score_responses": {"select_responses"},
     # No recipe of TARGETS reads these records.
     "select_responses": set(),
+    "label_pairs": set(),
     "draw_report": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
@@ -124,7 +126,7 @@ COMPARED = "output/compare/dpo/tiny-vs-other.html"
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
-    "output/record/sft/tiny.md",
+    "output/record/sft/tiny.html",
     ZERO,
     COMPARED,
     "output/prompt_eval/rlhf/tiny.html",
@@ -132,6 +134,7 @@ TINY = (
     "output/lm_eval/rlhf/tiny.manifest.json",
     "output/eval/reward_bench/tiny.manifest.json",
     "output/data/picked.manifest.json",
+    "output/data/labelled.manifest.json",
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -193,6 +196,11 @@ OURS = {
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
         "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
         "picked": {"generations": "tiny", "select": "best"},
+        "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
+    },
+    "llm_judges": {
+        name: {"url": "http://judge/v1", "model": name, "rubric": "Be kind."}
+        for name in ("wise", "kind")
     },
     "models": {
         "far": {"hub": "lab/far", "revision": "main"},

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import Workflow
+from support import llm_endpoint
 from support.hub import serving
-from support.staleness import FILES, TARGETS, lines, write_config
+from support.staleness import FILES, TARGETS, lines, nested, write_config
 
 # A tree has 15 MB; a worker has two at a time.
 SCRATCH_BYTES = 1 << 30
@@ -56,7 +57,10 @@ def built(quick, make_once, tmp_path_factory):
         quick.copy(folder)
         workflow = Workflow(folder, *options)
         model = add_inputs(folder)
-        with serving() as hub:
+        with serving() as hub, llm_endpoint.serving() as endpoint:
+            endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
+            # Its address changes no result.
+            write_config(folder, nested("llm_judges.wise.url", endpoint.url))
             rows = {"train.jsonl": lines(*range(40)).encode()}
             hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
             workflow.environment = {
@@ -66,6 +70,7 @@ def built(quick, make_once, tmp_path_factory):
                 "NO_PROXY": "127.0.0.1,localhost",
             }
             workflow.build(*TARGETS)
+        write_config(folder)
         assert workflow.planned(*TARGETS) == set()
 
     return Workflow(make_once("staleness", make), *options)

@@ -48,11 +48,12 @@ def contents(folder):
 
 
 def errors(workflow, target, *options):
-    """Build a target; return the exit code and the lines of errors."""
+    """Build a target; return the exit code and the errors, which a build repeats at its end."""
     process = workflow.snakemake(f"{target}.manifest.json", "--cores", "2", *options)
     assert "Traceback" not in process.stdout, process.stdout[-3000:]
     lines = process.stdout.replace("\r", "\n").splitlines()
-    return process.returncode, [line for line in lines if line.startswith("error: ")]
+    found = dict.fromkeys(line for line in lines if line.startswith("error: "))
+    return process.returncode, list(found)
 
 
 @pytest.fixture
@@ -98,3 +99,16 @@ def test_a_run_resumes_after_its_checkpoint_found_a_full_disk(copy):
         (states / ".filler").unlink()
         assert errors(copy, target) == (0, [])
     assert weights.read_bytes() == before
+
+
+def test_a_dry_run_works_on_a_read_only_disk(copy):
+    (copy.folder / "more.yaml").write_text(RESULTS["output/sft/tiny"])
+    command = ["mount", "--bind", copy.folder, copy.folder]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs permission to mount a disk")
+    try:
+        remount = ["mount", "-o", "remount,ro,bind", copy.folder]
+        subprocess.run(remount, check=True)
+        assert "train_sft" in copy.planned("output/sft/tiny")
+    finally:
+        subprocess.run(["umount", copy.folder], check=True)

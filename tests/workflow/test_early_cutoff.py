@@ -30,7 +30,7 @@ CONTENT = "first"
 def main(job):
     """Write the constant, and the files that rules copy."""
     (job.result / "content.txt").write_text(CONTENT)
-    for page in ("record.md", "zero.html", "comparison.html", "responses.html", "scores.html"):
+    for page in ("record.html", "zero.html", "comparison.html", "responses.html", "scores.html"):
         (job.result / page).touch()
 
 

@@ -12,7 +12,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
-from snakechat.modeling.models import copy_model, make_causal
+from snakechat.modeling.copying import copy_model
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.files import as_parquet
@@ -91,9 +92,9 @@ def models(model, tmp_path_factory):
 
 
 MODELS = {
-    # Name in the config: repository, revision.
+    # Name in the config: repository, revision; None for the default, the main branch.
     "safe": ("lab/safe", "main"),
-    "torch": ("lab/torch", "main"),
+    "torch": ("lab/torch", None),
     "harmful": ("lab/harmful", "main"),
     "short": ("lab/short", "main"),
     "unknown": ("lab/unknown", "main"),
@@ -101,7 +102,7 @@ MODELS = {
 GLOBS = {"train": "data/train-*.parquet", "eval": "data/test-*.parquet"}
 DATASETS = {
     # Name in the config: repository, revision, globs.
-    "both": ("lab/pairs", "main", GLOBS),
+    "both": ("lab/pairs", None, GLOBS),
     "train": ("lab/pairs", "main", {"train": GLOBS["train"]}),
     "deep": ("lab/pairs", "main", {"train": "**/*.parquet"}),
     "nothing": ("lab/pairs", "main", {**GLOBS, "eval": "data/dev-*.parquet"}),
@@ -111,10 +112,13 @@ DATASETS = {
 
 
 def config_of(models, datasets):
+    def source(hub, revision):
+        return {"hub": hub, **({"revision": revision} if revision else {})}
+
     return {
-        "models": {name: {"hub": hub, "revision": at} for name, (hub, at) in models.items()},
+        "models": {name: source(hub, at) for name, (hub, at) in models.items()},
         "datasets": {
-            name: {"hub": hub, "revision": at, "format": "plain", **globs}
+            name: {**source(hub, at), "format": "plain", **globs}
             for name, (hub, at, globs) in datasets.items()
         },
     }
@@ -285,8 +289,8 @@ def test_next_build_succeeds_after_a_failure(built, served, monkeypatch):
 
 def test_offline_build_reads_the_cache(built, served):
     folder = built[0].folder
-    models = {"again": ("lab/torch", "main")}
-    datasets = {"again": ("lab/pairs", "main", GLOBS), "never": ("lab/never", "main", GLOBS)}
+    models = {"again": ("lab/torch", None)}
+    datasets = {"again": ("lab/pairs", None, GLOBS), "never": ("lab/never", "main", GLOBS)}
     (folder / "offline.yaml").write_text(yaml.safe_dump(config_of(models, datasets)))
     workflow = Workflow(folder, "--configfile", "offline.yaml")
     workflow.environment = {**built[0].environment, "HF_HUB_OFFLINE": "1"}

@@ -1,5 +1,7 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
+import fcntl
+
 import pytest
 
 
@@ -32,7 +34,127 @@ def test_listings_by_time_name_explain(option, built):
 
 
 def test_a_dry_run_of_an_up_to_date_build_mentions_no_missing_metadata(built):
-    process = built.snakemake("output/sft/tiny", "-n")
+    process = built.snakemake("output/dpo/tiny", "-n")
     assert process.returncode == 0
     assert "Nothing to be done" in process.stdout
     assert "missing" not in process.stdout
+
+
+@pytest.fixture
+def tree(quick, tmp_path):
+    """A copy of the quick build."""
+    return quick.copy(tmp_path / "tree")
+
+
+RATE = ("--config", "sft={recipes: {tiny: {learning_rate: 1.0e-5}}}")
+LOG = "output/logs/train_sft/tiny.log"
+
+
+def states(folder):
+    """Return size and times of all files of a tree but Snakemake's own."""
+    return {
+        path: (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for path in folder.rglob("*")
+        if not {".snakemake", "__pycache__"} & set(path.parts)
+        for status in [path.stat()]
+    }
+
+
+@pytest.mark.parametrize("options", [(), RATE, ("--force",), ("--forceall",)])
+def test_a_dry_run_writes_nothing(tree, options):
+    (tree.folder / "output/dpo/tiny.manifest.json").unlink()
+    before = states(tree.folder)
+    assert tree.snakemake("output/dpo/tiny", "-n", *options).returncode == 0
+    assert states(tree.folder) == before
+
+
+def test_a_dry_run_of_a_fresh_tree_writes_nothing(sources):
+    before = states(sources.folder)
+    assert sources.snakemake("output/rlhf/tiny", "-n").returncode == 0
+    assert states(sources.folder) == before
+
+
+def test_reasons_name_the_setting(tree):
+    output = tree.snakemake("output/sft/tiny", "-n", *RATE).stdout
+    assert "sft.learning_rate changed from" in output
+    assert "--rerun-triggers" not in output
+
+
+@pytest.mark.parametrize(
+    ("options", "forced"),
+    [
+        (("output/sft/tiny", "--force"), ["output/sft/tiny", "output/eval/sft/tiny"]),
+        (("output/sft/tiny", "--forcerun", "train_sft"), ["output/sft/tiny"]),
+        (
+            ("output/tokens/sft/tiny.manifest.json", "--forceall"),
+            ["output/data/toy", "output/split/toy", "output/models/tiny", "output/tokens/sft/tiny"],
+        ),
+    ],
+)
+def test_forced_jobs_compute_their_results_again(tree, options, forced):
+    log = tree.folder / LOG
+    log.write_text("the log of the last run\n")
+    output = tree.build(*options)
+    lines = {line for line in output.splitlines() if "the forced run made" in line}
+    assert lines == {f"{path}: the forced run made the same bytes" for path in forced}
+    assert ("the log of the last run" not in log.read_text()) == ("output/sft/tiny" in forced)
+    assert tree.planned("output/eval/sft/tiny.manifest.json") == set()
+
+
+def test_a_job_that_keeps_its_result_keeps_its_log(tree):
+    (tree.folder / "output/sft/tiny.manifest.json").unlink()
+    before = (tree.folder / LOG).read_text()
+    tree.build("output/sft/tiny")
+    after = (tree.folder / LOG).read_text()
+    assert before and after.startswith(before)
+    assert after.removeprefix(before).startswith("output/sft/tiny is kept")
+
+
+def test_a_failed_job_leaves_the_previous_result(tree):
+    output = tree.folder / "output"
+    before = (output / "sft/tiny.manifest.json").read_bytes()
+    with open(output / "sft/.tiny.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert tree.snakemake("output/sft/tiny", "--cores", "1", *RATE).returncode == 1
+    assert (output / "sft/tiny.manifest.json").read_bytes() == before
+    assert tree.planned("output/sft/tiny.manifest.json") == set()
+    # Without a target too, the next build knows of it.
+    assert "train_sft" in tree.snakemake("-n", *RATE).stdout
+
+
+@pytest.mark.parametrize("missing", ["sft/tiny.manifest.json", "sft/tiny"])
+def test_a_build_without_a_target_finds_results_that_lack_a_part(sources, missing):
+    (sources.folder / "output/sft/tiny").mkdir(parents=True)
+    (sources.folder / "output/sft/tiny.manifest.json").write_text("{}")
+    path = sources.folder / "output" / missing
+    path.rmdir() if path.is_dir() else path.unlink()
+    output = sources.snakemake("-n").stdout
+    assert "train_sft" in output and "train_rlhf" not in output
+
+
+def last_line(workflow, *arguments):
+    """Return the last line of a command that fails without a traceback."""
+    process = workflow.snakemake(*arguments)
+    assert process.returncode == 1 and "Traceback" not in process.stdout
+    return process.stdout.strip().splitlines()[-1]
+
+
+def test_delete_all_output_names_the_command_that_does_it(tree):
+    before = states(tree.folder)
+    assert "make clean-output" in last_line(tree, "output/sft/tiny", "--delete-all-output")
+    assert states(tree.folder) == before
+
+
+def test_a_rule_as_the_target_is_explained(sources):
+    line = last_line(sources, "train_sft", "-n")
+    assert line.startswith("error: train_sft is a rule") and "output/sft/NAME" in line
+
+
+def test_until_counts_the_jobs_that_run(sources):
+    process = sources.snakemake("output/sft/tiny", "--until", "split_dataset", "--cores", "1")
+    assert process.returncode == 0, process.stdout
+    assert "2 of 2 steps (100%) done" in process.stdout
+
+
+def test_no_hooks_is_an_error(sources):
+    assert last_line(sources, "output/sft/tiny", "--no-hooks", "--cores", "1").startswith("error: ")

@@ -1,7 +1,5 @@
 """Staleness through several edits and builds: undone edits, failed jobs, missing results."""
 
-import json
-
 import pytest
 
 from conftest import Workflow
@@ -75,7 +73,7 @@ from snakechat.workflow.job import run
 def main(job):
     """Write only the files that rules copy."""
     for page in (
-        "record.md",
+        "record.html",
         "zero.html",
         "comparison.html",
         "responses.html",
@@ -190,18 +188,10 @@ def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
     assert stubs.planned(*targets) == set()
 
 
-def test_results_behind_a_missing_one_are_as_new_as_its_inputs(stubs):
-    # Snakemake looks through a missing result. What it does with results that are older than the
-    # inputs behind it depends on the order of a set.
+def test_times_of_files_do_not_matter_behind_a_missing_result(stubs):
+    # Snakemake looks through a missing result, and would compare the times of what is behind it.
     (stubs.folder / "output/sft/tiny.manifest.json").unlink()
-    tokens = stubs.folder / "output/tokens/sft/tiny.manifest.json"
-    tokens.touch()
-    stubs.planned(*STUBS)
-    followers = [
-        path
-        for path in (stubs.folder / "output").rglob("*.manifest.json")
-        for job in json.loads(path.read_text())["spec"]["inputs"].values()
-        if job["path"] == "output/sft/tiny"
-    ]
-    assert len(followers) >= 5
-    assert min(path.stat().st_mtime_ns for path in followers) >= tokens.stat().st_mtime_ns
+    planned = stubs.planned(*STUBS)
+    for path in ("output/tokens/sft/tiny.manifest.json", "output/data/toy.manifest.json"):
+        (stubs.folder / path).touch()
+    assert stubs.planned(*STUBS) == planned

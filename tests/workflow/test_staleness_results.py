@@ -51,7 +51,7 @@ RESULTS = {
     "tokenize_rlhf": "tokens/rlhf/tiny",
     "train_rlhf": "rlhf/tiny",
     "evaluate_rlhf": "eval/rlhf/tiny",
-    "draw_report": "report/tiny",
+    "draw_report": "report/rlhf/tiny",
     "prompt_eval": "prompt_eval/rlhf/tiny",
     "rw_eval": "rw_eval/reward/tiny",
     "evaluate_tasks": "lm_eval/rlhf/tiny",
@@ -64,6 +64,7 @@ RESULTS = {
     "generate_responses": "generations/tiny",
     "score_responses": "scores/tiny",
     "select_responses": "data/picked",
+    "label_pairs": "data/labelled",
 }
 
 
@@ -136,8 +137,9 @@ REQUESTED = {
     "draw_zero": {"draw_zero"},
     "compare_runs": {"compare_runs"},
     "select_responses": {"select_responses"},
+    "label_pairs": {"label_pairs"},
 }
-SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft"}, ("output/sft/tiny",)
+SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft", "report", "draw_report"}, ("output/sft/tiny",)
 DAMAGED |= {
     **{
         f"{rule}: delete_the_manifest": damaged(

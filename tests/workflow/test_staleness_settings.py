@@ -73,7 +73,9 @@ STAGES = {
         ("dpo", DTYPE, stale("compute_reference")),
         # Without a reference model.
         ("dpo", {"loss": "simpo"}, stale("train_dpo")),
-        ("dpo", BETAS | {"max_steps": 5}, stale("train_dpo")),
+        ("dpo", BETAS, stale("train_dpo")),
+        # In 16 bits, the reference follows the batches of the training.
+        ("dpo", {"max_steps": 5, "epochs": 7, "global_batch_size": 7}, stale("compute_reference")),
         ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
         ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
         ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
@@ -165,7 +167,16 @@ def other_tokenizer(folder):
 
 HUB_BENCH = {"hub": "lab/bench", "revision": "main"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
-ENDPOINT = {"url": "http://judge/v1", "model": "wise", "key_env": "KEY", "prompts": 5}
+# Other values of what a judge is asked, and of where and how it is asked.
+JUDGE = {"model": "wiser", "rubric": "Be brief.", "scale": [1, 5], "parameters": {"seed": 1}}
+ACCESS = {
+    "url": "http://elsewhere/v1",
+    "key_env": "KEY",
+    "requests_per_minute": 60,
+    "concurrency": 2,
+    "prices.prompt": 1.0,
+    "prices.completion": 2.0,
+}
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
 SETTINGS = {
@@ -268,7 +279,8 @@ SETTINGS = {
         setting("evaluation.bootstrap_resamples", 101), stale("evaluate_rlhf")
     ),
     "language": Row(
-        setting("language", "zh"), {"write_record", "draw_zero", "compare_runs", *PROMPT_PAGES}
+        setting("language", "zh"),
+        {"draw_report", "write_record", "draw_zero", "compare_runs", *PROMPT_PAGES},
     ),
     "datasets.generations": Row(
         setting("datasets.picked.generations", "other"), stale("tokenize_generations")
@@ -284,12 +296,19 @@ SETTINGS = {
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
+    # It labels a dataset.
     **{
-        f"evaluation.endpoint.{key}": Row(
-            setting("evaluation.endpoint", ENDPOINT), stale("evaluate_rlhf")
-        )
-        for key in ENDPOINT
+        f"llm_judges.{key}": Row(setting("llm_judges.wise", {key: value}), {"label_pairs"})
+        for key, value in JUDGE.items()
     },
+    "datasets.label": Row(
+        setting("datasets.labelled.label", "other"), {"import_dataset", "label_pairs"}
+    ),
+    "datasets.llm_judge": Row(setting("datasets.labelled.llm_judge", "kind"), {"label_pairs"}),
+    "evaluation.llm_judge": Row(setting("evaluation.llm_judge", "wise"), stale("evaluate_rlhf")),
+    "evaluation.llm_judge_prompts": Row(
+        setting("evaluation.llm_judge_prompts", 5), stale("evaluate_rlhf")
+    ),
     # Without its own key, the tiny model uses the common one.
     "prompt_sets": Row(replaced("config.yaml", ("    prompt_sets: [toy]\n", "")), PROMPT_PAGES),
     "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
@@ -324,6 +343,10 @@ PLACE = {
     "threads": 3,
     "mem_mb": 2000,
     "runtime": 30,
+    "generate_tokens": 5000,
+    "pad_to_multiple_of": 64,
+    "prefetch": True,
+    "cuda_graphs": True,
 }
 PLACEMENT = {
     "save_steps": 7,
@@ -336,6 +359,7 @@ PLACEMENT = {
         for stage in RECIPES
         for key, value in {**PLACE, "deployment": "single_node"}.items()
     },
+    **{f"llm_judges.{key}": value for key, value in ACCESS.items()},
     "rlhf.placement.critic_zero_stage": 1,
     "rlhf.placement.offload_frozen": True,
 }
@@ -422,6 +446,16 @@ VALUES = {
         tiny_rlhf(actor="models/tiny"), stale("train_rlhf")
     ),
     "a reward model with a weight": Row(tiny_rlhf(reward={"tiny": 0.5}), stale("train_rlhf")),
+    "an LLM judge instead of a reward model": Row(
+        tiny_rlhf(reward="llm_judges/wise"), stale("train_rlhf")
+    ),
+    "an LLM judge in evaluations": Row(tiny_rlhf(judge="llm_judges/wise"), stale("evaluate_rlhf")),
+    "an LLM judge that scores generations": Row(
+        setting("generations.recipes.tiny.reward", "llm_judges/wise"), stale("score_responses")
+    ),
+    "fewer rows of a labelled dataset": Row(
+        setting("datasets.labelled.max_rows", 10), {"label_pairs"}
+    ),
     # mine.yaml has the keys in their order: the report shows the first one.
     "another reward model in addition": Row(
         tiny_rlhf(reward={"other": 0.5, "tiny": 1}),
@@ -550,6 +584,10 @@ FRESH = {
     "placement of rlhf": fresh(placement(*PLACES["rlhf"])),
     "defaults that the recipes override": fresh(config(*OVERRIDDEN)),
     "defaults stated in the recipes": fresh(config(*STATED)),
+    "where and how a judge is asked": fresh(
+        config(*(nested(f"llm_judges.wise.{key}", value) for key, value in ACCESS.items()))
+    ),
+    "a judge that nothing asks": fresh(setting("llm_judges.kind.rubric", "Be brief.")),
     "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
     "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
     "another model": fresh(setting("models.opt-125m.revision", "v2")),

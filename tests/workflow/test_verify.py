@@ -12,6 +12,8 @@ import pytest
 from conftest import ROOT
 from verify import file_properties
 
+MENDS = "  to mend it: "
+
 
 @pytest.fixture
 def tree(quick, tmp_path):
@@ -25,7 +27,8 @@ def verify(folder, *arguments):
     process = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    return process.returncode, process.stdout.splitlines()
+    lines = process.stdout.splitlines()
+    return process.returncode, [line for line in lines if not line.startswith(MENDS)]
 
 
 def contents(tree):
@@ -59,7 +62,7 @@ def test_a_tree_may_be_renamed_linked_or_checked_by_subfolder(tree, tmp_path):
     (tmp_path / "elsewhere/tiny").rename(tmp_path / "weights")
     (tmp_path / "elsewhere/tiny").symlink_to(tmp_path / "weights")
     whole = verify(tmp_path, "moved")
-    assert whole[0] == 0 and whole[1][0].startswith("17 results")
+    assert whole[0] == 0 and whole[1][0].startswith("18 results")
     assert verify(moved, "eval") == (0, [f"{summary_of(moved / 'eval')}: all as recorded"])
     assert verify(moved / "eval/sft", ".") == (
         0,
@@ -92,7 +95,7 @@ def other_build(tree):
 
 
 # Results that read the RLHF model, by their keys for it. The report shows its provenance too.
-SHOWN = {"report": "train_rlhf"}
+SHOWN = {"report/rlhf": "train_rlhf"}
 READ = {"eval/rlhf": "rlhf", **SHOWN}
 
 
@@ -104,7 +107,7 @@ def downstream(problem, readers=READ, path="output/rlhf/tiny"):
     ]
 
 
-TOKENS = {"rlhf": "tokens", "eval/rlhf": "tokens", "report": "tokens.rlhf"}
+TOKENS = {"rlhf": "tokens", "eval/rlhf": "tokens", "report/rlhf": "tokens.rlhf"}
 INSIDE = "output/rlhf/tiny/manifest.json: differs from output/rlhf/tiny.manifest.json"
 DAMAGES = {
     "a flipped bit": (
@@ -282,3 +285,29 @@ def test_a_file_that_cannot_be_read_has_its_error_as_a_property(tmp_path):
         "size": 0,
         "error": "No such file or directory",
     }
+
+
+MENDED = {
+    "changed file": lambda tree: flip(tree / "sft/tiny/model.safetensors"),
+    "added file": lambda tree: (tree / "sft/tiny/notes.txt").write_text("mine"),
+    "missing manifest": lambda tree: (tree / "sft/tiny.manifest.json").unlink(),
+    "a copy": lambda tree: shutil.copytree(tree / "sft/tiny", tree / "sft/copy"),
+}
+
+
+def test_the_printed_commands_mend_each_finding(quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    for damage in MENDED.values():
+        damage(copy.folder / "output")
+        process = copy.run("python", "scripts/verify.py", "output")
+        commands = {
+            line.removeprefix(MENDS)
+            for line in process.stdout.splitlines()
+            if line.startswith(MENDS)
+        }
+        assert process.returncode == 1 and commands, process.stdout
+        for command in sorted(commands):
+            mended = copy.run("bash", "-c", command)
+            assert mended.returncode == 0, mended.stdout
+        process = copy.run("python", "scripts/verify.py", "output")
+        assert process.returncode == 0, process.stdout

@@ -21,7 +21,8 @@ def test_code_edited_after_planning_is_an_error(quick, tmp_path):
     )
 
 
-def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
+def test_values_below_the_top_level_can_be_set_on_the_command_line(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAKECHAT_SPECS", str(tmp_path))
     changed = {
         "epochs": 3,
         "learning_rate": 2.0e-3,
@@ -35,7 +36,7 @@ def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
         *("-n", "output/sft/tiny", "--config", "seed=7", f"sft={{recipes: {{tiny: {{{values}}}}}}}")
     )
     assert process.returncode == 0, process.stdout
-    [spec] = (sources.folder / "output/specs/train_sft").glob("tiny-*.json")
+    [spec] = (tmp_path / "train_sft").glob("tiny-*.json")
     settings = json.loads(spec.read_text())["settings"]
     assert {key: settings[key] for key in changed} == changed
     assert settings["seed"] == 7

@@ -6,6 +6,7 @@ from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH, has_reference_point
 from snakechat.config.errors import ConfigError
+from snakechat.config.llm_judges import judge_problem
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import Reference, parse_reference, weighted_references
 from snakechat.config.reward_functions import (
@@ -37,11 +38,14 @@ def check_placements(config: Config) -> None:
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     check_cycles(config)
+    _check_llm_judges(config)
     for name, dataset in config.values["datasets"].items():
-        recipe = config.generated_by(name)
-        if recipe is not None:
-            config.entry("generations.recipes", recipe, f"datasets.{name}.generations")
+        if "generations" in dataset:
+            used_by = f"datasets.{name}.generations"
+            config.entry("generations.recipes", dataset["generations"], used_by)
             _check_selection(dataset, name)
+        if "label" in dataset:
+            _check_labels(config, name)
         try:
             if "format" in dataset:
                 columns_of(dataset["format"], dataset.get("columns"))
@@ -80,6 +84,41 @@ def check_references(config: Config) -> None:
             _check_is_no_classifier(config, model, f"generations.recipes.{name}.model")
         _check_reward_models(config, "generations", name, "reward")
         _check_scores(config, "generations", name)
+
+
+def _check_llm_judges(config: Config) -> None:
+    """Check the LLM judges, and the name of the one that evaluations ask."""
+    for name, judge in config.values["llm_judges"].items():
+        problem = judge_problem(judge)
+        if problem:
+            raise ConfigError(f"config: llm_judges.{name}.{problem}")
+    judge = config.values["evaluation"]["llm_judge"]
+    if judge is not None:
+        config.entry("llm_judges", judge, "evaluation.llm_judge")
+
+
+def _check_labels(config: Config, name: str) -> None:
+    """Check that a dataset labels the pairs of another one, by an LLM judge that exists."""
+    dataset, place = config.values["datasets"][name], f"datasets.{name}"
+    config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
+    labelled = config.entry("datasets", dataset["label"], f"{place}.label")
+    if "label" in labelled:
+        raise ConfigError(
+            f"config: {place}.label names {dataset['label']}, which is labelled itself: name"
+            f" {labelled['label']}"
+        )
+    if not _has_pairs(labelled):
+        raise ConfigError(
+            f"config: {place}.label names {dataset['label']}, which has no pairs of responses: name"
+            " a dataset with rejected responses"
+        )
+
+
+def _has_pairs(dataset: dict[str, Any]) -> bool:
+    """Return whether the rows of a dataset that is not labelled have rejected responses."""
+    if "generations" in dataset:
+        return bool(dataset["select"] == "best_and_worst")
+    return "generate" in dataset or has_pairs(dataset["format"], dataset.get("columns"))
 
 
 def check_cycles(config: Config) -> None:
@@ -178,7 +217,7 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
         raise ConfigError(
             f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
         )
-    if "generate" in settings:
+    if "generate" in settings or "label" in settings:
         return
     if "generations" in settings:
         if phase == "reward" and settings["select"] == "best":
@@ -217,14 +256,11 @@ def _check_rlhf_models(config: Config, name: str) -> None:
         _check_reward_models(config, "rlhf", name, key)
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
-        if other not in config.values[stage]["recipes"]:
-            available = ", ".join(config.values[stage]["recipes"])
-            raise ConfigError(
-                f"{place}.compare_with: {stage} has no {other!r} (available: {available})"
-            )
+        config.entry(f"{stage}.recipes", other, f"rlhf.recipes.{name}.compare_with")
         if config.tokenizer_model(stage, other) != config.tokenizer_model("rlhf", name):
             raise ConfigError(f"{place}.compare_with: {model} and {name} have different tokenizers")
     if settings["ptx"] is not None:
+        config.entry("sft.recipes", settings["ptx"], f"rlhf.recipes.{name}.ptx")
         _, actor_model = config.tokenizer_model("rlhf", name)
         _, ptx_model = config.tokenizer_model("sft", settings["ptx"])
         if actor_model != ptx_model:

@@ -1,7 +1,7 @@
 """Settings of responses that a model of the build generates for new datasets."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from snakechat.config.common import (
     Blend,
@@ -34,6 +34,7 @@ class GenerationSettings:
     temperature: Positive
     dtype: Dtype
 
-    # Not keys of a recipe: the models determine them.
+    # Not keys of a recipe, as in RlhfSettings.
     template: Template
     reward_templates: dict[str, Template]
+    llm_judges: dict[str, dict[str, Any]]

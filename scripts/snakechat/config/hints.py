@@ -57,7 +57,9 @@ NAMES_ELSEWHERE = {
     "warmup_ratio": ("warmup_steps",),
 }
 # Similarity of two names that counts as a typo, from 0 to 1.
-SIMILARITY = 0.8
+SIMILARITY = 0.6
+# A section with at most this number of keys lists them.
+FEW_KEYS = 8
 
 
 def key_hint(key: str, allowed: Collection[str]) -> str:
@@ -70,5 +72,20 @@ def key_hint(key: str, allowed: Collection[str]) -> str:
     for name in NAMES_ELSEWHERE.get(key, ()):
         if name.partition(".")[0] in allowed:
             return f" (it is {name} here)"
-    similar = difflib.get_close_matches(key, allowed, 1, SIMILARITY)
-    return f" (did you mean {similar[0]}?)" if similar else ""
+    similar = nearest(key, allowed)
+    if similar is not None:
+        return f" (did you mean {similar}?)"
+    return f" (available: {', '.join(allowed)})" if len(allowed) <= FEW_KEYS else ""
+
+
+def available(name: str, names: Collection[str]) -> str:
+    """Return the names that exist, in parentheses, for an error about one that does not."""
+    similar = nearest(name, names)
+    guess = "" if similar is None else f"did you mean {similar}? "
+    return f"({guess}available: {', '.join(sorted(names)) or 'none'})"
+
+
+def nearest(name: str, names: Collection[str]) -> str | None:
+    """Return the most similar one of some names, if any is similar."""
+    similar = difflib.get_close_matches(name, names, 1, SIMILARITY)
+    return similar[0] if similar else None

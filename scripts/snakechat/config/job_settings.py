@@ -12,6 +12,9 @@ from snakechat.workflow.pins import LM_EVAL, LM_EVAL_LOCK, read_lock
 
 Jobs = dict[str, Job]
 
+# The default of huggingface_hub.
+MAIN_BRANCH = "main"
+
 
 def import_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that imports a dataset."""
@@ -21,12 +24,23 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
         return {"seed": seed, **{key: dataset[key] for key in ("generate", "rows", "eval_rows")}}
     keys = ["format", "remove", "keep", "on_bad_row"]
     if "path" not in dataset:
-        keys += ["hub", "revision", "train", "eval"]
+        keys += ["train", "eval"]
     return {
         "on_bad_row": config.values["on_bad_row"],
+        **hub_source(dataset),
         **{key: dataset[key] for key in keys if key in dataset},
         "columns": columns_of(dataset["format"], dataset.get("columns")),
     }
+
+
+def hub_source(entry: dict[str, Any]) -> dict[str, str]:
+    """Return the repository and the revision of a dataset or model; nothing if it has a path.
+
+    Without a revision, it is the main branch, whose commit the job records.
+    """
+    if "path" in entry:
+        return {}
+    return {"hub": entry["hub"], "revision": entry.get("revision", MAIN_BRANCH)}
 
 
 def selection_settings(config: Config, name: str) -> dict[str, Any]:
@@ -43,10 +57,27 @@ def selection_inputs(config: Config, name: str) -> Jobs:
     return {"scores": ("score_responses", recipe)}
 
 
+def labelling_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the settings of the job that labels the pairs of a dataset."""
+    dataset = config.values["datasets"][name]
+    return {
+        "seed": config.values["seed"],
+        "max_rows": dataset.get("max_rows"),
+        "llm_judge": dataset["llm_judge"],
+        "llm_judges": config.judge_settings([dataset["llm_judge"]]),
+    }
+
+
+def labelling_inputs(config: Config, name: str) -> Jobs:
+    """Return the job whose records a dataset labels."""
+    return {"records": config.records_job(config.labelled_dataset(name))}
+
+
 def sampling_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that generates responses, which no score changes."""
-    nothing: dict[str, Any] = {"reward": None, "reward_functions": {}, "reward_templates": {}}
-    return {**config.program_settings("generations", name), **nothing}
+    empty = ("reward_functions", "reward_templates", "llm_judges")
+    settings = config.program_settings("generations", name)
+    return {**settings, "reward": None, **{key: {} for key in empty}}
 
 
 def generation_inputs(config: Config, name: str) -> Jobs:
@@ -68,11 +99,13 @@ def scoring_inputs(config: Config, name: str) -> Jobs:
 
 def split_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that splits a dataset into the phases."""
+    dataset = config.values["datasets"][name]
     return {
         "seed": config.values["seed"],
         "weights": config.split_weights(name),
         "by": config.values["split"]["by"],
-        "max_rows": config.values["datasets"][name].get("max_rows"),
+        # A dataset with labels has no more rows than that: each label costs two requests.
+        "max_rows": None if "label" in dataset else dataset.get("max_rows"),
     }
 
 
@@ -82,7 +115,7 @@ def model_settings(config: Config, name: str) -> dict[str, Any]:
     if "init" in model:
         tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
         return {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
-    return {} if "path" in model else {key: model[key] for key in ("hub", "revision")}
+    return hub_source(model)
 
 
 def tokenizer_inputs(config: Config, name: str) -> Jobs:
@@ -112,9 +145,15 @@ def reference_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that computes the reference log-probabilities of DPO."""
     recipe = config.recipe("dpo", name)
     mismatched = has_reference_point(recipe["loss"])
+    # In fp32, batches change the log-probability of a response by less than 1e-4 nats.
+    batches = None
+    if recipe["dtype"] != "fp32":
+        keys = ("global_batch_size", "epochs", "seed", "max_steps")
+        batches = {key: recipe[key] for key in keys}
     return {
         "dtype": recipe["dtype"],
         "mismatched_max_length": recipe["max_length"] if mismatched else None,
+        "batches": batches,
     }
 
 
@@ -204,6 +243,7 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
         "trained_on": phases_of_datasets(config, name),
         "template": config.template("rlhf", name),
         "reward_templates": templates[0] | templates[1],
+        "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
         "exact_check": dataset.get("generate") if len(datasets) == 1 else None,
         **config.values["evaluation"],
     }
@@ -275,22 +315,23 @@ def reward_bench_settings(config: Config, name: str) -> dict[str, Any]:
     bench = config.values["reward_bench"]
     if bench is None:
         raise ConfigError(
-            "config: reward_bench is null: set path, or hub and revision, of the data to evaluate"
+            "config: reward_bench is null: set path or hub of the data to evaluate"
             f" reward/{name} on"
         )
-    source = {} if "path" in bench else {key: bench[key] for key in ("hub", "revision")}
-    return {**source, "template": config.template("reward", name)}
+    return {**hub_source(bench), "template": config.template("reward", name)}
 
 
-def report_inputs(config: Config, name: str) -> Jobs:
-    """Return the jobs whose results the report of an RLHF recipe shows.
+def report_inputs(config: Config, stage: str, name: str) -> Jobs:
+    """Return the jobs whose results the report of a recipe shows.
 
-    Of several reward recipes, it shows the first one.
+    Of several reward recipes behind an RLHF recipe, it shows the first one.
     """
-    rewards = config.reward_models(name, "reward").values()
-    trained = [model.name for model in rewards if model.section == "reward"]
-    recipes = config.recipes_behind(*config.actor(name))
-    recipes |= {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+    recipes = {stage: name}
+    if stage == "rlhf":
+        rewards = config.reward_models(name, "reward").values()
+        trained = [model.name for model in rewards if model.section == "reward"]
+        recipes = config.recipes_behind(*config.actor(name))
+        recipes |= {**({"reward": trained[0]} if trained else {}), "rlhf": name}
     datasets = {
         dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
     }

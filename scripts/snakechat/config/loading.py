@@ -10,7 +10,7 @@ from snakechat.config.checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
 from snakechat.config.renamed import check_renamed_keys
-from snakechat.config.schema import check_schema, config_schema
+from snakechat.config.schema import check_schema, config_schema, recipe_schema
 
 
 def load_config(
@@ -32,8 +32,6 @@ def load_config(
     check_schema(values, config_schema())
     config = Config(values, root, sources)
     add_sweeps(config)
-    # The values of sweeps become settings of recipes.
-    check_schema(values, config_schema())
     check_references(config)
     check_placements(config)
     return config
@@ -72,11 +70,14 @@ def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def add_sweeps(config: Config) -> None:
     """Add the recipes of all sweeps to those of their stages."""
     for sweep, settings in config.values["sweeps"].items():
-        recipes = config.values[settings["stage"]]["recipes"]
+        stage = settings["stage"]
+        recipes = config.values[stage]["recipes"]
         if sweep in recipes:
             raise ConfigError(
-                f"config: sweeps.{sweep} has the name of a recipe of {settings['stage']}: rename it"
+                f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
+        for changes in config.swept_settings(sweep).values():
+            check_schema(changes, recipe_schema(stage), "sweeps", sweep, "over")
         for name, recipe in config.sweep_recipes(sweep).items():
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")

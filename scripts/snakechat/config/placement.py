@@ -13,7 +13,8 @@ Offload = Literal["none", "optimizer", "parameters"]
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node.
+    threads, mem_mb and runtime (minutes) count on each node. The last four are optional:
+    snakechat.modeling.acceleration has their defaults for each device.
     """
 
     nodes: Count
@@ -25,6 +26,10 @@ class Placement:
     threads: Count
     mem_mb: Count
     runtime: Count
+    generate_tokens: Count | None = None
+    pad_to_multiple_of: Count | None = None
+    prefetch: bool | None = None
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.errors import ConfigError
+from snakechat.config.hints import available
+from snakechat.config.llm_judges import judge_names, judge_settings
 from snakechat.config.references import (
+    JUDGES,
     Reference,
     RewardReferences,
     ordered_references,
@@ -83,10 +86,9 @@ class Config:
         for key in section.split("."):
             entries = entries[key]
         if name not in entries:
-            available = ", ".join(sorted(entries)) or "none"
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
-                f" (available: {available})"
+                f" {available(name, entries)}"
             )
         return entries[name]
 
@@ -101,8 +103,7 @@ class Config:
     def _settings_of(self, stage: str, name: str) -> dict[str, Any]:
         recipes = self.values[stage]["recipes"]
         if name not in recipes:
-            available = ", ".join(recipes)
-            raise ConfigError(f"config: {stage}.recipes has no {name!r} (available: {available})")
+            raise ConfigError(f"config: {stage}.recipes has no {name!r} {available(name, recipes)}")
         defaults, own = self.values[stage]["defaults"], recipes[name]
         preset_name = own.get("preset", defaults.get("preset"))
         preset = {}
@@ -141,6 +142,7 @@ class Config:
         settings["template"] = self.template(stage, name)
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
+            settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
             settings["reward"] = ordered_references(settings["reward"])
         if stage == "rlhf":
             settings |= kl_settings(settings)
@@ -181,12 +183,20 @@ class Config:
 
     def records_job(self, dataset: str) -> Job:
         """Return the job that makes the records of a dataset."""
-        selected = "generations" in self.values["datasets"][dataset]
-        return ("select_responses" if selected else "import_dataset"), dataset
+        settings = self.values["datasets"][dataset]
+        makers = {"generations": "select_responses", "label": "label_pairs"}
+        rules = [rule for key, rule in makers.items() if key in settings]
+        return (rules[0] if rules else "import_dataset"), dataset
+
+    def labelled_dataset(self, dataset: str) -> str:
+        """Return the dataset whose pairs a dataset labels; itself if it labels none."""
+        name: str = self.values["datasets"][dataset].get("label", dataset)
+        return name
 
     def generated_by(self, dataset: str) -> str | None:
         """Return the recipe of generations whose responses a dataset has, if any."""
-        recipe: str | None = self.values["datasets"][dataset].get("generations")
+        settings = self.values["datasets"].get(self.labelled_dataset(dataset), {})
+        recipe: str | None = settings.get("generations")
         return recipe
 
     def pretrained_model(self, name: str, used_by: str) -> Job:
@@ -203,11 +213,23 @@ class Config:
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
         """Return what the reward models of a recipe are, by their names in the config.
 
-        key: `reward` or `judge`. stage: rlhf or generations.
+        LLM judges are omitted. key: `reward` or `judge`. stage: rlhf or generations.
         """
-        models = weighted_references(self.recipe(stage, name)[key])
-        used_by = f"{stage}.recipes.{name}.{key}"
-        return {text: self._reference(text, ("reward", "models"), used_by) for text in models}
+        sections, used_by = ("reward", "models", JUDGES), f"{stage}.recipes.{name}.{key}"
+        texts = weighted_references(self.recipe(stage, name)[key])
+        found = {text: self._reference(text, sections, used_by) for text in texts}
+        return {text: model for text, model in found.items() if model.section != JUDGES}
+
+    def llm_judges(self, stage: str, name: str) -> list[str]:
+        """Return the LLM judges that the jobs of a recipe ask."""
+        recipe = self.recipe(stage, name)
+        names = judge_names(recipe.get("reward"), recipe.get("judge"))
+        judge = self.values["evaluation"]["llm_judge"] if stage == "rlhf" else None
+        return list(dict.fromkeys([*names, *([judge] if judge else [])]))
+
+    def judge_settings(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """Return the settings of LLM judges as specs have them."""
+        return judge_settings(self.values[JUDGES], names)
 
     def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
         """Return the recipe or model that a key of a recipe names; NAME is of the first section."""
@@ -217,10 +239,8 @@ class Config:
             raise ConfigError(
                 f"config: {used_by} names {text!r}, expected {', '.join(others)} or {last}"
             )
-        if found.section == "models":
-            self.entry("models", found.name, used_by)
-        else:
-            self.recipe(*found)
+        is_recipe = found.section not in ("models", JUDGES)
+        self.entry(found.section + ".recipes" * is_recipe, found.name, used_by)
         return found
 
     def model_job(self, model: Reference) -> Job:
@@ -265,8 +285,12 @@ class Config:
 
     def reward_templates(self, models: RewardReferences) -> dict[str, str]:
         """Return the prompt template of each model of `reward` or `judge`, by reference."""
-        references = weighted_references(models)
-        return {text: self.template(*parse_reference(text, "reward")) for text in references}
+        references = {text: parse_reference(text, "reward") for text in weighted_references(models)}
+        return {
+            text: self.template(*model)
+            for text, model in references.items()
+            if model.section != JUDGES
+        }
 
     def prompt_sets(self, stage: str, name: str) -> list[str]:
         """Return the prompt sets for the base model of a recipe."""
@@ -278,6 +302,8 @@ class Config:
         settings = self.values["datasets"][dataset]
         if "split" in settings:
             weights: dict[str, float] = settings["split"]
+        elif "label" in settings:
+            weights = {"sft": 0, "reward": 1, "rlhf": 0}
         elif "generations" in settings:
             has_pairs = settings["select"] == "best_and_worst"
             weights = {"sft": int(not has_pairs), "reward": int(has_pairs), "rlhf": 0}

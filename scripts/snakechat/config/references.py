@@ -1,4 +1,4 @@
-"""References of rlhf recipes to models: NAME, STAGE/NAME or models/NAME.
+"""References of rlhf recipes to models and judges: NAME, STAGE/NAME, models/NAME, llm_judges/NAME.
 
 Standard library only: the workflow and the programs import this module.
 """
@@ -11,8 +11,12 @@ from typing import NamedTuple
 RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | None
 
 
+# The section of LLM judges.
+JUDGES = "llm_judges"
+
+
 class Reference(NamedTuple):
-    """A recipe of a stage, or an entry of `models`."""
+    """A recipe of a stage, or an entry of `models` or `llm_judges`."""
 
     section: str
     name: str
@@ -42,8 +46,14 @@ def ordered_references(value: RewardReferences) -> RewardReferences:
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     """Return the reference of each job input with a model of `reward` or `judge`.
 
-    The input of a single model has the name of the key, those of several are KEY.REFERENCE.
+    The input of a single model has the name of the key, those of several are KEY.REFERENCE. LLM
+    judges are no inputs.
     """
+    names = [
+        name
+        for name in weighted_references(value)
+        if parse_reference(name, "reward").section != JUDGES
+    ]
     if isinstance(value, str):
-        return {key: value}
-    return {f"{key}.{name}": name for name in weighted_references(value)}
+        return {key: value} if names else {}
+    return {f"{key}.{name}": name for name in names}

@@ -13,6 +13,7 @@ RENAMED_KEYS = {
         "prompts": "num_prompts",
         "samples": "num_generations",
         "bootstrap": "bootstrap_resamples",
+        "endpoint": "llm_judge",
     },
     "sft": {"keep": "save_strategy", "patience": "early_stopping_patience"},
     "rlhf": {

@@ -91,7 +91,9 @@ class RlhfSettings(TrainingSettings):
     missing_eos_penalty: NonNegative
     log_responses_steps: Count
 
-    # Not keys of a recipe: the models determine them. Templates of the actor, and of the models of
-    # `reward` by reference.
+    # Not keys of a recipe: models and judges determine them. Templates of the actor, and of the
+    # models of `reward` by reference.
     template: Template
     reward_templates: dict[str, Template]
+    # Those of `reward`, by name (snakechat/config/llm_judges.py).
+    llm_judges: dict[str, dict[str, Any]]

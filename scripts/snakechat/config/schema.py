@@ -21,10 +21,10 @@ from snakechat.config.common import Keyword, Name, Written
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.hints import key_hint
 from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.schema_errors import describe
 from snakechat.config.sections import RlhfKeys, Sections
 from snakechat.config.sft import SftSettings
 
@@ -135,8 +135,8 @@ def _placement_changes(stage: str) -> Schema:
 def recipe_schema(stage: str) -> Schema:
     """Return the schema of a recipe, all of whose keys are optional."""
     properties: Schema = _record(SETTINGS[stage])["properties"]
-    # The models of a recipe determine the templates.
-    for key in ("template", "reward_templates"):
+    # The models and judges of a recipe determine them.
+    for key in ("template", "reward_templates", "llm_judges"):
         properties.pop(key, None)
     if stage == "rlhf":
         properties |= _record(RlhfKeys)["properties"]
@@ -196,14 +196,8 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
         ConfigError: A key or value is invalid; the message names the key.
     """
     validator = _validator_class()(schema, format_checker=jsonschema.FormatChecker(["regex"]))
-    error = jsonschema.exceptions.best_match(validator.iter_errors(values))
-    if error:
-        key = ".".join(map(str, [*place, *error.absolute_path])) or "top level"
-        hint = ""
-        if error.validator == "type" and isinstance(error.instance, str):
-            hint = " (YAML reads 1e-5 as text: write 1.0e-5)"
-        if error.validator == "additionalProperties":
-            allowed = error.schema.get("properties", {})
-            unknown = [name for name in error.instance if name not in allowed]
-            hint = key_hint(str(unknown[0]), allowed)
-        raise ConfigError(f"config: {key}: {error.message}{hint}")
+    found = describe(validator.iter_errors(values))
+    if found:
+        path, message = found
+        key = ".".join(map(str, [*place, *path])) or "top level"
+        raise ConfigError(f"config: {key}: {message}")

@@ -1,6 +1,6 @@
 """Keys of the config other than training settings: datasets, models, evaluation and others."""
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from snakechat.config.common import (
     Count,
@@ -34,8 +34,8 @@ Glob = Annotated[
 Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?$")]
 EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
 
-# With path, hub and revision are optional: they name what path is a copy of.
-PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub", "revision"]}])
+# With path, hub is optional: it names what path is a copy of.
+PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub"]}])
 
 
 class PhaseWeights(TypedDict):
@@ -101,10 +101,26 @@ class SelectedDataset(TypedDict):
     max_rows: NotRequired[Count]
 
 
+class LabelledDataset(TypedDict):
+    """The pairs of another dataset (label), with the labels of an LLM judge."""
+
+    label: str
+    llm_judge: str
+    split: NotRequired[SplitWeights]
+    max_rows: NotRequired[Count]
+
+
+# The titles are for errors.
 Dataset = (
-    Annotated[SourceDataset, PATH_OR_HUB, Keyword("dependentRequired", {"eval": ["train"]})]
-    | GeneratedDataset
-    | SelectedDataset
+    Annotated[
+        SourceDataset,
+        PATH_OR_HUB,
+        Keyword("dependentRequired", {"eval": ["train"]}),
+        Keyword("title", "a dataset with path or hub"),
+    ]
+    | Annotated[GeneratedDataset, Keyword("title", "a dataset with generate")]
+    | Annotated[SelectedDataset, Keyword("title", "a dataset with generations")]
+    | Annotated[LabelledDataset, Keyword("title", "a dataset with label")]
 )
 
 
@@ -141,12 +157,18 @@ class InitializedModel(TypedDict):
     """A base model with random weights."""
 
     init: Annotated[Architecture, Keyword("additionalProperties", True)]
-    tokenizer: TrainedTokenizer | CopiedTokenizer
+    tokenizer: (
+        Annotated[TrainedTokenizer, Keyword("title", "a tokenizer with train_on")]
+        | Annotated[CopiedTokenizer, Keyword("title", "a tokenizer with path")]
+    )
     template: NotRequired[Template]
     prompt_sets: NotRequired[PromptSets]
 
 
-Model = Annotated[PretrainedModel, PATH_OR_HUB] | InitializedModel
+Model = (
+    Annotated[PretrainedModel, PATH_OR_HUB, Keyword("title", "a model with path or hub")]
+    | Annotated[InitializedModel, Keyword("title", "a model with init")]
+)
 
 SweepValues = Annotated[
     list[float | str | bool], Keyword("minItems", 1), Keyword("uniqueItems", True)
@@ -171,13 +193,25 @@ class RlhfKeys(TypedDict):
     ]
 
 
-class Endpoint(TypedDict):
-    """An OpenAI-compatible endpoint of a judge."""
+class TokenPrices(TypedDict):
+    """Prices of a million tokens, in any currency."""
+
+    prompt: NonNegative
+    completion: NonNegative
+
+
+class LlmJudge(TypedDict):
+    """A model behind an OpenAI-compatible endpoint that rates and compares responses."""
 
     url: Url
     model: NonEmptyText
-    key_env: EnvironmentVariable | None
-    prompts: Count
+    rubric: NonEmptyText
+    scale: NotRequired[tuple[float, float]]
+    parameters: NotRequired[dict[str, Any]]
+    key_env: NotRequired[EnvironmentVariable]
+    requests_per_minute: NotRequired[Positive]
+    concurrency: NotRequired[Count]
+    prices: NotRequired[TokenPrices]
 
 
 class Evaluation(TypedDict):
@@ -187,7 +221,8 @@ class Evaluation(TypedDict):
     num_generations: Count
     temperature: Positive
     bootstrap_resamples: Annotated[int, Keyword("minimum", 100)]
-    endpoint: Endpoint | None
+    llm_judge: str | None
+    llm_judge_prompts: Count
 
 
 class PromptEval(TypedDict):
@@ -240,6 +275,7 @@ class Sections(TypedDict):
     split: Split
     datasets: dict[Name, Dataset]
     models: dict[Name, Model]
+    llm_judges: dict[Name, LlmJudge]
     sweeps: dict[Name, Sweep]
     evaluation: Evaluation
     prompt_eval: PromptEval

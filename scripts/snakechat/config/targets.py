@@ -5,7 +5,7 @@ from pathlib import Path
 from snakechat.config.recipes import STAGES, Config
 
 # Folder and suffix of the pages that users ask for, by recipe.
-PAGES = {"record": "md", "zero": "html", "prompt_eval": "html", "rw_eval": "html"}
+PAGES = {"record": "html", "zero": "html", "prompt_eval": "html", "rw_eval": "html"}
 FIRST_TARGET = "output/rlhf/tiny"
 
 
@@ -18,7 +18,7 @@ def default_targets(config: Config) -> list[str]:
         (stage, name)
         for stage in STAGES
         for name in config.values[stage]["recipes"]
-        if Path(f"output/{stage}/{name}.manifest.json").exists()
+        if _has_result(f"output/{stage}/{name}")
     ]
     upstream = set()
     for stage, name in built:
@@ -42,6 +42,21 @@ def default_targets(config: Config) -> list[str]:
         if all(_exists(config, page.parent.name, name) for name in page.stem.split("-vs-"))
     ]
     return targets or [FIRST_TARGET]
+
+
+def _has_result(path: str) -> bool:
+    """Return whether a result exists, also if the publishing of a later one was interrupted."""
+    return any(Path(f"{path}{suffix}").exists() for suffix in (".manifest.json", "", ".run.json"))
+
+
+def results_of_other_configs(config: Config) -> list[str]:
+    """Return the recipes with results that the config does not have, as STAGE/NAME."""
+    return [
+        f"{stage}/{name}"
+        for stage in STAGES
+        for path in sorted(Path("output", stage).glob("*.manifest.json"))
+        if (name := path.name.removesuffix(".manifest.json")) not in config.values[stage]["recipes"]
+    ]
 
 
 def _exists(config: Config, stage: str, name: str) -> bool:

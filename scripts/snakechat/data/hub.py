@@ -7,6 +7,7 @@ the hub, offline too, and all requests are retried while the hub is unavailable.
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -42,6 +43,13 @@ ONLINE_ONCE = "run once without HF_HUB_OFFLINE to download it"
 TIMEOUT = 30
 # Seconds between retries while the hub is unavailable: two minutes in total.
 RETRY_WAITS = (1, 2, 4, 8, 16, 32, 64)
+# The same before the hub has answered once: a machine without a network should not wait.
+FIRST_WAITS = (1,)
+UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
+WITHOUT_NETWORK = (
+    "the Hub is unreachable: set path to a local copy, or HF_HUB_OFFLINE=1 if its cache has the"
+    " files"
+)
 
 
 def fetch(
@@ -150,7 +158,10 @@ def repository_info(
 ) -> ModelInfo | DatasetInfo:
     """Ask the hub for the commit of a revision, and for the sizes and digests of its files."""
     ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
-    return retry(lambda: ask(repository, revision=revision, files_metadata=files, timeout=TIMEOUT))
+    return retry(
+        lambda: ask(repository, revision=revision, files_metadata=files, timeout=TIMEOUT),
+        unreachable_waits=FIRST_WAITS,
+    )
 
 
 def licence_of(folder: Path) -> str | None:
@@ -175,7 +186,8 @@ def hub_errors(source: str) -> Iterator[None]:
         yield
     # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
     except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{source}: {one_line(error)}") from None
+        hint = f": {WITHOUT_NETWORK}" if isinstance(error, UNREACHABLE) else ""
+        raise InputError(f"{source}: {one_line(error)}{hint}") from None
 
 
 def one_line(error: BaseException) -> str:
@@ -297,25 +309,28 @@ def content_digest(path: Path, is_lfs: bool) -> str:
         return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
-def retry(request: Callable[[], T]) -> T:
+def retry(request: Callable[[], T], unreachable_waits: tuple[int, ...] = RETRY_WAITS) -> T:
     """Return request(), called again after each wait while the hub or the network is unavailable.
+
+    unreachable_waits: The waits, in seconds, while no connection is made at all.
 
     hf_hub_download retries broken transfers by itself, but neither server errors nor an outage that
     lasts longer than some seconds.
     """
-    waits = iter(RETRY_WAITS)
-    while True:
+    for attempt in itertools.count():
         try:
             return request()
         except (httpx2.HTTPError, OSError) as error:
             # LocalEntryNotFoundError hides the failed request that made the library use its cache.
             hidden = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
             cause = hidden or error
-            wait = next(waits, None)
-            if wait is None or not is_transient(cause):
+            waits = unreachable_waits if isinstance(cause, UNREACHABLE) else RETRY_WAITS
+            if attempt >= len(waits) or not is_transient(cause):
                 raise cause from None
+            wait = waits[attempt]
         print(f"{one_line(cause)}: next attempt in {wait} s", file=sys.stderr)
         time.sleep(wait)
+    raise AssertionError("unreachable")
 
 
 def is_transient(error: BaseException) -> bool:

@@ -25,8 +25,8 @@ RECIPE_SETTINGS = (
     *("reward", "judge", "reward_templates", "datasets"),
 )
 # Settings that the config has at its top level, and those that it has nowhere.
-TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets")
-DERIVED = ("exact_check", "trained_on", "unpaired", "mismatched_max_length")
+TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets", "llm_judges")
+DERIVED = ("exact_check", "trained_on", "unpaired", "mismatched_max_length", "batches")
 # Config sections of the rules whose names do not contain them.
 STAGES = {
     "compute_reference": "dpo",
@@ -117,13 +117,15 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def config_key(spec: Spec, key: str) -> str:
     """Return where the config sets a setting of a job: sft.learning_rate for one of train_sft."""
+    # Settings of a training that compute_reference follows.
+    key = key.removeprefix("batches.")
     rule, first = spec["rule"], key.partition(".")[0]
     stage = STAGES.get(rule, rule.partition("_")[2])
     if first in (*TOP_LEVEL_KEYS, *DERIVED):
         return key
     if first == "reward_templates":
         return "template"
-    if rule in ("import_dataset", "select_responses") or first == "max_rows":
+    if rule in ("import_dataset", "select_responses", "label_pairs") or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
     if rule == "split_dataset":
         return f"split.{key}"
@@ -229,7 +231,9 @@ def count_rows(source: str | None, name: str) -> int | None:
         source: Folder of the dataset.
         name: Name of the file in the spec: the split, a slash, the path in the folder.
     """
-    path = Path(source or "", name.partition("/")[2])
+    if source is None:
+        return None
+    path = Path(source, name.partition("/")[2])
     try:
         # Snakemake's own environment may lack the libraries that read rows.
         from snakechat.data.sources import count_rows, read_rows

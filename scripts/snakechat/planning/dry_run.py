@@ -1,7 +1,9 @@
 """Run a dry run of Snakemake and read the planned jobs from its output.
 
 The output names the spec of each job, which contains all that its result is made from, and its
-placement. Both are part of the command that `snakemake -n -p` prints: no private interface is used.
+placement. Both are part of the command that `snakemake -n -p` prints: no private interface of
+Snakemake is used. A dry run writes no spec files; the workflow writes them to the folder that the
+variable SNAKECHAT_SPECS names.
 """
 
 import argparse
@@ -11,10 +13,14 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from snakechat.workflow.errors import NOT_IN_CONFIG
+from snakechat.workflow.specs import FOLDER
 
 # First line of an error of the workflow, of Snakemake or of its command line.
 ERROR = re.compile(r"(\S+: )?[Ee]rror: |\w+(Error|Exception)\b")
@@ -53,8 +59,8 @@ def parse_arguments(
     return parser.parse_args(command_line[:end]), command_line[end:]
 
 
-def dry_run(arguments: list[str]) -> tuple[str, str]:
-    """Run `snakemake ARGUMENTS -n`; return its working directory and its output.
+def dry_run(arguments: list[str]) -> tuple[str, dict[str, PlannedJob]]:
+    """Run `snakemake ARGUMENTS -n`; return its working directory and its jobs (planned_jobs).
 
     Exits with Snakemake's code and message if it fails.
     """
@@ -62,29 +68,40 @@ def dry_run(arguments: list[str]) -> tuple[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # The lowest level of --quiet overrides a profile that hides the commands, which are needed.
     command = ["snakemake", *arguments, "-n", "-p", "--nocolor", "--quiet", "progress"]
-    try:
-        process = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        sys.exit("error: snakemake is not installed: activate its environment")
+    with tempfile.TemporaryDirectory() as specs:
+        environment = {**os.environ, "PATH": path, "SNAKECHAT_SPECS": specs}
+        try:
+            process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        except FileNotFoundError:
+            sys.exit("error: snakemake is not installed: activate its environment")
+        check_success(process)
+        folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
+        if not folder:
+            sys.exit("error: Snakemake prints no plan with these options")
+        return folder[1], planned_jobs(process.stdout, Path(specs))
+
+
+def check_success(process: subprocess.CompletedProcess[str]) -> None:
+    """Exit with the code and the message of a process that failed; repeat its warnings."""
     if process.returncode:
         lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
         lines = [line for line in lines if line.strip() and not line.startswith("Using ")]
         first = next((number for number, line in enumerate(lines) if ERROR.match(line)), 0)
         print(*lines[first:], sep="\n", file=sys.stderr)
         sys.exit(process.returncode)
-    folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
-    if not folder:
-        sys.exit("error: Snakemake prints no plan with these options")
-    return folder[1], process.stdout
+    for line in process.stderr.splitlines():
+        if NOT_IN_CONFIG in line:
+            print(line, file=sys.stderr)
 
 
-def planned_jobs(output: str) -> dict[str, PlannedJob]:
+def planned_jobs(output: str, specs: Path) -> dict[str, PlannedJob]:
     """Return the jobs in the output of a dry run, by the paths of their results.
 
-    Jobs follow their upstream jobs. Paths are relative to the working directory of the dry run,
-    which has to be the current one.
+    Jobs follow their upstream jobs.
+
+    Args:
+        output: The output.
+        specs: The folder with the specs of the jobs.
     """
     jobs: dict[str, PlannedJob] = {}
     reason = ""
@@ -95,7 +112,8 @@ def planned_jobs(output: str) -> dict[str, PlannedJob]:
         # Rules without a command ("None") stand for the folders that users request.
         if kind == "Shell command" and "--spec" in text:
             command = shlex.split(text)
-            spec = json.loads(Path(command[command.index("--spec") + 1]).read_text())
+            path = Path(command[command.index("--spec") + 1]).relative_to(FOLDER)
+            spec = json.loads((specs / path).read_text())
             placement = (
                 command[command.index("--placement") + 1] if "--placement" in command else "{}"
             )

@@ -68,17 +68,17 @@ class CodeCache:
     """program_code with a memory on disk.
 
     Args:
-        path: File of the memory. It has to be another one whenever any file of scripts/ or rewards/
-            changes.
+        path: File of the memory.
+        sources: Digest of all files of scripts/ and rewards/. The memory holds for one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, sources: str) -> None:
+        self.path, self.sources = path, sources
         try:
-            known = json.loads(path.read_text())
+            known = json.loads(path.read_text())[sources]
             self._known = {key: Code(code[0], frozenset(code[1])) for key, code in known.items()}
-        except (OSError, ValueError, TypeError, AttributeError, IndexError):
-            # Missing, or damaged by a full disk.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            # Missing, of other sources, or damaged by a full disk.
             self._known = {}
 
     def code(self, program: Path, reward_functions: tuple[str, ...]) -> Code:
@@ -89,7 +89,7 @@ class CodeCache:
             known = {key: [code.digests, sorted(code.imports)] for key, code in self._known.items()}
             # Without it, planning takes half a second longer.
             with suppress(OSError):
-                write_atomically(self.path, json.dumps(known), durable=False)
+                write_atomically(self.path, json.dumps({self.sources: known}), durable=False)
         return self._known[key]
 
 

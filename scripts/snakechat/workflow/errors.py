@@ -2,10 +2,15 @@
 
 import os
 import re
+import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from snakechat.workflow.distributed import world_size
+from snakechat.workflow.distributed import rank, world_size
+
+# Start of the line about results that today's config does not have.
+NOT_IN_CONFIG = "not in this config:"
 
 # Placement settings that determine how much memory a job needs.
 MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
@@ -13,6 +18,13 @@ MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage
 
 class InputError(Exception):
     """A user's mistake or damaged input, reported in one line without a traceback."""
+
+
+@cache
+def warn(message: str) -> None:
+    """Print a warning of one line, once; of several processes, the first one prints it."""
+    if rank() == 0:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def describe_environment_error(

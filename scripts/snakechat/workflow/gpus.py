@@ -62,6 +62,17 @@ def try_lock(path: Path) -> bool:
     return True
 
 
+def has_gpu() -> bool:
+    """Return whether this machine seems to have a GPU, without importing torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    # Device files of NVIDIA, AMD and WSL.
+    devices = Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or any(
+        (devices / name).exists() for name in ("kfd", "dxg")
+    )
+
+
 def visible_devices() -> list[str]:
     """Return the ids of the GPUs that the user or the cluster allows, or of all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -2,7 +2,7 @@
 
 A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. The
 result appears by one rename, with NAME.manifest.json and NAME.run.json next to it. If it exists
-already, `reuse_result` publishes it without running the program.
+already and the build does not force it, `reuse_result` publishes it without running the program.
 
 Standard library only: scripts/launch.py calls `reuse_result` before the program imports torch.
 """
@@ -36,13 +36,16 @@ from snakechat.workflow.manifest import (
     check_files,
     input_digest,
     is_complete,
+    manifest_path,
     read_input,
+    read_manifest,
     result_files,
     result_key,
 )
 from snakechat.workflow.pins import check_installed
 from snakechat.workflow.result_cache import ResultCache
 from snakechat.workflow.run_record import run_record
+from snakechat.workflow.snapshot import read_build
 
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
@@ -131,7 +134,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         def inputs_are_checked_and_result_exists() -> bool:
             for name, manifest in manifests.items():
                 check_files(job.inputs[name], manifest)
-            return is_complete(job.target, spec, job.input_digests)
+            return not is_forced(spec) and is_complete(job.target, spec, job.input_digests)
 
         if not verified_once_per_node(inputs_are_checked_and_result_exists):
             if rank() == 0:
@@ -166,7 +169,7 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         placement: Where and how the job would run.
 
     Returns:
-        Whether the result is published. If not, the program has to run.
+        Whether the result is published. If not, the program has to run, as for forced results.
 
     Exits with code 1 and one line on standard error if the inputs or the spec are wrong.
     """
@@ -178,19 +181,25 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         descriptor = lock(spec)
         job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
         recover(job)
-        if is_complete(job.target, spec, job.input_digests):
-            published = True
-            print(f"{job.target} is kept: it was made from the same spec and inputs")
-        elif (cache := cache_of(job.placement)) and take(cache, job):
-            published = True
-            print(f"{job.target} is taken from the cache {cache.folder}")
-        if published:
-            finish(job)
+        if not is_forced(spec):
+            published = publish_existing(job)
         # The first process of the program takes it, while this one may wait for its end.
         os.close(descriptor)
 
     report_errors(work, spec_file, placement)
     return published
+
+
+def publish_existing(job: Job[Any]) -> bool:
+    """Publish the result of a job if it exists in its place or in the cache; return whether."""
+    if is_complete(job.target, job.spec, job.input_digests):
+        print(f"{job.target} is kept: it was made from the same spec and inputs")
+    elif (cache := cache_of(job.placement)) and take(cache, job):
+        print(f"{job.target} is taken from the cache {cache.folder}")
+    else:
+        return False
+    finish(job)
+    return True
 
 
 def report_errors(work: Callable[[], None], spec_file: str, placement: Mapping[str, Any]) -> None:
@@ -247,6 +256,12 @@ def read_spec(path: str | Path) -> dict[str, Any]:
     return spec
 
 
+def is_forced(spec: Mapping[str, Any]) -> bool:
+    """Return whether the build computes a result although it exists (snakemake --force)."""
+    build = os.environ.get("SNAKECHAT_BUILD")
+    return bool(build and spec["path"] in read_build(build).forced)
+
+
 def lock(spec: Mapping[str, Any]) -> int:
     """Make this process the only one that writes the result of a spec; see acquire_lock."""
     target = Path(spec["path"])
@@ -275,7 +290,8 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 # A job may be killed between any two of these steps. Its next run continues from what is there:
 # 1. The run record is written next to the result, then the manifest in the new folder, which is
 #    complete from now on.
-# 2. The old result is moved aside, and the new folder takes its place.
+# 2. The manifest next to the old result is deleted, as it would not describe the new folder.
+#    The old result is moved aside, and the new folder takes its place.
 # 3. The manifest is written next to the result, which makes it visible to the build.
 # 4. The cache of results gets a copy, and leftovers are deleted.
 
@@ -298,10 +314,24 @@ def write_manifest(job: Job[Any], started: float) -> None:
 
 def publish(job: Job[Any]) -> None:
     """Replace the old result by the new folder."""
+    if is_forced(job.spec):
+        compare_with_old(job)
+    manifest_path(job.target).unlink(missing_ok=True)
     if job.target.exists():
         os.replace(job.target, unused_name(job))
     os.replace(job.result, job.target)
     fsync(job.target.parent)
+
+
+def compare_with_old(job: Job[Any]) -> None:
+    """Print whether a forced run made the bytes of the result that it replaces."""
+    old, new = (read_manifest(folder / "manifest.json") for folder in (job.target, job.result))
+    if old is None or new is None:
+        return
+    names = old["files"].keys() | new["files"].keys()
+    changed = sorted(name for name in names if old["files"].get(name) != new["files"].get(name))
+    outcome = f"other bytes than before: {', '.join(changed)}" if changed else "the same bytes"
+    print(f"{job.target}: the forced run made {outcome}")
 
 
 def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
@@ -348,7 +378,7 @@ def finish(job: Job[Any]) -> None:
     # copy in the folder restores it, without computing anything.
     write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
     if cache := cache_of(job.placement):
-        cache.put(job.key, job.target, run_files(job.spec))
+        cache.put(job.key, job.target, run_files(job.spec), replace=is_forced(job.spec))
     # The states of other specs are superseded too.
     for leftover in (job.result, *replaced_results(job), job.states.parent):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A check before the first job of a build, which costs less than finding the mistake in a job.
+"""Checks before the first job of a build, which cost less than finding the mistake in a job.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -6,12 +6,27 @@ Standard library only: the workflow imports this module while it plans.
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
 
 PROGRAM = "snakechat.algorithms.reward_functions"
+
+
+def no_gpu(recipe: str) -> str:
+    """Return the message about a recipe that needs a GPU, on a machine that has none."""
+    return (
+        f"{recipe} needs a GPU, and this machine has none: add --config deployment=cpu to train on"
+        " the CPU"
+    )
+
+
+def check_gpus(recipe: str) -> None:
+    """Raise InputError if torch finds no GPU, which a recipe needs."""
+    program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode:
+        raise InputError(no_gpu(recipe))
 
 
 def import_reward_functions(sources: Path, names: Collection[str]) -> None:
@@ -38,3 +53,11 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
     if process.returncode:
         lines = process.stdout.strip().splitlines() or [f"exit code {process.returncode}"]
         raise InputError(lines[-1].removeprefix("error: "))
+
+
+def check_folders(results: Iterable[str]) -> None:
+    """Raise InputError for a result in a folder that exists and is read-only."""
+    for result in results:
+        folder = Path(result).parent
+        if folder.exists() and not os.access(folder, os.W_OK):
+            raise InputError(f"{result} cannot be written: its folder is read-only")

@@ -109,7 +109,13 @@ class ResultCache:
                 _replace(path, entry / "run" / name)
         return taken
 
-    def put(self, key: str, folder: Path, run_files: Mapping[str, Path] = NOTHING) -> None:
+    def put(
+        self,
+        key: str,
+        folder: Path,
+        run_files: Mapping[str, Path] = NOTHING,
+        replace: bool = False,
+    ) -> None:
         """Store a finished result, unless the cache has it already.
 
         Args:
@@ -117,11 +123,15 @@ class ResultCache:
             folder: Folder of the result, with its manifest.json.
             run_files: Files and folders that belong to the run, not to the result, by names of one
                 part. Missing ones are skipped.
+            replace: Whether to store it in any case, in place of what the cache has.
         """
         entry = self._entry_folder(key)
-        if os.path.isdir(entry):
+        exists = os.path.isdir(entry)
+        if exists and not replace:
             return
         try:
+            if exists:
+                self._remove(entry)
             self._store(key, entry, folder, run_files)
         except Damaged as problem:
             _warn(f"{folder} is not stored in {self.folder}: {problem}")
@@ -187,7 +197,7 @@ class ResultCache:
 
     def _temporary_folder(self) -> Path:
         """Return a new name in FOLDER/tmp, which is created."""
-        _make_folder(self.folder / "tmp")
+        make_folder(self.folder / "tmp")
         return self.folder / "tmp" / uuid.uuid4().hex
 
     def _store(self, key: str, entry: Path, folder: Path, run_files: Mapping[str, Path]) -> None:
@@ -201,16 +211,16 @@ class ResultCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self._temporary_folder()
         try:
-            _make_folder(temporary)
-            _make_folder(temporary / "result")
-            place_result(folder, temporary / "result", manifest, make_folder=_make_folder)
-            _make_folder(temporary / "run")
+            make_folder(temporary)
+            make_folder(temporary / "result")
+            place_result(folder, temporary / "result", manifest, make_folder=make_folder)
+            make_folder(temporary / "run")
             for name, path in run_files.items():
                 if path.exists():
-                    copy_run_file(path, temporary / "run" / name, make_folder=_make_folder)
+                    copy_run_file(path, temporary / "run" / name, make_folder=make_folder)
             write_entry(temporary / RECORD, manifest)
             fsync(temporary)
-            _make_folder(entry.parent)
+            make_folder(entry.parent)
             try:
                 os.rename(temporary, entry)
             except OSError:
@@ -277,7 +287,7 @@ def _identity(entry: Path) -> Identity | None:
         return None
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder with the mode of its parent, whatever the umask: a team may share it."""
     try:
         folder.mkdir()

@@ -6,13 +6,19 @@ Written for Snakemake 9.27 and later versions 9. The workflow imports this modul
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
+from snakemake.io import Mtime
+from snakemake.jobs import Job
 from snakemake.logging import logger
-from snakemake.settings.types import SharedFSUsage, StorageSettings
+from snakemake.settings.types import RerunTrigger, SharedFSUsage, StorageSettings
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
 
@@ -70,7 +76,10 @@ def config_options(arguments: list[str] | None = None) -> list[str]:
 
 
 def refuse_listings(workflow: Any) -> None:
-    """Have --summary and --list-*-changes fail: they know nothing of specs and contents."""
+    """Have --summary and --list-*-changes fail: they know nothing of specs and contents.
+
+    So does --delete-all-output, which would delete manifests and leave the results.
+    """
 
     def fail(*_: Any, **__: Any) -> NoReturn:
         sys.exit(
@@ -78,19 +87,154 @@ def refuse_listings(workflow: Any) -> None:
             " here what is stale: run python scripts/explain.py, or snakemake -n"
         )
 
+    delete_output = workflow.delete_output
+
+    def delete(only_temp: bool = False, dryrun: bool = False) -> None:
+        if not only_temp:
+            sys.exit(
+                "error: --delete-all-output knows the manifests of results and not their files: run"
+                " make clean-output, or delete folders below output/"
+            )
+        delete_output(only_temp=only_temp, dryrun=dryrun)
+
     workflow.summary = workflow.list_changes = fail
+    workflow.delete_output = delete
+
+
+def explain_rule_targets() -> None:
+    """Have a rule that is given as the target fail with a line that shows what a target is."""
+
+    # Elsewhere than in Snakemake, importing it first is an error (circular imports).
+    from snakemake.dag import DAG
+
+    async def make_job(dag: Any, rule: Any) -> Any:
+        if rule.has_wildcards():
+            target = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), str(rule.output[0]))
+            sys.exit(
+                f"error: {rule.name} is a rule, and targets are results: snakemake {target}, with"
+                " names of your config (--until and --forcerun take rules)"
+            )
+        return await dag.new_job(rule)
+
+    DAG.rule2job = make_job
 
 
 def check_command(workflow: Any) -> None:
-    """Raise InputError for --touch, which would claim that stale results are up to date.
+    """Raise InputError for options that would leave results in a wrong state.
 
-    Snakemake knows it once it has parsed the Snakefile.
+    Snakemake knows them once it has parsed the Snakefile.
     """
     if workflow.touch:
         raise InputError(
             "--touch sets times, which do not decide here what is stale: to keep results whose code"
             " or libraries changed, run python scripts/accept.py TARGET --because REASON"
         )
+    # None while Snakemake writes a report.
+    settings = workflow.execution_settings
+    if workflow.is_main_process and not workflow.dryrun and settings and settings.no_hooks:
+        raise InputError("--no-hooks: the first hook writes what jobs are made from: omit it")
+
+
+# --- staleness --------------------------------------------------------------------------------
+
+
+class SameTimes(dict[Any, Any]):
+    """A cache of file times in which all files have the same time."""
+
+    def __contains__(self, file: object) -> bool:
+        return True
+
+    def __getitem__(self, file: Any) -> Mtime:
+        return Mtime(local=1.0)
+
+
+def decide_staleness(workflow: Any, changes: Callable[[str], str]) -> None:
+    """Have a function decide which existing results are stale, in place of the times of files.
+
+    To be called by input functions, the first code of ours that runs when the DAG exists. Later
+    calls do nothing.
+
+    Args:
+        changes: Returns why an output is stale, or an empty string.
+    """
+    if isinstance(workflow.iocache.mtime, SameTimes):
+        return
+
+    def params_changed(job: Any) -> str:
+        missing = [path for path in job.output if not Path(path).exists()]
+        # Snakemake asks only for the outputs that are needed: a page may exist without its result.
+        if 0 < len(missing) < len(job.output):
+            return f"missing {', '.join(missing)}"
+        return "; ".join(filter(None, map(changes, job.output)))
+
+    workflow.iocache._mtime = SameTimes()
+    workflow.dag_settings.rerun_triggers = frozenset([RerunTrigger.PARAMS])
+    persistence = workflow.persistence
+    # A tree that is read-only can be planned too; check_folders names it before the first job.
+    Job.check_protected_output = _do_nothing
+    if workflow.dryrun:
+        persistence.save_iocache = lambda: None
+    persistence.has_metadata = lambda job: True
+    persistence.has_outdated_metadata = lambda job: False
+    persistence.params_changed = params_changed
+
+
+def keep_published_files() -> None:
+    """Have Snakemake delete neither results nor logs before a job starts or after it failed.
+
+    Programs replace a result as a whole when they publish the new one, and the launcher empties a
+    log when it starts a program.
+    """
+
+    Job.remove_existing_output = Job.cleanup = _do_nothing
+
+
+async def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def force_inputs(workflow: Any, rule: str, output: str, inputs: Iterable[str]) -> None:
+    """Force the jobs that make the inputs of a rule without a command, if it is forced itself."""
+    dag = workflow.dag
+    if _is_forced(dag, rule, [output]):
+        dag.forcefiles.update(inputs)
+
+
+def _is_forced(dag: Any, rule: str, outputs: Iterable[str]) -> bool:
+    """Return whether --force, --forceall or --forcerun asks for a job.
+
+    Its `Reason` does not say so if an upstream job is a reason too.
+    """
+    forced_rules = {forced.name for forced in dag.forcerules}
+    return rule in forced_rules or not dag.forcefiles.isdisjoint(outputs)
+
+
+class JobToRun(NamedTuple):
+    """A job of the DAG that has a command and will run.
+
+    rule, name: Its rule, and its wildcards as a path. forced: Whether --force, --forceall or
+    --forcerun asks for it.
+    """
+
+    rule: str
+    name: str
+    forced: bool
+
+
+def jobs_to_run(workflow: Any) -> Iterator[JobToRun]:
+    """Yield the jobs with a command that will run."""
+    for job in workflow.dag.needrun_jobs():
+        if not job.is_norun:
+            forced = _is_forced(workflow.dag, job.rule.name, job.output)
+            yield JobToRun(job.rule.name, "/".join(job.wildcards), forced)
+
+
+def count_steps(workflow: Any) -> None:
+    """Have the progress count the jobs that will run: Snakemake counts those behind --until too."""
+    workflow.dag._len = sum(1 for _ in workflow.dag.needrun_jobs())
+
+
+# --- messages and settings --------------------------------------------------------------------
 
 
 def check_scheduler(workflow: Any) -> None:
@@ -102,18 +246,63 @@ def check_scheduler(workflow: Any) -> None:
         )
 
 
-def hide_messages_about_folders(workflow: Any) -> None:
-    """Drop messages of Snakemake that hold for every result folder that users ask for.
+def jobs_run_here(workflow: Any, arguments: list[str] | None = None) -> bool:
+    """Return whether jobs run on this machine, or would run without --dry-run."""
+    name = workflow.executor_plugin.name
+    words = sys.argv if arguments is None else arguments
+    options = {word.partition("=")[0] for word in words}
+    elsewhere = options & {"--profile", "--executor", "-e"} or "SNAKEMAKE_PROFILE" in os.environ
+    return name == "local" or (name == "dryrun" and not elsewhere)
 
-    Its plan did not expect the folder, and it has no metadata of it, because an upstream job wrote
-    it and its own rule has no command.
+
+def hide_messages(workflow: Any) -> None:
+    """Drop messages of Snakemake that do not apply.
+
+    Its plan did not expect the folders that users ask for, and it has no metadata of them, because
+    an upstream job wrote them and their own rule has no command. What it advises for stale results
+    (--rerun-triggers, --cleanup-metadata) has no effect (`decide_staleness`).
     """
-    workflow.log_missing_metadata_info = lambda: None
+    workflow.log_missing_metadata_info = workflow.log_provenance_info = lambda: None
 
     def is_wanted(record: logging.LogRecord) -> bool:
         return "were not present when the DAG was created" not in record.getMessage()
 
     logger.addFilter(is_wanted)
+
+
+def repeat_errors() -> None:
+    """Have a failed build end with the errors of its jobs, and print each command once.
+
+    Each error is the last line of a job's log.
+    """
+    errors: dict[str, None] = {}
+
+    def shorten(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text.startswith("RuleException:\nCalledProcessError"):
+            # The message about the job has the same command.
+            return False
+        if getattr(record, "event", None) == LogEvent.JOB_ERROR:
+            error = _last_line(getattr(record, "log", ()))
+            errors[error] = None
+            # A cluster's plugin says how the job ended, and where its log is.
+            record.__dict__["rule_msg"] = getattr(record, "rule_msg", None) or error
+        if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
+            record.msg, record.args = "\n".join(errors), ()
+        return True
+
+    logger.addFilter(shorten)
+
+
+def _last_line(logs: Sequence[str]) -> str:
+    """Return the last line of the first log of a job, or where to look for its error."""
+    try:
+        lines = Path(logs[0]).read_text(errors="replace").split("\n")
+    except (IndexError, OSError):
+        lines = []
+    # Progress bars return to the start of their line.
+    texts = [text for line in lines if (text := line.rpartition("\r")[2].strip())]
+    return texts[-1] if texts else f"error: a job ended without a message: {', '.join(logs)}"
 
 
 class SharedVolume(StorageSettings):

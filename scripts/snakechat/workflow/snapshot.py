@@ -4,18 +4,22 @@ output/code/DIGEST/ is a copy of the files that jobs run, named after their cont
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
 
 On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
-snapshot and the config.
+snapshot and the config. Jobs learn from it which results the user forces.
+
+Planning knows the names of both; they are written when the jobs start, so that a dry run writes
+nothing.
 
 Standard library only: the workflow imports this module while it plans.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakechat.workflow.digests import canonical_json, write_atomically
 
@@ -27,55 +31,95 @@ PINS = "requirements*.txt"
 MAX_AGE_SECONDS = 7 * 24 * 3600
 
 
-def take_snapshot(root: Path) -> Path:
-    """Copy the sources, unless a snapshot of them exists; return the folder of the snapshot.
+class Snapshot(NamedTuple):
+    """The sources at one moment.
 
-    A snapshot that was edited or damaged is replaced.
+    Attributes:
+        folder: Where they are copied to; its name is the digest of their content.
+        files: The content of each file by its path.
+    """
+
+    folder: Path
+    files: dict[str, bytes]
+
+    def write(self) -> None:
+        """Copy the sources, unless the copy exists. One that was edited or damaged is replaced.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        folder = self.folder
+        if folder.is_dir() and source_files(folder) == self.files:
+            return
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        for name, content in self.files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            # Another process has taken the same snapshot.
+            shutil.rmtree(temporary)
+            if not folder.is_dir():
+                raise
+
+
+def take_snapshot(root: Path) -> Snapshot:
+    """Read the sources.
 
     Raises:
-        OSError: A source cannot be read, or the snapshot cannot be written.
+        OSError: A source cannot be read.
     """
     files = source_files(root)
     sha = hashlib.sha256()
     for name, content in files.items():
         sha.update(f"{name}\0{len(content)}\0".encode() + content)
-    snapshot = SNAPSHOTS / sha.hexdigest()[:16]
-    if snapshot.is_dir() and source_files(snapshot) == files:
-        return snapshot
-    temporary = snapshot.with_name(f".{snapshot.name}.{os.getpid()}")
-    for name, content in files.items():
-        path = temporary / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    shutil.rmtree(snapshot, ignore_errors=True)
-    try:
-        os.rename(temporary, snapshot)
-    except OSError:
-        # Another process has taken the same snapshot.
-        shutil.rmtree(temporary)
-        if not snapshot.is_dir():
-            raise
-    return snapshot
+    return Snapshot(SNAPSHOTS / sha.hexdigest()[:16], files)
 
 
-def write_build(snapshot: Path, config: dict[str, Any], command_line: dict[str, Any]) -> Path:
-    """Write what the jobs of a build plan with; return the path of the file.
+class Build(NamedTuple):
+    """What the jobs of a build plan with.
 
-    Args:
+    Attributes:
+        sources: The folder of the snapshot.
         config: The config as Snakemake read it.
         command_line: What --config set.
-
-    Raises:
-        OSError: The file cannot be written.
+        forced: The results that jobs compute although they exist.
     """
-    build = {"sources": str(snapshot.absolute()), "config": config, "command_line": command_line}
-    text = canonical_json(build)
-    path = SNAPSHOTS / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    if path.exists() and path.read_text() == text:
-        os.utime(path)
-    else:
-        write_atomically(path, text, durable=False)
-    return path
+
+    sources: str
+    config: dict[str, Any]
+    command_line: dict[str, Any]
+    forced: list[str]
+
+    @property
+    def path(self) -> Path:
+        """The absolute path of the file, which does not depend on what is forced.
+
+        It is known before the jobs are: plugins read it when they start.
+        """
+        key = canonical_json(self._replace(forced=[])._asdict())
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return (SNAPSHOTS / f"{name}.json").absolute()
+
+    def write(self) -> None:
+        """Write the file, unless it exists.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        text = canonical_json(self._asdict())
+        if self.path.exists() and self.path.read_text() == text:
+            os.utime(self.path)
+        else:
+            write_atomically(self.path, text, durable=False)
+
+
+def read_build(path: str | Path) -> Build:
+    """Return the build in a file."""
+    return Build(**json.loads(Path(path).read_text()))
 
 
 def source_files(root: Path) -> dict[str, bytes]:

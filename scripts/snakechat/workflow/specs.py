@@ -7,16 +7,19 @@ results are the inputs. The inputs themselves count by their content, which the 
 Standard library only: the workflow imports this module while it plans.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.workflow.code_digests import Code, program_code
-from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.digests import DigestCache, digest, write_atomically
 from snakechat.workflow.pins import pins_of
 
 FOLDER = Path("output/specs")
+# What planning remembers; it can be deleted at any time. Planning writes nowhere else.
+MEMORY = Path(".snakemake/snakechat")
 
 
 # The rule and the name of a job.
@@ -50,9 +53,24 @@ def _nothing(*_: str) -> dict[str, Any]:
     return {}
 
 
-def spec_path(rule: str, name: str, spec_digest: str) -> Path:
+def spec_path(rule: str, name: str, spec_digest: str, folder: Path = FOLDER) -> Path:
     """Return the path of a job's spec file."""
-    return FOLDER / rule / f"{name}-{spec_digest[:16]}.json"
+    return folder / rule / f"{name}-{spec_digest[:16]}.json"
+
+
+def write_spec(spec: dict[str, Any], folder: Path = FOLDER) -> str:
+    """Write the spec file of a job, unless it exists, and return its path.
+
+    Jobs compare a spec file with its name; a damaged one is replaced here.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = spec_path(spec["rule"], spec["name"], digest(spec), folder)
+    text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write_atomically(path, text, durable=False)
+    return str(path)
 
 
 class Specs:
@@ -68,7 +86,7 @@ class Specs:
     ) -> None:
         self.root = root
         self.rules: dict[str, Rule] = {}
-        self.file_digests = DigestCache(FOLDER / "digests.json")
+        self.file_digests = DigestCache(MEMORY / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
         self._code = code

@@ -26,6 +26,12 @@ def tiny(stage, **settings):
     return {stage: {"recipes": {"tiny": settings}}}
 
 
+def judge(**settings):
+    """Return an LLM judge with changed settings."""
+    entry = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind.", **settings}
+    return {"llm_judges": {"wise": entry}}
+
+
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
     "bytes": b"NAME = '\xc3('\n",
@@ -71,7 +77,7 @@ MISTAKES = {
     ),
     "unknown model": (
         tiny("sft", model="tinny"),
-        "config: sft.recipes.tiny.model names 'tinny', which is not under models (available: ",
+        "config: sft.recipes.tiny.model names 'tinny', which is not under models (did you mean",
     ),
     "unknown dataset": (
         tiny("reward", datasets=["toy", "toys"]),
@@ -79,7 +85,8 @@ MISTAKES = {
     ),
     "unknown recipe": (
         tiny("rlhf", actor="tinny"),
-        "config: sft.recipes has no 'tinny' (available: tiny, 125m,",
+        "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes (did you"
+        " mean tiny? available: 1.3b, 1.3b-single-node,",
     ),
     "unknown deployment": (
         tiny("sft", placement="laptop"),
@@ -102,10 +109,9 @@ MISTAKES = {
         "config: datasets.mine",
     ),
     "unknown format": (with_dataset(format="plane"), "config: datasets.mine"),
-    "no source": ({"datasets": {"mine": {"format": "plain"}}}, "config: datasets.mine"),
-    "hub without revision": (
-        {"datasets": {"mine": {"format": "plain", "hub": "me/mine"}}},
-        "config: datasets.mine",
+    "no source": (
+        {"datasets": {"mine": {"format": "plain"}}},
+        "config: datasets.mine: {'format': 'plain'} is not valid: expected path or hub",
     ),
     "eval without train": (with_dataset(eval="*.csv"), "config: datasets.mine"),
     "invalid regular expression": (with_dataset(remove="[0-9"), "config: datasets.mine"),
@@ -216,11 +222,11 @@ MISTAKES = {
     ),
     "unknown actor of models": (
         tiny("rlhf", actor="models/tinny"),
-        "config: rlhf.recipes.tiny.actor names 'tinny', which is not under models (available: ",
+        "config: rlhf.recipes.tiny.actor names 'tinny', which is not under models (did you mean",
     ),
     "unknown actor of dpo": (
         tiny("rlhf", actor="dpo/tinny"),
-        "config: dpo.recipes has no 'tinny' (available: tiny, tiny-ipo,",
+        "config: rlhf.recipes.tiny.actor names 'tinny', which is not under dpo.recipes (did you",
     ),
     "stage of an actor": (
         tiny("rlhf", actor="reward/tiny"),
@@ -229,12 +235,12 @@ MISTAKES = {
     ),
     "unknown reward model of models": (
         tiny("rlhf", reward={"tiny": 1, "models/tinny": 1}),
-        "config: rlhf.recipes.tiny.reward names 'tinny', which is not under models (available: ",
+        "config: rlhf.recipes.tiny.reward names 'tinny', which is not under models (did you mean",
     ),
     "stage of a reward model": (
         tiny("rlhf", reward="sft/tiny"),
-        "config: rlhf.recipes.tiny.reward names 'sft/tiny', expected NAME, reward/NAME or"
-        " models/NAME",
+        "config: rlhf.recipes.tiny.reward names 'sft/tiny', expected NAME, reward/NAME,"
+        " models/NAME or llm_judges/NAME",
     ),
     "reward model with random weights": (
         tiny("rlhf", reward="models/tiny"),
@@ -255,11 +261,11 @@ MISTAKES = {
     ),
     "unknown judge": (
         tiny("rlhf", judge="tinny"),
-        "config: reward.recipes has no 'tinny' (available: tiny, judge,",
+        "config: rlhf.recipes.tiny.judge names 'tinny', which is not under reward.recipes (did you",
     ),
     "unknown model to compare with": (
         tiny("rlhf", compare_with=["dpo/tinny"]),
-        "config: rlhf.recipes.tiny.compare_with: dpo has no 'tinny' (available: tiny,",
+        "config: rlhf.recipes.tiny.compare_with names 'tinny', which is not under dpo.recipes",
     ),
     "stage of a model to compare with": (
         tiny("rlhf", compare_with=["reward/tiny"]),
@@ -271,7 +277,7 @@ MISTAKES = {
     ),
     "unknown ptx": (
         tiny("rlhf", ptx="tinny"),
-        "config: sft.recipes has no 'tinny' (available: tiny, 125m,",
+        "config: rlhf.recipes.tiny.ptx names 'tinny', which is not under sft.recipes (did you mean",
     ),
     "tokenizer of ptx": (
         tiny("rlhf", ptx="125m"),
@@ -303,7 +309,7 @@ MISTAKES = {
     "unknown preset": (
         tiny("rlhf", preset="deepspeed"),
         "config: rlhf.recipes.tiny.preset names 'deepspeed', which is not under rlhf.presets"
-        " (available: dapo, deepspeed_chat, dr_grpo, grpo,",
+        " (did you mean deepspeed_chat? available: dapo,",
     ),
     "preset of a preset": (
         {"rlhf": {"presets": {"mine": {"preset": "deepspeed_chat"}}}},
@@ -426,17 +432,74 @@ MISTAKES = {
         "config: top level: Additional properties are not allowed ('sftt' was unexpected)",
     ),
     "password in an address": (
-        {
-            "evaluation": {
-                "endpoint": {
-                    "url": "https://me:secret@host/v1",
-                    "model": "judge",
-                    "key_env": None,
-                    "prompts": 1,
-                }
+        judge(url="https://me:secret@host/v1"),
+        "config: llm_judges.wise.url: 'https://me:secret@host/v1' does not match",
+    ),
+    "key in an address": (
+        judge(url="https://host/v1?key=1"),
+        "config: llm_judges.wise.url: 'https://host/v1?key=1' does not match",
+    ),
+    "judge without a rubric": (
+        {"llm_judges": {"wise": {"url": "http://host/v1", "model": "wise"}}},
+        "config: llm_judges.wise: 'rubric' is a required property",
+    ),
+    "scale from high to low": (
+        judge(scale=[10, 1]),
+        "config: llm_judges.wise.scale: [10, 1], expected the lowest rating before the highest one",
+    ),
+    "parameter that the pipeline sets": (
+        judge(parameters={"messages": []}),
+        "config: llm_judges.wise.parameters: messages cannot be set",
+    ),
+    "unknown judge as reward": (
+        tiny("rlhf", reward="llm_judges/wise"),
+        "config: rlhf.recipes.tiny.reward names 'wise', which is not under llm_judges"
+        " (available: none)",
+    ),
+    "unknown judge of generations": (
+        judge() | tiny("generations", reward={"llm_judges/wsie": 1.0}),
+        "config: generations.recipes.tiny.reward names 'wsie', which is not under llm_judges"
+        " (did you mean wise? available: wise)",
+    ),
+    "unknown judge of evaluations": (
+        {"evaluation": {"llm_judge": "wise"}},
+        "config: evaluation.llm_judge names 'wise', which is not under llm_judges",
+    ),
+    "unknown judge of labels": (
+        {"datasets": {"mine": {"label": "toy", "llm_judge": "wise"}}},
+        "config: datasets.mine.llm_judge names 'wise', which is not under llm_judges",
+    ),
+    "labels of an unknown dataset": (
+        judge() | {"datasets": {"mine": {"label": "toys", "llm_judge": "wise"}}},
+        "config: datasets.mine.label names 'toys', which is not under datasets",
+    ),
+    "labels of labels": (
+        judge()
+        | {
+            "datasets": {
+                "mine": {"label": "toy", "llm_judge": "wise"},
+                "again": {"label": "mine", "llm_judge": "wise"},
             }
         },
-        "config: evaluation.endpoint.url: 'https://me:secret@host/v1' does not match",
+        "config: datasets.again.label names mine, which is labelled itself: name toy",
+    ),
+    "labels of a dataset without pairs": (
+        judge() | {"datasets": {"mine": {"label": "toy-best", "llm_judge": "wise"}}},
+        "config: datasets.mine.label names toy-best, which has no pairs of responses",
+    ),
+    "labels of responses of a model that they train": (
+        judge()
+        | {
+            "datasets": {"mine": {"label": "toy-round-1", "llm_judge": "wise"}},
+            "sft": {"recipes": {"tiny": {"datasets": ["mine"]}}},
+        },
+        "config: sft.recipes.tiny depends on itself: sft/tiny -> generations/tiny-1 -> sft/tiny",
+    ),
+    "labelled pairs for SFT": (
+        judge()
+        | {"datasets": {"mine": {"label": "toy", "llm_judge": "wise"}}}
+        | tiny("sft", datasets=["mine"]),
+        "config: sft.recipes.tiny.datasets names mine, whose split gives no rows to sft",
     ),
 }
 

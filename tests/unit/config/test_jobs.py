@@ -23,6 +23,7 @@ from snakechat.config.job_settings import (
     model_settings,
     models_of,
     phases_of_datasets,
+    reference_settings,
     report_inputs,
     reward_bench_settings,
     rlhf_evaluation_inputs,
@@ -55,6 +56,18 @@ def load(tmp_path, monkeypatch):
 
 
 # --- settings and inputs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "batches_count"), [("fp32", False), ("bf16", True)])
+def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_count):
+    def settings(**changes):
+        recipes = {"recipes": {"tiny": {"dtype": dtype, **changes}}}
+        return reference_settings(load({"dpo": recipes}), "tiny")
+
+    changes = ({"epochs": 7}, {"seed": 7}, {"max_steps": 7}, {"global_batch_size": 7})
+    for change in changes:
+        assert (settings(**change) != settings()) == batches_count
+    assert settings(learning_rate=7.0) == settings()
 
 
 def test_only_a_remote_dataset_has_hub_and_revision(load):
@@ -135,7 +148,7 @@ def test_rlhf_from_a_dpo_model_reads_the_stages_before_it(load):
     assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny")
     assert inputs["tokens.sft"] == ("tokenize_sft", "tiny")
     assert list(models_of(config, "rlhf", "tiny")) == ["base", "sft", "dpo", "rlhf"]
-    assert report_inputs(config, "tiny")["evaluate_dpo"] == ("evaluate_dpo", "tiny")
+    assert report_inputs(config, "rlhf", "tiny")["evaluate_dpo"] == ("evaluate_dpo", "tiny")
 
 
 def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
@@ -197,7 +210,7 @@ def test_rlhf_from_plain_models_needs_no_other_recipe(load):
     settings = config.program_settings("rlhf", "tiny")
     assert settings["template"] == "chat"
     assert settings["reward_templates"] == {"models/judge": "dialogue"}
-    stages = {key for key in report_inputs(config, "tiny") if key.startswith("train_")}
+    stages = {key for key in report_inputs(config, "rlhf", "tiny") if key.startswith("train_")}
     assert stages == {"train_rlhf"}
 
 
@@ -214,7 +227,7 @@ def test_several_reward_models_keep_their_order_and_weights(load):
         rlhf_evaluation_inputs(config, "tiny")["reward.reward/judge"]
         == inputs["reward.reward/judge"]
     )
-    assert report_inputs(config, "tiny")["train_reward"] == ("train_reward", "tiny")
+    assert report_inputs(config, "rlhf", "tiny")["train_reward"] == ("train_reward", "tiny")
 
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
@@ -226,8 +239,8 @@ def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load
 
 
 def test_a_report_without_a_reward_model_has_no_such_chapter(load):
-    assert "train_reward" in report_inputs(load(), "tiny")
-    assert not [key for key in report_inputs(load(), "tiny-shop") if "reward" in key]
+    assert "train_reward" in report_inputs(load(), "rlhf", "tiny")
+    assert not [key for key in report_inputs(load(), "rlhf", "tiny-shop") if "reward" in key]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -260,7 +273,7 @@ def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
 
 def test_a_benchmark_needs_a_source(load):
     assert reward_bench_files(load()) == {}
-    message = "config: reward_bench is null: set path, or hub and revision, .* reward/tiny on"
+    message = "config: reward_bench is null: set path or hub of .* reward/tiny on"
     with pytest.raises(InputError, match=message):
         reward_bench_settings(load(), "tiny")
 
@@ -270,8 +283,22 @@ def test_a_benchmark_of_the_hub_has_no_files(load):
     config = load({"reward_bench": bench})
     assert reward_bench_settings(config, "tiny") == {**bench, "template": "dialogue"}
     assert (reward_bench_files(config), reward_bench_folder(config)) == ({}, None)
-    with pytest.raises(InputError, match="reward_bench"):
-        load({"reward_bench": {"hub": "allenai/reward-bench-2"}})
+
+
+def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
+    source = {"hub": "me/mine"}
+    config = load(
+        {
+            "reward_bench": source,
+            "models": {"mine": source, "copy": {**source, "path": "mine"}},
+            "datasets": {"mine": {**source, "format": "plain"}},
+        }
+    )
+    main = {**source, "revision": "main"}
+    assert model_settings(config, "mine") == main
+    assert model_settings(config, "copy") == {}
+    assert main.items() <= import_settings(config, "mine").items()
+    assert main.items() <= reward_bench_settings(config, "tiny").items()
 
 
 def test_a_local_benchmark_is_a_file_or_all_data_files_of_a_folder(load, tmp_path):
@@ -360,7 +387,7 @@ def test_a_fresh_tree_builds_the_tiny_recipe(load):
 
 def test_results_that_exist_are_the_default_targets(load, tmp_path):
     results = ("sft/tiny", "sft/350m", "reward/tiny", "dpo/tiny", "rlhf/tiny", "sft/removed")
-    pages = ("record/sft/tiny.md", "compare/rlhf/tiny-kl.html", "compare/rlhf/gone-vs-tiny.html")
+    pages = ("record/sft/tiny.html", "compare/rlhf/tiny-kl.html", "compare/rlhf/gone-vs-tiny.html")
     for path in (*(f"{result}.manifest.json" for result in results), *pages):
         file = tmp_path / "output" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -370,6 +397,6 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/sft/350m",
         "output/dpo/tiny",
         "output/rlhf/tiny",
-        "output/record/sft/tiny.md",
+        "output/record/sft/tiny.html",
         "output/compare/rlhf/tiny-kl.html",
     ]

@@ -155,3 +155,34 @@ def test_paths_are_relative_to_the_snakefile(tmp_path, monkeypatch):
     assert config.source_of("local") == Path("project/data")
     assert config.source_of("toy") is None
     assert config.local_path("/data/mine").resolve() == Path("/data/mine")
+
+
+# Scripts of DeepSpeed-Chat by recipe: batch size over all GPUs, learning rate, epochs, LoRA rank.
+SCRIPTS = {
+    "sft/1.3b-single-node": (64, 9.65e-6, 16, 0),
+    "sft/1.3b-single-node-lora": (64, 5e-4, 16, 128),
+    "sft/6.7b-single-gpu": (128, 5e-4, 16, 128),
+    "sft/llama2-7b-lora": (32, 5e-4, 4, 128),
+    "reward/350m-single-node": (32, 5e-5, 1, 0),
+    "reward/350m-multi-node": (128, 5e-5, 1, 0),
+    "reward/llama2-7b-lora": (64, 5e-4, 1, 128),
+    "dpo/350m-single-node": (32, 5e-5, 1, 0),
+    "dpo/350m-multi-node": (128, 5e-5, 1, 0),
+    "dpo/llama2-7b-lora": (32, 5e-4, 1, 128),
+    "rlhf/1.3b-single-node": (32, 9.65e-6, 1, 0),
+    "rlhf/1.3b-single-node-lora": (32, 5e-4, 1, 128),
+    "rlhf/6.7b-single-gpu": (128, 5e-4, 1, 128),
+    "rlhf/llama2-7b-lora": (8, 5e-4, 1, 64),
+}
+
+
+def test_recipes_have_the_numbers_of_the_scripts_of_deepspeed_chat():
+    config = load({})
+    found = {}
+    for name in SCRIPTS:
+        recipe = config.recipe(*name.split("/"))
+        rate = recipe["actor_learning_rate" if name.startswith("rlhf") else "learning_rate"]
+        found[name] = recipe["global_batch_size"], rate, recipe["epochs"], recipe["lora_rank"]
+    assert found == SCRIPTS
+    single_node, single_gpu = (config.recipe("rlhf", name) for name in ("1.3b-single-node", "1.3b"))
+    assert (single_node["ema_decay"], single_gpu["ema_decay"]) == (0.992, 0)

@@ -108,6 +108,17 @@ def test_valid_value(declared, value):
         (float, "1e-5", "config: a.b: '1e-5' is not of type 'number' (YAML reads 1e-5 as text"),
         (float, False, "config: a.b: False is not of type 'number'"),
         (list[int], [1, "x"], "config: a.b.1: 'x' is not of type 'integer'"),
+        (
+            float,
+            "1e5",
+            "config: a.b: '1e5' is not of type 'number' (YAML reads 1e5 as text: write 1.0e+5)",
+        ),
+        (
+            int,
+            "2e3",
+            "config: a.b: '2e3' is not of type 'integer' (YAML reads 2e3 as text: write 2000",
+        ),
+        (dict[Name, int], {1.3: 1}, "config: a.b: 1.3 is not of type 'string' (quote it: '1.3')"),
         (Derived, {"required": 1}, "config: a.b: 'choice' is a required property"),
         (Derived, {"required": 1, "choice": "c"}, "config: a.b.choice: 'c' is not one of"),
     ],
@@ -116,6 +127,45 @@ def test_invalid_value_is_reported_with_its_key(declared, value, message):
     with pytest.raises(ConfigError) as error:
         check_schema(value, schema_of(declared), "a", "b")
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [(float, "fast"), (int, "1.5e-1"), (Record, "tiny"), (list[int], "1e-5"), (str, ["1e-5"])],
+)
+def test_hint_about_numbers_only_where_one_was_meant(declared, value):
+    with pytest.raises(ConfigError) as error:
+        check_schema(value, schema_of(declared))
+    assert "YAML" not in str(error.value)
+
+
+class Cat(TypedDict):
+    claws: int
+    name: str
+
+
+class Fish(TypedDict):
+    fins: int
+    name: str
+
+
+Pet = Annotated[Cat, Keyword("title", "a cat")] | Annotated[Fish, Keyword("title", "a fish")] | str
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"claws": 4}, "a: 'name' is a required property (in a cat)"),
+        ({"fins": "1e1", "name": "x"}, "a.fins: '1e1' is not of type 'integer' (YAML reads 1e1"),
+        ({"fins": 2, "nam": "x"}, "a: Additional properties are not allowed ('nam' was unexpected"),
+        ({}, "a: {} is not valid: expected one of: a cat; a fish; string"),
+        (3, "a: 3 is not valid: expected one of: a cat; a fish; string"),
+    ],
+)
+def test_error_of_the_alternative_that_was_meant(value, message):
+    with pytest.raises(ConfigError) as error:
+        check_schema(value, schema_of(Pet), "a")
+    assert str(error.value).startswith(f"config: {message}")
 
 
 def test_config_is_valid():

@@ -283,8 +283,10 @@ def test_revision_that_does_not_exist(hub, tmp_path):
 def test_hub_that_is_unreachable(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-    (line,), _ = fetch(endpoint, tmp_path, "lab/data", before=NO_WAITS)
-    assert re.match("hub dataset lab/data at main: .*refused", line)
+    (line,), err = fetch(endpoint, tmp_path, "lab/data", before=NO_WAITS)
+    assert re.match("hub dataset lab/data at main: .*refused.*path.*HF_HUB_OFFLINE=1", line)
+    # Two quick tries: without a network, waiting does not help.
+    assert re.findall("next attempt in (.*) s", err) == ["1"]
 
 
 def test_errors_of_choose_propagate(hub, tmp_path):

@@ -111,6 +111,8 @@ def test_of_many_names_five_are_described():
         ("tokenize_generations", "max_prompt_length", "generations.max_prompt_length"),
         ("select_responses", "min_margin", "datasets.mine.min_margin"),
         ("compute_reference", "dtype", "dpo.dtype"),
+        ("compute_reference", "batches.epochs", "dpo.epochs"),
+        ("compute_reference", "batches.seed", "seed"),
     ],
 )
 def test_the_config_has_the_settings_of_generated_responses(rule, key, expected):

@@ -60,7 +60,9 @@ def test_jobs_are_read_from_the_commands_in_topological_order(tmp_path, monkeypa
         spec = {"path": path, "inputs": entries}
         (tmp_path / f"{path}.json").write_text(json.dumps(spec))
         options = f" --placement {shlex.quote(json.dumps(placement))}" if placement else ""
-        return f"Shell command: python scripts/{path}.py --spec {path}.json{options} 2>&1"
+        return (
+            f"Shell command: python scripts/{path}.py --spec output/specs/{path}.json{options} 2>&1"
+        )
 
     output = "\n".join(
         [
@@ -75,7 +77,7 @@ def test_jobs_are_read_from_the_commands_in_topological_order(tmp_path, monkeypa
             "Shell command: None",
         ]
     )
-    jobs = planned_jobs(output)
+    jobs = planned_jobs(output, tmp_path)
     assert list(jobs) == ["a", "b", "c"]
     assert jobs["b"].placement == {"nodes": 2} and jobs["c"].placement == {}
     assert jobs["c"].reason == "Missing output files: c"

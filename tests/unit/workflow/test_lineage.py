@@ -109,10 +109,9 @@ def test_a_copied_result_has_the_lineage_back_to_its_sources(quick, tmp_path):
 
 
 def test_the_report_draws_the_lineage(quick):
-    picture = (quick.folder / "output/report/tiny/lineage.svg").read_text()
-    manifest = json.loads((quick.folder / "output/report/tiny.manifest.json").read_text())
+    picture = (quick.folder / "output/report/rlhf/tiny/lineage.html").read_text()
+    manifest = json.loads((quick.folder / "output/report/rlhf/tiny.manifest.json").read_text())
     assert len(manifest["lineage"]) == 12
-    # matplotlib draws text as paths and adds the text as a comment.
     for entry in manifest["lineage"].values():
-        assert f"<!-- {entry['rule']} -->" in picture
-        assert f"<!-- {entry['spec'][:12]} -->" in picture
+        assert f">{entry['rule']}</text>" in picture
+        assert f">{entry['spec'][:12]}</text>" in picture

@@ -100,8 +100,8 @@ def test_locks_records_and_the_cache_make_no_result_stale():
 
 def test_the_code_of_a_program_is_remembered_on_disk(tmp_path):
     code = program_code(SCRIPTS / "train_rlhf.py", ["shop"])
-    assert CodeCache(tmp_path / "code.json").code(SCRIPTS / "train_rlhf.py", ("shop",)) == code
-    remembered = CodeCache(tmp_path / "code.json")
+    assert CodeCache(tmp_path / "code.json", "1").code(SCRIPTS / "train_rlhf.py", ("shop",)) == code
+    remembered = CodeCache(tmp_path / "code.json", "1")
     assert remembered.code(tmp_path / "train_rlhf.py", ("shop",)) == code
     assert remembered.code(SCRIPTS / "train_rlhf.py", ()) != code
 
@@ -110,4 +110,4 @@ def test_the_code_of_a_program_is_remembered_on_disk(tmp_path):
 def test_a_damaged_memory_is_ignored(tmp_path, text):
     (tmp_path / "code.json").write_text(text)
     program = SCRIPTS / "train_sft.py"
-    assert CodeCache(tmp_path / "code.json").code(program, ()) == program_code(program)
+    assert CodeCache(tmp_path / "code.json", "1").code(program, ()) == program_code(program)

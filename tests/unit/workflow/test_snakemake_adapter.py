@@ -1,14 +1,18 @@
 """What the workflow reads of Snakemake's command line and version."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     check_scheduler,
     check_version,
     config_options,
+    jobs_run_here,
+    repeat_errors,
     writes_report,
 )
 
@@ -34,6 +38,44 @@ def test_jobs_for_slurm_need_its_command(tmp_path, monkeypatch):
         check_scheduler(slurm)
     (tmp_path / "sbatch").touch(mode=0o755)
     check_scheduler(slurm)
+
+
+@pytest.mark.parametrize(
+    ("executor", "arguments", "expected"),
+    [
+        ("local", ["--cores", "1"], True),
+        ("dryrun", ["-n"], True),
+        ("dryrun", ["-n", "--profile", "slurm"], False),
+        ("dryrun", ["-n", "--executor=kubernetes"], False),
+        ("slurm", ["--profile", "slurm"], False),
+    ],
+)
+def test_jobs_that_would_run_on_this_machine(executor, arguments, expected, monkeypatch):
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    workflow = SimpleNamespace(executor_plugin=SimpleNamespace(name=executor))
+    assert jobs_run_here(workflow, arguments) == expected
+
+
+def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypatch):
+    messages = logging.getLogger("test of messages")
+    monkeypatch.setattr("snakechat.workflow.snakemake_adapter.logger", messages)
+    repeat_errors()
+    shown = []
+    handler = logging.Handler()
+    handler.emit = shown.append
+    messages.addHandler(handler)
+    (tmp_path / "a.log").write_text("import: 0%\rimport: 9%\nerror: row 1\n")
+    failed = "WorkflowError:\nAt least one job did not complete successfully."
+    messages.error(failed)
+    for log, message in (("a.log", None), ("missing.log", None), ("a.log", "job 7 was cancelled")):
+        messages.error("RuleException:\nCalledProcessError in file x:\nCommand 'y' returned 1")
+        extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(tmp_path / log)]}
+        messages.error("Error in rule", extra=extra)
+    messages.error(failed)
+    unknown = f"error: a job ended without a message: {tmp_path}/missing.log"
+    jobs = [record.rule_msg for record in shown[1:4]]
+    assert jobs == ["error: row 1", unknown, "job 7 was cancelled"]
+    assert [shown[0].getMessage(), shown[4].getMessage()] == [failed, f"error: row 1\n{unknown}"]
 
 
 @pytest.mark.parametrize(

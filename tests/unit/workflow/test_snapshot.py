@@ -1,6 +1,5 @@
 """Snapshots of the sources."""
 
-import json
 import os
 from pathlib import Path
 
@@ -8,9 +7,10 @@ import pytest
 
 from snakechat.workflow.snapshot import (
     MAX_AGE_SECONDS,
+    Build,
     delete_old_snapshots,
+    read_build,
     take_snapshot,
-    write_build,
 )
 
 NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requirements.txt")
@@ -36,6 +36,25 @@ def contents(folder):
     }
 
 
+def copy_of(root):
+    """Write a snapshot of the sources; return its folder."""
+    snapshot = take_snapshot(root)
+    snapshot.write()
+    return snapshot.folder
+
+
+def build_of(snapshot, seed=1, forced=()):
+    return Build(str(snapshot), {"seed": seed}, {}, list(forced))
+
+
+def test_a_snapshot_is_written_when_asked(root):
+    snapshot = take_snapshot(root)
+    assert not list(Path().iterdir())
+    (root / "scripts/train.py").write_text("# edited\n")
+    snapshot.write()
+    assert (snapshot.folder / "scripts/train.py").read_text() == "# scripts/train.py\n"
+
+
 def test_a_snapshot_keeps_the_sources_as_they_were(root):
     (root / "scripts/__pycache__").mkdir()
     (root / "scripts/__pycache__/train.pyc").touch()
@@ -43,10 +62,10 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     # As Emacs locks a file.
     (root / "scripts/.#train.py").symlink_to("nothing")
     before = contents(root)
-    snapshot = take_snapshot(root)
-    assert take_snapshot(root) == snapshot
+    snapshot = copy_of(root)
+    assert copy_of(root) == snapshot
     (root / "scripts/train.py").write_text("# edited\n")
-    assert take_snapshot(root) != snapshot
+    assert copy_of(root) != snapshot
     assert contents(snapshot) == {name: before[name] for name in NAMES}
 
 
@@ -54,45 +73,50 @@ def test_a_moved_line_between_two_files_is_another_snapshot(root):
     """The digest covers where each file ends."""
     (root / "scripts/a.py").write_text("x")
     (root / "scripts/b.py").write_text("yz")
-    snapshot = take_snapshot(root)
+    snapshot = copy_of(root)
     (root / "scripts/a.py").write_text("xy")
     (root / "scripts/b.py").write_text("z")
-    assert take_snapshot(root) != snapshot
+    assert copy_of(root) != snapshot
 
 
 def test_an_interrupted_copy_is_not_used(root):
-    snapshot = take_snapshot(root)
+    snapshot = copy_of(root)
     interrupted = snapshot.with_name(f".{snapshot.name}.1")
     snapshot.rename(interrupted)
     (interrupted / "scripts/train.py").unlink()
-    assert contents(take_snapshot(root)) == contents(root)
+    assert contents(copy_of(root)) == contents(root)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("# edited\n")])
 def test_a_damaged_snapshot_is_replaced(root, damage):
-    snapshot = take_snapshot(root)
+    snapshot = copy_of(root)
     damage(snapshot / "scripts/train.py")
-    assert take_snapshot(root) == snapshot
+    assert copy_of(root) == snapshot
     assert contents(snapshot) == contents(root)
 
 
 def test_snapshots_that_no_build_used_for_a_week_are_deleted(root):
-    old = take_snapshot(root)
+    old = copy_of(root)
     (root / "scripts/train.py").write_text("# edited\n")
-    current = take_snapshot(root)
-    old_build, used_build = (write_build(each, {"seed": 1}, {}) for each in (old, current))
+    current = copy_of(root)
+    old_build, used_build = (build_of(each).path for each in (old, current))
+    build_of(old).write()
+    build_of(current).write()
     for path in (old, current, old_build, used_build):
         os.utime(path, (1, os.stat(path).st_mtime - MAX_AGE_SECONDS - 1))
-    assert write_build(current, {"seed": 1}, {}) == used_build
+    build_of(current).write()
     delete_old_snapshots(current)
-    assert set(Path("output/code").iterdir()) == {current, used_build}
+    assert set(Path("output/code").absolute().iterdir()) == {current.absolute(), used_build}
 
 
 def test_a_build_is_named_after_its_snapshot_and_config(root):
-    snapshot = take_snapshot(root)
-    build = write_build(snapshot, {"seed": 1}, {})
-    assert json.loads(build.read_text())["sources"] == str(snapshot.absolute())
-    assert write_build(snapshot, {"seed": 2}, {}) != build
-    build.write_text("damaged")
-    assert write_build(snapshot, {"seed": 1}, {}) == build
-    assert json.loads(build.read_text())["config"] == {"seed": 1}
+    snapshot = copy_of(root)
+    build = build_of(snapshot)
+    forced = build_of(snapshot, forced=["output/sft/a"])
+    assert build_of(snapshot, seed=2).path != build.path == forced.path
+    for each in (build, forced, build):
+        each.write()
+        assert read_build(build.path) == each
+    build.path.write_text("damaged")
+    build.write()
+    assert read_build(build.path) == build

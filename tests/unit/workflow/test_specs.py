@@ -1,11 +1,12 @@
 """Specs: what determines a result is in them, and nothing else."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.specs import Specs, spec_path
+from snakechat.workflow.specs import Specs, spec_path, write_spec
 
 
 @pytest.fixture
@@ -76,3 +77,14 @@ def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
     path = spec_path("train", "sft/a", spec_digest)
     assert str(path) == f"output/specs/train/sft/a-{spec_digest[:16]}.json"
     assert json.loads(json.dumps(spec)) == spec
+
+
+def test_a_damaged_spec_file_is_written_again(tmp_path):
+    spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}
+    path = Path(write_spec(spec, tmp_path))
+    text = path.read_text()
+    assert json.loads(text) == spec
+    for damaged in ("", text.replace("rate", "other", 1)):
+        path.write_text(damaged)
+        assert write_spec(spec, tmp_path) == str(path)
+        assert path.read_text() == text

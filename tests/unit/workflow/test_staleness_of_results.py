@@ -1,7 +1,6 @@
-"""Staleness of results on disk, as file times: each state of a result by itself."""
+"""Staleness of results on disk: each state of a result by itself."""
 
 import json
-import os
 
 import pytest
 
@@ -9,12 +8,12 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
 from snakechat.workflow.specs import Specs
-from snakechat.workflow.staleness import STALE, Staleness
+from snakechat.workflow.staleness import Staleness
 
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
-    """Specs of `first`, and of `second`, which reads it and has a page."""
+    """Specs of `first`, and of `second`, which reads it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").mkdir()
     for name in ("first", "second"):
@@ -31,11 +30,10 @@ def specs(tmp_path, monkeypatch):
     )
     build(specs, "first", tmp_path)
     build(specs, "second", tmp_path)
-    (tmp_path / "output/second/a.html").write_text("A page.")
     return specs
 
 
-def build(specs, rule, root, seconds=10**6):
+def build(specs, rule, root):
     """Write a result and its manifest, as a program does."""
     spec, _ = specs.spec(rule, "a")
     result = root / spec["path"]
@@ -54,29 +52,26 @@ def build(specs, rule, root, seconds=10**6):
         "facts": {},
         "files": result_files(result),
     }
-    path = root / f"{spec['path']}.manifest.json"
-    path.write_text(json.dumps(manifest))
-    os.utime(path, (seconds, seconds))
+    (root / f"{spec['path']}.manifest.json").write_text(json.dumps(manifest))
 
 
-def times(specs, root, reporting=False):
-    """Return the times of both manifests and of the page after planning, in ns."""
-    spec_file = Staleness(specs, {"second": ".html"}, reporting).spec_file("second", "a")
-    paths = ["first/a.manifest.json", "second/a.manifest.json", "second/a.html"]
-    files = [root / "output" / path for path in paths]
-    newest = os.stat(root / spec_file).st_mtime_ns
-    return [path.stat().st_mtime_ns if path.exists() else None for path in files], newest
+def stale(specs, *rules, reporting=False):
+    """Return which results of these rules are stale."""
+    staleness = Staleness(specs, reporting)
+    for rule in rules:
+        staleness.decide(rule, "a")
+    return set(staleness.stale)
 
 
-def test_a_result_that_is_up_to_date_is_as_new_as_its_spec_and_its_inputs(specs, tmp_path):
-    (first, second, page), newest = times(specs, tmp_path)
-    assert second == page >= max(first, newest)
-    # A further plan changes nothing.
-    assert times(specs, tmp_path)[0] == [first, second, page]
+SECOND = {"output/second/a"}
+
+
+def test_results_that_were_just_built_are_up_to_date(specs):
+    assert stale(specs, "first", "second") == set()
 
 
 @pytest.mark.parametrize("damage", ["missing", "longer", "unreadable", "other spec"])
-def test_a_damaged_result_and_its_page_are_old(specs, tmp_path, damage):
+def test_a_damaged_result_is_stale(specs, tmp_path, damage):
     manifest = tmp_path / "output/second/a.manifest.json"
     if damage == "missing":
         (tmp_path / "output/second/a/rows.txt").unlink()
@@ -87,8 +82,7 @@ def test_a_damaged_result_and_its_page_are_old(specs, tmp_path, damage):
     else:
         specs.describe("second", "second", lambda name: {"rate": 1}, specs.rules["second"].inputs)
         specs.spec.cache_clear()
-    (first, second, page), _ = times(specs, tmp_path)
-    assert second == page == STALE < first
+    assert stale(specs, "first", "second") == SECOND
 
 
 def rebuild_first(specs, root, setting, text="first"):
@@ -104,14 +98,12 @@ def rebuild_first(specs, root, setting, text="first"):
 
 def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(specs, tmp_path):
     rebuild_first(specs, tmp_path, 1, "other")
-    (first, second, _), _ = times(specs, tmp_path)
-    assert second == STALE < first
+    assert stale(specs, "second") == SECOND
 
 
 def test_a_result_stays_if_its_input_was_rebuilt_with_the_same_content(specs, tmp_path):
     rebuild_first(specs, tmp_path, 1)
-    (first, second, _), _ = times(specs, tmp_path)
-    assert second >= first
+    assert stale(specs, "second") == set()
 
 
 def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs, tmp_path):
@@ -120,22 +112,19 @@ def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs,
     specs.spec.cache_clear()
     build(specs, "second", tmp_path)
     rebuild_first(specs, tmp_path, 1)
-    (first, second, _), _ = times(specs, tmp_path)
-    assert second == STALE < first
+    assert stale(specs, "second") == SECOND
 
 
 def test_a_missing_input_leaves_a_result_up_to_date(specs, tmp_path):
     (tmp_path / "output/first/a.manifest.json").unlink()
-    (_, second, _), newest = times(specs, tmp_path)
-    assert second >= newest
+    assert stale(specs, "second") == set()
 
 
 def test_a_missing_input_that_would_be_made_from_another_spec_makes_a_result_stale(specs, tmp_path):
     (tmp_path / "output/first/a.manifest.json").unlink()
     specs.describe("first", "first", lambda name: {"setting": 1})
     specs.spec.cache_clear()
-    (_, second, _), _ = times(specs, tmp_path)
-    assert second == STALE
+    assert stale(specs, "second") == SECOND
 
 
 def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs, tmp_path):
@@ -143,32 +132,25 @@ def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(
     (tmp_path / "scripts/third.py").write_text("")
     build(specs, "third", tmp_path)
     (tmp_path / "output/second/a.manifest.json").unlink()
-    third = tmp_path / "output/third/a.manifest.json"
-    Staleness(specs, {}, False).spec_file("third", "a")
-    assert third.stat().st_mtime_ns != STALE
+    assert stale(specs, "third") == set()
     rebuild_first(specs, tmp_path, 0, "other")
-    Staleness(specs, {}, False).spec_file("third", "a")
-    assert third.stat().st_mtime_ns == STALE
-
-
-def test_an_emptied_or_edited_spec_file_is_written_again(specs, tmp_path):
-    path = tmp_path / Staleness(specs, {}, False).spec_file("second", "a")
-    text = path.read_text()
-    for damaged in ("", text.replace("second", "other", 1)):
-        path.write_text(damaged)
-        Staleness(specs, {}, False).spec_file("second", "a")
-        assert path.read_text() == text
+    assert stale(specs, "third") == {"output/third/a"}
 
 
 def test_a_report_rejects_a_stale_result(specs, tmp_path):
-    times(specs, tmp_path, reporting=True)
+    assert stale(specs, "second", reporting=True) == set()
     (tmp_path / "output/second/a/rows.txt").unlink()
     with pytest.raises(InputError, match="output/second/a is stale, and a report shows"):
-        times(specs, tmp_path, reporting=True)
+        stale(specs, "second", reporting=True)
 
 
-def test_a_report_rejects_an_incomplete_result(specs):
-    staleness = Staleness(specs, {}, reporting=True)
-    with pytest.raises(InputError, match="output/sft/a is incomplete"):
-        staleness.require_report_input("output/sft/a", complete=False)
-    Staleness(specs, {}, reporting=False).require_report_input("output/sft/a", complete=False)
+def test_a_folder_without_its_manifest_is_incomplete(specs, tmp_path):
+    manifests = ["output/first/a.manifest.json", "output/second/a.manifest.json"]
+    staleness = Staleness(specs, reporting=False)
+    staleness.decide_folder("output/second/a", manifests)
+    assert not staleness.incomplete
+    (tmp_path / manifests[1]).unlink()
+    staleness.decide_folder("output/second/a", manifests)
+    assert staleness.incomplete == {"output/second/a": manifests[1:]}
+    with pytest.raises(InputError, match="output/second/a is incomplete"):
+        Staleness(specs, reporting=True).decide_folder("output/second/a", manifests)
