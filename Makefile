@@ -2,6 +2,9 @@
 # make test-quick  unit tests, less than two minutes
 # make test        lint and all tests that need no cluster and no GPU
 # make test-slurm  tests on a local Slurm (root on Debian)
+# make test-gpu    tests on one or more GPUs, a few minutes
+# make bench-gpu   speed and memory of training on one GPU, at most 40 minutes
+# make clean-output  delete all results, logs and the cache in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
 
 PYTHON ?= python3
@@ -19,7 +22,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm lint docs reproduce bench-data bench-train bench-rlhf bench-reward bench-quality lock clean
+.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -28,7 +31,7 @@ demo: $(VENV)/demo
 	@echo "Chat with it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"
 
 test-quick: $(VENV)/test
-	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm" tests/unit
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
 
 test: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
@@ -40,6 +43,10 @@ test-slurm: $(VENV)/test
 	    apt-get update && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install --yes --no-install-recommends slurm-wlm munge; fi
 	$(ACTIVATE) pytest -m slurm tests/cluster/test_slurm.py
+
+# Also those of tests/gpu that run on a CPU. Without a GPU the others skip with a reason.
+test-gpu: $(VENV)/test
+	$(ACTIVATE) pytest -m "gpu or not gpu" tests/gpu
 
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check .
@@ -81,6 +88,10 @@ bench-rlhf: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
 	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
 
+# Training on one GPU, with models of random weights. Writes results after each measurement.
+bench-gpu: $(VENV)/demo $(TRL)/ready
+	$(ACTIVATE) python tests/benchmarks/gpu.py --trl-python $(TRL)/bin/python
+
 # Accuracy of a small reward model on human preferences, compared with choosing the longer response.
 bench-reward: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/reward.py > $(VENV)/reward.json
@@ -94,6 +105,9 @@ bench-quality: $(VENV)/demo $(QUALITY)/ready
 # Writes requirements*.txt. OPTIONS: those of uv pip compile, such as --upgrade.
 lock: $(LOCK)/ready
 	PATH="$(CURDIR)/$(LOCK)/bin:$$PATH" $(PYTHON) envs/lock.py $(OPTIONS)
+
+clean-output:
+	rm -rf output .snakemake
 
 clean:
 	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(LOCK) .snakemake docs/site docs/.cache reproduced

@@ -122,7 +122,8 @@ class Page:
         if section == "deployments":
             name = name.partition(".")[2]
             values = self.config[section].items()
-            return ", ".join(f"{entry} {as_code(keys[name])}" for entry, keys in values)
+            given = [f"{entry} {as_code(keys[name])}" for entry, keys in values if name in keys]
+            return ", ".join(given) or "-"
         if section in SETTINGS:
             return as_code(self.config[section]["defaults"].get(name, self.config.get(name)))
         value = self.config
@@ -147,6 +148,8 @@ class Page:
         entries = schema.get("additionalProperties")
         if name == "array":
             return self.labels["array"].format(self.type(schema["items"]))
+        if name == "object" and entries == {}:
+            return "{NAME: ...}"
         if name == "object" and isinstance(entries, dict):
             return f"{{NAME: {self.type(entries)}}}"
         if name == "object" and "required" in schema:
