@@ -145,7 +145,7 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 
 # The command of all rules. The launcher publishes a result that exists already; otherwise it starts
 # the processes that the placement has.
-# The launcher empties the log before it starts a program; a job that keeps its result adds a line.
+# The launcher empties the log of a result that is replaced; a job that keeps its result adds a line.
 LAUNCHER = f"{SNAPSHOT.folder}/scripts/launch.py"
 TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log})"
 ARGUMENTS = "{params.program:q} --spec {params.spec} --placement {params.placement:q}"

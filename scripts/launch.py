@@ -11,8 +11,8 @@ first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 Options before the program are options of torchrun, which replace the placement.
 
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
-no process is started: this program publishes it, within a second. Otherwise it empties the log of
-the last run, whose path is in SNAKECHAT_LOG.
+no process is started: this program publishes it, within a second. Unless the result is kept, the
+log of the last run, whose path is in SNAKECHAT_LOG, is emptied.
 
 Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
 killed cannot report anything: this program reports it.
@@ -58,10 +58,8 @@ def main() -> None:
     decides_alone = nodes == 1 or node_options is None
     if "--spec" in command and decides_alone:
         spec = command[command.index("--spec") + 1]
-        if reuse_result(spec, placement):
+        if reuse_result(spec, placement, os.environ.get("SNAKECHAT_LOG")):
             return
-        if log := os.environ.get("SNAKECHAT_LOG"):
-            os.truncate(log, 0)
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:

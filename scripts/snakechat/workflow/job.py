@@ -158,7 +158,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         os._exit(0)
 
 
-def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
+def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None = None) -> bool:
     """Publish the result of a job without running its program, if it exists already.
 
     It exists if its inputs were rebuilt and came out the same, if the job was killed between the
@@ -167,6 +167,8 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
     Args:
         spec_file: Path of the spec.
         placement: Where and how the job would run.
+        log: Path of the log of the job. It is emptied unless the result is kept, as it belongs to
+            the result that is replaced.
 
     Returns:
         Whether the result is published. If not, the program has to run, as for forced results.
@@ -181,8 +183,7 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
         descriptor = lock(spec)
         job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
         recover(job)
-        if not is_forced(spec):
-            published = publish_existing(job)
+        published = publish_existing(job, log)
         # The first process of the program takes it, while this one may wait for its end.
         os.close(descriptor)
 
@@ -190,14 +191,18 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any]) -> bool:
     return published
 
 
-def publish_existing(job: Job[Any]) -> bool:
+def publish_existing(job: Job[Any], log: str | None) -> bool:
     """Publish the result of a job if it exists in its place or in the cache; return whether."""
-    if is_complete(job.target, job.spec, job.input_digests):
+    if not is_forced(job.spec) and is_complete(job.target, job.spec, job.input_digests):
         print(f"{job.target} is kept: it was made from the same spec and inputs")
-    elif (cache := cache_of(job.placement)) and take(cache, job):
-        print(f"{job.target} is taken from the cache {cache.folder}")
     else:
-        return False
+        if log:
+            # Before anything is printed that belongs to the new result.
+            os.truncate(log, 0)
+        cache = None if is_forced(job.spec) else cache_of(job.placement)
+        if not cache or not take(cache, job):
+            return False
+        print(f"{job.target} is taken from the cache {cache.folder}")
     finish(job)
     return True
 
