@@ -297,8 +297,9 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 #    complete from now on.
 # 2. The manifest next to the old result is deleted, as it would not describe the new folder.
 #    The old result is moved aside, and the new folder takes its place.
-# 3. The manifest is written next to the result, which makes it visible to the build.
-# 4. The cache of results gets a copy, and leftovers are deleted.
+# 3. The cache of results gets a copy, and leftovers are deleted.
+# 4. The manifest is written next to the result, which makes it visible to the build: the job does
+#    not run again, so that nothing is left to do.
 
 
 def write_manifest(job: Job[Any], started: float) -> None:
@@ -378,15 +379,15 @@ def recover(job: Job[Any]) -> None:
 
 
 def finish(job: Job[Any]) -> None:
-    """Write the manifest next to the result, cache the result and delete temporary files."""
-    # A failed or interrupted rerun may have removed the manifest next to a complete result: the
-    # copy in the folder restores it, without computing anything.
-    write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
+    """Cache the result, delete temporary files and write the manifest next to the result."""
     if cache := cache_of(job.placement):
         cache.put(job.key, job.target, run_files(job.spec), replace=is_forced(job.spec))
     # The states of other specs are superseded too.
     for leftover in (job.result, *replaced_results(job), job.states.parent):
         shutil.rmtree(leftover, ignore_errors=True)
+    # A failed or interrupted rerun may have removed the manifest next to a complete result: the
+    # copy in the folder restores it, without computing anything.
+    write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
 
 
 def replaced_results(job: Job[Any]) -> list[Path]:
