@@ -102,7 +102,7 @@ def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
 def test_a_model_has_the_settings_of_its_origin(load):
     assert model_settings(load(), "bloom-1b1") == {
         "hub": "bigscience/bloom-1b1",
-        "revision": "main",
+        "revision": "6f4195539db0eef1c9d010289f32e0645d9a2354",
     }
     assert model_settings(load(), "tiny").keys() == {"seed", "init", "tokenizer"}
     local = load({"models": {"opt-125m": {"path": "here"}}})
