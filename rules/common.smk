@@ -122,7 +122,8 @@ def prepare():
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
     build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[])
-    specs = Specs(SOURCES, CodeCache(MEMORY / "code.json", snapshot.folder.name).code)
+    code = CodeCache(MEMORY / "code.json", snapshot.folder.name).code
+    specs = Specs(SOURCES, code, checked.values["deterministic"])
     return checked, snapshot, build, specs, Staleness(specs, snakemake_adapter.writes_report())
 
 

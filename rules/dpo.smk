@@ -18,6 +18,7 @@ SPECS.describe(
         "model": CONFIG.base_model("dpo", name),
         "tokens": ("tokenize_dpo", name),
     },
+    runs_models=True,
 )
 SPECS.describe(
     "train_dpo",
@@ -28,6 +29,7 @@ SPECS.describe(
         "tokens": ("tokenize_dpo", name),
         **reference_inputs(CONFIG, name),
     },
+    runs_models=True,
 )
 SPECS.describe(
     "evaluate_dpo",
@@ -38,6 +40,7 @@ SPECS.describe(
         "tokens": ("tokenize_dpo", name),
         **reference_inputs(CONFIG, name),
     },
+    runs_models=True,
 )
 
 

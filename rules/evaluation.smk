@@ -7,6 +7,7 @@ SPECS.describe(
     settings=lambda stage, name: prompt_eval_settings(CONFIG, stage, name),
     inputs=lambda stage, name: models_of(CONFIG, stage, name),
     files=lambda stage, name: prompt_set_files(CONFIG, "prompts", stage, name),
+    runs_models=True,
 )
 SPECS.describe(
     "rw_eval",
@@ -14,6 +15,7 @@ SPECS.describe(
     settings=lambda name: prompt_page_settings(CONFIG, "reward", name),
     inputs=lambda name: {"model": ("train_reward", name)},
     files=lambda name: prompt_set_files(CONFIG, "prompts/pairs", "reward", name),
+    runs_models=True,
 )
 SPECS.describe(
     "evaluate_tasks",
@@ -28,6 +30,7 @@ SPECS.describe(
     settings=lambda name: reward_bench_settings(CONFIG, name),
     inputs=lambda name: {"model": ("train_reward", name)},
     files=lambda _: reward_bench_files(CONFIG),
+    runs_models=True,
 )
 
 

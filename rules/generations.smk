@@ -13,12 +13,14 @@ SPECS.describe(
     folder="generations",
     settings=lambda name: sampling_settings(CONFIG, name),
     inputs=lambda name: generation_inputs(CONFIG, name),
+    runs_models=True,
 )
 SPECS.describe(
     "score_responses",
     folder="scores",
     settings=lambda name: CONFIG.program_settings("generations", name),
     inputs=lambda name: scoring_inputs(CONFIG, name),
+    runs_models=True,
 )
 SPECS.describe(
     "select_responses",

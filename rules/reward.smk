@@ -18,12 +18,14 @@ SPECS.describe(
         "model": CONFIG.base_model("reward", name),
         "tokens": ("tokenize_reward", name),
     },
+    runs_models=True,
 )
 SPECS.describe(
     "evaluate_reward",
     folder="eval/reward",
     settings=lambda name: {"datasets": [dataset for dataset, _ in CONFIG.blend("reward", name)]},
     inputs=lambda name: {"model": ("train_reward", name), "tokens": ("tokenize_reward", name)},
+    runs_models=True,
 )
 
 

@@ -13,12 +13,14 @@ SPECS.describe(
     folder="rlhf",
     settings=lambda name: CONFIG.program_settings("rlhf", name),
     inputs=lambda name: rlhf_inputs(CONFIG, name),
+    runs_models=True,
 )
 SPECS.describe(
     "evaluate_rlhf",
     folder="eval/rlhf",
     settings=lambda name: rlhf_evaluation_settings(CONFIG, name),
     inputs=lambda name: rlhf_evaluation_inputs(CONFIG, name),
+    runs_models=True,
 )
 
 

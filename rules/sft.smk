@@ -18,6 +18,7 @@ SPECS.describe(
         "model": CONFIG.base_model("sft", name),
         "tokens": ("tokenize_sft", name),
     },
+    runs_models=True,
 )
 SPECS.describe(
     "evaluate_sft",
@@ -28,6 +29,7 @@ SPECS.describe(
         "model": ("train_sft", name),
         "tokens": ("tokenize_sft", name),
     },
+    runs_models=True,
 )
 
 

@@ -23,7 +23,6 @@ from snakechat.reporting.comparison import (
     group_names,
     long_rows,
 )
-from snakechat.reporting.costs import read_run_file
 from snakechat.reporting.curves import is_share
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.html_pages import write_sections
@@ -66,6 +65,7 @@ from snakechat.reporting.translations import Translate, translator
 from snakechat.workflow.cache_versions import is_version, read_version_file
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import merge_lineages
+from snakechat.workflow.run_record import read_run_record
 
 # Results of each stage: labels by path in metrics.json.
 _PAIR_KEYS = ("accuracy", "ties", "loss", "calibration_error")
@@ -153,7 +153,7 @@ def read_run(job: Job[Any], name: str) -> Run:
 
 def training_seconds(path: str, spec: str) -> float | None:
     """Return the time of a training from NAME.run.json; None if the run is unknown."""
-    run = read_run_file(path, spec)
+    run = read_run_record(path, spec)
     return run["seconds"] if run else None
 
 

@@ -3,17 +3,20 @@
     python scripts/estimate.py output/rlhf/13b
     python scripts/estimate.py output/rlhf/mine --gpu h100 --configfile mine.yaml
     python scripts/estimate.py output/rlhf/mine --gpu 48GB,181TFLOPS,864GB/s
+    python scripts/estimate.py output/rlhf/13b --price 1.90
 
 The jobs and their placement come from a dry run of Snakemake, which receives the options that this
-program does not have. Nothing is built or written. The modules in
-snakechat/planning/ describe the method.
+program does not have. Nothing is built or written. Where output/ has results of runs on the same
+kind of GPU, their time is printed beside its estimate and corrects the hours of jobs to come. The
+modules in snakechat/planning/ describe the method.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from snakechat.planning.compute_time import (
     BANDWIDTH_UTILIZATION,
@@ -25,6 +28,7 @@ from snakechat.planning.compute_time import (
 from snakechat.planning.dry_run import dry_run, parse_arguments
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
+from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
 from snakechat.planning.plan import Plan
 
 COLUMNS = (
@@ -40,7 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--gpu GPU] [--json] [targets ...] [options of snakemake]",
+        usage="%(prog)s [-h] [--gpu GPU] [--price PRICE] [--json] [targets ...]"
+        " [options of snakemake]",
     )
     parser.add_argument("targets", nargs="*", help="as for snakemake; default: existing results")
     parser.add_argument(
@@ -48,6 +53,9 @@ def main() -> None:
         default="a100-80g",
         help=f"{', '.join(GPUS)} or {GPU_SYNTAX}: its memory, its dense 16-bit TFLOPS and the"
         " bandwidth of its memory; default: %(default)s",
+    )
+    parser.add_argument(
+        "--price", type=float, help="price of a GPU for an hour, in any currency, for the total"
     )
     parser.add_argument("--json", action="store_true", help="print bytes, FLOP and seconds as JSON")
     arguments, options = parse_arguments(parser, sys.argv[1:])
@@ -61,6 +69,8 @@ def main() -> None:
     os.chdir(folder)
     plan = Plan(all_jobs, set(stale))
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
+    past = past_runs(Path("output"), gpu)
+    correct(jobs, correction_factors(past))
 
     if arguments.json:
         print(json.dumps([job.as_json() for job in jobs], indent=1))
@@ -76,7 +86,9 @@ def main() -> None:
             print(f"warning: {job}: {warning}")
     for note, names in jobs_by_note(jobs).items():
         print(f"{note} ({', '.join(names)})")
-    print(summary(jobs))
+    for line in comparison(past):
+        print(line)
+    print(summary(jobs, arguments.price))
 
 
 def table_row(job: JobEstimate) -> tuple[str, ...]:
@@ -109,16 +121,35 @@ def jobs_by_note(jobs: Sequence[JobEstimate]) -> dict[str, list[str]]:
     return names
 
 
-def summary(jobs: Sequence[JobEstimate]) -> str:
-    """Return the totals of the stale jobs."""
+def correct(jobs: Sequence[JobEstimate], factors: Mapping[str, float]) -> None:
+    """Multiply the hours of jobs by the factors of earlier runs of their rules."""
+    for job in jobs:
+        if job.seconds is not None and (factor := factors.get(job.spec["rule"])):
+            job.seconds *= factor
+            job.notes.append(f"hours x {factor:.2f}, as earlier runs of {job.spec['rule']}")
+
+
+def comparison(runs: Sequence[PastRun]) -> list[str]:
+    """Return a line for each earlier run: what was measured, and what is estimated for it."""
+    return [
+        f"measured: {run.job}: {format_number(run.seconds / 3600)} hours (estimated:"
+        f" {format_number(run.estimated_seconds / 3600)}), {format_bytes(run.peak)} of a GPU"
+        f" (estimated: {format_bytes(run.estimated_peak)})"
+        for run in runs
+    ]
+
+
+def summary(jobs: Sequence[JobEstimate], price: float | None = None) -> str:
+    """Return the totals of the stale jobs. price: of a GPU for an hour, in any currency."""
     stale = [job for job in jobs if job.stale]
     on_gpus = [job for job in stale if job.num_gpus]
     hours = [job.num_gpus * job.seconds / 3600 for job in on_gpus if job.seconds is not None]
     disk = [job.disk for job in stale if job.disk is not None]
     checkpoints = [CHECKPOINTS * job.workload.checkpoint_bytes() for job in stale if job.workload]
     at_least = "at least " if len(hours) < len(on_gpus) else ""
+    cost = "" if price is None else f" ({sum(hours) * price:,.2f} at {price:g} each)"
     return (
-        f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours,"
+        f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours{cost},"
         f" {format_bytes(sum(disk))} of disk for results of known size, and up to"
         f" {format_bytes(max(checkpoints, default=0))} for the checkpoints of a training job"
     )

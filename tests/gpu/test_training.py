@@ -67,8 +67,9 @@ def test_losses_equal_those_of_a_cpu_without_zero(runs, reference):
 def test_an_interrupted_run_goes_on_with_the_same_losses(runs):
     for rank in runs:
         for case, (whole, interrupted) in rank.items():
-            # On a GPU, atomic additions may round differently.
-            assert interrupted["losses"] == pytest.approx(whole["losses"], rel=1e-5), case
+            # On a GPU, atomic additions may round differently, unless kernels are deterministic.
+            tolerance = 0 if case.endswith("deterministic") else 1e-5
+            assert interrupted["losses"] == pytest.approx(whole["losses"], rel=tolerance), case
 
 
 @pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)

@@ -3,11 +3,13 @@
     worker.py DEVICE FOLDER
 
 Trains a small model at each ZeRO stage in each dtype that the device has, once without and once
-with an interruption, and writes losses and greedy responses to FOLDER/RANK.json.
+with an interruption, and writes losses and greedy responses to FOLDER/RANK.json. The last case
+runs twice with deterministic kernels.
 """
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import sample_responses  # noqa: E402
 from snakechat.training.engine import make_engine  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
-from snakechat.workflow import distributed  # noqa: E402
+from snakechat.workflow import deterministic, distributed  # noqa: E402
 
 CASES = {"cpu": [(0, "fp32"), (2, "fp32"), (3, "fp32")]}
 CASES["cuda"] = [(stage, "fp32") for stage in range(4)]
@@ -112,6 +114,8 @@ def main(device_type, folder):
     if device_type == "cuda":
         hardware = {"nodes": 1, "gpus_per_node": size}
     placement = {**hardware, "offload": "none", "activation_checkpointing": False}
+    # Libraries of a GPU read it once.
+    os.environ.update(deterministic.ENVIRONMENT)
     device = init_process_group(placement)
     results = {
         f"{stage} {dtype}": [
@@ -119,6 +123,11 @@ def main(device_type, folder):
         ]
         for stage, dtype in CASES[device_type]
     }
+    deterministic.use_deterministic_kernels()
+    stage, dtype = CASES[device_type][-1]
+    results[f"{stage} {dtype} deterministic"] = [
+        run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)
+    ]
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(results))
 
 

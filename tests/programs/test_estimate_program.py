@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from estimate import format_table, summary
+from estimate import comparison, correct, format_table, summary
 from snakechat.planning.memory import GIB
+from snakechat.planning.past_runs import PastRun
 
 
 def job(seconds, disk, checkpoint_bytes, num_gpus=8, stale=True):
@@ -28,6 +29,25 @@ def test_the_summary_adds_hours_and_disk_of_stale_jobs():
 
 def test_the_summary_of_unknown_hours_is_a_lower_bound():
     assert "stale: at least 8.0 GPU hours" in summary([job(3600, None, 0), job(None, 0, 0)])
+
+
+def test_the_summary_has_the_price_of_all_gpu_hours():
+    assert "stale: 8.0 GPU hours (20.00 at 2.5 each), " in summary([job(3600, None, 0)], 2.5)
+
+
+def test_past_runs_correct_the_hours_of_jobs_of_the_same_rule():
+    jobs = [SimpleNamespace(spec={"rule": rule}, seconds=60, notes=[]) for rule in ("a", "b")]
+    jobs.append(SimpleNamespace(spec={"rule": "a"}, seconds=None, notes=[]))
+    correct(jobs, {"a": 1.5})
+    assert [job.seconds for job in jobs] == [90, 60, None]
+    assert [job.notes for job in jobs] == [["hours x 1.50, as earlier runs of a"], [], []]
+
+
+def test_a_past_run_is_printed_beside_its_estimate():
+    run = PastRun("a", "a tiny", 7200, 3600, 2 * GIB, GIB)
+    assert comparison([run]) == [
+        "measured: a tiny: 2 hours (estimated: 1), 2.0 GiB of a GPU (estimated: 1.0 GiB)"
+    ]
 
 
 def test_columns_without_entries_are_dropped():

@@ -179,9 +179,16 @@ ACCESS = {
 }
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
+# The rules that run models, whose specs have `deterministic` where it is true.
+RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in RECIPES}
+RUNS_MODELS -= {"train_generations", "evaluate_generations"}
+RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
+RUNS_MODELS |= {"rw_eval", "prompt_eval", "evaluate_reward_bench", "compare_zero"}
+
 SETTINGS = {
     "seed": Row(setting("seed", 1235), stale("import_dataset")),
     "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
+    "deterministic": Row(setting("deterministic", True), stale(*RUNS_MODELS)),
     "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
     "split.by": Row(setting("split.by", "prompt"), stale("split_dataset")),
     "split.weights.sft": Row(setting("split.weights.sft", 3), stale("split_dataset")),

@@ -264,6 +264,7 @@ class Sections(TypedDict):
 
     seed: Seed
     template: Template
+    deterministic: bool
     on_bad_row: BadRowPolicy
     save_steps: Count
     cache: str | None

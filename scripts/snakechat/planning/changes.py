@@ -57,7 +57,7 @@ def spec_changes(
     """
     if old["rule"] != new["rule"]:
         return [f"was made by {old['rule']} before"]
-    changes = changed_settings(old, new) + changed_code(old, new)
+    changes = changed_settings(old, new) + changed_kernels(old, new) + changed_code(old, new)
     changes += changed_pins(old["requirements"], new["requirements"])
     changes += changed_files(old, new, facts.get("source_rows", {}), source)
     if "training" in new["settings"]:
@@ -102,6 +102,14 @@ def changed_settings(old: Spec, new: Spec) -> list[str]:
             )
             changes.append(f"{name} changed from {before} to {after}")
     return changes
+
+
+def changed_kernels(old: Spec, new: Spec) -> list[str]:
+    """Describe a change of `deterministic`, which specs have only where it is true."""
+    before, after = (bool(spec.get("deterministic")) for spec in (old, new))
+    if before == after:
+        return []
+    return [f"deterministic changed from {format_yaml(before)} to {format_yaml(after)}"]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

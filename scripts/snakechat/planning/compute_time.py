@@ -11,24 +11,30 @@ from snakechat.planning.memory import BYTES_PER_ELEMENT, GIB
 
 class Gpu(NamedTuple):
     """memory: bytes. flops: dense 16-bit operations per second. bandwidth: of memory, bytes per
-    second.
+    second. name: The key of PEAK_FLOPS; empty for a GPU that is described by its numbers.
     """
 
     memory: int
     flops: float
     bandwidth: float
+    name: str = ""
+
+
+def _gpu(memory: int, name: str, bandwidth: float) -> Gpu:
+    """Return a GPU of PEAK_FLOPS."""
+    return Gpu(memory, PEAK_FLOPS[name], bandwidth, name)
 
 
 # From NVIDIA's data sheets; the SXM form of GPUs that have two.
 GPUS = {
-    "rtx4090": Gpu(24 * GIB, PEAK_FLOPS["RTX 4090"], 1.008e12),
-    "v100-32g": Gpu(32 * GIB, PEAK_FLOPS["V100"], 0.9e12),
-    "a6000": Gpu(48 * GIB, PEAK_FLOPS["RTX A6000"], 0.768e12),
-    "l40s": Gpu(48 * GIB, PEAK_FLOPS["L40S"], 0.864e12),
-    "a100-40g": Gpu(40 * GIB, PEAK_FLOPS["A100"], 1.555e12),
-    "a100-80g": Gpu(80 * GIB, PEAK_FLOPS["A100"], 2.039e12),
-    "h100": Gpu(80 * GIB, PEAK_FLOPS["H100"], 3.35e12),
-    "h200": Gpu(141 * 10**9, PEAK_FLOPS["H200"], 4.8e12),
+    "rtx4090": _gpu(24 * GIB, "RTX 4090", 1.008e12),
+    "v100-32g": _gpu(32 * GIB, "V100", 0.9e12),
+    "a6000": _gpu(48 * GIB, "RTX A6000", 0.768e12),
+    "l40s": _gpu(48 * GIB, "L40S", 0.864e12),
+    "a100-40g": _gpu(40 * GIB, "A100", 1.555e12),
+    "a100-80g": _gpu(80 * GIB, "A100", 2.039e12),
+    "h100": _gpu(80 * GIB, "H100", 3.35e12),
+    "h200": _gpu(141 * 10**9, "H200", 4.8e12),
 }
 
 # Units of the numbers that describe another GPU, by the field of Gpu.

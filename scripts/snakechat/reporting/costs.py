@@ -1,7 +1,5 @@
 """The costs chapter of a report: time and memory of each job, machine and software."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from snakechat.reporting.formatting import format_duration, format_memory
@@ -10,6 +8,7 @@ from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.plots import Panel, draw_bars
 from snakechat.reporting.translations import Translate
 from snakechat.workflow.lineage import lineage_columns
+from snakechat.workflow.run_record import read_run_record
 
 HEAD = (
     N_("job"),
@@ -41,16 +40,7 @@ def read_runs(lineage: dict[str, Any]) -> Runs:
     one that made the result.
     """
     paths = [path for column in lineage_columns(lineage) for path in column]
-    return {path: read_run_file(path, lineage[path]["spec"]) for path in paths}
-
-
-def read_run_file(path: str, spec: str) -> dict[str, Any] | None:
-    """Read NAME.run.json of a result; None if it is missing, or is that of another spec."""
-    try:
-        run = json.loads(Path(f"{path}.run.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return run if run.get("spec") == spec else None
+    return {path: read_run_record(path, lineage[path]["spec"]) for path in paths}
 
 
 def total_cost(runs: Runs) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import rank, world_size
 
 # Start of the line about results that today's config does not have.
@@ -48,6 +49,11 @@ def describe_environment_error(
         return f"{target}: out of memory" + (hint if settings else "")
     if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
         return f"{target}: another process of this job has ended"
+    if operation := missing_kernel(error):
+        return (
+            f"{target}: torch has no deterministic kernel of {operation} for this device: set"
+            " deterministic: false"
+        )
     number = system_error_number(error)
     if number is None:
         return None

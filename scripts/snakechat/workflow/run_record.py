@@ -48,6 +48,18 @@ def run_record(
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
+def read_run_record(result: str, spec: str) -> dict[str, Any] | None:
+    """Return NAME.run.json of a result; None if it is missing, or is that of another spec.
+
+    spec: The digest of the spec.
+    """
+    try:
+        run = json.loads(Path(f"{result}.run.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return run if run.get("spec") == spec else None
+
+
 def peak_memory_mb() -> int:
     """Return the peak resident memory of this process in MB."""
     # ru_maxrss is in bytes on macOS and in kB on Linux.

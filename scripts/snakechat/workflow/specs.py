@@ -39,6 +39,7 @@ class Rule(NamedTuple):
         files: External files by the names that the spec has for them.
         shows_provenance: Whether the program shows what its inputs were made from, so that their
             whole manifests count, and not only their content.
+        runs_models: Whether the program runs models by torch.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class Rule(NamedTuple):
     inputs: Callable[..., dict[str, Job]]
     files: Callable[..., dict[str, Path]]
     shows_provenance: bool
+    runs_models: bool
 
 
 def _nothing(*_: str) -> dict[str, Any]:
@@ -79,12 +81,17 @@ class Specs:
     Args:
         root: Folder of scripts/ and of the locked requirements.
         code: program_code, or a function that remembers what it returns.
+        deterministic: Whether jobs that run models use deterministic kernels. Their specs have it
+            only where it is true.
     """
 
     def __init__(
-        self, root: Path, code: Callable[[Path, tuple[str, ...]], Code] = program_code
+        self,
+        root: Path,
+        code: Callable[[Path, tuple[str, ...]], Code] = program_code,
+        deterministic: bool = False,
     ) -> None:
-        self.root = root
+        self.root, self.deterministic = root, deterministic
         self.rules: dict[str, Rule] = {}
         self.file_digests = DigestCache(MEMORY / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
@@ -101,6 +108,7 @@ class Specs:
         files: Callable[..., dict[str, Path]] = _nothing,
         program: str | None = None,
         shows_provenance: bool = False,
+        runs_models: bool = False,
     ) -> None:
         """Describe the jobs of a rule: see Rule.
 
@@ -108,7 +116,9 @@ class Specs:
             program: Name of the program in scripts/; by default, the name of the rule.
         """
         path = self.root / f"scripts/{program or rule}.py"
-        self.rules[rule] = Rule(folder, path, settings, inputs, files, shows_provenance)
+        self.rules[rule] = Rule(
+            folder, path, settings, inputs, files, shows_provenance, runs_models
+        )
 
     def result(self, rule: str, name: str) -> str:
         """Return the result folder of a job."""
@@ -153,4 +163,6 @@ class Specs:
         }
         if description.shows_provenance:
             spec["shows_provenance"] = True
+        if description.runs_models and self.deterministic:
+            spec["deterministic"] = True
         return spec, digest(spec)

@@ -41,6 +41,10 @@ REWARD_FUNCTIONS = {
 
 # Changes to config.yaml, and the start of the error.
 MISTAKES = {
+    "deterministic kernels with vllm": (
+        {"deterministic": True, **tiny("rlhf", generation_backend="vllm")},
+        "config: deterministic: true, and rlhf.recipes.tiny has generation_backend: vllm",
+    ),
     "unknown key": (
         tiny("sft", learning_rat=0.1),
         "config: sft.recipes.tiny: Additional properties are not allowed ('learning_rat'",

@@ -53,6 +53,13 @@ def test_settings_are_compared_by_value_and_printed_as_yaml(old, new, expected):
     assert changed_settings(sft_spec(**old), sft_spec(**new)) == expected
 
 
+def test_deterministic_is_compared_although_specs_have_it_only_if_it_is_true():
+    old = sft_spec()
+    new = {**old, "deterministic": True}
+    assert spec_changes(old, new, {}) == ["deterministic changed from false to true"]
+    assert spec_changes(new, old, {}) == ["deterministic changed from true to false"]
+
+
 TEXTS = ["a b", "", "1e-5", "1_000", "0x1f", "1", "true", "No", "null", "none", "-", "~", "a: b"]
 TEXTS += ["data/*.json", "sft/tiny", "1.3b", "x_y-2", "\u00fc", "it's"]
 

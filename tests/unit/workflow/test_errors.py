@@ -59,5 +59,13 @@ def test_a_lost_connection_is_the_end_of_another_process(processes, expected, mo
     assert line == (expected and "a: another process of this job has ended")
 
 
+def test_an_operation_without_a_deterministic_kernel_names_the_setting():
+    error = RuntimeError("put_ does not have a deterministic implementation, but you set")
+    assert describe_environment_error(error, "output/sft/a", {}) == (
+        "output/sft/a: torch has no deterministic kernel of put_ for this device: set"
+        " deterministic: false"
+    )
+
+
 def test_other_errors_have_no_description():
     assert describe_environment_error(RuntimeError("shapes differ"), "output/sft/a", {}) is None

@@ -22,8 +22,8 @@ def specs(tmp_path, monkeypatch):
     return make_specs(tmp_path)
 
 
-def make_specs(root, rate=0.1):
-    specs = Specs(root)
+def make_specs(root, rate=0.1, deterministic=False):
+    specs = Specs(root, deterministic=deterministic)
     specs.describe(
         "read",
         folder="data",
@@ -36,6 +36,7 @@ def make_specs(root, rate=0.1):
         program="tool",
         settings=lambda stage, name: {"rate": rate, "stage": stage},
         inputs=lambda stage, name: {"rows": ("read", name)},
+        runs_models=True,
     )
     return specs
 
@@ -70,6 +71,16 @@ def test_a_change_downstream_leaves_the_specs_upstream(specs, tmp_path):
     again = make_specs(tmp_path, rate=0.2)
     assert again.spec("read", "a") == specs.spec("read", "a")
     assert again.spec("train", "sft/a")[1] != specs.spec("train", "sft/a")[1]
+
+
+def test_only_specs_of_jobs_that_run_models_have_deterministic_and_only_if_it_is_true(
+    specs, tmp_path
+):
+    deterministic = make_specs(tmp_path, deterministic=True)
+    assert deterministic.spec("read", "a") == specs.spec("read", "a")
+    spec, _ = specs.spec("train", "sft/a")
+    assert "deterministic" not in spec
+    assert deterministic.spec("train", "sft/a")[0] == {**spec, "deterministic": True}
 
 
 def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
