@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 from snakechat.data.dataset_files import split_files
 from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
+from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import write_statistics
@@ -99,7 +101,28 @@ def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
 
 
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
-    """Write SPLIT.parquet from source files; count dropped rows and list bad ones."""
+    """Write SPLIT.parquet from source files, which a child process reads."""
+    source_rows, dropped, written = read_in_child(
+        list(files.values()), partial(convert_files, job, split, files)
+    )
+    job.facts.setdefault("source_rows", {}).update(source_rows)
+    job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
+    if not written:
+        raise InputError(
+            f"datasets.{job.spec['name']}: the {split} split has no rows left of"
+            f" {sum(source_rows.values()):,} (dropped: {dropped})"
+        )
+
+
+def convert_files(
+    job: Job, split: str, files: Mapping[str, Path], position: Position
+) -> tuple[dict[str, int], dict[str, int], int]:
+    """Write SPLIT.parquet; list bad rows in bad_rows.jsonl.
+
+    Returns:
+        The number of rows of each file, the number of dropped rows by reason, and the number of
+        records.
+    """
     settings, columns = job.settings, job.settings.columns
     keep = getattr(settings, "keep", [])
     dropped: Counter[str] = Counter()
@@ -107,7 +130,8 @@ def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     names = list(map(kept_name, keep))
     with RecordWriter(job.result / f"{split}.parquet", names) as writer:
-        for name, number, row in rows_with_progress(split, files, [*columns.values(), *keep]):
+        rows = rows_with_progress(split, files, [*columns.values(), *keep], position)
+        for name, number, row in rows:
             source_rows[f"{split}/{name}"] += 1
             try:
                 if isinstance(row, BadRow):
@@ -128,25 +152,24 @@ def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
                     chosen = chosen and remove.sub("", chosen)
                     rejected = rejected and remove.sub("", rejected)
                 writer.write((prompt, chosen, rejected), *kept)
-    job.facts.setdefault("source_rows", {}).update(source_rows)
-    job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
-    if not writer:
-        raise InputError(
-            f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-            f" {source_rows.total():,} (dropped: {dict(dropped)})"
-        )
+    return source_rows, dropped, len(writer)
 
 
 def rows_with_progress(
-    split: str, files: Mapping[str, Path], columns: Collection[str]
+    split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
 ) -> Iterator[tuple[str, int, Any]]:
     """Yield (name of the file, row number, row) of all files, with a progress bar over rows."""
-    counts = [count_rows(path) for path in files.values()]
+    counts = []
+    for index, path in enumerate(files.values()):
+        position.set(index, 0)
+        counts.append(count_rows(path))
     total = sum(count for count in counts if count is not None) if None not in counts else None
     with tqdm(total=total, desc=f"import {split}", unit="row", mininterval=2) as bar:
-        for name, path in files.items():
+        for index, (name, path) in enumerate(files.items()):
+            position.set(index, 0)
             for number, row in read_rows(path, columns):
                 yield name, number, row
+                position.set(index, number)
                 bar.update()
 
 

@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
+from snakechat.workflow.printable import printable_line
 
 # prompt, chosen, rejected. Without a rejected response that one is None, without any response both;
 # a single response that is labelled good is chosen, one that is labelled bad is rejected.
 Record = tuple[str, str | None, str | None]
+
+# Characters of the reason why a row is bad.
+MAX_REASON = 500
 
 # Roles in sources, by their names in lower case.
 ROLES = {
@@ -27,6 +31,9 @@ ROLES = {
 
 class BadRow(Exception):
     """A row that does not have the format of its dataset; on_bad_row decides what happens."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable_line(reason, MAX_REASON))
 
 
 class DroppedRow(Exception):
@@ -153,13 +160,13 @@ def _optional_text(value: Any, name: str) -> str | None:
 
 
 def _number(value: Any, name: str) -> float:
-    """Convert a number, or a number in text as in csv. NaN is rejected: it has no order."""
+    """Convert a number, or a number in text as in csv; it must be finite."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if math.isnan(number):
-        raise BadRow(f"{name} is {value!r}, expected a number")
+    if not math.isfinite(number):
+        raise BadRow(f"{name} is {value!r}, expected a finite number")
     return number
 
 
@@ -230,7 +237,7 @@ def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
 
 def _vicuna(prompt: Any, chosen: Any) -> Record:
     """Turns marked by "USER:" and "ASSISTANT:" in one text."""
-    start, *pieces = re.split(r"\s*\b(USER|ASSISTANT):", _text(prompt, "prompt"))
+    start, *pieces = re.split(r"\b(USER|ASSISTANT):", _text(prompt, "prompt"))
     roles = [ROLES[name.lower()] for name in pieces[::2]]
     turns = list(zip(roles, pieces[1::2], strict=True))
     if turns and turns[-1][0] == "assistant" and not turns[-1][1].strip():

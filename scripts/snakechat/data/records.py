@@ -6,6 +6,7 @@ for reward functions follows as kept_NAME, with cells in JSON. Files are written
 group at a time, so that a dataset need not fit into memory.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,9 @@ from snakechat.data.formats import Record
 
 COLUMNS = ("prompt", "chosen", "rejected")
 KEPT = "kept_"
+# A row group ends after as many rows, or after as many bytes of text in memory.
 ROWS_AT_A_TIME = 4096
+MAX_GROUP_BYTES = 64 << 20
 
 
 class RecordWriter:
@@ -33,7 +36,7 @@ class RecordWriter:
         self.schema = pa.schema([(name, pa.string()) for name in names])
         self.file = pq.ParquetWriter(path, self.schema, compression="zstd")
         self.rows: list[tuple[str | None, ...]] = []
-        self.written = 0
+        self.written = self.size = 0
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +47,8 @@ class RecordWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._flush()
+        if error is None:
+            self._flush()
         self.file.close()
 
     def __len__(self) -> int:
@@ -53,7 +57,8 @@ class RecordWriter:
     def write(self, record: Record, *kept: str) -> None:
         """Append a record, (prompt, chosen or None, rejected or None), and its kept cells."""
         self.rows.append((*record, *kept))
-        if len(self.rows) == ROWS_AT_A_TIME:
+        self.size += sum(map(sys.getsizeof, self.rows[-1]))
+        if len(self.rows) == ROWS_AT_A_TIME or self.size > MAX_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -61,7 +66,7 @@ class RecordWriter:
             columns = [pa.array(cells, pa.string()) for cells in zip(*self.rows, strict=True)]
             self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
             self.written += len(self.rows)
-            self.rows = []
+            self.rows, self.size = [], 0
 
 
 def read_record_batches(

@@ -9,6 +9,7 @@ from typing import Any
 
 from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import rank, world_size
+from snakechat.workflow.printable import printable_line
 
 # Start of the line about results that today's config does not have.
 NOT_IN_CONFIG = "not in this config:"
@@ -18,14 +19,20 @@ MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage
 
 
 class InputError(Exception):
-    """A user's mistake or damaged input, reported in one line without a traceback."""
+    """A user's mistake or damaged input, reported in one line without a traceback.
+
+    Whatever the message contains, it is printable and of limited length.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable_line(message))
 
 
 @cache
 def warn(message: str) -> None:
     """Print a warning of one line, once; of several processes, the first one prints it."""
     if rank() == 0:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        print(f"warning: {printable_line(message)}", file=sys.stderr, flush=True)
 
 
 def describe_environment_error(
@@ -57,7 +64,8 @@ def describe_environment_error(
     number = system_error_number(error)
     if number is None:
         return None
-    return f"{os.strerror(number)}: {getattr(error, 'filename', None) or target}"
+    file = getattr(error, "filename", None) or target
+    return f"{os.strerror(number)}: {printable_line(file)}"
 
 
 def is_out_of_memory(error: Exception) -> bool:
