@@ -16,6 +16,8 @@ from snakechat.config.job_files import (
     base_model_files,
     dataset_files,
     dataset_folder,
+    exclude_placement,
+    excluded_files,
     model_folder,
     prompt_set_files,
     reward_bench_files,
@@ -361,7 +363,23 @@ def access_to(judges):
 def labelling_json(wildcards):
     """Return the placement of the program that labels a dataset."""
     judge = CONFIG.values["datasets"][wildcards.name]["llm_judge"]
-    return canonical_json({**COMMON_PLACEMENT, **access_to([judge])})
+    excluded = exclude_placement(CONFIG, CONFIG.labelled_dataset(wildcards.name))
+    return canonical_json({**COMMON_PLACEMENT, **access_to([judge]), **excluded})
+
+
+@fails_in_one_line
+def splitting_json(wildcards):
+    """Return the placement of the program that splits a dataset."""
+    return canonical_json({**COMMON_PLACEMENT, **exclude_placement(CONFIG, wildcards.name)})
+
+
+@fails_in_one_line
+def initialization_json(wildcards):
+    """Return the placement of the program that initializes a model."""
+    folder = tokenizer_folder(CONFIG, wildcards.name)
+    tokenizer = CONFIG.values["models"][wildcards.name]["tokenizer"]
+    excluded = {} if folder else exclude_placement(CONFIG, tokenizer["train_on"])
+    return canonical_json({**COMMON_PLACEMENT, "source": folder and str(folder), **excluded})
 
 
 def source_json(folder):

@@ -12,12 +12,14 @@ SPECS.describe(
     folder="data",
     settings=lambda name: labelling_settings(CONFIG, name),
     inputs=lambda name: labelling_inputs(CONFIG, name),
+    files=lambda name: excluded_files(CONFIG, CONFIG.labelled_dataset(name)),
 )
 SPECS.describe(
     "split_dataset",
     folder="split",
     settings=lambda name: split_settings(CONFIG, name),
     inputs=lambda name: {"records": CONFIG.records_job(name)},
+    files=lambda name: excluded_files(CONFIG, name),
 )
 
 
@@ -70,6 +72,6 @@ use rule import_dataset as split_dataset with:
     params:
         spec=spec_file,
         program=program("split_dataset"),
-        placement=COMMON_PLACEMENT_JSON,
+        placement=splitting_json,
     message:
         "Splitting dataset {wildcards.name} into the phases"

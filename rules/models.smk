@@ -54,7 +54,7 @@ rule init_model:
     params:
         spec=spec_file,
         program=program("init_model"),
-        placement=source_json(tokenizer_folder),
+        placement=initialization_json,
     message:
         "Initializing model {wildcards.name} from its config"
     shell:

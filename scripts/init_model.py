@@ -1,12 +1,14 @@
 """Create a model with random weights from a config, and its tokenizer."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from snakechat.data.exclusions import exclude_rows
+from snakechat.data.formats import Record
 from snakechat.data.records import read_records
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
@@ -17,8 +19,7 @@ from snakechat.workflow.job import Job, run
 def main(job: Job) -> None:
     """Create the tokenizer, then the model with the tokenizer's vocabulary and special ids."""
     if "train_on" in job.settings.tokenizer:
-        rows = read_records(job.inputs["records"] / "train.parquet")
-        texts = (text for row in rows for text in row if text is not None)
+        texts = (text for row in tokenizer_rows(job) for text in row if text is not None)
         train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
         copy_tokenizer(job)
@@ -26,6 +27,19 @@ def main(job: Job) -> None:
     model = make_causal(job.settings.init, tokenizer, job.settings.seed)
     model.save_pretrained(job.result)
     print(f"{job.spec['name']}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
+
+
+def tokenizer_rows(job: Job) -> Iterator[Record]:
+    """Yield the training records of the dataset that the tokenizer is trained on."""
+    path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
+    excluded: set[int] = set()
+    if "exclude" in settings:
+        paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
+        rows = exclude_rows(job, settings["exclude"], paths, settings["train_on"])
+        excluded.update(rows["train"].tolist())
+    for number, record in enumerate(read_records(path)):
+        if number not in excluded:
+            yield record
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
+from snakechat.data.exclusions import exclude_rows
 from snakechat.data.phase_splits import split_rows
 from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.statistics import write_statistics
@@ -29,11 +30,15 @@ def main(job: Job[SimpleNamespace]) -> None:
     settings = job.settings
     judge = load_judges(job)[settings.llm_judge]
     job.facts |= {"swapped": {}, "dropped": {}}
-    for split in ("train", "eval"):
-        path = job.inputs["records"] / f"{split}.parquet"
+    paths = {split: job.inputs["records"] / f"{split}.parquet" for split in ("train", "eval")}
+    excluded = dict.fromkeys(paths, np.empty(0, np.int64))
+    if hasattr(settings, "exclude"):
+        labelled = job.spec["inputs"]["records"]["name"]
+        excluded = exclude_rows(job, settings.exclude, paths, labelled)
+    for split, path in paths.items():
         number = pq.read_metadata(path).num_rows
         [drawn] = split_rows(number, [1], settings.seed, settings.max_rows)
-        rows = np.sort(drawn)
+        rows = np.setdiff1d(drawn, excluded[split])
         num_swapped, dropped = 0, Counter[str]()
         with RecordWriter(job.result / f"{split}.parquet") as writer:
             for start in tqdm(range(0, len(rows), BATCH_SIZE), split, unit="batch", mininterval=2):

@@ -1,8 +1,9 @@
 """Split a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy with row numbers.
 
 If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
-row numbers of train.parquet too. stats.json has the number of rows of each phase, and how many of
-them have a prompt that occurs in another phase.
+row numbers of train.parquet too. Excluded rows are removed after the split, so that all other rows
+stay in their phases. stats.json has the number of rows of each phase, and how many of them have a
+prompt that occurs in another phase.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.data.exclusions import exclude_rows
 from snakechat.data.phase_splits import PHASES, split_groups, split_rows
 from snakechat.data.records import read_records
 from snakechat.data.statistics import count_shared, fingerprint
@@ -30,14 +32,18 @@ def main(job: Job) -> None:
             return split_rows(len(prompts), weights, settings.seed, max_rows)
         return split_groups(prompts, weights, settings.seed, max_rows)
 
+    paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
     prompts = {
-        path.stem: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
-        for path in job.inputs["records"].glob("*.parquet")
+        split: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
+        for split, path in paths.items()
     }
+    excluded = dict.fromkeys(paths, np.empty(0, np.int64))
+    if hasattr(settings, "exclude"):
+        excluded = exclude_rows(job, settings.exclude, paths, job.spec["name"])
     rows = {split: np.arange(len(fingerprints)) for split, fingerprints in prompts.items()}
     if "eval" not in prompts:
         rows["train"], rows["eval"] = divide(prompts["train"], [9, 1])
-        prompts["eval"] = prompts["train"]
+        prompts["eval"], excluded["eval"] = prompts["train"], excluded["train"]
 
     stats: dict[str, dict[str, Any]] = {}
     phase_prompts = {}
@@ -45,7 +51,7 @@ def main(job: Job) -> None:
         phases = divide(prompts[split][rows[split]], weights, settings.max_rows)
         for phase, indices in zip(PHASES, phases, strict=True):
             name = f"{phase}.{split}"
-            numbers = np.sort(rows[split][indices])
+            numbers = np.setdiff1d(rows[split][indices], excluded[split])
             np.save(job.result / f"{name}.npy", numbers)
             phase_prompts[name] = prompts[split][numbers]
             stats[name] = {"rows": len(numbers)}

@@ -16,8 +16,8 @@ import tokenize_phase
 from conftest import ROOT
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
+from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
-from snakechat.data.tokenization import TOKENIZATIONS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
@@ -93,7 +93,7 @@ class Phase:
                     for record in found:
                         writer.write(record)
             chosen = range(len(found or train)) if numbers[split] is None else numbers[split]
-            phase = TOKENIZATIONS[f"tokenize_{self.name}"].phase
+            phase = PHASE_OF_RULE[f"tokenize_{self.name}"]
             np.save(rows / f"{phase}.{split}.npy", np.array(chosen, dtype=np.int64))
         return self
 

@@ -6,6 +6,7 @@ Paths are relative to the working directory, in the form in which specs record t
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.config.task_references import referenced_files
@@ -52,6 +53,35 @@ def _check_links(files: Mapping[str, Path], place: str) -> None:
             raise InputError(f"{place}: {file} is a broken link")
 
 
+def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
+    """Return the files with the digests of the excluded rows of a dataset, by exclude/PATH.
+
+    Raises:
+        InputError: A file does not exist.
+    """
+    files = {}
+    for entry in config.values["datasets"][dataset].get("exclude", ()):
+        if "file" in entry:
+            path = config.local_path(entry["file"])
+            if not path.is_file():
+                raise InputError(
+                    f"config: datasets.{dataset}.exclude names {entry['file']}: there is no file"
+                    f" {path}"
+                )
+            files[f"exclude/{entry['file']}"] = path
+    return files
+
+
+def exclude_placement(config: Config, dataset: str) -> dict[str, Any]:
+    """Return the part of a placement with the patterns and files of a dataset's `exclude`."""
+    entries = config.values["datasets"][dataset].get("exclude")
+    if entries is None:
+        return {}
+    patterns = [entry["pattern"] for entry in entries if "pattern" in entry]
+    files = {name: str(path) for name, path in excluded_files(config, dataset).items()}
+    return {"exclude": {"patterns": patterns, "files": files}}
+
+
 def model_folder(config: Config, name: str) -> Path | None:
     """Return the folder of a local base model, or None if it comes from elsewhere."""
     path = config.values["models"][name].get("path")
@@ -83,14 +113,16 @@ def tokenizer_folder(config: Config, name: str) -> Path | None:
 
 
 def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files of the tokenizer that an initialized model copies, by name.
+    """Return the files that the tokenizer of an initialized model is made from, by name.
+
+    They are those of the tokenizer that it copies, or those with excluded rows of its dataset.
 
     Raises:
-        InputError: The folder has none.
+        InputError: The folder has none, or a file of excluded rows does not exist.
     """
     folder = tokenizer_folder(config, name)
     if folder is None:
-        return {}
+        return excluded_files(config, config.values["models"][name]["tokenizer"]["train_on"])
     paths = sorted(path for kind in ("json", "txt", "jinja") for path in folder.glob(f"*.{kind}"))
     if not paths:
         raise InputError(f"config: models.{name}.tokenizer.path: {folder} has no tokenizer files")

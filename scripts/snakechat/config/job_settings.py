@@ -8,6 +8,7 @@ from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import Reference, input_names, ordered_references
 from snakechat.data.formats import columns_of
+from snakechat.workflow.digests import digest
 from snakechat.workflow.pins import LM_EVAL, LM_EVAL_LOCK, read_lock
 
 Jobs = dict[str, Job]
@@ -65,6 +66,7 @@ def labelling_settings(config: Config, name: str) -> dict[str, Any]:
         "max_rows": dataset.get("max_rows"),
         "llm_judge": dataset["llm_judge"],
         "llm_judges": config.judge_settings([dataset["llm_judge"]]),
+        **exclude_settings(config, config.labelled_dataset(name)),
     }
 
 
@@ -106,7 +108,25 @@ def split_settings(config: Config, name: str) -> dict[str, Any]:
         "by": config.values["split"]["by"],
         # A dataset with labels has no more rows than that: each label costs two requests.
         "max_rows": None if "label" in dataset else dataset.get("max_rows"),
+        **exclude_settings(config, name),
     }
+
+
+def exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
+    """Return the part of a job's settings that names the excluded rows of a dataset; {} if none.
+
+    Specs are public: they have the digest of a pattern, which may contain what is to be erased.
+    """
+    entries = config.values["datasets"][dataset].get("exclude")
+    if entries is None:
+        return {}
+    patterns = [
+        {"sha256": digest(entry["pattern"]), "because": entry["because"]}
+        for entry in entries
+        if "pattern" in entry
+    ]
+    rows = sorted(entry for entry in entries if isinstance(entry, str))
+    return {"exclude": {"rows": rows, "patterns": patterns}}
 
 
 def model_settings(config: Config, name: str) -> dict[str, Any]:
@@ -114,6 +134,8 @@ def model_settings(config: Config, name: str) -> dict[str, Any]:
     model = config.values["models"][name]
     if "init" in model:
         tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
+        if "train_on" in tokenizer:
+            tokenizer |= exclude_settings(config, tokenizer["train_on"])
         return {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
     return hub_source(model)
 

@@ -62,6 +62,30 @@ class Split(TypedDict):
     by: Literal["row", "prompt"]
 
 
+class ExcludedFile(TypedDict):
+    """A file with the digest of a row in each line."""
+
+    file: NonEmptyText
+
+
+class ExcludedPattern(TypedDict):
+    """A regular expression that matches in a text of the rows."""
+
+    pattern: Annotated[NonEmptyText, Keyword("format", "regex")]
+    because: NonEmptyText
+
+
+# Rows that are removed after the split.
+Exclude = Annotated[
+    list[
+        Annotated[str, Keyword("pattern", "^[0-9a-f]{32}$"), Keyword("title", "a digest of a row")]
+        | Annotated[ExcludedFile, Keyword("title", "a file of digests")]
+        | Annotated[ExcludedPattern, Keyword("title", "a pattern with a reason")]
+    ],
+    Keyword("minItems", 1),
+]
+
+
 class SourceDataset(TypedDict):
     """A dataset of local files or of the Hub."""
 
@@ -77,6 +101,7 @@ class SourceDataset(TypedDict):
     on_bad_row: NotRequired[BadRowPolicy]
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
+    exclude: NotRequired[Exclude]
 
 
 class GeneratedDataset(TypedDict):
@@ -88,6 +113,7 @@ class GeneratedDataset(TypedDict):
     seed: NotRequired[Seed]
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
+    exclude: NotRequired[Exclude]
 
 
 class SelectedDataset(TypedDict):
@@ -99,6 +125,7 @@ class SelectedDataset(TypedDict):
     min_margin: NotRequired[NonNegative]
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
+    exclude: NotRequired[Exclude]
 
 
 class LabelledDataset(TypedDict):
@@ -108,6 +135,7 @@ class LabelledDataset(TypedDict):
     llm_judge: str
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
+    exclude: NotRequired[Exclude]
 
 
 # The titles are for errors.

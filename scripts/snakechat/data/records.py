@@ -1,13 +1,15 @@
 """Records: the prompt, chosen and rejected texts of each row, in a parquet file.
 
 rejected is null in datasets without pairs, and chosen in those without responses; a single response
-that is labelled good is chosen, one that is labelled bad is rejected. A column that a dataset keeps
-for reward functions follows as kept_NAME, with cells in JSON. Files are written and read one row
-group at a time, so that a dataset need not fit into memory.
+that is labelled good is chosen, one that is labelled bad is rejected. The column `digest`
+identifies a row by these texts: scripts/find_row.py searches it. A column that a dataset keeps for
+reward functions follows as kept_NAME, with cells in JSON. Files are written and read one row group
+at a time, so that a dataset need not fit into memory.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,10 +21,20 @@ import pyarrow.parquet as pq
 from snakechat.data.formats import Record
 
 COLUMNS = ("prompt", "chosen", "rejected")
+DIGEST = "digest"
 KEPT = "kept_"
 # A row group ends after as many rows, or after as many bytes of text in memory.
 ROWS_AT_A_TIME = 4096
 MAX_GROUP_BYTES = 64 << 20
+
+
+def record_digest(record: Record) -> bytes:
+    """Return the digest (16 bytes) of the texts of a record; a missing text differs from ""."""
+    hashed = blake2b(digest_size=16)
+    for text in record:
+        data = b"" if text is None else text.encode()
+        hashed.update(b"%d:" % (-1 if text is None else len(data)) + data)
+    return hashed.digest()
 
 
 class RecordWriter:
@@ -32,10 +44,11 @@ class RecordWriter:
     """
 
     def __init__(self, path: str | Path, kept: Sequence[str] = ()) -> None:
-        names = [*COLUMNS, *(f"{KEPT}{name}" for name in kept)]
-        self.schema = pa.schema([(name, pa.string()) for name in names])
+        columns = [(name, pa.string()) for name in COLUMNS]
+        columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
+        self.schema = pa.schema(columns)
         self.file = pq.ParquetWriter(path, self.schema, compression="zstd")
-        self.rows: list[tuple[str | None, ...]] = []
+        self.rows: list[tuple[str | bytes | None, ...]] = []
         self.written = self.size = 0
 
     def __enter__(self) -> Self:
@@ -56,14 +69,15 @@ class RecordWriter:
 
     def write(self, record: Record, *kept: str) -> None:
         """Append a record, (prompt, chosen or None, rejected or None), and its kept cells."""
-        self.rows.append((*record, *kept))
+        self.rows.append((*record, record_digest(record), *kept))
         self.size += sum(map(sys.getsizeof, self.rows[-1]))
         if len(self.rows) == ROWS_AT_A_TIME or self.size > MAX_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self.rows:
-            columns = [pa.array(cells, pa.string()) for cells in zip(*self.rows, strict=True)]
+            cells = zip(self.schema.types, zip(*self.rows, strict=True), strict=True)
+            columns = [pa.array(column, kind) for kind, column in cells]
             self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
             self.written += len(self.rows)
             self.rows, self.size = [], 0
@@ -102,3 +116,8 @@ def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[R
     """Yield (prompt, chosen, rejected) of each record, or of the given rows."""
     for batch in read_record_batches(path, rows):
         yield from zip(*(batch[name] for name in COLUMNS), strict=True)
+
+
+def read_digests(path: str | Path) -> list[bytes]:
+    """Return the digests of all records of a file."""
+    return pq.read_table(path, columns=[DIGEST])[DIGEST].to_pylist()

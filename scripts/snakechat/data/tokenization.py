@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from snakechat.data.dialogues import is_empty
-from snakechat.data.phase_splits import weighted_rows
+from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.statistics import percentiles
@@ -46,14 +46,12 @@ class Tokenization(NamedTuple):
     """How the rows of a phase are tokenized.
 
     Attributes:
-        phase: The phase whose rows are tokenized.
         fields: Columns of the records, and names of the ragged arrays.
         encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
             field, the texts of the rows.
         keeps_texts: Whether the texts of the prompts are kept too.
     """
 
-    phase: str
     fields: tuple[str, ...]
     encode: Callable[..., Iterator[EncodedRow]]
     keeps_texts: bool = False
@@ -106,13 +104,15 @@ def encode_prompts(
         yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
 
 
-# By the rule of the job. As in DeepSpeed-Chat, DPO trains on the rows of the reward phase.
+PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
+PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
+# By the rule of the job.
 TOKENIZATIONS = {
-    "tokenize_sft": Tokenization("sft", ("prompt", "chosen"), encode_responses),
-    "tokenize_reward": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_dpo": Tokenization("reward", ("prompt", "chosen", "rejected"), encode_responses),
-    "tokenize_rlhf": Tokenization("rlhf", ("prompt",), encode_prompts, keeps_texts=True),
-    "tokenize_generations": Tokenization("rlhf", ("prompt",), encode_prompts, keeps_texts=True),
+    "tokenize_sft": Tokenization(("prompt", "chosen"), encode_responses),
+    "tokenize_reward": PAIRS,
+    "tokenize_dpo": PAIRS,
+    "tokenize_rlhf": PROMPTS,
+    "tokenize_generations": PROMPTS,
 }
 
 
@@ -148,7 +148,7 @@ def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> d
     Returns:
         The numbers of these rows ("equal") and of the rows that were compared ("checked").
     """
-    rows = phase_rows(job, tokenization.phase, "train")
+    rows = phase_rows(job, "train")
     first = {dataset: numbers[:CHECKED_ROWS] for dataset, numbers in rows.items()}
     equal: list[bool] = []
     for _, batch in batches(job, "train", first):
@@ -167,8 +167,7 @@ def _tokenize_split(
     job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
 ) -> dict[str, Any]:
     """Write the ragged arrays of a split. Returns its statistics."""
-    phase, fields = tokenization.phase, tokenization.fields
-    rows = phase_rows(job, phase, split)
+    fields, rows = tokenization.fields, phase_rows(job, split)
     total = sum(map(len, rows.values()))
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -202,6 +201,7 @@ def _tokenize_split(
                 write_texts(batch, [not isinstance(row, str) for row in encoded])
             bar.update(len(encoded))
     if not kept.total():
+        phase = PHASE_OF_RULE[job.spec["rule"]]
         raise InputError(
             f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
             f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
@@ -234,9 +234,9 @@ def _encode_batch(
     return [reason or next(encoded) for reason in reasons]
 
 
-def phase_rows(job: Job[Any], phase: str, split: str) -> dict[str, np.ndarray]:
-    """Return {dataset: row numbers} of a phase; training rows are repeated by their weight."""
-    rows = {}
+def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
+    """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
+    phase, rows = PHASE_OF_RULE[job.spec["rule"]], {}
     for dataset, weight in job.settings.datasets:
         numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
         if split == "train":

@@ -1,0 +1,289 @@
+"""Find rows of datasets, and every result that was made from them.
+
+    python scripts/find_row.py "Anna Example" --in /backups/models
+    python scripts/find_row.py 6b1f0e3a5c9d4b7e8f2a1c0d9e8b7a65
+    python scripts/find_row.py --pattern "[a-z]+@example[.]com" --json
+    python scripts/find_row.py --file requests.txt --certificate erased.json
+    python scripts/find_row.py --certificate erased.json
+
+Searches the prompt, chosen and rejected texts of all records in output/, in its cache and in the
+folders of --in, which may hold copies of results. An argument, or a line of --file, is the digest
+of a row (32 hexadecimal digits) or a text that a row contains. `exclude` of a dataset removes rows
+that are given by their digests.
+
+With --certificate, writes the digests of the rows and the results that were made from them; the
+file must not exist. Without a query, looks for the rows of an existing certificate again, and adds
+what became of each result.
+
+Exits with 0 if rows were found, with 1 if none were, with 2 after an error. For an existing
+certificate, exits with 0 if no result is made from the rows any more, and with 1 otherwise.
+"""
+
+import argparse
+import datetime
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from snakechat.data.exclusions import DIGEST
+from snakechat.data.row_search import (
+    RECORD_RULES,
+    Match,
+    Query,
+    Result,
+    RowSearch,
+    find_results,
+)
+from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import content_digest
+from snakechat.workflow.printable import printable_line
+
+# Matching rows that are printed of each dataset; --json has all of them.
+MAX_PRINTED = 20
+# Characters of a text that are printed on each side of a match.
+CONTEXT = 30
+
+# Results that were made from matching rows, or may have been.
+Used = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("query", nargs="*", metavar="TEXT", help="a text or a digest")
+    parser.add_argument("--pattern", metavar="REGEX", help="a regular expression of Python")
+    parser.add_argument("--file", type=Path, help="a text or a digest per line")
+    parser.add_argument(
+        "--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER",
+        help="search these folders too",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write a certificate")
+    arguments = parser.parse_args()
+    has_query = bool(arguments.query or arguments.pattern or arguments.file)
+    if not has_query and arguments.certificate is None:
+        parser.error("give a text, a digest, --pattern, --file or an existing --certificate")
+    try:
+        results = find_results(existing([Path("output"), *arguments.folders]))
+        if has_query:
+            found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
+            report(found, arguments.json)
+            if arguments.certificate is not None:
+                start_certificate(arguments.certificate, found)
+            sys.exit(0 if found["rows"] else 1)
+        sys.exit(0 if complete_certificate(arguments.certificate, results) else 1)
+    except InputError as error:
+        print(f"error: {printable_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: {printable_line(error.filename)}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def existing(folders: Iterable[Path]) -> list[Path]:
+    """Return folders. Raises InputError if one does not exist."""
+    folders = list(folders)
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}")
+    return folders
+
+
+def query_of(words: Sequence[str], pattern: str | None, file: Path | None) -> Query:
+    """Return the query for texts, digests and a pattern.
+
+    Raises:
+        InputError: The pattern is not a regular expression, or the file is not a text or is empty.
+    """
+    words = list(words)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text().splitlines()]
+        except UnicodeDecodeError:
+            raise InputError(f"{file}: expected a text file") from None
+        words += [line for line in lines if line]
+        if not words:
+            raise InputError(f"{file}: has no text and no digest")
+    digests = frozenset(bytes.fromhex(word) for word in words if DIGEST.fullmatch(word))
+    patterns = [re.escape(word) for word in words if not DIGEST.fullmatch(word)]
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InputError(
+                f"--pattern {pattern!r} is not a regular expression: {error}"
+            ) from None
+        patterns.append(f"(?:{pattern})")
+    return Query(digests, re.compile("|".join(patterns)) if patterns else None)
+
+
+def search(results: Sequence[Result], query: Query) -> dict[str, Any]:
+    """Return the matching rows of each dataset, their phases, and the results made from them."""
+    found = RowSearch(results, query)
+    rows: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    phases, used = {}, []
+    for folder, manifest in results:
+        spec, content = manifest["spec"], content_digest(manifest)
+        if matches := found.matches.get(content):
+            dataset = rows.setdefault(spec["name"], {})
+            dataset |= {(match.split, match.number): describe(match, query) for match in matches}
+        if spec["rule"] == "split_dataset" and content in found.phases:
+            counts = {name: len(rows) for name, rows in found.phases[content].items() if rows}
+            phases[str(folder)] = counts
+        usage = found.usage(manifest)
+        if usage.rows or usage.unknown:
+            used.append(
+                {
+                    "folder": str(folder),
+                    "path": spec["path"],
+                    "content": content,
+                    "rows": sorted(digest.hex() for digest in usage.rows),
+                    "phases": sorted(usage.phases),
+                    "unknown": sorted(usage.unknown),
+                    "is_records": spec["rule"] in RECORD_RULES,
+                }
+            )
+    datasets = {name: [entries[key] for key in sorted(entries)] for name, entries in rows.items()}
+    return {"rows": datasets, "phases": phases, "results": used}
+
+
+def describe(match: Match, query: Query) -> dict[str, Any]:
+    """Return a matching row with the surroundings of its match."""
+    excerpt = ""
+    if match.text and query.pattern and (place := query.pattern.search(match.text)):
+        start, end = max(0, place.start() - CONTEXT), place.end() + CONTEXT
+        excerpt = match.text[start:end][: 4 * CONTEXT]
+    return {
+        "split": match.split,
+        "row": match.number + 1,
+        "digest": match.digest.hex(),
+        "excerpt": excerpt,
+    }
+
+
+def report(found: dict[str, Any], as_json: bool) -> None:
+    """Print what was found."""
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    if not found["rows"]:
+        print("no row matches")
+    for dataset, rows in found["rows"].items():
+        print(f"dataset {dataset}: {count(len(rows), 'row')}")
+        for row in rows[:MAX_PRINTED]:
+            place = f"{row['digest']}  {row['split']} row {row['row']}"
+            print(f"  {place}  {printable_line(row['excerpt'])}".rstrip())
+        if len(rows) > MAX_PRINTED:
+            print(f"  and {len(rows) - MAX_PRINTED:,} more (--json lists all)")
+    for folder, counts in found["phases"].items():
+        if counts:
+            print(f"{folder}: {', '.join(f'{name} {n:,}' for name, n in counts.items())}")
+    for result in found["results"]:
+        print(f"  {describe_result(result)}")
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """Return a line about a result that was, or may have been, made from matching rows."""
+    line = result["folder"]
+    if result["rows"]:
+        phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
+        line += f": {count(len(result['rows']), 'row')}{phases}"
+    if result["unknown"]:
+        line += f": unknown, because no copy of its {', '.join(result['unknown'])} was found"
+    return line
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# --- certificates -----------------------------------------------------------------------------
+
+
+def start_certificate(path: Path, found: dict[str, Any]) -> None:
+    """Write a new certificate: digests of rows, and results made from them.
+
+    Raises:
+        InputError: The file exists, or there are no rows.
+    """
+    if path.exists():
+        raise InputError(f"{path} exists: name another file, or check it without a query")
+    if not found["rows"]:
+        raise InputError(f"no row matches: {path} is not written")
+    rows = {
+        dataset: sorted({row["digest"] for row in rows}) for dataset, rows in found["rows"].items()
+    }
+    results = {
+        result["folder"]: {"path": result["path"], "content": result["content"]}
+        for result in found["results"]
+        if not result["is_records"]
+    }
+    certificate = {"rows": rows, "found": today(), "results": results}
+    write_atomically(path, json.dumps(certificate, indent=1, sort_keys=True) + "\n")
+    print(f"{path}: {count(len(results), 'result')} made from these rows")
+
+
+def complete_certificate(path: Path, results: Sequence[Result]) -> bool:
+    """Look for the rows of a certificate again; add what became of each result.
+
+    Returns:
+        Whether no result is made from the rows any more.
+
+    Raises:
+        InputError: The file is not a certificate.
+    """
+    certificate = read_certificate(path)
+    digests = {digest for rows in certificate["rows"].values() for digest in rows}
+    found = search(results, Query(frozenset(map(bytes.fromhex, digests)), None))
+    left = [result for result in found["results"] if not result["is_records"]]
+    contents = {str(result.folder): content_digest(result.manifest) for result in results}
+    for folder, entry in certificate["results"].items():
+        entry["content_after"] = contents.get(folder)
+    certificate |= {
+        "checked": today(),
+        "records": [result["folder"] for result in found["results"] if result["is_records"]],
+        "left": {result["folder"]: result["content"] for result in left},
+        "complete": not left,
+    }
+    write_atomically(path, json.dumps(certificate, indent=1, sort_keys=True) + "\n")
+    for result in left:
+        print(describe_result(result))
+    rebuilt = sum(
+        entry["content_after"] not in (None, entry["content"])
+        for entry in certificate["results"].values()
+    )
+    gone = sum(entry["content_after"] is None for entry in certificate["results"].values())
+    print(
+        f"{path}: of {count(len(certificate['results']), 'result')}, {rebuilt:,} rebuilt,"
+        f" {gone:,} deleted; {count(len(left), 'result')} made from the rows"
+    )
+    return not left
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Return a certificate. Raises InputError if a file is not one."""
+    try:
+        certificate = json.loads(path.read_text())
+        digests = [digest for rows in certificate["rows"].values() for digest in rows]
+        contents = [entry["content"] for entry in certificate["results"].values()]
+        is_valid = all(map(DIGEST.fullmatch, digests)) and all(map(str.isalnum, contents))
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}: give a query to write it") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise InputError(f"{path} is not a certificate of scripts/find_row.py")
+    return dict(certificate)
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+if __name__ == "__main__":
+    main()

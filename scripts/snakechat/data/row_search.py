@@ -1,0 +1,216 @@
+"""Which rows match a query, and which results were made from them.
+
+A result is made from the rows of the phases that its lineage tokenizes, from all rows of a dataset
+that its tokenizer was trained on, and from those that an LLM judge labelled. The lineage names the
+split by its content: the row numbers are read from any copy of it, in output/ or in the cache.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
+from snakechat.data.records import read_digests, read_records
+from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.manifest import Manifest, content_digest, read_manifest
+
+# The rules that write records.
+RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
+SPLITS = ("train", "eval")
+MANIFEST = "manifest.json"
+
+# Digests of rows.
+Rows = frozenset[bytes]
+
+
+class Query(NamedTuple):
+    """Rows to find: those with one of the digests, and those with a match in one of their texts."""
+
+    digests: Rows
+    pattern: re.Pattern[str] | None
+
+
+class Match(NamedTuple):
+    """A row that matches: its split, its number from 0, its digest and the text that matches."""
+
+    split: str
+    number: int
+    digest: bytes
+    text: str
+
+
+class Result(NamedTuple):
+    """A result folder, or a copy of one."""
+
+    folder: Path
+    manifest: Manifest
+
+
+class Usage(NamedTuple):
+    """What a result was made from.
+
+    Attributes:
+        rows: Digests of the matching rows.
+        phases: DATASET PHASE.SPLIT of the phases that have them.
+        unknown: Paths of upstream results whose content is nowhere to be read.
+    """
+
+    rows: Rows
+    phases: frozenset[str]
+    unknown: frozenset[str]
+
+
+NOTHING = Usage(frozenset(), frozenset(), frozenset())
+
+
+def find_results(trees: Iterable[Path]) -> list[Result]:
+    """Return all results in folders and their subfolders, those of a cache included."""
+    results = []
+    for tree in trees:
+        for folder, folders, files in os.walk(tree):
+            folders.sort()
+            manifest = read_manifest(Path(folder, "manifest.json")) if MANIFEST in files else None
+            if manifest is not None:
+                folders.clear()
+                results.append(Result(Path(folder), manifest))
+    return results
+
+
+def matching_rows(folder: Path, query: Query) -> list[Match]:
+    """Return the rows of a folder of records that match."""
+    return [
+        match
+        for split in SPLITS
+        if (path := folder / f"{split}.parquet").exists()
+        for match in _matches(path, split, query)
+    ]
+
+
+def _matches(path: Path, split: str, query: Query) -> Iterator[Match]:
+    digests = read_digests(path)
+    if query.pattern is None:
+        for number, digest in enumerate(digests):
+            if digest in query.digests:
+                yield Match(split, number, digest, "")
+        return
+    for number, (digest, record) in enumerate(zip(digests, read_records(path), strict=True)):
+        texts = (text for text in record if text is not None)
+        text = next((text for text in texts if query.pattern.search(text)), "")
+        if text or digest in query.digests:
+            yield Match(split, number, digest, text)
+
+
+class RowSearch:
+    """The rows that match a query in some results, and the results that were made from them.
+
+    Attributes:
+        matches: Matching rows of each content of records.
+        phases: Digests of the matching rows of each phase and split, such as "sft.train", of each
+            content of a split.
+    """
+
+    def __init__(self, results: Iterable[Result], query: Query) -> None:
+        self.matches: dict[str, list[Match]] = {}
+        self.phases: dict[str, dict[str, Rows]] = {}
+        results = list(results)
+        has_eval: dict[str, bool] = {}
+        for folder, manifest in results:
+            content = content_digest(manifest)
+            if manifest["spec"]["rule"] in RECORD_RULES and content not in self.matches:
+                self.matches[content] = matching_rows(folder, query)
+                has_eval[content] = (folder / "eval.parquet").exists()
+        for folder, manifest in results:
+            content = content_digest(manifest)
+            if manifest["spec"]["rule"] != "split_dataset" or content in self.phases:
+                continue
+            records = manifest["inputs"]["records"]
+            if records in self.matches:
+                self.phases[content] = self._phases(folder, records, has_eval[records])
+
+    def _phases(self, folder: Path, records: str, has_eval: bool) -> dict[str, Rows]:
+        phases = {}
+        for split in SPLITS:
+            # Without an eval split, its rows are among those of train.parquet.
+            source = split if has_eval else "train"
+            found = [match for match in self.matches[records] if match.split == source]
+            numbers = np.array([match.number for match in found], np.int64)
+            for phase in PHASES:
+                rows = np.load(folder / f"{phase}.{split}.npy", allow_pickle=False)
+                used = np.isin(numbers, rows)
+                phases[f"{phase}.{split}"] = frozenset(
+                    match.digest for match, is_used in zip(found, used, strict=True) if is_used
+                )
+        return phases
+
+    def usage(self, manifest: Manifest) -> Usage:
+        """Return which of the matching rows a result was made from."""
+        return _UsageOfJobs(self, merge_lineages([manifest]))[manifest["spec"]["path"]]
+
+
+class _UsageOfJobs:
+    """The usage of each job of a lineage, by the path of its result."""
+
+    def __init__(self, search: RowSearch, jobs: Lineage) -> None:
+        self.search, self.jobs = search, jobs
+        self.known: dict[str, Usage] = {}
+
+    def __getitem__(self, path: str) -> Usage:
+        if path not in self.known:
+            usages = self._upstream(path)
+            if self.jobs[path]["rule"] in RECORD_RULES:
+                usages.append(self._records(path))
+            self.known[path] = union(usages)
+        return self.known[path]
+
+    def _upstream(self, path: str) -> list[Usage]:
+        """Return what the inputs of a job were made from, as far as it reads it."""
+        job = self.jobs[path]
+        rule = job["rule"]
+        # It writes row numbers, whose rows its readers have from the records.
+        if rule == "split_dataset":
+            return []
+        usages = []
+        for name in job["inputs"]:
+            upstream_rule = self.jobs[name]["rule"]
+            if upstream_rule not in RECORD_RULES:
+                usages.append(self[name])
+            # The other readers of records read the rows of a phase, or statistics.
+            elif rule in ("init_model", "label_pairs"):
+                usages.append(self._records_read_by(job, name))
+            if upstream_rule == "split_dataset" and rule in PHASE_OF_RULE:
+                usages.append(self._phase(PHASE_OF_RULE[rule], name))
+        return usages
+
+    def _records_read_by(self, job: Mapping[str, Any], name: str) -> Usage:
+        """Return the usage of a job that reads whole records, without the rows that it excludes."""
+        # A tokenizer is trained on the rows of the train split.
+        splits = SPLITS[:1] if job["rule"] == "init_model" else SPLITS
+        usage = union([*self._upstream(name), self._records(name, splits)])
+        excluded = frozenset(map(bytes.fromhex, job["facts"].get("excluded", ())))
+        return usage._replace(rows=usage.rows - excluded)
+
+    def _phase(self, phase: str, split: str) -> Usage:
+        job = self.jobs[split]
+        found = self.search.phases.get(job["content"])
+        if found is None:
+            return NOTHING._replace(unknown=frozenset([split]))
+        rows = {name: found[name] for name in (f"{phase}.train", f"{phase}.eval") if found[name]}
+        names = frozenset(f"{job['name']} {name}" for name in rows)
+        return Usage(frozenset().union(*rows.values()), names, frozenset())
+
+    def _records(self, path: str, splits: Collection[str] = SPLITS) -> Usage:
+        found = self.search.matches.get(self.jobs[path]["content"])
+        if found is None:
+            return NOTHING._replace(unknown=frozenset([path]))
+        rows = frozenset(match.digest for match in found if match.split in splits)
+        return NOTHING._replace(rows=rows)
+
+
+def union(usages: Iterable[Usage]) -> Usage:
+    """Return what several results together were made from."""
+    rows, phases, unknown = zip(NOTHING, *usages, strict=True)
+    return Usage(rows[0].union(*rows), phases[0].union(*phases), unknown[0].union(*unknown))

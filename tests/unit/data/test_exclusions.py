@@ -1,0 +1,88 @@
+"""Digests of rows, and which rows a dataset excludes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from snakechat.data.exclusions import exclude_rows, read_digest_list
+from snakechat.data.records import RecordWriter, read_digests, record_digest
+from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.errors import InputError
+
+ROWS = [("Ann?", " Yes.", " No."), ("Bob?", " Yes.", None), ("Cid?", " Ann.", ""), ("Bob?", "", "")]
+
+
+@pytest.fixture
+def records(tmp_path):
+    path = tmp_path / "train.parquet"
+    with RecordWriter(path) as writer:
+        for row in ROWS:
+            writer.write(row)
+    return path
+
+
+def job(exclude, patterns=(), files=()):
+    """A job with `exclude` in its spec, and what its placement has for it."""
+    return SimpleNamespace(
+        spec={"files": {path.name: file_digest(path) for path in files}},
+        placement={
+            "exclude": {
+                "patterns": list(patterns),
+                "files": {path.name: str(path) for path in files},
+            }
+        },
+        facts={},
+        exclude={"rows": [row.hex() for row in exclude],
+                 "patterns": [{"sha256": digest(p), "because": "a request"} for p in patterns]},
+    )  # fmt: skip
+
+
+def excluded(job, path):
+    """Return the numbers of the excluded rows."""
+    return exclude_rows(job, job.exclude, {"train": path}, "mine")["train"].tolist()
+
+
+def test_a_digest_distinguishes_missing_texts_and_boundaries():
+    records = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
+    assert len({record_digest(record) for record in records}) == len(records)
+    assert record_digest(("ab", "c", None)) == record_digest(("ab", "c", None))
+
+
+def test_records_contain_their_digests(records):
+    assert read_digests(records) == [record_digest(row) for row in ROWS]
+
+
+def test_rows_are_excluded_by_digest_pattern_and_file(records, tmp_path):
+    file = tmp_path / "requests.txt"
+    digests = [record_digest(row) for row in ROWS]
+    # One of another dataset, a comment and a blank line.
+    file.write_text(f"{digests[3].hex()}  # a request\n\n# next\n{'0' * 32}\n")
+    assert excluded(job([digests[1]]), records) == [1]
+    # A pattern is searched in all texts.
+    found = job([], patterns=["Ann"])
+    assert excluded(found, records) == [0, 2]
+    assert found.facts["excluded"] == sorted(digests[row].hex() for row in (0, 2))
+    assert excluded(job([], files=[file]), records) == [3]
+    assert excluded(job([digests[1]], ["^Cid"], [file]), records) == [1, 2, 3]
+
+
+def test_a_digest_of_no_row_is_an_error(records):
+    with pytest.raises(InputError, match=r"datasets\.mine\.exclude: 0{32} is the digest of no row"):
+        excluded(job([bytes(16)]), records)
+
+
+def test_a_changed_file_is_an_error(records, tmp_path):
+    file = tmp_path / "requests.txt"
+    file.write_text("")
+    planned = job([], files=[file])
+    file.write_text("# edited\n")
+    with pytest.raises(InputError, match="changed since"):
+        excluded(planned, records)
+
+
+@pytest.mark.parametrize("text", [b"0123", b"0" * 33, b"G" * 32, b"\xff\xfe\x00"])
+def test_a_file_that_is_no_list_of_digests_is_an_error(tmp_path, text):
+    path = tmp_path / "requests.txt"
+    path.write_bytes(b"0" * 32 + b"\n" + text)
+    with pytest.raises(InputError, match=r"requests\.txt: (line 2: )?expected"):
+        read_digest_list(path)

@@ -1,0 +1,160 @@
+"""Rows are found wherever they were used; excluded rows are in nothing that is built then."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from snakechat.data.tokens import Ragged
+from support.staleness import MINE, SPLIT, setting, write_config
+
+PHASES = [f"{phase}.{split}" for phase in ("sft", "reward", "rlhf") for split in ("train", "eval")]
+EXCLUDE = "datasets.mine.exclude"
+
+
+def find(workflow, *arguments):
+    """Run find_row.py; return its exit code and its output."""
+    process = workflow.run("python", "scripts/find_row.py", *map(str, arguments))
+    assert "Traceback" not in process.stdout
+    return process.returncode, process.stdout
+
+
+def results_with(workflow, *arguments):
+    """Return the phases of the rows that each result was made from."""
+    code, output = find(workflow, *arguments, "--json")
+    assert code == 0, output
+    return {entry["folder"]: entry["phases"] for entry in json.loads(output)["results"]}
+
+
+def phases_of(folder):
+    """Return the row numbers of each phase of the dataset `mine`."""
+    return {name: np.load(folder / f"output/split/mine/{name}.npy").tolist() for name in PHASES}
+
+
+def row(folder, phase, index=0):
+    """Return the number, the digest and the prompt of a row of a phase of `mine`."""
+    number = phases_of(folder)[phase][index]
+    split = phase.partition(".")[2]
+    record = pq.read_table(folder / f"output/data/mine/{split}.parquet").to_pylist()[number]
+    return number, record["digest"].hex(), record["prompt"]
+
+
+def prompts(folder):
+    """Return the decoded prompts of all token files of `mine`."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "output/models/far")
+    return {
+        tokenizer.decode(ids, skip_special_tokens=True)
+        for split in ("train", "eval")
+        for ids in Ragged(folder / "output/tokens/sft/mine", f"{split}.prompt")
+    }
+
+
+def contents(folder, *paths):
+    """Return the files of results by their manifests."""
+    return [
+        json.loads((folder / f"output/{path}.manifest.json").read_text())["files"] for path in paths
+    ]
+
+
+def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, tmp_path):
+    _, digest, prompt = row(built.folder, "sft.train")
+    phase = ["mine sft.train"]
+    expected = {
+        "output/data/mine": [],
+        "output/tokens/sft/mine": phase,
+        "output/sft/mine": phase,
+    }
+    assert results_with(built, prompt) == results_with(built, digest) == expected
+    # Rows of other phases reached no tokens: no recipe uses these phases of the dataset.
+    assert set(results_with(built, row(built.folder, "rlhf.train")[2])) == {"output/data/mine"}
+    # A copy of a model has its lineage.
+    shutil.copytree(built.folder / "output/sft/mine", tmp_path / "copy")
+    assert str(tmp_path / "copy") in results_with(built, digest, "--in", tmp_path)
+    assert find(built, "no row contains this") == (1, "no row matches\n")
+
+
+def test_a_tokenizer_that_was_trained_on_a_row_counts(built):
+    folder = built.folder
+    split = np.load(folder / "output/split/toy/rlhf.train.npy")
+    record = pq.read_table(folder / "output/data/toy/train.parquet").to_pylist()[split[0]]
+    found = results_with(built, record["digest"].hex())
+    assert {"output/models/tiny", "output/sft/tiny", "output/rlhf/tiny"} <= set(found)
+    assert found["output/sft/tiny"] == []
+    assert found["output/rlhf/tiny"] == ["toy rlhf.train"]
+    # The tokenizer reads no row of the eval split.
+    held_out = pq.read_table(folder / "output/data/toy/eval.parquet").to_pylist()
+    number = np.load(folder / "output/split/toy/sft.eval.npy")[0]
+    assert "output/models/tiny" not in results_with(built, held_out[number]["digest"].hex())
+
+
+def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
+    folder, certificate = copy.folder, tmp_path / "erased.json"
+    before = phases_of(folder)
+    first, second = row(folder, "sft.train"), row(folder, "rlhf.train", 3)
+    unused = row(folder, "reward.train")
+    code, _ = find(copy, first[1], second[1], "--certificate", certificate)
+    assert code == 0
+    assert find(copy, "--certificate", certificate)[0] == 1
+
+    # A row that no recipe of the dataset uses: nothing is trained again.
+    setting(EXCLUDE, [unused[1]])(folder)
+    trained = contents(folder, "tokens/sft/mine", "sft/mine")
+    copy.build(MINE)
+    assert contents(folder, "tokens/sft/mine", "sft/mine") == trained
+    assert phases_of(folder) == {
+        name: [number for number in numbers if (name, number) != ("reward.train", unused[0])]
+        for name, numbers in before.items()
+    }
+
+    (folder / "requests.txt").write_text(f"{second[1]}\n")
+    exclude = [{"pattern": f"^{first[2][:4]}", "because": "a request"}, {"file": "requests.txt"}]
+    setting(EXCLUDE, exclude)(folder)
+    assert copy.planned(MINE) == SPLIT
+    copy.build(MINE)
+    gone = {("sft.train", first[0]), ("rlhf.train", second[0])}
+    assert phases_of(folder) == {
+        name: [number for number in numbers if (name, number) not in gone]
+        for name, numbers in before.items()
+    }
+    assert first[2] not in prompts(folder)
+    # The excluded text is in no manifest of what was built.
+    for path in ("split/mine", "tokens/sft/mine", "sft/mine"):
+        assert first[2][:4] not in (folder / f"output/{path}.manifest.json").read_text()
+    code, output = find(copy, "--certificate", certificate)
+    assert code == 0, output
+    written = json.loads(certificate.read_text())
+    assert written["complete"] and written["records"] == ["output/data/mine"]
+    trained = written["results"]["output/sft/mine"]
+    assert trained["content"] != trained["content_after"]
+    # A copy of the old model is found again.
+    shutil.copytree(folder / "output/split/mine", tmp_path / "copy/split")
+    assert find(copy, "--certificate", certificate, "--in", tmp_path / "copy")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a text"),
+        (("--pattern", "("), "--pattern '('"),
+        (("--file", "missing.txt"), "missing.txt"),
+        (("--certificate", "missing.json"), "missing.json"),
+        (("--certificate", "mine.yaml"), "mine.yaml is not a certificate"),
+        (("x", "--in", "missing"), "there is no folder missing"),
+    ],
+)
+def test_bad_input_is_one_line(built, arguments, message):
+    code, output = find(built, *arguments)
+    assert code == 2
+    assert message in output.splitlines()[-1]
+
+
+def test_an_exclusion_of_no_row_leaves_results_alone(copy):
+    before = contents(copy.folder, "split/mine", "sft/mine")
+    write_config(copy.folder, {"datasets": {"mine": {"exclude": ["0" * 31 + "a"]}}})
+    process = copy.snakemake(MINE, "--cores", "1")
+    assert process.returncode == 1
+    assert "is the digest of no row of mine" in process.stdout.splitlines()[-1]
+    assert contents(copy.folder, "split/mine", "sft/mine") == before
