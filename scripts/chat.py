@@ -11,13 +11,13 @@ only the responses. The same turns and the same seed give the same response.
 import argparse
 import io
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_text
 
 HELP = """\
 /reset        start a new conversation
@@ -28,10 +28,6 @@ HELP = """\
 
 # Minimum number of columns for responses side by side.
 SIDE_BY_SIDE_COLUMNS = 80
-
-# Control characters except line feed and tab, which could move the cursor or start escape
-# sequences; and those that change the direction of text.
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 Number = TypeVar("Number", int, float)
 
@@ -97,11 +93,6 @@ def at_least(
 parse_seed = at_least(0, int, below=1 << 63)
 parse_temperature = at_least(0.0, float)
 parse_length = at_least(1, int)
-
-
-def escape(text: str) -> str:
-    """Replace control characters by their escape sequences in Python."""
-    return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def print_note(text: str) -> None:
@@ -211,7 +202,9 @@ class Chat:
 
     def print_response(self, folder: Path, ids: list[int], prompt: str) -> None:
         """Print a response while it is generated."""
-        self.generate(folder, ids, prompt, lambda text: print(escape(text), end="", flush=True))
+        self.generate(
+            folder, ids, prompt, lambda text: print(printable_text(text), end="", flush=True)
+        )
         print()
 
     def print_side_by_side(self, encoded: dict[Path, list[int]], prompt: str) -> None:
@@ -233,7 +226,7 @@ class Chat:
             for folder, ids in encoded.items():
 
                 def show(text: str, folder: Path = folder) -> None:
-                    texts[folder] += escape(text)
+                    texts[folder] += printable_text(text)
                     live.update(make_table())
 
                 self.generate(folder, ids, prompt, show)

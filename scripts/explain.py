@@ -23,6 +23,7 @@ from snakechat.planning.dry_run import dry_run, parse_arguments, upstream_paths
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.printable import printable_line
 
 
 def main() -> None:
@@ -84,6 +85,7 @@ def print_group(
 ) -> None:
     """Print why jobs with the same causes are stale, and their downstream jobs."""
     first, *others = map(str, roots)
+    causes = tuple(map(printable_line, causes))
     if causes == (NEVER_BUILT,):
         print(f"{first} {NEVER_BUILT}")
     elif len(causes) == 1:

@@ -32,6 +32,7 @@ from snakechat.workflow.manifest import (
     manifest_path,
     read_manifest,
 )
+from snakechat.workflow.printable import printable_line
 
 SUFFIX = ".manifest.json"
 # Files that contain times or memory, by rule: they differ between any two builds.
@@ -66,9 +67,9 @@ def main() -> None:
         if twin_tree:
             problems += find_differences(folder, twins[folder], properties)
         for line in [*acceptances(folder), *problems]:
-            print(line)
+            print(printable_line(line))
         if command:
-            print(f"  to mend it: {command}")
+            print(f"  to mend it: {printable_line(command)}")
         num_problems += len(problems)
     num_files = sum(len(names) for names in results.values())
     size = sum(file["size"] for folder in results for file in properties[folder].values())

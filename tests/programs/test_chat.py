@@ -17,6 +17,7 @@ import pytest
 import chat
 from conftest import ROOT
 from snakechat.evaluation.chat_session import load
+from snakechat.workflow.printable import printable_text
 from support.talking import make_folders, pieces_of_response, script_response
 
 
@@ -61,7 +62,7 @@ def test_each_line_of_standard_input_gets_a_response(folders, run_chat):
     lines = [b"Why?", b"", b"  And how? "]
     output, notes, code = run_chat(folders["rlhf"], "--max-tokens", 20, lines=lines)
     responses = responses_to(folders["rlhf"], "Why?", "And how?")
-    assert output == "".join(chat.escape(response) + "\n" for response in responses)
+    assert output == "".join(printable_text(response) + "\n" for response in responses)
     assert (notes, code) == ("", 0)
     assert all(responses) and responses[0] != responses[1]
 
@@ -76,7 +77,7 @@ def test_commands(folders, run_chat):
     session.system = "Be brief."
     third = "".join(pieces_of_response(session, "Why?", (7, 0.7, 20)))
     responses = [first, first, second, third]
-    assert output == "".join(chat.escape(response) + "\n" for response in responses)
+    assert output == "".join(printable_text(response) + "\n" for response in responses)
     assert notes.startswith(chat.HELP)
     assert notes.splitlines()[-4:] == [
         "New conversation.",
@@ -91,7 +92,7 @@ def test_two_models_respond_one_below_the_other(folders, run_chat):
     output, _, code = run_chat(rlhf, "--compare", sft, "--max-tokens", 20, lines=[b"Why?", b"How?"])
     responses = [responses_to(folder, "Why?", "How?") for folder in (rlhf, sft)]
     expected = [
-        f"{folder}:\n{chat.escape(texts[number])}\n\n"
+        f"{folder}:\n{printable_text(texts[number])}\n\n"
         for number in (0, 1)
         for folder, texts in zip((rlhf, sft), responses, strict=True)
     ]

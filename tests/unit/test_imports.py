@@ -22,7 +22,6 @@ RULES = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.s
 LIBRARIES = {
     "deepspeed": {"training"},
     "huggingface_hub": {"data", "modeling"},
-    "ijson": {"data"},
     "jsonschema": {"config"},
     "matplotlib": {"reporting"},
     "pyarrow": {"data"},

@@ -22,6 +22,7 @@ from snakechat.config.references import JUDGES
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
 
 # Seconds without data after which an attempt has failed.
@@ -158,10 +159,8 @@ class ChatClient:
                 wait = min(wait, MAX_WAIT)
                 self._count(retries=1)
                 # In one piece: other threads print at the same time.
-                sys.stderr.write(
-                    f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
-                    f" {wait:g} s\n"
-                )
+                line = f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
+                sys.stderr.write(f"{printable_line(line)} {wait:g} s\n")
                 self._wait(wait)
         raise InputError(
             f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"

@@ -4,13 +4,13 @@ Paths are relative to the working directory, in the form in which specs record t
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.config.task_references import referenced_files
-from snakechat.data.dataset_files import local_paths, split_files, unsplit_files
+from snakechat.data.dataset_files import check_link, local_paths, split_files, unsplit_files
 from snakechat.data.model_files import model_files
 from snakechat.workflow.errors import InputError
 
@@ -38,19 +38,21 @@ def dataset_files(config: Config, name: str) -> dict[str, Path]:
     dataset = config.values["datasets"][name]
     globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
     try:
-        splits = split_files(local_paths(source), globs)
+        follow_links = dataset.get("follow_links", False)
+        splits = split_files(local_paths(source, follow_links), globs)
+        _check_links(source, [path for paths in splits.values() for path in paths], follow_links)
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
-    files = {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
-    _check_links(files, place)
-    return files
+    return {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
 
 
-def _check_links(files: Mapping[str, Path], place: str) -> None:
-    """Raise InputError if a file is a broken link. place: the key of the config, for the error."""
-    for file in files.values():
-        if not file.exists():
-            raise InputError(f"{place}: {file} is a broken link")
+def _check_links(folder: Path, paths: Iterable[str], follow_links: bool) -> None:
+    """Raise InputError if a file in a folder is a broken link, or one that may not be followed."""
+    for path in paths:
+        if not (folder / path).exists():
+            raise InputError(f"{path} is a broken link")
+        if not follow_links:
+            check_link(folder, path)
 
 
 def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
@@ -172,11 +174,12 @@ def reward_bench_files(config: Config) -> dict[str, Path]:
     if not source.is_dir():
         raise InputError(f"{place}: {source} does not exist")
     try:
-        files = {path: source / path for path in unsplit_files(local_paths(source))}
+        follow_links = config.values["reward_bench"].get("follow_links", False)
+        paths = unsplit_files(local_paths(source, follow_links))
+        _check_links(source, paths, follow_links)
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
-    _check_links(files, place)
-    return files
+    return {path: source / path for path in paths}
 
 
 def task_files(config: Config) -> dict[str, Path]:

@@ -98,6 +98,7 @@ class SourceDataset(TypedDict):
     remove: NotRequired[Annotated[NonEmptyText, Keyword("format", "regex")]]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]
+    follow_links: NotRequired[bool]
     on_bad_row: NotRequired[BadRowPolicy]
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
@@ -277,6 +278,7 @@ class RewardBench(TypedDict):
     """The data of RewardBench 2, in local files or on the Hub."""
 
     path: NotRequired[NonEmptyText]
+    follow_links: NotRequired[bool]
     hub: NotRequired[HubName]
     revision: NotRequired[NonEmptyText]
 

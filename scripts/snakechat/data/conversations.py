@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import parse_turns, render_response
+from snakechat.data.template_limits import render_messages
 from snakechat.data.tokenizers import Encoder
 from snakechat.workflow.errors import InputError
 
@@ -64,7 +65,7 @@ class ChatEncoder:
             {"role": role, "content": self.special.sub(self._mark, text)} for role, text in turns
         ]
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            return render_messages(self.tokenizer, messages)
         except TemplateError as error:
             roles = ", ".join(role for role, _ in turns)
             reason = " ".join(str(error).split())

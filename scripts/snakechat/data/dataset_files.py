@@ -22,6 +22,8 @@ SPLIT_WORDS = {
 }
 # Files that the datasets library writes next to the rows.
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+# Folders that link to one another have as many paths as they have orders.
+MAX_LINKED_FOLDERS = 10_000
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
 
 
@@ -31,20 +33,70 @@ def kind_of(path: str | Path) -> str | None:
     return match[1] if match else None
 
 
-def local_paths(folder: str | Path) -> list[str]:
-    """Return the sorted paths of all files in a folder, relative to it. Links are followed."""
-    paths = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        # A link to a parent folder would lead into an endless loop.
-        current = Path(parent).resolve()
-        folders[:] = [
-            name for name in folders if not current.is_relative_to((current / name).resolve())
-        ]
-        # Once per folder: datasets may have tens of thousands of files.
-        relative = Path(parent).relative_to(folder).as_posix()
-        prefix = "" if relative == "." else f"{relative}/"
-        paths += [prefix + name for name in names]
+def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
+    """Return the sorted paths of all files in a folder, relative to it.
+
+    The folder may be a link itself. Links to folders are followed, unless they lead to a folder
+    that contains them.
+
+    follow_links: Whether links to folders may lead out of the folder.
+
+    Raises:
+        InputError: A link to a folder leads out of it, or links lead to too many folders.
+    """
+    paths: list[str] = []
+    # Prefix of the paths in a folder, and the real paths of the folder and of those above it.
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
+    num_linked = 0
+    while pending:
+        prefix, chain = pending.pop()
+        for entry in _entries(chain[-1]):
+            # A link to itself is an error for is_dir.
+            is_link = entry.is_symlink()
+            if not (os.path.isdir(entry.path) if is_link else entry.is_dir()):
+                paths.append(prefix + entry.name)
+                continue
+            real = entry.path
+            if is_link:
+                real = os.path.realpath(real)
+                num_linked += 1
+                if num_linked > MAX_LINKED_FOLDERS:
+                    raise InputError(f"links lead to more than {MAX_LINKED_FOLDERS:,} folders")
+                if not follow_links and not entry.name.startswith("."):
+                    check_link(folder, prefix + entry.name)
+            # A link to a parent folder would lead into an endless loop.
+            if real not in chain:
+                pending.append((f"{prefix}{entry.name}/", (*chain, real)))
     return sorted(paths)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none of a folder that cannot be read, such as lost+found."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def check_link(folder: str | Path, path: str) -> None:
+    """Raise InputError if a path in a folder is a link that leads out of the folder.
+
+    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs.
+    """
+    link = os.path.join(folder, path)
+    if not os.path.islink(link):
+        return
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(link))
+    roots = [root]
+    for parent in root.parents:
+        if root.relative_to(parent).parts[0] == "snapshots":
+            roots.append(parent / "blobs")
+    if not any(map(target.is_relative_to, roots)):
+        raise InputError(
+            f"{path} is a link to {target}, outside of the folder: set follow_links: true to read"
+            " what it leads to"
+        )
 
 
 def split_files(paths: Iterable[str], globs: Mapping[str, str]) -> dict[str, list[str]]:

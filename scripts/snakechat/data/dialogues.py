@@ -57,9 +57,7 @@ def render_response(text: str) -> str:
 
     Markers within the text lose their empty line, so that they do not start a turn.
     """
-    return re.sub(
-        r"(?<!\n)\n{2,}+(System|Human|Assistant):", r"\n\1:", f" {text.strip()}"
-    )
+    return re.sub(r"(?<!\n)\n{2,}+(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
 
 
 def chat_template(tokenizer: Any) -> str:

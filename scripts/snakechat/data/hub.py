@@ -27,6 +27,7 @@ from yaml import YAMLError
 from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_line
 
 T = TypeVar("T")
 RepositoryKind = Literal["model", "dataset"]
@@ -328,7 +329,7 @@ def retry(request: Callable[[], T], unreachable_waits: tuple[int, ...] = RETRY_W
             if attempt >= len(waits) or not is_transient(cause):
                 raise cause from None
             wait = waits[attempt]
-        print(f"{one_line(cause)}: next attempt in {wait} s", file=sys.stderr)
+        print(f"{printable_line(one_line(cause))}: next attempt in {wait} s", file=sys.stderr)
         time.sleep(wait)
     raise AssertionError("unreachable")
 

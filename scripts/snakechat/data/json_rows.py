@@ -160,10 +160,7 @@ class _Array:
         in_text = escaped = False
         position = self.start
         while True:
-            if in_text:
-                token = TEXT_TOKEN
-            else:
-                token = NESTED_TOKEN if depth else ITEM_TOKEN
+            token = TEXT_TOKEN if in_text else NESTED_TOKEN if depth else ITEM_TOKEN
             match = token.search(self.text, position + escaped)
             if not match:
                 escaped = escaped and position == len(self.text)

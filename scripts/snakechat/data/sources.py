@@ -34,6 +34,7 @@ DAMAGES: tuple[type[Exception], ...] = (
     zlib.error,
     # Also UnicodeDecodeError.
     ValueError,
+    MemoryError,
 )
 # Bytes of lines that are counted for a progress bar.
 COUNTED_BYTES = 256 << 20
@@ -96,7 +97,7 @@ def count_rows(path: str | Path) -> int | None:
                     if not (chunk := file.read(1 << 20)):
                         return lines
                     lines += chunk.count(b"\n")
-    except (*DAMAGES, MemoryError):
+    except DAMAGES:
         # read_rows reports the damage.
         pass
     return None

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
+from snakechat.data.template_limits import render_messages
 from snakechat.workflow.errors import InputError
 
 # Texts of a dialogue that probes a chat template.
@@ -73,10 +74,9 @@ def render_chat(
         return None
     messages = [{"role": role, "content": text} for role, text in turns]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        return render_messages(tokenizer, messages, add_generation_prompt=prompt)
     except TemplateError:
         return None
-    return str(text)
 
 
 def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:

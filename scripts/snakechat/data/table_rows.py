@@ -1,6 +1,7 @@
 """Rows of parquet and arrow files."""
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,7 +64,8 @@ def _dictionary_bytes(file: IO[bytes], chunk: Any) -> int:
         return 0
     file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
     header = file.read(16)
-    numbers, position = [], 0
+    numbers: list[int] = []
+    position = 0
     while len(numbers) < 2 and position < len(header):
         # The byte of the field.
         position += 1
@@ -131,12 +133,10 @@ def _rows_of(batches: Iterable[Any], path: Path) -> Iterator[tuple[int, Any]]:
             raise MemoryError
         rows = None
         if size <= MAX_ROW_BYTES:
-            try:
+            with suppress(ValueError, OverflowError):
                 rows = batch.to_pylist()
-            except (ValueError, OverflowError):
-                # Convert row by row to find the bad ones.
-                pass
         if rows is None:
+            # Convert row by row to find the bad ones.
             rows = (_row_of(batch.slice(index, 1)) for index in range(batch.num_rows))
         for row in rows:
             number += 1

@@ -13,6 +13,7 @@ from snakechat.data.special_tokens import (
     set_pad_token,
     special_pattern,
 )
+from snakechat.data.template_limits import render_messages
 from snakechat.workflow.errors import InputError
 
 
@@ -137,10 +138,7 @@ class Encoder:
     def _chat(self, prompt: str) -> str:
         messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-            return str(text)
+            return render_messages(self.tokenizer, messages, add_generation_prompt=True)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = " ".join(str(error).split())

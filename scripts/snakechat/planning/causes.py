@@ -14,6 +14,7 @@ from snakechat.planning.changes import (
 )
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import Manifest, input_digest, manifest_path, read_manifest
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.specs import spec_path
 
 NEVER_BUILT = "has never been built"
@@ -40,7 +41,7 @@ def causes_of(spec: dict[str, Any]) -> list[str]:
         spec: The spec of today.
     """
     found = find_changes(spec, None, ())
-    return found.own + found.inputs or ["made from other inputs"]
+    return list(map(printable_line, found.own + found.inputs)) or ["made from other inputs"]
 
 
 def find_changes(spec: dict[str, Any], source: str | None, planned: Container[str]) -> Changes:

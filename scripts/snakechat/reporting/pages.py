@@ -11,11 +11,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from snakechat.reporting.formatting import format_cell, format_number, format_percent
+from snakechat.workflow.printable import CONTROL_CODES
 
 TEMPLATES = Path(__file__).with_name("templates")
 
-# Control characters except tabs and line breaks, as the Unicode symbols for them.
-CONTROL_SYMBOLS = {code: 0x2400 + code for code in range(32) if code not in b"\t\n"} | {127: 0x2421}
+# Control characters except tabs and line breaks, as the Unicode symbols for them or as escapes.
+CONTROL_SYMBOLS: dict[int, int | str] = {
+    **{code: f"\\u{code:04x}" for code in CONTROL_CODES},
+    **{code: 0x2400 + code for code in range(32)},
+    127: 0x2421,
+}
+for code in b"\t\n":
+    del CONTROL_SYMBOLS[code]
 
 
 def render(template: str, /, **values: Any) -> str:

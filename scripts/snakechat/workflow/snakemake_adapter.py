@@ -21,6 +21,7 @@ from snakemake.settings.types import RerunTrigger, SharedFSUsage, StorageSetting
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_line
 
 
 def check_version(version: str = SNAKEMAKE_VERSION) -> None:
@@ -302,7 +303,9 @@ def _last_line(logs: Sequence[str]) -> str:
         lines = []
     # Progress bars return to the start of their line.
     texts = [text for line in lines if (text := line.rpartition("\r")[2].strip())]
-    return texts[-1] if texts else f"error: a job ended without a message: {', '.join(logs)}"
+    if not texts:
+        return f"error: a job ended without a message: {', '.join(logs)}"
+    return printable_line(texts[-1])
 
 
 class SharedVolume(StorageSettings):

@@ -267,7 +267,7 @@ def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
         dataset_files(config, "local")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
-    with pytest.raises(InputError, match=re.escape("mine/rows.jsonl is a broken link")):
+    with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is a broken link")):
         dataset_files(config, "local")
 
 
@@ -314,7 +314,7 @@ def test_a_local_benchmark_is_a_file_or_all_data_files_of_a_folder(load, tmp_pat
         reward_bench_files(config)
     (tmp_path / "mine/data/test-00000-of-00001.parquet").write_text("")
     (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
-    with pytest.raises(InputError, match=re.escape("mine/rows.jsonl is a broken link")):
+    with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is a broken link")):
         reward_bench_files(config)
     (tmp_path / "mine/rows.jsonl").unlink()
     (tmp_path / "mine/rows.jsonl").write_text("")

@@ -159,19 +159,14 @@ def test_array_truncated_between_objects_is_an_error(tmp_path):
 def test_array_without_its_end_is_an_error(tmp_path, missing):
     path = put(tmp_path / "rows.json", json.dumps(numbered(10)).encode()[:-missing])
     found = rows_before_damage(path)
-    # Without the bracket all rows are complete; otherwise the last one is not.
-    assert found == numbered(10)[: 10 if missing == 1 else 9]
+    # The last row is not known to be complete.
+    assert found == numbered(10)[:9]
 
 
 @pytest.mark.parametrize("content", [b'[{"a": 1}] x', b'[{"a": 1}]\n[{"a": 2}]\n'])
 def test_content_after_an_array_is_an_error(tmp_path, content):
     # Rows would be lost without a word.
     assert rows_before_damage(put(tmp_path / "rows.json", content)) == [{"a": 1}]
-
-
-def test_array_that_is_not_utf_8_is_an_error(tmp_path):
-    path = put(tmp_path / "rows.json", b'[{"a": 1}, {"a": "caf\xe9"}, {"a": 3}]')
-    assert rows_before_damage(path) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(

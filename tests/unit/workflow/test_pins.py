@@ -272,7 +272,6 @@ def test_which_pins_which_programs_depend_on():
     assert programs_of("deepspeed") == programs_of("peft") == trainers
     assert programs_of("transformers") == {*trainers, "tokenize_phase"}
     assert programs_of("matplotlib") == drawings
-    assert programs_of("ijson") == {"import_dataset"}
     assert trainers <= programs_of("torch") == programs_of("sympy")
     assert not any(programs_of(name) for name in ("tqdm", "tensorboard", "protobuf", "snakemake"))
 

@@ -1,0 +1,111 @@
+"""Chat templates, rendered within limits of time and memory.
+
+A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
+denies access to Python, but not endless loops.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from snakechat.workflow.errors import InputError
+
+# Seconds and bytes that rendering one conversation may take; it usually takes less than 1 ms.
+MAX_SECONDS = 10.0
+MAX_BYTES = 2 << 30
+# Seconds between two checks.
+INTERVAL = 0.05
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class LimitExceeded(BaseException):
+    """A template took too much time or memory. Not an Exception, which libraries may catch."""
+
+
+def render_messages(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
+    """Return messages rendered by the chat template of a tokenizer; from any thread.
+
+    options: Of apply_chat_template.
+
+    Raises:
+        TemplateError: The template rejects the messages.
+        InputError: The template takes too much time or memory, or fails.
+    """
+    source = tokenizer.name_or_path or "tokenizer"
+    try:
+        with WATCHDOG:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return str(text)
+    except TemplateError:
+        raise
+    except (LimitExceeded, MemoryError):
+        raise InputError(
+            f"{source}: the chat template did not end within {MAX_SECONDS:g} s and"
+            f" {MAX_BYTES >> 30} GiB of memory: replace the template in the tokenizer's files"
+        ) from None
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{source}: the chat template fails: {type(error).__name__}: {error}"
+        ) from None
+
+
+class _Watchdog:
+    """A context that ends with LimitExceeded in a thread that stays in it for too long.
+
+    A thread of its own checks the others, since signals reach the main thread only. It raises the
+    exception between two steps of the interpreter, which a template has many of.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        # Start, and memory of the process at the start, of each thread in the context.
+        self.threads: dict[int, tuple[float, int]] = {}
+        # The process of the checking thread: a fork does not have it.
+        self.process = 0
+        self.is_needed = threading.Event()
+
+    def __enter__(self) -> None:
+        if self.process != os.getpid():
+            self.process = os.getpid()
+            threading.Thread(target=self._check, name="template limits", daemon=True).start()
+        self.threads[threading.get_ident()] = time.monotonic(), 0
+        if not self.is_needed.is_set():
+            self.is_needed.set()
+
+    def __exit__(self, *_: object) -> None:
+        # The checker holds the lock while it raises: no exception arrives after this.
+        with self.lock:
+            self.threads.pop(threading.get_ident(), None)
+
+    def _check(self) -> None:
+        while True:
+            self.is_needed.wait()
+            time.sleep(INTERVAL)
+            with self.lock:
+                if not self.threads:
+                    self.is_needed.clear()
+                for thread, (start, memory) in list(self.threads.items()):
+                    self.threads[thread] = start, memory or resident_bytes()
+                    too_long = time.monotonic() - start > MAX_SECONDS
+                    if too_long or (memory and resident_bytes() - memory > MAX_BYTES):
+                        del self.threads[thread]
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(thread), ctypes.py_object(LimitExceeded)
+                        )
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, or 0 where the system does not tell (not Linux)."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+WATCHDOG = _Watchdog()
