@@ -1,13 +1,12 @@
 """The costs chapter of a report: time and memory of each job, machine and software."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from snakechat.reporting.formatting import format_duration, format_memory
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.plots import Panel, draw_bars
+from snakechat.reporting.run_records import read_run_record
 from snakechat.reporting.translations import Translate
 from snakechat.workflow.lineage import lineage_columns
 
@@ -37,20 +36,17 @@ Runs = dict[str, dict[str, Any] | None]
 def read_runs(lineage: dict[str, Any]) -> Runs:
     """Read NAME.run.json of each job of a lineage, by path.
 
-    None stands for a run that is unknown: the file is missing, or belongs to another run than the
-    one that made the result.
+    None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
+    than the one that made the result.
     """
     paths = [path for column in lineage_columns(lineage) for path in column]
     return {path: read_run_file(path, lineage[path]["spec"]) for path in paths}
 
 
 def read_run_file(path: str, spec: str) -> dict[str, Any] | None:
-    """Read NAME.run.json of a result; None if it is missing, or is that of another spec."""
-    try:
-        run = json.loads(Path(f"{path}.run.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return run if run.get("spec") == spec else None
+    """Read NAME.run.json of a result; None if it is missing, damaged or of another spec."""
+    run = read_run_record(path)
+    return run if run and run["spec"] == spec else None
 
 
 def total_cost(runs: Runs) -> str:
