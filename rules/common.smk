@@ -63,6 +63,7 @@ from snakechat.workflow.code_digests import CodeCache
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
 from snakechat.workflow.gpus import has_gpu
+from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.preflight import (
     check_folders,
@@ -179,6 +180,7 @@ def start_build():
     was killed (profiles/default).
     """
     snakemake_adapter.check_scheduler(workflow)
+    restrict_pods(workflow)
     snakemake_adapter.count_steps(workflow)
     try:
         acquire_lock("output/.lock")
