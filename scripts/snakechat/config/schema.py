@@ -1,7 +1,9 @@
 """The JSON Schema of the config, derived from the declared types, and the check against it."""
 
 import dataclasses
+import re
 import types
+from collections.abc import Iterator
 from functools import cache
 from typing import (
     Annotated,
@@ -186,7 +188,15 @@ def _validator_class() -> Any:
     checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: type(value) is int
     )
-    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=checker)
+    return jsonschema.validators.extend(
+        jsonschema.Draft202012Validator, {"pattern": _pattern}, type_checker=checker
+    )
+
+
+def _pattern(_: Any, pattern: str, text: Any, __: Schema) -> Iterator[jsonschema.ValidationError]:
+    """Check the keyword `pattern`: in JSON Schema, $ does not match before a last line break."""
+    if isinstance(text, str) and not re.search(pattern.replace("$", r"\Z"), text):
+        yield jsonschema.ValidationError(f"{text!r} does not match {pattern!r}")
 
 
 def check_schema(values: Any, schema: Schema, *place: str) -> None:
