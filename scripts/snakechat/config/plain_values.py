@@ -30,7 +30,7 @@ def check_plain_values(values: dict[str, Any]) -> None:
             if len(path) > MAX_DEPTH:
                 problem = f"more than {MAX_DEPTH} levels deep"
             if problem:
-                raise ConfigError(f"config: {'.'.join(map(_shown, path[:8]))}: {problem}")
+                raise ConfigError(f"config: {'.'.join(map(shown_key, path[:8]))}: {problem}")
             if isinstance(value, dict | list):
                 stack.append(_items(value, path))
                 break
@@ -53,9 +53,9 @@ def _items(
             yield (*path, number), None, item
 
 
-def _shown(key: Any) -> str:
-    """Return a key for an error, without control characters."""
-    text = str(key)
+def shown_key(key: Any) -> str:
+    """Return a key for an error, short and without control characters."""
+    text = str(key)[:100]
     return text if text.isprintable() else repr(text)
 
 

@@ -24,6 +24,7 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
+from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.schema_errors import describe
@@ -39,6 +40,8 @@ SETTINGS = {
     "rlhf": RlhfSettings,
     "generations": GenerationSettings,
 }
+# Characters of an error. The value that it shows may be a whole section.
+MAX_MESSAGE = 1000
 TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
@@ -209,5 +212,7 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
     found = describe(validator.iter_errors(values))
     if found:
         path, message = found
-        key = ".".join(map(str, [*place, *path])) or "top level"
+        key = ".".join(map(shown_key, [*place, *path])) or "top level"
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         raise ConfigError(f"config: {key}: {message}")

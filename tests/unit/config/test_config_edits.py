@@ -25,7 +25,7 @@ from support.configs import config_values
 MORE = yaml.safe_load("""
 datasets:
   mine: {path: mine, format: plain, train: "train*.jsonl", on_bad_row: skip, keep: [solution]}
-  far: {hub: lab/far, revision: "0123", format: pairs, columns: {prompt: question}, max_rows: 9}
+  far: {hub: lab/far, revision: "0123", format: plain, max_rows: 9, columns: {prompt: q, chosen: a}}
   best: {generations: tiny, select: best, min_score: 0.5}
   labelled: {label: toy, llm_judge: wise}
 models:
@@ -49,7 +49,9 @@ def base():
     values = config_values()
     for stage in (*STAGES, "generations"):
         values[stage]["recipes"] = {
-            name: recipe for name, recipe in values[stage]["recipes"].items() if name == "tiny"
+            name: recipe
+            for name, recipe in values[stage]["recipes"].items()
+            if "tiny" in name or name == "judge"
         }
     update(values, MORE)
     return values
@@ -97,7 +99,7 @@ def edit(values, draw):
         value = copy.deepcopy(parent_of(values, other)[other[-1]])
         parent[key][draw.choice([other[-1], "new", "NEW.json", "a b", 3, "\x1b[31m"])] = value
     elif kind == "nest":
-        for _ in range(draw.choice([1, 60, 3000])):
+        for _ in range(draw.choice([1, 60])):
             parent[key] = [parent[key]]
 
 

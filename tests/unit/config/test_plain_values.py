@@ -48,7 +48,9 @@ def test_plain_values_are_accepted():
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_number_that_is_not_finite_is_reported_with_its_key(value):
     changes = {"rlhf": {"recipes": {"tiny": {"kl_coef": value}}}}
-    with pytest.raises(ConfigError, match="^config: rlhf.recipes.tiny.kl_coef: -?(inf|nan) is not"):
+    with pytest.raises(
+        ConfigError, match=r"^config: rlhf.recipes.tiny.kl_coef: -?(inf|nan) is not"
+    ):
         load(changes)
 
 
@@ -70,7 +72,7 @@ def test_a_trailing_line_break_does_not_match_a_pattern(changes):
 
 @pytest.mark.parametrize("revision", [123, True])
 def test_a_revision_that_yaml_reads_as_a_number_has_to_be_quoted(revision):
-    with pytest.raises(ConfigError, match="models.mine.revision.*quote it"):
+    with pytest.raises(ConfigError, match=r"models.mine.revision.*quote it"):
         load({"models": {"mine": {"hub": "gpt2", "revision": revision}}})
     command_line = {"models": {"mine": {"hub": "gpt2", "revision": "0123"}}}
     assert load(command_line=command_line).values["models"]["mine"]["revision"] == "0123"

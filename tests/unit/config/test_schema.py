@@ -121,7 +121,7 @@ def test_valid_value(declared, value):
         (
             dict[Name, int],
             {1.3: 1},
-            "config: a.b: 1.3 is not of type 'string' (YAML reads it as a number or a boolean: quote",
+            "config: a.b: 1.3 is not of type 'string' (YAML reads it as a number or a boolean",
         ),
         (Derived, {"required": 1}, "config: a.b: 'choice' is a required property"),
         (Derived, {"required": 1, "choice": "c"}, "config: a.b.choice: 'c' is not one of"),
