@@ -65,6 +65,7 @@ from snakechat.workflow.code_digests import CodeCache
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
 from snakechat.workflow.gpus import has_gpu
+from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.preflight import (
     check_folders,
@@ -106,6 +107,8 @@ def fails_in_one_line(function):
 def prepare():
     """Check Snakemake's version and the config; return config, snapshot, specs and staleness."""
     snakemake_adapter.check_version()
+    for folder in (ROOT, Path.cwd()):
+        snakemake_adapter.check_path(folder)
     snakemake_adapter.collect_garbage_rarely()
     snakemake_adapter.hide_messages(workflow)
     snakemake_adapter.keep_published_files()
@@ -126,7 +129,9 @@ def prepare():
     build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[])
     code = CodeCache(MEMORY / "code.json", snapshot.folder.name).code
     specs = Specs(SOURCES, code, checked.values["deterministic"])
-    return checked, snapshot, build, specs, Staleness(specs, snakemake_adapter.writes_report())
+    staleness = Staleness(specs)
+    snakemake_adapter.before_report(workflow, staleness.start_report)
+    return checked, snapshot, build, specs, staleness
 
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
@@ -150,11 +155,11 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 # the processes that the placement has.
 # The launcher empties the log of a result that is replaced; a job that keeps its result adds a line.
 LAUNCHER = f"{SNAPSHOT.folder}/scripts/launch.py"
-TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log})"
-ARGUMENTS = "{params.program:q} --spec {params.spec} --placement {params.placement:q}"
+TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
+ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
 RUN = f"SNAKECHAT_LOG={{log:q}} python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
 # The end of a command that writes a page, which appears as a whole.
-TO_PAGE = " {output.page}.tmp && mv {output.page}.tmp {output.page}"
+TO_PAGE = " {output.page:q}.tmp && mv {output.page:q}.tmp {output.page:q}"
 
 # The part of all placements: the cache of results, and the options of Snakemake with which a result
 # is rebuilt, for its model card and for verify.py.
@@ -178,6 +183,7 @@ def start_build():
     was killed (profiles/default).
     """
     snakemake_adapter.check_scheduler(workflow)
+    restrict_pods(workflow)
     snakemake_adapter.count_steps(workflow)
     try:
         acquire_lock("output/.lock")

@@ -52,4 +52,4 @@ rule compare_runs:
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/comparison.html{TO_PAGE}"
+        f"{RUN} && cp {{params.result:q}}/comparison.html{TO_PAGE}"

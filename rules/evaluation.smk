@@ -63,7 +63,7 @@ rule prompt_eval:
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/responses.html{TO_PAGE}"
+        f"{RUN} && cp {{params.result:q}}/responses.html{TO_PAGE}"
 
 
 rule rw_eval:
@@ -93,7 +93,7 @@ rule rw_eval:
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/scores.html{TO_PAGE}"
+        f"{RUN} && cp {{params.result:q}}/scores.html{TO_PAGE}"
 
 
 rule evaluate_tasks:

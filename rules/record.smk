@@ -39,4 +39,4 @@ rule write_record:
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/record.html{TO_PAGE}"
+        f"{RUN} && cp {{params.result:q}}/record.html{TO_PAGE}"

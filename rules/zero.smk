@@ -67,4 +67,4 @@ rule draw_zero:
     message:
         "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result}}/zero.html{TO_PAGE}"
+        f"{RUN} && cp {{params.result:q}}/zero.html{TO_PAGE}"

@@ -29,9 +29,9 @@ from snakechat.workflow.manifest import (
     check_files,
     input_digest,
     manifest_path,
-    read_manifest,
     result_key,
 )
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")
@@ -79,7 +79,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
     Raises:
         InputError: The result is missing, damaged, or differs in anything else.
     """
-    manifest = read_manifest(manifest_path(spec["path"]))
+    manifest = read_valid_manifest(manifest_path(spec["path"]))
     if manifest is None:
         raise InputError(f"{job_name(spec)} has no result: build it")
     recorded = manifest["spec"]
@@ -91,7 +91,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
             f" {'; '.join(changes) or 'it reads other inputs'}: build it again"
         )
     for key, entry in spec["inputs"].items():
-        upstream = read_manifest(manifest_path(entry["path"]))
+        upstream = read_valid_manifest(manifest_path(entry["path"]))
         if upstream is not None and input_digest(spec, upstream) != manifest["inputs"].get(key):
             raise InputError(
                 f"{job_name(spec)}: {job_name(entry)} was rebuilt with other content, and only"

@@ -21,10 +21,10 @@ from snakechat.workflow.manifest import (
     Manifest,
     content_digest,
     manifest_path,
-    read_manifest,
     result_key,
 )
 from snakechat.workflow.result_cache import Entry, ResultCache, parse_size
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def list_versions(cache: ResultCache, target: str) -> None:
     if not entries:
         raise InputError(f"no version of {path} in {cache.folder}")
     entries.sort(key=lambda entry: entry.created)
-    manifests = [read_manifest(entry.folder / "manifest.json") for entry in entries]
+    manifests = [read_valid_manifest(entry.folder / "manifest.json") for entry in entries]
     current = current_key(path)
     for number in reversed(range(len(entries))):
         entry = entries[number]
@@ -114,7 +114,7 @@ def list_versions(cache: ResultCache, target: str) -> None:
 
 def current_key(path: str) -> str | None:
     """Return the key of the result in output/; None if there is none."""
-    manifest = read_manifest(manifest_path(path))
+    manifest = read_valid_manifest(manifest_path(path))
     return result_key(manifest["spec"], manifest["inputs"]) if manifest else None
 
 

@@ -13,7 +13,10 @@ from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.plots import Line, Panel, draw_bars, draw_lines, points_of
 from snakechat.reporting.translations import Translate, translator
 from snakechat.training.zero_stages import stage_used
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.run_record import read_run_record, run_record_path
 
 # The loss that is compared: the first of these that the steps have. In RLHF it is the critic's,
 # because the actor's is close to 0 by construction.
@@ -115,7 +118,12 @@ class Comparison:
     def __init__(self, job: Job[Any]) -> None:
         folder = job.inputs["runs"]
         training = job.lineage[str(folder)]["settings"]["training"]
-        record = json.loads(folder.with_name(f"{folder.name}.run.json").read_text())
+        record = read_run_record(folder)
+        if record is None or not isinstance(record.get("stages"), dict):
+            raise InputError(
+                f"{run_record_path(folder)} cannot be read: delete {manifest_path(folder)} and"
+                " start the build again"
+            )
         self.title = f"{training['rule'].removeprefix('train_')}/{training['name']}"
         self.dtype: str = training["settings"]["dtype"]
         self.placement: dict[str, Any] = record["placement"]

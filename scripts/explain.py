@@ -22,8 +22,9 @@ from snakechat.planning.changes import job_name
 from snakechat.planning.dry_run import dry_run, parse_arguments, upstream_paths
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def print_moved_branches(targets: list[str]) -> None:
 
     sources: Lineage = {}
     for target in targets:
-        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        manifest = read_valid_manifest(manifest_path(target.removesuffix(".manifest.json")))
         if manifest is None:
             sys.exit(f"error: {target} has no result: build it first")
         sources |= merge_lineages([manifest])
@@ -151,9 +152,9 @@ def replaced_versions(targets: list[str]) -> list[str]:
     """Describe the jobs upstream of results that were done again since, with the same content."""
     lines: dict[str, None] = {}
     for target in targets:
-        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        manifest = read_valid_manifest(manifest_path(target.removesuffix(".manifest.json")))
         for path, recorded in manifest["lineage"].items() if manifest else ():
-            if current := read_manifest(manifest_path(path)):
+            if current := read_valid_manifest(manifest_path(path)):
                 [now] = merge_lineages([{**current, "lineage": {}}]).values()
                 if now["spec"] != recorded["spec"] and now["content"] == recorded["content"]:
                     changes = "; ".join(recorded_changes(recorded, now))

@@ -30,6 +30,7 @@ from snakechat.planning.dry_run import (
     upstream_paths,
 )
 from snakechat.workflow.digests import digest
+from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.specs import write_spec
 
@@ -179,12 +180,15 @@ def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: st
         "command": command(job),
         # A node reserves some of its CPU for the system.
         "resources": {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "volume", "mountPath": path},
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],
     }
     return {
+        "automountServiceAccountToken": False,
+        "securityContext": POD_SECURITY,
         "terminationGracePeriodSeconds": SHUTDOWN_TIMEOUT,
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "containers": [container],

@@ -13,7 +13,6 @@ nothing.
 
 import argparse
 import fnmatch
-import json
 import os
 import shlex
 import sys
@@ -30,9 +29,10 @@ from snakechat.workflow.manifest import (
     Manifest,
     input_digest,
     manifest_path,
-    read_manifest,
 )
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.run_record import read_run_record, run_record_path
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 SUFFIX = ".manifest.json"
 # Files that contain times or memory, by rule: they differ between any two builds.
@@ -134,7 +134,7 @@ def find_problems(folder: Path, files: Properties) -> Iterator[str]:
     if not manifest_file.exists():
         yield f"{folder}: has no manifest"
         return
-    manifest = read_manifest(manifest_file)
+    manifest = read_valid_manifest(manifest_file)
     if manifest is None:
         yield f"{manifest_file}: cannot be read"
         return
@@ -152,7 +152,7 @@ def find_problems(folder: Path, files: Properties) -> Iterator[str]:
 
 def acceptances(folder: Path) -> list[str]:
     """Describe the changes that a person accepted for a result (scripts/accept.py)."""
-    manifest = read_manifest(manifest_path(folder)) or {}
+    manifest = read_valid_manifest(manifest_path(folder)) or {}
     return [
         f"{folder}: accepted on {entry['date']} because {entry['because']}:"
         f" {'; '.join(entry['changes'])}"
@@ -187,7 +187,7 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
     tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
         path = manifest_path(tree.joinpath(*Path(entry["path"]).parts[1:]))
-        upstream = read_manifest(path)
+        upstream = read_valid_manifest(path)
         if not path.exists():
             problem = "is missing"
         elif upstream is None:
@@ -209,8 +209,10 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
         return ""
     depth = len(absolute.parts) - 1 - absolute.parts[::-1].index("output")
     root, path = Path(*absolute.parts[:depth]), "/".join(absolute.parts[depth:])
-    manifest = read_manifest(manifest_path(folder)) or read_manifest(folder / "manifest.json")
-    if not record_path(folder).exists() or (manifest and manifest["spec"]["path"] != path):
+    manifest = read_valid_manifest(manifest_path(folder)) or read_valid_manifest(
+        folder / "manifest.json"
+    )
+    if not run_record_path(folder).exists() or (manifest and manifest["spec"]["path"] != path):
         # A copy that somebody put here.
         return shlex.join(["rm", "-rf", str(folder), str(manifest_path(folder))])
     build = ["snakemake", f"{path}.manifest.json", "--cores", "1", *config_options(folder)]
@@ -224,18 +226,11 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
     return f"{delete}{shlex.join(build)}"
 
 
-def record_path(folder: Path) -> Path:
-    """Return the path of the record of the run that made a result."""
-    return folder.with_name(f"{folder.name}.run.json")
-
-
 def config_options(folder: Path) -> list[str]:
     """Return the options of Snakemake that change the config, as a result was built with them."""
-    try:
-        options = json.loads(record_path(folder).read_text())["placement"].get("options", [])
-    except (OSError, ValueError, KeyError):
-        return []
-    return [str(word) for word in options]
+    record = read_run_record(folder)
+    options = record["placement"].get("options", []) if record else []
+    return [str(word) for word in options] if isinstance(options, list) else []
 
 
 # --- two trees --------------------------------------------------------------------------------
@@ -245,7 +240,7 @@ def find_differences(
     folder: Path, twin: Path, properties: Mapping[Path, Properties]
 ) -> Iterator[str]:
     """Yield the differences between a result and that of another build, one line each."""
-    manifest, twin_manifest = (read_manifest(manifest_path(path)) for path in (folder, twin))
+    manifest, twin_manifest = (read_valid_manifest(manifest_path(path)) for path in (folder, twin))
     if twin_manifest is None:
         yield f"{twin}: has no manifest"
     elif manifest is not None and manifest["spec"] != twin_manifest["spec"]:

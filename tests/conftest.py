@@ -50,6 +50,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--kills", type=int, default=2, help="kills of each job (tests/workflow/test_kill.py)"
     )
+    parser.addoption(
+        "--config-edits",
+        type=int,
+        default=40,
+        help="random edits of configs (tests/unit/config/test_config_edits.py)",
+    )
 
 
 @functools.cache

@@ -26,9 +26,12 @@ from kubeflow_trainer_api import models as trainer
 from conftest import ROOT, Workflow, copy_sources
 from kubernetes_job import pytorch_job
 from snakechat.planning.dry_run import PlannedJob
+from snakechat.workflow.kubernetes_pods import POD_SECURITY
+from support.pod_security import RESTRICTIONS, restricted_problems
 from support.pods import LOG, serving
 
 PROFILE = ROOT / "profiles/kubernetes"
+MANIFESTS = ("namespace.yaml", "volume.yaml", "driver.yaml")
 DOCKERFILE = (ROOT / "envs/Dockerfile").read_text()
 # The oldest and the newest maintained API.
 VERSIONS = ("1.34", "1.37")
@@ -68,17 +71,7 @@ def workflow(cluster, tmp_path_factory):
     profile.write_text(profile.read_text().replace("/volume", str(volume)))
     workflow = Workflow(folder, "--configfile", "small.yaml")
     workflow.environment = {"KUBECONFIG": cluster.config(volume / "kubeconfig")}
-    workflow.environment["PYTHONPATH"] = str(patched_plugin(volume / "plugins"))
     return workflow
-
-
-def patched_plugin(folder):
-    """Return a folder with the plugin as patched in the image."""
-    source = Path(plugin.__file__)
-    shutil.copytree(source.parent, folder / source.parent.name)
-    line = re.search("sed --in-place '(.*)'", DOCKERFILE)[1]
-    subprocess.run(["sed", "-i", line, folder / source.parent.name / source.name], check=True)
-    return folder
 
 
 def on_kubernetes(workflow, *arguments):
@@ -118,7 +111,10 @@ def container_of(job):
 def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow, tmp_path):
     job = valid({"apiVersion": "batch/v1", "kind": "Job", **imported})
     container, volume = container_of(job), workflow.folder.parent
-    assert container["image"] == "registry.example.com/snakechat:1"
+    profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
+    assert container["image"] == profile["container-image"]
+    assert not restricted_problems(job["spec"]["template"]["spec"])
+    assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     assert {"name": "snakechat", "mountPath": str(volume)} in container["volumeMounts"]
     claim = {"name": "snakechat", "persistentVolumeClaim": {"claimName": "snakechat"}}
     assert claim in job["spec"]["template"]["spec"]["volumes"]
@@ -173,6 +169,7 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, c
     ]
     for job, request in zip(jobs, resources, strict=True):
         valid({"apiVersion": "batch/v1", "kind": "Job", **job})
+        assert not restricted_problems(job["spec"]["template"]["spec"])
         assert request["requests"] == {**request["limits"], "cpu": "7600m"}
         [toleration] = job["spec"]["template"]["spec"]["tolerations"]
         assert toleration["key"] == "nvidia.com/gpu"
@@ -221,9 +218,64 @@ def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(
 
 
 def test_manifests_are_valid():
-    for path in (PROFILE / "volume.yaml", PROFILE / "driver.yaml"):
-        for document in manifests(path):
-            valid(document)
+    documents = [valid(document) for name in MANIFESTS for document in manifests(PROFILE / name)]
+    # All are in the namespace of the profile, which accepts restricted pods alone.
+    namespace, *others = documents
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    namespaces = {document["metadata"]["namespace"] for document in others}
+    profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
+    assert namespaces == {namespace["metadata"]["name"]} == {profile["kubernetes-namespace"]}
+    image = profile["container-image"]
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image)
+
+
+def test_the_pod_of_the_driver_is_restricted():
+    driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
+    assert not restricted_problems(driver)
+
+
+def test_only_the_driver_gets_a_token():
+    account, *_, deployment = manifests(PROFILE / "driver.yaml")
+    assert account["automountServiceAccountToken"] is False
+    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("problem", RESTRICTIONS)
+def test_pods_that_the_restricted_standard_rejects_are_noticed(problem):
+    """Otherwise the checks above would prove nothing."""
+    driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
+    container = driver["containers"][0]
+    edits = {
+        "host namespaces": lambda: driver.update(hostNetwork=True),
+        "host ports": lambda: container.update(ports=[{"hostPort": 80}]),
+        "HostProcess": lambda: container["securityContext"].update(
+            windowsOptions={"hostProcess": True}
+        ),
+        "privileged": lambda: container["securityContext"].update(privileged=True),
+        "capabilities": lambda: container["securityContext"].update(
+            capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+        ),
+        "volume types": lambda: driver["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
+        "privilege escalation": lambda: container["securityContext"].pop(
+            "allowPrivilegeEscalation"
+        ),
+        "root": lambda: driver["securityContext"].pop("runAsNonRoot"),
+        "root user": lambda: container["securityContext"].update(runAsUser=0),
+        "seccomp": lambda: driver["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+        "AppArmor": lambda: container["securityContext"].update(
+            appArmorProfile={"type": "Unconfined"}
+        ),
+        "SELinux": lambda: container["securityContext"].update(seLinuxOptions={"user": "root"}),
+        "/proc": lambda: container["securityContext"].update(procMount="Unmasked"),
+        "sysctls": lambda: driver["securityContext"].update(
+            sysctls=[{"name": "kernel.msgmax", "value": "1"}]
+        ),
+        "probe hosts": lambda: container.update(
+            livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}
+        ),
+    }
+    edits[problem]()
+    assert restricted_problems(driver) == [f"driver: {problem}"]
 
 
 def test_profile_volume_and_driver_name_the_same_claim_path_and_image():
@@ -234,12 +286,12 @@ def test_profile_volume_and_driver_name_the_same_claim_path_and_image():
     driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
     [mounted] = driver["volumes"]
     assert mounted["persistentVolumeClaim"]["claimName"] == claim
-    for container in driver["containers"] + driver["initContainers"]:
+    for container in driver["containers"]:
         assert container["image"] == profile["container-image"]
         assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": path}]
 
 
-def test_the_role_of_the_driver_permits_every_call_of_the_plugin():
+def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
     role = next(document for document in manifests(PROFILE / "driver.yaml") if "rules" in document)
     permitted = {
         (verb, resource)
@@ -253,7 +305,7 @@ def test_the_role_of_the_driver_permits_every_call_of_the_plugin():
     )
     names = {"job_status": "jobs/status", "pod_log": "pods/log"}
     needed = {(verb.replace("read", "get"), names.get(kind, f"{kind}s")) for verb, kind in called}
-    assert len(needed) == 8 and needed <= permitted
+    assert len(needed) == 8 and needed == permitted
 
 
 # --- the image --------------------------------------------------------------------------------
@@ -269,15 +321,17 @@ def test_the_build_context_of_the_image_has_exactly_the_copied_files():
     )
 
 
-def test_the_user_of_the_image_owns_the_volume():
-    number = re.search(r"useradd --uid (\d+)", DOCKERFILE)[1]
+def test_all_pods_run_as_the_user_of_the_image():
+    number = re.search(r"useradd .*--uid (\d+)", DOCKERFILE)[1]
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
     driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
-    assert driver["initContainers"][0]["command"][:2] == ["chown", f"{number}:{number}"]
+    assert driver["securityContext"] == POD_SECURITY
+    assert {POD_SECURITY[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(number)}
 
 
-def test_the_plugin_still_needs_the_patch_of_the_image():
-    assert Path(plugin.__file__).read_text().count("previous=True") == 1
+def test_the_dockerfile_has_no_lint():
+    process = subprocess.run(["hadolint", ROOT / "envs/Dockerfile"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout
 
 
 # --- several nodes ----------------------------------------------------------------------------
@@ -339,6 +393,8 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
     pod = valid(as_job(replicas["Master"]["template"]))
     limits = {"cpu": "2", "memory": "4000M", "nvidia.com/gpu": "8"}
+    assert not restricted_problems(pod["spec"]["template"]["spec"])
+    assert pod["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     resources = container_of(pod)["resources"]
     assert resources == {"limits": limits, "requests": {**limits, "cpu": "1900m"}}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]

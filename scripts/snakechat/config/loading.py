@@ -8,9 +8,13 @@ import yaml
 
 from snakechat.config.checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
+from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config
 from snakechat.config.renamed import check_renamed_keys
 from snakechat.config.schema import check_schema, config_schema, recipe_schema
+
+# Keys whose values are text, even if they look like numbers: a commit may consist of digits.
+TEXT_KEYS = {"revision"}
 
 
 def load_config(
@@ -28,6 +32,7 @@ def load_config(
         ConfigError: A key or value is invalid, or a name refers to nothing.
     """
     update(values, parse_command_line_values(command_line))
+    check_plain_values(values)
     check_renamed_keys(values)
     check_schema(values, config_schema())
     config = Config(values, root, sources)
@@ -43,7 +48,10 @@ def parse_command_line_values(value: Any) -> Any:
     Snakemake does not parse scalars inside braces: --config 'sft={defaults: {epochs: 2}}'.
     """
     if isinstance(value, dict):
-        return {key: parse_command_line_values(item) for key, item in value.items()}
+        return {
+            key: item if key in TEXT_KEYS else parse_command_line_values(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [parse_command_line_values(item) for item in value]
     if not isinstance(value, str):

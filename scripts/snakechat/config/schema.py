@@ -1,7 +1,9 @@
 """The JSON Schema of the config, derived from the declared types, and the check against it."""
 
 import dataclasses
+import re
 import types
+from collections.abc import Iterator
 from functools import cache
 from typing import (
     Annotated,
@@ -22,6 +24,7 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
+from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.schema_errors import describe
@@ -37,6 +40,8 @@ SETTINGS = {
     "rlhf": RlhfSettings,
     "generations": GenerationSettings,
 }
+# Characters of an error. The value that it shows may be a whole section.
+MAX_MESSAGE = 1000
 TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
@@ -186,7 +191,15 @@ def _validator_class() -> Any:
     checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: type(value) is int
     )
-    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=checker)
+    return jsonschema.validators.extend(
+        jsonschema.Draft202012Validator, {"pattern": _pattern}, type_checker=checker
+    )
+
+
+def _pattern(_: Any, pattern: str, text: Any, __: Schema) -> Iterator[jsonschema.ValidationError]:
+    """Check the keyword `pattern`: in JSON Schema, $ does not match before a last line break."""
+    if isinstance(text, str) and not re.search(pattern.replace("$", r"\Z"), text):
+        yield jsonschema.ValidationError(f"{text!r} does not match {pattern!r}")
 
 
 def check_schema(values: Any, schema: Schema, *place: str) -> None:
@@ -199,5 +212,7 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
     found = describe(validator.iter_errors(values))
     if found:
         path, message = found
-        key = ".".join(map(str, [*place, *path])) or "top level"
+        key = ".".join(map(shown_key, [*place, *path])) or "top level"
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         raise ConfigError(f"config: {key}: {message}")

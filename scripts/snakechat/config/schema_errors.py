@@ -81,7 +81,7 @@ def _hint(error: Error) -> str:
     if isinstance(error.instance, str):
         return _number_hint(error.instance, NUMBERS & types)
     if isinstance(error.instance, int | float) and "string" in types:
-        return f" (quote it: '{error.instance}')"
+        return " (YAML reads it as a number or a boolean: quote it)"
     return ""
 
 

@@ -7,7 +7,6 @@ What else reads whole records, such as the training of a tokenizer, removes the 
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from snakechat.data.records import read_digests, read_records
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files
+from snakechat.workflow.job import Job
 
 DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -120,7 +120,7 @@ def matches(pattern: re.Pattern[str], record: Iterable[str | None]) -> bool:
 
 
 def exclude_rows(
-    job: SimpleNamespace, settings: dict[str, Any], paths: dict[str, Path], dataset: str
+    job: Job[Any], settings: dict[str, Any], paths: dict[str, Path], dataset: str
 ) -> dict[str, np.ndarray]:
     """Return the numbers of the excluded rows of each split, and record their digests in job.facts.
 

@@ -16,7 +16,8 @@ import numpy as np
 from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
 from snakechat.data.records import read_digests, read_records
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import Manifest, content_digest, read_manifest
+from snakechat.workflow.manifest import Manifest, content_digest
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The rules that write records.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
@@ -73,7 +74,7 @@ def find_results(trees: Iterable[Path]) -> list[Result]:
     for tree in trees:
         for folder, folders, files in os.walk(tree):
             folders.sort()
-            manifest = read_manifest(Path(folder, "manifest.json")) if MANIFEST in files else None
+            manifest = read_valid_manifest(Path(folder, MANIFEST)) if MANIFEST in files else None
             if manifest is not None:
                 folders.clear()
                 results.append(Result(Path(folder), manifest))
@@ -148,7 +149,11 @@ class RowSearch:
 
     def usage(self, manifest: Manifest) -> Usage:
         """Return which of the matching rows a result was made from."""
-        return _UsageOfJobs(self, merge_lineages([manifest]))[manifest["spec"]["path"]]
+        jobs = merge_lineages([manifest])
+        missing = frozenset(name for job in jobs.values() for name in job["inputs"]) - jobs.keys()
+        if missing:
+            return NOTHING._replace(unknown=missing)
+        return _UsageOfJobs(self, jobs)[manifest["spec"]["path"]]
 
 
 class _UsageOfJobs:
@@ -160,6 +165,8 @@ class _UsageOfJobs:
 
     def __getitem__(self, path: str) -> Usage:
         if path not in self.known:
+            # A damaged lineage may have a cycle.
+            self.known[path] = NOTHING
             usages = self._upstream(path)
             if self.jobs[path]["rule"] in RECORD_RULES:
                 usages.append(self._records(path))

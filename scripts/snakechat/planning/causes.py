@@ -13,9 +13,10 @@ from snakechat.planning.changes import (
     summarize,
 )
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import Manifest, input_digest, manifest_path, read_manifest
+from snakechat.workflow.manifest import Manifest, input_digest, manifest_path
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.specs import spec_path
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 NEVER_BUILT = "has never been built"
 
@@ -72,7 +73,7 @@ def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
     folder is returned.
     """
     manifest_file = manifest_path(path)
-    if manifest := read_manifest(manifest_file):
+    if manifest := read_valid_manifest(manifest_file):
         return manifest, []
     if manifest_file.exists():
         problem = f"{manifest_file} cannot be read"
@@ -82,7 +83,7 @@ def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
         problem = f"{path} is missing"
     else:
         problem = NEVER_BUILT
-    return read_manifest(Path(path, "manifest.json")), [problem]
+    return read_valid_manifest(Path(path, "manifest.json")), [problem]
 
 
 def damaged_files(path: str, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -110,7 +111,7 @@ def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], planned: Container[
     changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
-        current = read_manifest(manifest_path(entry["path"]))
+        current = read_valid_manifest(manifest_path(entry["path"]))
         if entry["path"] in planned or recorded != entry or current is None:
             continue
         if input_digest(spec, current) != manifest["inputs"].get(key):

@@ -11,7 +11,8 @@ from snakechat.planning.model_configs import base_model_bytes
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # Values that are suggested for a job that does not fit: the LoRA rank of DeepSpeed-Chat, the GPUs
 # of a usual node, and the smallest micro-batch that makes sense.
@@ -177,7 +178,7 @@ class JobEstimate:
 
 def result_bytes(path: str) -> float | None:
     """Return the bytes of an existing result according to its manifest, None without one."""
-    manifest = read_manifest(manifest_path(path))
+    manifest = read_valid_manifest(manifest_path(path))
     if manifest is None:
         return None
     return sum(entry["size"] for entry in manifest["files"].values())

@@ -36,8 +36,8 @@ Runs = dict[str, dict[str, Any] | None]
 def read_runs(lineage: dict[str, Any]) -> Runs:
     """Read NAME.run.json of each job of a lineage, by path.
 
-    None stands for a run that is unknown: the file is missing, or belongs to another run than the
-    one that made the result.
+    None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
+    than the one that made the result.
     """
     paths = [path for column in lineage_columns(lineage) for path in column]
     return {path: read_run_record(path, lineage[path]["spec"]) for path in paths}

@@ -8,6 +8,7 @@ from typing import Any
 from snakechat.planning.flops import rlhf_flops, training_flops
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.run_record import read_run_record, run_record_path
 
 
 class TrainingSummary:
@@ -115,13 +116,11 @@ def read_run(folder: Path, spec: str) -> dict[str, Any]:
         InputError: The file cannot be read, or belongs to another run than the one that made the
             result.
     """
-    path = folder.with_name(f"{folder.name}.run.json")
-    try:
-        run = read_json(path)
-    except (OSError, ValueError):
+    path, run = run_record_path(folder), read_run_record(folder)
+    if run is None:
         raise InputError(
             f"{path} cannot be read: it contains the measurements of {folder}; train it again"
-        ) from None
+        )
     if run["spec"] != spec:
         raise InputError(
             f"{path} belongs to another run than the one that made {folder}: train it again"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.digests import file_digest, write_atomically
+from snakechat.workflow.digests import digest, file_digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.reachability import REWARDS, Reach
 
@@ -75,9 +75,12 @@ class CodeCache:
     def __init__(self, path: Path, sources: str) -> None:
         self.path, self.sources = path, sources
         try:
-            known = json.loads(path.read_text())[sources]
-            self._known = {key: Code(code[0], frozenset(code[1])) for key, code in known.items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            known = json.loads(path.read_text())
+            entries = known["entries"]
+            if known["sources"] != sources or known["digest"] != digest(entries):
+                raise ValueError("of other sources, or damaged")
+            self._known = {key: Code(code[0], frozenset(code[1])) for key, code in entries.items()}
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             # Missing, of other sources, or damaged by a full disk.
             self._known = {}
 
@@ -86,10 +89,13 @@ class CodeCache:
         key = " ".join([program.name, *reward_functions])
         if key not in self._known:
             self._known[key] = program_code(program, reward_functions)
-            known = {key: [code.digests, sorted(code.imports)] for key, code in self._known.items()}
+            entries = {
+                key: [code.digests, sorted(code.imports)] for key, code in self._known.items()
+            }
+            known = {"sources": self.sources, "entries": entries, "digest": digest(entries)}
             # Without it, planning takes half a second longer.
             with suppress(OSError):
-                write_atomically(self.path, json.dumps({self.sources: known}), durable=False)
+                write_atomically(self.path, json.dumps(known), durable=False)
         return self._known[key]
 
 

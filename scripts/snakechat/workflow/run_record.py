@@ -15,6 +15,19 @@ from typing import Any
 from snakechat.workflow.digests import digest
 from snakechat.workflow.pins import installed_versions
 
+# What every record has.
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "spec": str,
+    "started": str,
+    "seconds": (int, float),
+    "peak_memory_mb": (int, float),
+    "host": str,
+    "platform": str,
+    "python": str,
+    "placement": dict,
+    "versions": dict,
+}
+
 
 def run_record(
     spec: Mapping[str, Any],
@@ -48,16 +61,25 @@ def run_record(
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
-def read_run_record(result: str, spec: str) -> dict[str, Any] | None:
-    """Return NAME.run.json of a result; None if it is missing, or is that of another spec.
+def run_record_path(folder: str | Path) -> Path:
+    """Return the path of the record of the run that made a result."""
+    return Path(f"{folder}.run.json")
 
-    spec: The digest of the spec.
+
+def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:
+    """Return the record of the run that made a result; None if it is missing or damaged.
+
+    spec: The digest of a spec: the record of a run with another one counts as missing.
     """
     try:
-        run = json.loads(Path(f"{result}.run.json").read_text())
-    except (OSError, ValueError):
+        record = json.loads(run_record_path(folder).read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    return run if run.get("spec") == spec else None
+    if not isinstance(record, dict):
+        return None
+    if not all(isinstance(record.get(key), form) for key, form in KEYS.items()):
+        return None
+    return record if spec in (None, record["spec"]) else None
 
 
 def peak_memory_mb() -> int:

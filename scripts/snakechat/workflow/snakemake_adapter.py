@@ -33,6 +33,14 @@ def check_version(version: str = SNAKEMAKE_VERSION) -> None:
         )
 
 
+def check_path(folder: Path) -> None:
+    """Raise InputError for the path of a project in which Snakemake finds wildcards."""
+    if re.search("[{}]", str(folder)):
+        raise InputError(
+            f"{folder}: Snakemake takes braces in a path for wildcards: rename the folder"
+        )
+
+
 def collect_garbage_rarely() -> None:
     """Have Python search for unreachable cycles of objects less often.
 
@@ -55,10 +63,18 @@ def jobs_share_environment(workflow: Any) -> bool:
     return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
 
 
-def writes_report(arguments: list[str] | None = None) -> bool:
-    """Return whether Snakemake only writes a report, in which stale results would appear too."""
-    options = {word.partition("=")[0] for word in (sys.argv if arguments is None else arguments)}
-    return bool(options & {"--report", "--reporter"}) and "--report-after-run" not in options
+def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
+    """Call a function before Snakemake plans a report, in which stale results would appear too.
+
+    The option --report may be on the command line or in a profile.
+    """
+    create_report = workflow.create_report
+
+    def create(*arguments: Any, **named: Any) -> None:
+        prepare()
+        create_report(*arguments, **named)
+
+    workflow.create_report = create
 
 
 def config_options(arguments: list[str] | None = None) -> list[str]:

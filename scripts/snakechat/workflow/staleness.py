@@ -20,9 +20,9 @@ from snakechat.workflow.manifest import (
     content_digest,
     input_digest,
     manifest_path,
-    read_manifest,
 )
 from snakechat.workflow.specs import Specs
+from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 class Staleness:
@@ -30,19 +30,19 @@ class Staleness:
 
     Args:
         specs: The specs of all jobs.
-        reporting: Whether Snakemake writes a report, which shows results as they are on disk.
 
     Attributes:
+        reporting: Whether Snakemake writes a report, which shows results as they are on disk.
         stale: The specs of the results that exist and are stale, by the path of the result.
         incomplete: The missing manifests of the folders that exist without them, by folder.
     """
 
-    def __init__(self, specs: Specs, reporting: bool) -> None:
-        self.specs, self.reporting = specs, reporting
+    def __init__(self, specs: Specs) -> None:
+        self.specs, self.reporting = specs, False
         self.stale: dict[str, dict[str, Any]] = {}
         self.incomplete: dict[str, list[str]] = {}
         self.decide = cache(self._decide)
-        self._manifest = cache(lambda result: read_manifest(manifest_path(result)))
+        self._manifest = cache(lambda result: read_valid_manifest(manifest_path(result)))
 
     def _decide(self, rule: str, name: str) -> None:
         """Decide whether the result of a job is stale.
@@ -55,6 +55,10 @@ class Staleness:
         if exists and not self.is_up_to_date(spec, self._manifest(spec["path"])):
             self.stale[spec["path"]] = spec
             self.require_report_input(spec["path"], complete=True)
+
+    def start_report(self) -> None:
+        """Require all results to be up to date from now on."""
+        self.reporting = True
 
     def decide_folder(self, folder: str, manifests: Iterable[str]) -> None:
         """Decide whether a folder that users ask for lacks manifests.

@@ -20,6 +20,7 @@ from support.configs import load
         (3, 3),
         ({"sft": {"defaults": {"epochs": "2"}}}, {"sft": {"defaults": {"epochs": 2}}}),
         (["1", "a"], [1, "a"]),
+        ({"hub": "gpt2", "revision": "0012345"}, {"hub": "gpt2", "revision": "0012345"}),
     ],
 )
 def test_values_of_the_command_line_are_read_as_yaml(text, value):

@@ -2,6 +2,7 @@
 
 import ast
 import dis
+import json
 import modulefinder
 from pathlib import Path
 
@@ -106,8 +107,22 @@ def test_the_code_of_a_program_is_remembered_on_disk(tmp_path):
     assert remembered.code(SCRIPTS / "train_rlhf.py", ()) != code
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"train_sft.py": 1}', '{"train_sft.py": [{}'])
-def test_a_damaged_memory_is_ignored(tmp_path, text):
-    (tmp_path / "code.json").write_text(text)
-    program = SCRIPTS / "train_sft.py"
+def edit_memory(text):
+    """Return the text of a memory in which a digest was changed."""
+    memory = json.loads(text)
+    memory["entries"]["train_sft.py"][0]["train_sft.py"] = "0" * 64
+    return json.dumps(memory)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda _, text=text: text for text in ("", "[]", "[" * 5000, '{"sources": "1"}')),
+        *(lambda text: text[:-9], edit_memory),
+    ],
+)
+def test_a_damaged_memory_is_ignored(tmp_path, damage):
+    program, memory = SCRIPTS / "train_sft.py", tmp_path / "code.json"
+    CodeCache(memory, "1").code(program, ())
+    memory.write_text(damage(memory.read_text()))
     assert CodeCache(tmp_path / "code.json", "1").code(program, ()) == program_code(program)

@@ -1,6 +1,7 @@
 """What the workflow reads of Snakemake's command line and version."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +9,13 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
+    before_report,
+    check_path,
     check_scheduler,
     check_version,
     config_options,
     jobs_run_here,
     repeat_errors,
-    writes_report,
 )
 
 
@@ -78,18 +80,20 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
     assert [shown[0].getMessage(), shown[4].getMessage()] == [failed, f"error: row 1\n{unknown}"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--report", "report.html"], True),
-        (["--report=report.html"], True),
-        (["--reporter", "html"], True),
-        (["--cores", "1"], False),
-        (["--report", "report.html", "--report-after-run"], False),
-    ],
-)
-def test_a_report_of_results_as_they_are_is_recognized(arguments, expected):
-    assert writes_report(["snakemake", *arguments]) == expected
+def test_a_report_is_recognized_wherever_its_option_is():
+    done = []
+    workflow = SimpleNamespace(create_report=lambda plugin, **_: done.append(plugin))
+    before_report(workflow, lambda: done.append("before"))
+    assert not done
+    workflow.create_report("html", report_settings=None)
+    assert done == ["before", "html"]
+
+
+@pytest.mark.parametrize("name", ["{x}", "a{", "b}"])
+def test_braces_in_the_path_of_a_project_are_rejected(name):
+    check_path(Path("/my project/$(x)"))
+    with pytest.raises(InputError, match="braces in a path"):
+        check_path(Path("/work", name))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def build(specs, rule, root):
 
 def stale(specs, *rules, reporting=False):
     """Return which results of these rules are stale."""
-    staleness = Staleness(specs, reporting)
+    staleness = Staleness(specs)
+    if reporting:
+        staleness.start_report()
     for rule in rules:
         staleness.decide(rule, "a")
     return set(staleness.stale)
@@ -146,11 +148,12 @@ def test_a_report_rejects_a_stale_result(specs, tmp_path):
 
 def test_a_folder_without_its_manifest_is_incomplete(specs, tmp_path):
     manifests = ["output/first/a.manifest.json", "output/second/a.manifest.json"]
-    staleness = Staleness(specs, reporting=False)
+    staleness = Staleness(specs)
     staleness.decide_folder("output/second/a", manifests)
     assert not staleness.incomplete
     (tmp_path / manifests[1]).unlink()
     staleness.decide_folder("output/second/a", manifests)
     assert staleness.incomplete == {"output/second/a": manifests[1:]}
+    staleness.start_report()
     with pytest.raises(InputError, match="output/second/a is incomplete"):
-        Staleness(specs, reporting=True).decide_folder("output/second/a", manifests)
+        staleness.decide_folder("output/second/a", manifests)

@@ -1,0 +1,77 @@
+"""Damaged manifests: planning and the tools take them for missing ones."""
+
+import copy
+import json
+
+import pytest
+
+from snakechat.workflow.digests import digest
+from snakechat.workflow.valid_manifests import read_valid_manifest
+
+DIGEST = digest("anything")
+UPSTREAM = {"rule": "split_dataset", "name": "toy", "path": "output/split/toy"}
+SPEC = {"rule": "train_sft", "name": "tiny", "path": "output/sft/tiny", "settings": {"seed": 1}}
+SPEC |= {"inputs": {"data": UPSTREAM}, "files": {"a": DIGEST}, "code": {"a.py": DIGEST}}
+MANIFEST = {"spec": {**SPEC, "requirements": {"torch": "2"}}, "inputs": {"data": DIGEST}}
+MANIFEST |= {"facts": {"rows": 3}, "files": {"weights": {"size": 3, "sha256": DIGEST}}}
+JOB = {"rule": "split_dataset", "name": "toy", "settings": {"seed": 1}, "facts": {"rows": 3}}
+JOB |= {"spec": DIGEST, "content": DIGEST, "inputs": []}
+MANIFEST["lineage"] = {"output/split/toy": JOB}
+
+
+def places(value, path=()):
+    """Yield the path of each value that readers rely on."""
+    for key in value if isinstance(value, dict) else ():
+        if key not in ("seed", "rows", "torch"):
+            yield (*path, key)
+            yield from places(value[key], (*path, key))
+
+
+def damaged(path, damage):
+    """Return the text of the manifest with a damage at a path."""
+    manifest = copy.deepcopy(MANIFEST)
+    parent = manifest
+    for key in path[:-1]:
+        parent = parent[key]
+    damage(parent, path[-1])
+    return json.dumps(manifest)
+
+
+def test_a_manifest_is_read(tmp_path):
+    (tmp_path / "manifest").write_text(json.dumps(MANIFEST))
+    assert read_valid_manifest(tmp_path / "manifest") == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"[" * 5000, b'{"a":' * 5000, b"\xff\xfe\0", b"null", b"1" * 5000),
+        json.dumps(MANIFEST).encode()[:-20],
+        json.dumps({**MANIFEST, "facts": {"rows": float("inf")}}).encode(),
+        json.dumps(MANIFEST).replace('"rows": 3', '"rows": ' + "[" * 600 + "]" * 600).encode(),
+    ],
+    ids=range(9),
+)
+def test_a_file_that_is_no_manifest_is_none(tmp_path, content):
+    (tmp_path / "manifest").write_bytes(content)
+    assert read_valid_manifest(tmp_path / "manifest") is None
+
+
+def test_a_missing_key_or_a_value_of_another_type_is_none(tmp_path):
+    file = tmp_path / "manifest"
+    wrong = [None, 7, [3], "text", {"other": 1}]
+    for path in places(MANIFEST):
+        for value in wrong:
+            file.write_text(
+                damaged(path, lambda parent, key, value=value: parent.update({key: value}))
+            )
+            manifest = read_valid_manifest(file)
+            # Some have the form of the original.
+            found = manifest
+            for key in path if manifest else ():
+                found = found[key]
+            assert manifest is None or type(found) is type(value)
+        # The names of entries are free.
+        if path[-1] not in ("data", "a", "a.py", "weights", "output/split/toy"):
+            file.write_text(damaged(path, lambda parent, key: parent.pop(key)))
+            assert read_valid_manifest(file) is None, path
