@@ -48,6 +48,12 @@ def describe_environment_error(
         return f"{target}: out of memory" + (hint if settings else "")
     if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
         return f"{target}: another process of this job has ended"
+    # numpy does not say why.
+    if short := re.fullmatch(r"(\d+) requested and (\d+) written", str(error)):
+        return (
+            f"{target}: {short[2]} of {short[1]} values of an array were written: the disk is full"
+            " or broken"
+        )
     number = system_error_number(error)
     if number is None:
         return None
