@@ -77,6 +77,12 @@ def built(quick, make_once, tmp_path_factory):
 
 
 @pytest.fixture
+def kills(request):
+    """The number of times that each job is killed."""
+    return request.config.getoption("--kills")
+
+
+@pytest.fixture
 def copy(built, tmp_path):
     """A copy of the build, for one test."""
     return built.copy(tmp_path / "copy")
