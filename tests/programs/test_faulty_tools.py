@@ -41,10 +41,12 @@ cache.main()
 
 
 @pytest.fixture
-def worker(tmp_path, monkeypatch):
+def worker(scratch, tmp_path, monkeypatch):
     """A worker next to `before`, an output folder with a result, which the cache has too."""
     library = compile_faults(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    folder = scratch / tmp_path.name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     Path("accept_one.py").write_text(ACCEPT)
     Path("collect.py").write_text(GC)
     files = {"model": "weights", "README.md": "# tiny\n"}
@@ -55,6 +57,7 @@ def worker(tmp_path, monkeypatch):
     Path("output").rename("before")
     with working(library, "accept", "cache", path=ROOT / "scripts") as worker:
         yield worker
+    shutil.rmtree(folder)
 
 
 def contents():
