@@ -22,7 +22,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality lock clean clean-output
+.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -101,6 +101,13 @@ bench-reward: $(VENV)/demo
 bench-quality: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
+
+# A thousand recipes, a million rows, ten thousand files, a model of 20 GB: fails above its bounds.
+# Needs 25 GB of disk in /tmp, or in FOLDER.
+bench-load: FOLDER ?= /tmp
+bench-load: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/load.py --folder $(FOLDER) > $(VENV)/load.json
+	mv $(VENV)/load.json tests/benchmarks/results/
 
 # Writes requirements*.txt. OPTIONS: those of uv pip compile, such as --upgrade.
 lock: $(LOCK)/ready

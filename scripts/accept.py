@@ -20,7 +20,7 @@ from typing import Any
 
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
 from snakechat.planning.dry_run import PlannedJob, dry_run, parse_arguments
-from snakechat.workflow.digests import digest, write_atomically
+from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import cache_of, run_files
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -63,8 +63,14 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except AlreadyLocked as other:
         sys.exit(f"error: {other} is building in {folder}: wait for it, or stop it")
+    except OSError as error:
+        sys.exit(f"error: {error.strerror}: {error.filename or 'output'}")
     for job, manifest, changes in accepted:
-        accept(job, manifest, changes, reason)
+        try:
+            accept(job, manifest, changes, reason)
+        except OSError as error:
+            path = error.filename or job.spec["path"]
+            sys.exit(f"error: {job_name(job.spec)} is not accepted: {error.strerror}: {path}")
         print(f"{job_name(job.spec)} is accepted: {'; '.join(changes)}")
     if not accepted:
         print(f"{', '.join(arguments.targets)}: nothing to accept")
@@ -119,12 +125,29 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     if card.exists():
         heading = "\n## Accepted changes\n\n" if not manifest.get("accepted") else ""
         line = f"- {entry['date']}: {escape(reason)} ({'; '.join(changes)})\n"
-        write_atomically(card, card.read_text() + heading + line)
+        text_of_card = card.read_text()
+        # A run that was killed after this has written it.
+        if not text_of_card.endswith(heading + line):
+            replace_text(card, text_of_card + heading + line)
     # The manifest next to the result comes last: it makes the result up to date.
-    write_atomically(folder / "manifest.json", f"{text}\n")
+    replace_text(folder / "manifest.json", f"{text}\n")
     write_atomically(manifest_path(folder), f"{text}\n")
     if cache := cache_of(job.placement):
         cache.put(result_key(spec, manifest["inputs"]), folder, run_files(spec))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file of a result as a whole.
+
+    The temporary file is next to the result: after a kill it would not be one of its files.
+
+    Raises:
+        OSError: The file cannot be written; it is as it was.
+    """
+    temporary = path.parent.with_name(f".{path.parent.name}.accept")
+    write_atomically(temporary, text, writer="tmp")
+    os.replace(temporary, path)
+    fsync(path.parent)
 
 
 def escape(text: str) -> str:

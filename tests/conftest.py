@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
 SOURCES += ("requirements-torch.txt", "requirements-lm-eval.txt")
+
+
+# Of folders in memory: a tree of a build has 15 MB, and a worker has two at a time.
+SCRATCH_BYTES = 1 << 30
 
 
 # The config of a tiny language model.
@@ -48,7 +53,10 @@ SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--kills", type=int, default=2, help="kills of each job (tests/workflow/test_kill.py)"
+        "--kills",
+        type=int,
+        default=2,
+        help="kills of each job (test_kill.py); faults of each kind and program (test_faults.py)",
     )
     parser.addoption(
         "--config-edits",
@@ -218,6 +226,20 @@ def sources(tmp_path):
     """A workflow without any output."""
     copy_sources(tmp_path / "sources")
     return Workflow(tmp_path / "sources")
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory):
+    """A folder for trees that are created and deleted by the hundred: in memory, if possible.
+
+    ext4 creates files more slowly for minutes after others were deleted.
+    """
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < SCRATCH_BYTES:
+        memory = tmp_path_factory.getbasetemp()
+    folder = Path(tempfile.mkdtemp(prefix="rows-", dir=memory))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

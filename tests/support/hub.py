@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import random
 import re
+import struct
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SO_LINGER, SOL_SOCKET
 from urllib.parse import parse_qs, unquote, urlsplit
 
 API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
@@ -14,6 +18,8 @@ FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
 # Files kept as LFS, identified by SHA-256; git stores the others, identified by SHA-1.
 LARGE = (".parquet", ".safetensors", ".bin")
 ELSEWHERE = "/elsewhere"
+# None stands for a request that succeeds.
+FLAKY = (None, None, None, "list", "head", "file", "reset", "halves", "damaged", "slow")
 
 
 @dataclass
@@ -50,6 +56,9 @@ class Hub(ThreadingHTTPServer):
             "html": the list of files is a page of another server
             "bare": the list of files has names only
             "forbidden": 403
+            "reset": every third connection is reset in the middle of a file
+            "slow": the bytes of a file come in pieces, with waits of some milliseconds
+            "flaky": each request finds one of FLAKY, drawn by its number
     """
 
     daemon_threads = True
@@ -117,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
         repository = f"{kind or 'model'}/{name}"
         commit = hub.commit(repository)
         fault = hub.faults.get(f"{repository}/{file}", hub.faults.get(repository))
+        if fault == "flaky":
+            fault = random.Random(f"{repository} {len(hub.requests)}").choice(FLAKY)
         files, token = hub.repositories.get(repository), hub.tokens.get(repository)
         if files is None:
             return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
@@ -158,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
             start, status = int(requested[1]), 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         end = middle = len(data) // 2
-        if fault in ("drop", "whole") and self.command == "GET":
+        if fault in ("drop", "whole", "reset") and self.command == "GET":
             with hub.lock:
                 hub.file_responses += 1
                 end = (start + len(data)) // 2 if hub.file_responses % 3 == 0 else len(data)
@@ -174,19 +185,27 @@ class Handler(BaseHTTPRequestHandler):
         first = [r.path for r in earlier].count(self.request_seen.path) == 1
         if data and (fault == "damaged" or (fault == "damaged once" and first)):
             data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-        self.respond(status, data[start:], headers, until=end - start)
+        self.respond(status, data[start:], headers, until=end - start, is_slow=fault == "slow")
         self.request_seen.start, self.request_seen.end = start, end
+        if fault == "reset" and end < len(data):
+            # The socket is closed without the usual end of a connection.
+            self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
         if fault == "stall" and end == middle:
             hub.thaw.wait(30)
 
-    def respond(self, status, data=b"", headers=None, until=None):
+    def respond(self, status, data=b"", headers=None, until=None, is_slow=False):
         self.request_seen.status = status
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data[:until])
+            pieces = 20 if is_slow else 1
+            size = len(data[:until]) // pieces + 1
+            for start in range(0, len(data[:until]), size):
+                self.wfile.write(data[:until][start : start + size])
+                time.sleep(0.005 * is_slow)
 
 
 def listed(path, data, blobs):

@@ -49,11 +49,14 @@ READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORC
 class ProgramForks:
     """A server that runs until the end of the tests.
 
+    Args:
+        preload: A library that is loaded before all others (LD_PRELOAD), with its forks too.
+
     Attributes:
         environment: Variables with which programs use the server.
     """
 
-    def __init__(self):
+    def __init__(self, preload=None):
         self.environment = {}
         # A process that forks must not have used a GPU.
         if Path("/dev/nvidiactl").exists():
@@ -68,6 +71,7 @@ class ProgramForks:
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
+                env={**os.environ, "LD_PRELOAD": str(preload)} if preload else None,
             )
         self.environment["PROGRAM_FORKS"] = address
 

@@ -361,11 +361,16 @@ def touch_everything(folder):
         os.utime(path, (now - number, now - number), follow_symlinks=False)
 
 
-def put_the_clock_ahead(folder):
+def put_the_clock_ahead(folder, seconds=3600):
     # As a node whose clock is an hour ahead would leave its results.
-    ahead = time.time() + 3600
+    ahead = time.time() + seconds
     for path in (folder / "output").rglob("*"):
         os.utime(path, (ahead, ahead))
+
+
+def put_the_clock_back(folder):
+    # The sources are newer than all results.
+    put_the_clock_ahead(folder, -3600)
 
 
 def build_stubs(workflow, stub, config, targets):

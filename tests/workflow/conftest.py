@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from conftest import Workflow
 from support import llm_endpoint
 from support.hub import serving
 from support.staleness import FILES, TARGETS, lines, nested, write_config
-
-# A tree has 15 MB; a worker has two at a time.
-SCRATCH_BYTES = 1 << 30
 
 
 def add_label(path):
@@ -77,23 +72,15 @@ def built(quick, make_once, tmp_path_factory):
 
 
 @pytest.fixture
+def kills(request):
+    """The number of times that each job is killed."""
+    return request.config.getoption("--kills")
+
+
+@pytest.fixture
 def copy(built, tmp_path):
     """A copy of the build, for one test."""
     return built.copy(tmp_path / "copy")
-
-
-@pytest.fixture(scope="session")
-def scratch(tmp_path_factory):
-    """A folder for trees that are created and deleted by the hundred: in memory, if possible.
-
-    ext4 creates files more slowly for minutes after others were deleted.
-    """
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or shutil.disk_usage(memory).free < SCRATCH_BYTES:
-        memory = tmp_path_factory.getbasetemp()
-    folder = Path(tempfile.mkdtemp(prefix="rows-", dir=memory))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

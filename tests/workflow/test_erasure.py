@@ -60,16 +60,20 @@ def contents(folder, *paths):
 
 
 def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, tmp_path):
-    _, digest, prompt = row(built.folder, "sft.train")
+    number, digest, prompt = row(built.folder, "sft.train")
     phase = ["mine sft.train"]
+    # `far` has the first rows of `mine`, too.
+    assert number < 40
     expected = {
+        "output/data/far": [],
         "output/data/mine": [],
         "output/tokens/sft/mine": phase,
         "output/sft/mine": phase,
     }
     assert results_with(built, prompt) == results_with(built, digest) == expected
     # Rows of other phases reached no tokens: no recipe uses these phases of the dataset.
-    assert set(results_with(built, row(built.folder, "rlhf.train")[2])) == {"output/data/mine"}
+    unused = results_with(built, row(built.folder, "rlhf.train", -1)[2])
+    assert unused == {"output/data/mine": []}
     # A copy of a model has its lineage.
     shutil.copytree(built.folder / "output/sft/mine", tmp_path / "copy")
     assert str(tmp_path / "copy") in results_with(built, digest, "--in", tmp_path)
@@ -92,7 +96,8 @@ def test_a_tokenizer_that_was_trained_on_a_row_counts(built):
 
 def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     folder, certificate = copy.folder, tmp_path / "erased.json"
-    before = phases_of(folder)
+    before, old = phases_of(folder), tmp_path / "old"
+    shutil.copytree(folder / "output/sft/mine", old)
     first, second = row(folder, "sft.train"), row(folder, "rlhf.train", 3)
     unused = row(folder, "reward.train")
     code, _ = find(copy, first[1], second[1], "--certificate", certificate)
@@ -126,12 +131,16 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     code, output = find(copy, "--certificate", certificate)
     assert code == 0, output
     written = json.loads(certificate.read_text())
-    assert written["complete"] and written["records"] == ["output/data/mine"]
+    assert written["complete"]
+    assert written["records"] == ["output/data/far", "output/data/mine"]
     trained = written["results"]["output/sft/mine"]
     assert trained["content"] != trained["content_after"]
-    # A copy of the old model is found again.
-    shutil.copytree(folder / "output/split/mine", tmp_path / "copy/split")
-    assert find(copy, "--certificate", certificate, "--in", tmp_path / "copy")[0] == 0
+    # A copy of the new model has none of the rows; without its split, the old one is unknown.
+    shutil.copytree(folder / "output/sft/mine", tmp_path / "models/new")
+    assert find(copy, "--certificate", certificate, "--in", tmp_path / "models")[0] == 0
+    shutil.copytree(old, tmp_path / "models/old")
+    code, output = find(copy, "--certificate", certificate, "--in", tmp_path / "models")
+    assert code == 1 and "models/old: unknown, because no copy of its output/split/mine" in output
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
-from support.kills import KILLER
 
 # Jobs and their results, in topological order.
 JOBS = {
@@ -184,12 +183,6 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture
-def kills(request):
-    """The number of times that each job is killed."""
-    return request.config.getoption("--kills")
-
-
-@pytest.fixture
 def tree(built, tmp_path):
     """A copy of the built workflow."""
     workflow, _ = built
@@ -238,24 +231,6 @@ def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, 
 
     tree.build(result.target)
     result.check_all(expected)
-
-
-def test_a_program_that_is_killed_before_any_change_of_a_file_leaves_no_temporary_files(
-    tree, built
-):
-    expected, result = Result(built[0], "import_dataset"), Result(tree, "import_dataset")
-    spec = next(result.output.glob("specs/import_dataset/*.json"))
-    command = ("scripts/import_dataset.py", "--spec", str(spec))
-    for change in itertools.count(1):
-        result.delete(leave_folder=True)
-        killed = tree.run("python", "-c", KILLER, str(change), *command)
-        again = tree.run("python", *command)
-        assert again.returncode == 0, again.stdout
-        result.check(expected)
-        if killed.returncode != -signal.SIGKILL:
-            break
-    assert killed.returncode == 0, killed.stdout
-    assert change > 10
 
 
 def wait_for_program(result):

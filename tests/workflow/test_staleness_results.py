@@ -11,6 +11,7 @@ from support.staleness import (
     Row,
     fresh,
     put_the_clock_ahead,
+    put_the_clock_back,
     rows,
     stale,
     touch_everything,
@@ -19,6 +20,7 @@ from support.staleness import (
 FRESH = {
     "everything touched": fresh(touch_everything),
     "a clock ahead of time": fresh(put_the_clock_ahead),
+    "a clock behind time": fresh(put_the_clock_back),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
 }
 

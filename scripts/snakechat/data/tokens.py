@@ -17,6 +17,21 @@ import numpy as np
 IDS, OFFSETS = 0, 1
 
 
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array in numpy's format, as numpy.save does.
+
+    On a full disk, numpy.save truncates arrays of less than 4 KB without an error, and its error
+    for larger ones does not name the cause (numpy 2.4).
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    values = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)
+
+
 class RaggedWriter:
     """Write a ragged array batch by batch; a context manager.
 
@@ -56,7 +71,7 @@ class RaggedWriter:
             np.lib.format.write_array_header_1_0(file, header)
 
     def _append(self, which: int, values: np.ndarray) -> None:
-        # Not ndarray.tofile: its error on a full disk does not name the cause.
+        # Not ndarray.tofile: see save_array.
         self.files[which].write(values.data)
         self.lengths[which] += len(values)
 
@@ -86,8 +101,8 @@ class Ragged:
     def write_first(self, rows: int, folder: str | Path, name: str) -> None:
         """Write the first rows, or all rows if there are fewer, as another ragged array."""
         offsets = self.offsets[: rows + 1]
-        np.save(Path(folder, f"{name}.offsets.npy"), offsets)
-        np.save(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
+        save_array(Path(folder, f"{name}.offsets.npy"), offsets)
+        save_array(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
 
     @property
     def lengths(self) -> np.ndarray:

@@ -219,7 +219,7 @@ class DigestCache:
         """
         found: dict[AnyPath, str] = {}
         changed: dict[AnyPath, tuple[str, Identity]] = {}
-        started = time.time()
+        now, started = time.time(), time.monotonic()
         for path in paths:
             real = os.path.realpath(str(path))
             identity = file_identity(real)
@@ -234,10 +234,10 @@ class DigestCache:
             self.unsaved |= {
                 real: [*before, found[path]]
                 for path, (real, before) in changed.items()
-                if not is_recent(before, started) and file_identity(real) == before
+                if not is_recent(before, now) and file_identity(real) == before
             }
             self.entries |= self.unsaved
-            self.unsaved_seconds += time.time() - started
+            self.unsaved_seconds += time.monotonic() - started
             if self.unsaved_seconds > UNSAVED_SECONDS:
                 self.save()
         return found

@@ -39,6 +39,7 @@ from snakechat.workflow.result_copies import (
     check_content,
     check_names,
     copy_run_file,
+    place_manifest,
     place_result,
     read_checked_manifest,
 )
@@ -89,6 +90,11 @@ class ResultCache:
             manifest = check_names(entry / "result", key)
             place_result(entry / "result", target, manifest)
             check_content(target, manifest)
+            # The result is complete after the files of its run: a job that is killed in between
+            # takes them again.
+            for name, path in run_files.items():
+                _replace(path, entry / "run" / name)
+            place_manifest(entry / "result", target)
             taken = True
         except Damaged as problem:
             # Unless another process removed or replaced the entry in the meantime.
@@ -105,8 +111,6 @@ class ResultCache:
         if taken:
             with suppress(OSError):
                 os.utime(entry / RECORD)
-            for name, path in run_files.items():
-                _replace(path, entry / "run" / name)
         return taken
 
     def put(
@@ -214,6 +218,7 @@ class ResultCache:
             make_folder(temporary)
             make_folder(temporary / "result")
             place_result(folder, temporary / "result", manifest, make_folder=make_folder)
+            place_manifest(folder, temporary / "result")
             make_folder(temporary / "run")
             for name, path in run_files.items():
                 if path.exists():

@@ -87,14 +87,14 @@ def place_result(
 ) -> None:
     """Fill a folder with the files of a result: links, and copies of what people edit.
 
-    The manifest comes last: a folder without one is incomplete.
+    The result is complete with its manifest alone: see place_manifest.
 
     Args:
         make_folder: Creates a folder.
     """
     cards = [path.relative_to(source).as_posix() for path in walk_files(source, MODEL_CARD)]
     folders = {target}
-    for name in [*sorted(manifest["files"]), *cards, MANIFEST]:
+    for name in [*sorted(manifest["files"]), *cards]:
         for parent in reversed(PurePosixPath(name).parents[:-1]):
             if target / parent not in folders:
                 make_folder(target / parent)
@@ -103,6 +103,12 @@ def place_result(
         place(source / name, target / name)
     for folder in folders:
         fsync(folder)
+
+
+def place_manifest(source: Path, target: Path) -> None:
+    """Copy the manifest of a result into a folder that has its files."""
+    copy(source / MANIFEST, target / MANIFEST)
+    fsync(target)
 
 
 def copy_run_file(

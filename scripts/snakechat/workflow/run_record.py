@@ -15,6 +15,9 @@ from typing import Any
 from snakechat.workflow.digests import digest
 from snakechat.workflow.pins import installed_versions
 
+# What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
+# that is set during the run does not change its duration.
+CLOCK_OFFSET = time.time() - time.monotonic()
 # What every record has.
 KEYS: dict[str, type | tuple[type, ...]] = {
     "spec": str,
@@ -46,7 +49,7 @@ def run_record(
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
         "peak_memory_mb": peak_memory_mb(),
         **measurements,
         "host": platform.node(),

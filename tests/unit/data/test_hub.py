@@ -162,6 +162,35 @@ def test_killed_download_keeps_finished_files(hub, tmp_path):
     assert hub.loads(DATASET)["a.parquet"] == [(0, len(DATA["a.parquet"]))]
 
 
+def test_connections_that_are_reset_are_resumed_and_slow_ones_waited_for(hub, tmp_path):
+    names = "lab/reset", "lab/slow"
+    for name in names:
+        hub.repositories[f"dataset/{name}"] = DATA
+        hub.faults[f"dataset/{name}"] = name.partition("/")[2]
+    results, _ = fetch(hub.endpoint, tmp_path, *names)
+    for name, result in zip(names, results, strict=True):
+        check(result, hub.commit(f"dataset/{name}"))
+        check_resumed(hub.loads(f"dataset/{name}"))
+    assert any(len(loads) > 1 for loads in hub.loads("dataset/lab/reset").values())
+
+
+def test_a_hub_that_fails_now_and_then_costs_time_or_ends_in_one_line(hub, tmp_path):
+    names = [f"lab/flaky{number}" for number in range(12)]
+    for name in names:
+        hub.repositories[f"dataset/{name}"] = DATA
+        hub.faults[f"dataset/{name}"] = "flaky"
+    results, _ = fetch(hub.endpoint, tmp_path, *names, before=NO_WAITS)
+    failed = [name for name, result in zip(names, results, strict=True) if isinstance(result, str)]
+    assert 0 < len(failed) < len(names)
+    for result in results:
+        if isinstance(result, str):
+            assert re.match("hub dataset lab/flaky.* at main: ", result) and "\n" not in result
+    hub.faults.clear()
+    again, _ = fetch(hub.endpoint, tmp_path, *names)
+    for name, result in zip(names, again, strict=True):
+        check(result, hub.commit(f"dataset/{name}"))
+
+
 def test_silent_connection_times_out_and_is_resumed(hub, tmp_path):
     hub.faults[f"{DATASET}/a.parquet"] = "stall"
     (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", HF_HUB_DOWNLOAD_TIMEOUT="1")

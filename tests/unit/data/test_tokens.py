@@ -1,9 +1,11 @@
 """Ragged arrays on disk."""
 
+import resource
+
 import numpy as np
 import pytest
 
-from snakechat.data.tokens import Ragged, RaggedWriter
+from snakechat.data.tokens import Ragged, RaggedWriter, save_array
 
 
 def write(folder, *pieces, vocab_size=300):
@@ -90,3 +92,23 @@ def test_token_has_two_bytes_and_row_eight(tmp_path):
     # Each file has a header of 128 bytes, and offsets are one more than rows.
     assert (tmp_path / "ids.ids.npy").stat().st_size == 128 + 2 * 1100
     assert (tmp_path / "ids.offsets.npy").stat().st_size == 128 + 8 * 5
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(5), np.zeros(0, np.int64), np.ones((2, 3, 4), np.float32)[..., :2]]
+)
+def test_an_array_is_saved_as_numpy_does(tmp_path, array):
+    save_array(tmp_path / "ours.npy", array)
+    np.save(tmp_path / "numpy.npy", np.ascontiguousarray(array))
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+
+
+@pytest.mark.parametrize("number", [100, 5000])
+def test_an_array_that_the_disk_cannot_hold_is_an_error(tmp_path, number):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_array(tmp_path / "rows.npy", np.zeros(number))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

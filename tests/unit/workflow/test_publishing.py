@@ -1,23 +1,26 @@
-"""A program that is killed before any change of a file: no result is lost, no work is repeated."""
+"""Faults at any change of a file: a full or broken disk, a kill, a clock that is set.
+
+A failure is one line, no result is lost or wrong, and no complete work is repeated.
+"""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.manifest import check_files, read_manifest
-from support.kills import KILLER
+from snakechat.workflow.manifest import read_manifest, result_files
+from snakechat.workflow.result_cache import ResultCache
+from support.faults import ERRORS, KINDS, compile_faults, working
 
 # Writes two files, and counts how often it does so.
 PROGRAM = """
-from snakechat.workflow.job import run
+from snakechat.workflow import job as jobs
+
+# It takes most of the time, and writes nothing.
+jobs.check_code = lambda spec, program: None
 
 def main(job):
     (job.result / "text").write_text(job.settings.text)
@@ -27,73 +30,131 @@ def main(job):
         file.write(".")
 
 if __name__ == "__main__":
-    run(main)
+    jobs.run(main)
+"""
+# Publishes a result that the cache has, as the launcher does.
+LAUNCHER = """
+import sys, json
+from snakechat.workflow.job import reuse_result
+
+_, _, spec, _, placement = sys.argv
+if not reuse_result(spec, json.loads(placement)):
+    sys.exit("error: the program has to run")
 """
 
 RESULT = Path("output/made/one")
-# All that is left next to a result whose job has ended.
-COMPLETE = {"one", "one.manifest.json", "one.run.json", ".one.lock"}
+# All that is left next to a result whose job has ended, except the record of the run.
+COMPLETE = {"one", "one.manifest.json", ".one.lock"}
+CACHE = Path("output/cache")
+
+
+class Build:
+    """A program and its results in the working directory."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def run(self, text, program="make", **named):
+        """Run a program for a text, with a fault or not; return its exit code and its output."""
+        spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
+        spec |= {"requirements": {}, "code": {}, "settings": {"text": text}}
+        Path("spec.json").write_text(json.dumps(spec))
+        placement = json.dumps({"cache": str(CACHE), "cache_max_bytes": None})
+        words = (f"scripts/{program}.py", "--spec", "spec.json", "--placement", placement)
+        return self.worker.run(*words, **named)
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """A function that runs the program for a text, or kills it before its Nth change."""
-    monkeypatch.chdir(tmp_path)
+def build(scratch, tmp_path, monkeypatch):
+    """A build whose result was made from the text `old`; its cache has `new` too."""
+    library = compile_faults(tmp_path)
+    folder = scratch / tmp_path.name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     Path("scripts").mkdir()
-    Path("scripts/snakechat").symlink_to(ROOT / "scripts/snakechat")
     Path("scripts/make.py").write_text(PROGRAM)
-    spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}, "requirements": {}}
-    spec["code"] = code_digests("scripts/make.py")
+    Path("scripts/launch.py").write_text(LAUNCHER)
+    with working(library, "snakechat.workflow.job", path=ROOT / "scripts") as worker:
+        build = Build(worker)
+        for text in ("new", "old"):
+            assert build.run(text) == (0, "")
+            Path("output").rename(text)
+        shutil.copytree("new/cache", "old/cache", dirs_exist_ok=True)
+        yield build
+    shutil.rmtree(folder)
 
-    def build(text, kill_before=None):
-        Path("spec.json").write_text(json.dumps(spec | {"settings": {"text": text}}))
-        killer = ["-c", KILLER, str(kill_before)] if kill_before else []
-        command = [sys.executable, *killer, "scripts/make.py", "--spec", "spec.json"]
-        process = subprocess.run(command, capture_output=True, text=True)
-        assert process.returncode in (0, -signal.SIGKILL), process.stderr
-        return process.returncode == 0
 
-    return build
+def contents(folder):
+    """Return the bytes of the files of a result and of its manifest."""
+    made = Path(folder, "made")
+    paths = [made / "one.manifest.json", *made.glob("one/**/*")]
+    return {path.relative_to(made): path.read_bytes() for path in paths if path.is_file()}
 
 
 def complete_texts():
     """Return the texts of all complete results, published or not."""
     texts = []
     for folder in RESULT.parent.iterdir():
-        if folder.is_dir() and (manifest := read_manifest(folder / "manifest.json")):
-            check_files(folder, manifest)
+        manifest = read_manifest(folder / "manifest.json")
+        # Replaced results are deleted file by file.
+        if manifest and manifest["files"] == result_files(folder):
             texts.append((folder / "text").read_text())
     return texts
 
 
 def names_of_results():
-    return {path.name for path in RESULT.parent.iterdir()}
+    return {path.name for path in RESULT.parent.iterdir()} - {"one.run.json"}
 
 
-def test_a_kill_before_any_change_loses_nothing_and_repeats_no_complete_work(build):
-    assert build("old")
-    shutil.copytree("output", "before")
-    kills = 0
-    while True:
-        shutil.rmtree("output")
-        shutil.copytree("before", "output")
-        Path("runs").unlink()
-        finished = build("new", kill_before=kills + 1)
-        # With this manifest, no build runs the job again: nothing may be left to do.
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("program", "cached"), [("make", False), ("launch", True)])
+def test_a_fault_at_any_change_loses_nothing(build, program, cached, kind):
+    expected, failures = contents("new"), 0
+    for number in count(1):
+        shutil.rmtree("output", ignore_errors=True)
+        shutil.copytree("old", "output")
+        if not cached:
+            shutil.rmtree("output/cache")
+        Path("log").unlink(missing_ok=True)
+        code, output = build.run("new", program, kind=kind, at=number, log="log")
+        texts, runs = complete_texts(), Path("runs").stat().st_size
+        assert texts, f"{number}: both results are lost"
         manifest = read_manifest(f"{RESULT}.manifest.json")
-        if manifest and manifest["spec"]["settings"]["text"] == "new":
-            assert names_of_results() == COMPLETE
-            assert complete_texts() == ["new"]
-        texts = complete_texts()
-        assert texts, "both results are lost"
-        runs = os.path.getsize("runs") if Path("runs").exists() else 0
-        assert build("new")
-        repeated = os.path.getsize("runs") - runs
-        assert repeated == (0 if "new" in texts else 1)
-        assert complete_texts() == ["new"]
-        assert names_of_results() == COMPLETE
-        if finished:
+        if kind == "kill" and manifest and manifest["spec"]["settings"]["text"] == "new":
+            # No build runs the job again: nothing may be left to do.
+            assert names_of_results() == COMPLETE and texts == ["new"], number
+        assert ResultCache(CACHE, None).verify() == [], number
+        if code == 0:
+            assert contents("output") == expected, number
+        elif kind != "kill":
+            failures += 1
+            *lines, line = output.splitlines()
+            reasons = (f"error: {ERRORS[kind]}: output/", "error: the program has to run")
+            assert code == 1 and line.startswith(reasons), (number, output)
+            assert not [other for other in lines if other.startswith(("error", "Trace"))], output
+        else:
+            failures += 1
+        again = build.run("new")
+        assert again[0] == 0, (number, again)
+        repeated = Path("runs").stat().st_size - runs
+        assert repeated == (0 if "new" in texts else 1), number
+        assert contents("output") == expected, number
+        # A record that cannot be copied from the cache is a warning.
+        has_record = RESULT.with_name("one.run.json").exists()
+        assert has_record or "one.run.json is not restored" in output
+        assert names_of_results() == COMPLETE, number
+        if number > len(Path("log").read_text().splitlines()):
             break
-        kills += 1
-    # More than the files that the program writes itself: each step of publishing is one.
-    assert kills > 12
+    assert failures > 10
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_clock_that_is_set_changes_no_result_and_no_duration(build, seconds):
+    for at in (1, 8):
+        shutil.rmtree("output", ignore_errors=True)
+        shutil.copytree("old", "output")
+        shutil.rmtree("output/cache")
+        assert build.run("new", kind="clock", at=at, seconds=seconds) == (0, "")
+        assert contents("output") == contents("new")
+        record = json.loads(RESULT.with_name("one.run.json").read_text())
+        assert 0 <= record["seconds"] < 60
