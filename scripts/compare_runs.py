@@ -332,12 +332,17 @@ def result_rows(
     return rows
 
 
+def count_of(result: Estimate) -> str:
+    """Return the number of seeds of a result, as text that stays on one line."""
+    return f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{result.n}"
+
+
 def result_cell(path: str, result: Estimate | None) -> Cell | None:
     """Return the cell of a result; an interval has the number of seeds next to it."""
     if result is None:
         return None
     cell = Cell(format_metric(path, result.value), format_interval(path, result.interval))
-    return cell._replace(interval=f"{cell.interval} n = {result.n}") if cell.interval else cell
+    return cell._replace(interval=f"{cell.interval} {count_of(result)}") if cell.interval else cell
 
 
 def difference_tables(
@@ -354,7 +359,7 @@ def difference_tables(
         differences = [group.difference(first[0], path) for group, _ in compared]
         if any(differences):
             cells = [
-                each and difference_cell(path, each.value, each.interval, f"n = {each.n}")
+                each and difference_cell(path, each.value, each.interval, count_of(each))
                 for each in differences
             ]
             rows.append([translate(label), *cells])

@@ -386,6 +386,13 @@ def test_documented_commands_plan_a_build(plan, workflow):
     assert process.returncode == 0, process.stdout[-3000:]
 
 
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_no_target_follows_an_option_that_takes_all_words(path):
+    option = "--config|-C|--configfiles?|--forcerun|-R|--until|-U|--omit-from|-O"
+    for line, _ in commands_of(path):
+        assert not re.search(rf"(?<=\s)({option})( [^-\s]\S*)* output/", line), line
+
+
 def test_documented_options_of_programs_exist():
     # explain and estimate pass all other options to Snakemake.
     snakemake_options = {"--config", "--configfile", "--directory"}
@@ -426,6 +433,7 @@ FIGURES = [
     ("README.zh-CN.md", "0.510 → 0.931"),
     ("README.zh-CN.md", "65.6 %"),
     ("docs/{}/benchmarks.md", "3,986"),
+    ("docs/{}/evaluation.md", "margin 10.5535"),
     ("docs/{}/rlhf.md", "0.943, 0.833, 0.933"),
     ("docs/{}/training.md", "0.956, 0.922, 0.944"),
     ("docs/{}/training.md", "0.512 | 0.786"),

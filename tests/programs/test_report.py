@@ -220,6 +220,14 @@ def test_a_browser_shows_the_whole_report_without_a_network(chromium, report):
 
 
 @pytest.mark.parametrize("width", [390, 1500])
+def test_the_first_page_of_a_report_starts_within_reach(chromium, report, width):
+    chromium.resize(width)
+    chromium.open(report)
+    chromium.wait_for("document.querySelector('.snakechat .cards') !== null")
+    assert chromium.run("document.querySelector('#snakechat h1').getBoundingClientRect().top") >= 0
+
+
+@pytest.mark.parametrize("width", [390, 1500])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_fit_into_the_window_and_follow_the_theme(chromium, quick, width, theme):
     chromium.resize(width)

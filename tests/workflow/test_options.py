@@ -1,8 +1,11 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
 import fcntl
+import subprocess
 
 import pytest
+
+from conftest import ROOT
 
 
 def files_of(folder):
@@ -145,9 +148,17 @@ def test_delete_all_output_names_the_command_that_does_it(tree):
     assert states(tree.folder) == before
 
 
+def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
+    for name in ("output/sft/tiny", "output/.cache", ".snakemake/log", "mydata"):
+        (tmp_path / name).mkdir(parents=True)
+    command = ["make", "--file", ROOT / "Makefile", "clean-output"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mydata"]
+
+
 def test_a_rule_as_the_target_is_explained(sources):
     line = last_line(sources, "train_sft", "-n")
-    assert line.startswith("error: train_sft is a rule") and "output/sft/NAME" in line
+    assert line.startswith("error: train_sft is a rule") and "snakemake output/sft/NAME," in line
 
 
 def test_until_counts_the_jobs_that_run(sources):

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import Formatter, MaxNLocator
 
 # Okabe and Ito's palette, which readers with any kind of colour vision can distinguish. The style
 # sheet replaces each colour by one with enough contrast in its theme.
@@ -39,6 +39,8 @@ MAX_POINTS = 300
 SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
 # Fewer points are no curve: they are not joined.
 CURVE_POINTS = 3
+# Distances of ticks, times a power of ten.
+TICK_STEPS = [1, 2, 5, 10]
 # Width of a panel and of a wide one, in inches: text has the size of the page's on a phone.
 WIDTH, WIDE = 4.4, 8.0
 
@@ -96,6 +98,28 @@ class Panel(NamedTuple):
     caption: str = ""
 
 
+class Ticks(Formatter):
+    """Labels of ticks: with as many decimals as one of them needs, and thousands separators.
+
+    percent: Whether the values are fractions, which are shown in percent, as in the text.
+    """
+
+    def __init__(self, percent: bool = False) -> None:
+        self.factor, self.unit = (100, "\N{NO-BREAK SPACE}%") if percent else (1, "")
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        """Return the label of a single tick."""
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Return the labels of all ticks of an axis."""
+        numbers = [float(f"{value * self.factor:.9g}") for value in values]
+        decimals = max((len(f"{number:.9g}".partition(".")[2]) for number in numbers), default=0)
+        tiny = any("e-" in f"{number:.9g}" for number in numbers)
+        texts = [f"{n:g}" if tiny else f"{n:,.{decimals}f}" for n in numbers]
+        return [text.replace("-", "\N{MINUS SIGN}") + self.unit for text in texts]
+
+
 def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool = False) -> Markup:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
@@ -108,10 +132,8 @@ def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool
                 _draw_line(panel, line, number)
         panel.set(xlabel=xlabel)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        panel.ticklabel_format(axis="y", useOffset=False)
-        if percent:
-            panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
+        panel.yaxis.set_major_formatter(Ticks(percent))
         panel.grid(axis="y")
         return as_svg(figure, title, list(lines))
 
@@ -192,10 +214,9 @@ def draw_estimates(
         panel.set_yticks(range(len(estimates)), list(estimates))
         panel.tick_params(axis="y", labelcolor=INK)
         panel.set(ylim=(len(estimates) - 0.4, -0.6))
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
+        panel.xaxis.set_major_formatter(Ticks(percent))
         panel.margins(x=0.1)
-        if percent:
-            panel.xaxis.set_major_formatter(PercentFormatter(1))
         if percent and reference is None:
             low, high = panel.get_xlim()
             panel.set_xlim(max(low, -0.02), min(high, 1.02))
@@ -221,7 +242,7 @@ def draw_trade_off(
             style |= {"xerr": error_bars(x, x_interval), "yerr": error_bars(y, y_interval)}
             panel.errorbar(x, y, **style, capsize=3, markersize=5, linestyle="none")
         panel.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
-        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panel.yaxis.set_major_formatter(Ticks(percent=True))
         panel.margins(x=0.1)
         panel.grid()
         return as_svg(figure, title, list(models))
@@ -240,7 +261,7 @@ def draw_calibration(
             panel.errorbar(confidence, accuracy, yerr=bars, **style, capsize=3)
         panel.set(xlabel=xlabel, ylabel=ylabel, xlim=(0.48, 1.02), ylim=(-0.03, 1.03))
         for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(PercentFormatter(1))
+            axis.set_major_formatter(Ticks(percent=True))
         panel.grid()
         return as_svg(figure, title)
 
@@ -252,7 +273,10 @@ def draw_columns(title: str, columns: Sequence[tuple[float, int]], xlabel: str) 
         places, heights = zip(*columns, strict=True)
         panel.bar(places, heights, width=0.02, color=COLOURS[0])
         panel.set(xlabel=xlabel, xlim=(0.48, 1.02), yscale="log")
-        panel.xaxis.set_major_formatter(PercentFormatter(1))
+        # From less than 1, so that a single one is visible.
+        panel.set_ylim(bottom=0.5)
+        panel.xaxis.set_major_formatter(Ticks(percent=True))
+        panel.yaxis.set_major_formatter(Ticks())
         panel.grid(axis="y")
         return as_svg(figure, title)
 
@@ -288,7 +312,7 @@ def draw_bars(
         panel.set(xlabel=xlabel, ylim=(len(bars) - 0.5, -0.5))
         if percent:
             panel.set(xlim=(0, 1))
-            panel.xaxis.set_major_formatter(PercentFormatter(1))
+            panel.xaxis.set_major_formatter(Ticks(percent=True))
         else:
             panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.grid(axis="x")
@@ -321,6 +345,8 @@ def draw_dumbbells(title: str, pairs: Mapping[str, tuple[float, float]], xlabel:
                 style: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number]}
                 panel.plot(value, row, **style, markersize=6, linestyle="none")
         panel.set_yticks(range(len(pairs)), list(pairs))
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=TICK_STEPS))
+        panel.xaxis.set_major_formatter(Ticks())
         panel.set(xlabel=xlabel, ylim=(len(pairs) - 0.4, -0.6))
         panel.grid(axis="x")
         return as_svg(figure, title)

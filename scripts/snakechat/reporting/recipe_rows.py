@@ -42,7 +42,7 @@ def recipe_table(path: str, lineage: dict[str, Any], translate: Translate) -> Ta
         for accepted in job.get("accepted", ()):
             label = translate("accepted: {job}", job=f"{job['rule']} {job['name']}")
             rows.append([label, accepted_change(accepted)])
-    return Table(translate("Recipe"), [], rows)
+    return Table("", [], rows)
 
 
 def rlhf_rows(settings: dict[str, Any], translate: Translate) -> list[list[str]]:

@@ -126,7 +126,12 @@ def explain_rule_targets() -> None:
 
     async def make_job(dag: Any, rule: Any) -> Any:
         if rule.has_wildcards():
-            target = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), str(rule.output[0]))
+            output = str(rule.output[0])
+            # A result that is a target without its manifest too, as users write it.
+            folder = output.removesuffix(".manifest.json")
+            if any(folder in map(str, other.output) for other in dag.workflow.rules):
+                output = folder
+            target = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), output)
             sys.exit(
                 f"error: {rule.name} is a rule, and targets are results: snakemake {target}, with"
                 " names of your config (--until and --forcerun take rules)"

@@ -163,6 +163,11 @@ Pet = Annotated[Cat, Keyword("title", "a cat")] | Annotated[Fish, Keyword("title
         ({"fins": "1e1", "name": "x"}, "a.fins: '1e1' is not of type 'integer' (YAML reads 1e1"),
         ({"fins": 2, "nam": "x"}, "a: Additional properties are not allowed ('nam' was unexpected"),
         ({}, "a: {} is not valid: expected one of: a cat; a fish; string"),
+        (
+            {"nam": "x"},
+            "a: {'nam': 'x'} is not valid: expected one of: a cat; a fish; string (did you mean"
+            " name?)",
+        ),
         (3, "a: 3 is not valid: expected one of: a cat; a fish; string"),
     ],
 )

@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.plots import (
     COLOURS,
     Line,
+    Ticks,
     downsample,
     draw_bars,
     draw_calibration,
@@ -53,6 +56,20 @@ def test_colours_are_variables_of_the_page():
     svg = draw_estimates("score", {name: (1.0, [0.5, 1.5]) for name in "abcdefgh"}, reference=0.0)
     assert not {colour.lower() for colour in COLOURS[:6]} & set(re.findall("#[0-9a-f]{6}", svg))
     assert {f"var(--series-{number})" for number in range(8)} <= set(re.findall(r"var.*?\)", svg))
+
+
+@pytest.mark.parametrize(
+    ("percent", "values", "labels"),
+    [
+        (False, [0, 0.5, 1], ["0.0", "0.5", "1.0"]),
+        (False, [-20000, 0, 100000], ["\N{MINUS SIGN}20,000", "0", "100,000"]),
+        (False, [0.0, 2e-6, 4e-6], ["0", "2e\N{MINUS SIGN}06", "4e\N{MINUS SIGN}06"]),
+        (True, [0, 0.001, 0.002], ["0.0\xa0%", "0.1\xa0%", "0.2\xa0%"]),
+        (True, [0.2, 0.4, 3 * 0.2], ["20\xa0%", "40\xa0%", "60\xa0%"]),
+    ],
+)
+def test_ticks_have_as_many_decimals_as_they_need(percent, values, labels):
+    assert Ticks(percent).format_ticks(values) == labels
 
 
 def test_two_points_are_not_joined():
