@@ -48,7 +48,10 @@ SEQUENCES = [[0, 9, 8, 7, 6, 5, 40], [0, 21, 22, 2], [0, 30, 31, 32, 33, 2]]
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--kills", type=int, default=2, help="kills of each job (test_kill.py, test_killed_ranks.py)"
+        "--kills",
+        type=int,
+        default=2,
+        help="kills of each job (test_kill.py); more than 2: all of test_killed_ranks.py",
     )
 
 
