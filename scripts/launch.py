@@ -8,6 +8,9 @@ of its Slurm job (srun). On Kubernetes, a PyTorchJob or TrainJob starts it on ea
 cases the environment has the number of the node (PET_NODE_RANK or RANK) and the address of the
 first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 
+The placement's `environment` comes first: variables for the network of a cluster, such as
+NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job.
+
 Options before the program are options of torchrun, which replace the placement.
 
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
@@ -44,6 +47,7 @@ def main() -> None:
         run_torchrun(command)
         return
     placement = json.loads(command[command.index("--placement") + 1])
+    os.environ.update(placement.get("environment", {}))
     nodes, gpus = placement.get("nodes", 1), placement.get("gpus_per_node", 0)
     if "launch" in placement:
         # The program starts the processes itself.
@@ -114,7 +118,8 @@ def become_slurm_step(nodes: int, gpus: int, threads: int) -> None:
         )
     # The batch script of a Slurm job runs on its first node.
     port = str(free_port(20000 + int(job) % 10000))
-    os.environ.update(PET_MASTER_ADDR=socket.gethostname(), PET_MASTER_PORT=port)
+    address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR") or socket.gethostname()
+    os.environ.update(PET_MASTER_ADDR=address, PET_MASTER_PORT=port)
     step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={threads}"]
     # A node that fails ends the others, which would wait for it.
     step += ["--ntasks-per-node=1", "--kill-on-bad-exit=1"]

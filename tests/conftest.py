@@ -56,7 +56,8 @@ def pytest_addoption(parser):
         "--kills",
         type=int,
         default=2,
-        help="kills of each job (test_kill.py); faults of each kind and program (test_faults.py)",
+        help="kills of each job (test_kill.py); faults of each kind and program (test_faults.py);"
+        " more than 2: all phases of test_killed_ranks.py",
     )
     parser.addoption(
         "--config-edits",

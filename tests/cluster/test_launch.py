@@ -181,8 +181,9 @@ def start(tmp_path):
     program.write_text(PROGRAM)
     started = []
 
-    def begin(nodes=1, gpus=0, threads=8, **environment):
-        placement = json.dumps({"nodes": nodes, "gpus_per_node": gpus, "threads": threads})
+    def begin(nodes=1, gpus=0, threads=8, of_placement=None, **environment):
+        placement = {"nodes": nodes, "gpus_per_node": gpus, "threads": threads}
+        placement = json.dumps(placement | {"environment": of_placement or {}})
         inherited = {name: value for name, value in os.environ.items() if name not in CHANGED}
         process = subprocess.Popen(
             [sys.executable, ROOT / "scripts/launch.py", program, "--placement", placement],
@@ -300,6 +301,20 @@ def test_on_slurm_the_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
     expected |= {"--kill-on-bad-exit=1"} | ({f"--gres=gpu:{gpus}"} if gpus else set())
     assert options == expected
     assert f"{sys.executable} {ROOT / 'scripts/launch.py'} {tmp_path / 'program.py'}" in step
+
+
+def test_the_placement_sets_variables_of_the_network(start, tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho $PET_MASTER_ADDR $NCCL_SOCKET_IFNAME\n")
+    srun.chmod(0o755)
+    process = start(
+        nodes=2,
+        of_placement={"MASTER_ADDR": "10.1.0.1", "NCCL_SOCKET_IFNAME": "ib0"},
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        SLURM_JOB_ID="51235",
+    )
+    stdout, _ = process.communicate(timeout=60)
+    assert stdout == "10.1.0.1 ib0\n"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from conftest import ROOT
 from estimate import comparison, correct, format_table, summary
 from snakechat.planning.memory import GIB
 from snakechat.planning.past_runs import PastRun
@@ -94,6 +96,16 @@ def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
     for name, job in trained.items():
         assert sum(job["memory"].values()) < 0.9 * 24 * GIB, name
         assert job["warnings"] == []
+
+
+@pytest.mark.slow
+def test_training_of_the_shipped_recipes_fits_on_gpus_with_80_gb(sources):
+    recipes = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["recipes"]
+    targets = [f"output/rlhf/{name}" for name in recipes if not name.startswith("tiny")]
+    jobs = json.loads(estimate(sources, *targets, "--gpu", "a100-80g", "--json"))
+    trained = {job["job"]: job for job in jobs if job["job"].startswith("train_") and job["gpus"]}
+    assert {"train_sft 66b", "train_rlhf 66b"} <= trained.keys()
+    assert {name: job["warnings"] for name, job in trained.items() if job["warnings"]} == {}
 
 
 @pytest.mark.parametrize("separator", [(), ("--",)])

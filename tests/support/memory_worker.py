@@ -1,4 +1,4 @@
-"""Peak memory of a process while it loads, trains and saves a model.
+"""Peak memory of a process while it loads, trains, samples from and saves a model.
 
 Arguments: FOLDER of the model, ZeRO stage, dtype, LoRA rank (0: none). Writes FOLDER/saved-STAGE
 and the bytes of each phase above the idle process as FOLDER/STAGE-RANK.json.
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.modeling.forward import Policy  # noqa: E402
+from snakechat.modeling.generation import sample_responses  # noqa: E402
 from snakechat.modeling.loading import load_causal  # noqa: E402
 from snakechat.modeling.lora import add_lora  # noqa: E402
 from snakechat.modeling.packing import collate  # noqa: E402
@@ -86,6 +87,9 @@ def main(folder, stage, dtype, lora_rank):
     losses = train(engine)
     memory.end_phase("train")
 
+    sample(engine)
+    memory.end_phase("sample")
+
     saved = folder / f"saved-{stage}"
     save_model(model, tokenizer, saved, engine.gathered)
     memory.end_phase("save")
@@ -99,6 +103,7 @@ def warm_up(folder, tokenizer, settings, placement):
     model = load_causal(folder, settings.dtype, tokenizer, deferred=placement["zero_stage"] == 3)
     engine = make_engine(Policy(add_lora(model, 1, 1)), settings, 1e-3, STEPS, placement)
     train(engine)
+    sample(engine)
     with torch.no_grad():
         save_model(model, tokenizer, folder / f"saved-{os.getpid()}", engine.gathered)
 
@@ -119,6 +124,14 @@ def train(engine):
         engine.step()
         losses.append(distributed.all_reduce_sum(loss_sum).item())
     return losses
+
+
+def sample(engine):
+    """Sample a response to each of four prompts, divided over the processes."""
+    prompts = [[5, 6, 7, number] for number in range(8, 12)]
+    own = prompts[distributed.rank() :: distributed.world_size()]
+    with engine.sampling():
+        sample_responses(engine.module.model, own, [0], 4, 1.0, 1024)
 
 
 if __name__ == "__main__":

@@ -354,6 +354,7 @@ PLACE = {
     "pad_to_multiple_of": 64,
     "prefetch": True,
     "cuda_graphs": True,
+    "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 PLACEMENT = {
     "save_steps": 7,

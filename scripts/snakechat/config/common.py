@@ -36,6 +36,8 @@ Seed = Annotated[int, Keyword("minimum", 0), Keyword("maximum", 2**32 - 1)]
 # No slash, no space and no leading dot: a name is a path below output/ that needs no quoting.
 Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)")]
 
+EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
+
 Dtype = Literal["fp32", "bf16", "fp16"]
 SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from snakechat.config.common import Count, Keyword, NonNegativeInt
+from snakechat.config.common import Count, EnvironmentVariable, Keyword, NonNegativeInt
 
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
@@ -13,8 +13,9 @@ Offload = Literal["none", "optimizer", "parameters"]
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node. The last four are optional:
-    snakechat.modeling.acceleration has their defaults for each device.
+    threads, mem_mb and runtime (minutes) count on each node. The last five are optional:
+    snakechat.modeling.acceleration has the defaults of four for each device; scripts/launch.py sets
+    environment.
     """
 
     nodes: Count
@@ -30,6 +31,7 @@ class Placement:
     pad_to_multiple_of: Count | None = None
     prefetch: bool | None = None
     cuda_graphs: bool = False
+    environment: dict[EnvironmentVariable, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

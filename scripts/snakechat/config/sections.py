@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from snakechat.config.common import (
     Count,
+    EnvironmentVariable,
     Keyword,
     Name,
     NonNegative,
@@ -32,7 +33,6 @@ Glob = Annotated[
 ]
 # Specs are public: a user name, a password or a query in the address is an error.
 Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?$")]
-EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
 
 # With path, hub is optional: it names what path is a copy of.
 PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub"]}])

@@ -6,6 +6,7 @@ chooses such kernels where they are fastest, unless it is configured here.
 
 import os
 import re
+from typing import Any, cast
 
 # Libraries read these when a process uses a GPU first. cuBLAS has the same workspace in each run;
 # NCCL adds in the order of its rings and trees, and not in a switch (NVLink SHARP).
@@ -23,7 +24,7 @@ def use_deterministic_kernels() -> None:
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
     # It would write to memory that deferred weights reserve and never use.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 
 
 def missing_kernel(error: Exception) -> str | None:

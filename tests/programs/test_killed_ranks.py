@@ -1,0 +1,95 @@
+"""One of four processes of a job is killed: the job ends, and the same command goes on."""
+
+import json
+import random
+import re
+import time
+
+import pytest
+
+from conftest import ROOT
+from snakechat.data import toy
+from support.killed_rank import PHASES, VICTIM
+from support.launching import launch
+from support.stages import stages_of_small_model
+
+pytestmark = pytest.mark.slow
+
+PROCESSES, STEPS = 4, 2
+RECIPE = {
+    "actor": "models/random",
+    "reward": None,
+    "reward_functions": {"length_bounds": {"weight": 1, "arguments": {"min_characters": 12}}},
+    "datasets": ["toy"],
+    "algorithm": "grpo",
+    "num_generations": 4,
+    "rollout_batch_size": 8,
+    "global_batch_size": 32,
+    "max_prompt_length": 60,
+    "max_response_length": 12,
+    "epochs": 1,
+    "max_steps": STEPS,
+    "actor_learning_rate": 1.0e-3,
+    "warmup_steps": 0,
+    "ema_decay": 0,
+    "dtype": "fp32",
+    "placement": {"deployment": "cpu"},
+}
+
+
+@pytest.fixture(scope="module")
+def command(tokenizer, tmp_path_factory):
+    """Return a function that runs the training of a recipe in four processes at ZeRO 3."""
+    rows, _ = toy.make_rows(STEPS * RECIPE["rollout_batch_size"], 0, random.Random(1))
+    records = [tuple(row.values()) for row in rows]
+    folder = tmp_path_factory.mktemp("killed")
+    rows = {"train": records, "eval": records}
+    recipes = {"rlhf": dict.fromkeys(("killed", "whole"), RECIPE)}
+    with stages_of_small_model(folder, tokenizer, rows, recipes) as stages:
+
+        def run(name, phase="none"):
+            _, _, settings, inputs = stages.describe("train_rlhf", name)
+            inputs = {key: {"path": str(stages.result(*job))} for key, job in inputs.items()}
+            spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
+            spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
+            (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
+            placement = stages.placement("train_rlhf", name)
+            placement |= {"nodes": PROCESSES, "zero_stage": 3, "save_steps": 1, "cache": None}
+            program = ROOT / "tests/support/killed_rank.py"
+            options = ("--spec", "spec.json", "--placement", json.dumps(placement))
+            process = launch(PROCESSES, program, phase, "died", *options, folder=folder)
+            try:
+                output, _ = process.communicate(timeout=400)
+            except BaseException:
+                process.kill()
+                raise
+            return process.returncode, output, folder
+
+        yield run
+
+
+def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(
+    command, pytestconfig
+):
+    # Each phase is a run of four processes: all of them with --kills 3 or more.
+    phases = PHASES if pytestconfig.getoption("kills") > 2 else ("sample",)
+    for phase in phases:
+        code, output, folder = command("killed", phase)
+        ended = time.time() - float((folder / "died").read_text())
+        (folder / "died").unlink()
+        assert code == 1 and ended < 60, (phase, ended, output)
+        assert "Traceback" not in output
+        [line] = [line for line in output.splitlines() if "SIGKILL" in line]
+        assert line == f"error: process {VICTIM} of the job was ended by SIGKILL", phase
+        assert not (folder / "output/rlhf/killed.manifest.json").exists()
+    code, output, folder = command("killed")
+    resumed = 2 if "save" in phases else 1
+    assert code == 0 and f"resuming after step {resumed}" in output, output
+    code, output, _ = command("whole")
+    assert code == 0, output
+    files = [
+        json.loads((folder / f"output/rlhf/{name}.manifest.json").read_text())["files"]
+        for name in ("killed", "whole")
+    ]
+    assert files[0] == files[1]
+    assert any(re.fullmatch(r"model.*[.]safetensors", name) for name in files[0])
