@@ -1,5 +1,6 @@
 """Bounds of rows: what exceeds them is a bad row, and the rows after it are read."""
 
+import faulthandler
 import gzip
 import io
 import json
@@ -169,6 +170,8 @@ def test_crash_of_the_process_that_reads_names_file_and_row(tmp_path):
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
 
     def crash(position):
+        # pytest's, which prints a report.
+        faulthandler.disable()
         position.set(1, 7)
         os.kill(os.getpid(), signal.SIGSEGV)
 
