@@ -110,16 +110,16 @@ def linked_folder(folder):
     write(folder / "elsewhere/c.jsonl", ROWS[10:])
     (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
     (folder / "link").symlink_to("real", target_is_directory=True)
-    return {"path": f"{folder.name}/link"}
+    return {"path": f"{folder.name}/link", "follow_links": True}
 
 
 def linked_files(folder):
     # As in huggingface_hub's cache.
     write(folder / "blobs/rows.jsonl", ROWS)
     (folder / "blobs/rows.jsonl").rename(folder / "blobs/0a1b")
-    (folder / "snapshot").mkdir()
-    (folder / "snapshot/pairs.jsonl").symlink_to("../blobs/0a1b")
-    return {"path": f"{folder.name}/snapshot"}
+    (folder / "snapshots/c0ffee").mkdir(parents=True)
+    (folder / "snapshots/c0ffee/pairs.jsonl").symlink_to("../../blobs/0a1b")
+    return {"path": f"{folder.name}/snapshots/c0ffee"}
 
 
 def folder_that_links_to_itself(folder):

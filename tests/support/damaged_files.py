@@ -254,7 +254,7 @@ def long_cells(rng):
 def nested_cells(rng):
     """Return lists in lists."""
     values = pa.array([1])
-    for _ in range(rng.choice([50, 150])):
+    for _ in range(rng.choice([20, 60])):
         values = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
     return pa.table({"prompt": values, "chosen": ["a"]})
 

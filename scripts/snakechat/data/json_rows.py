@@ -134,14 +134,16 @@ class _Array:
 
     def _item(self) -> Any:
         """Return the next item, or a BadRow in its place."""
-        if self._next() in ("", ",", "]", "}"):
-            raise ValueError(f"expected an item, found {self._next()!r}")
+        first = self._next()
+        if first in ("", ",", "]", "}"):
+            raise ValueError(f"expected an item, found {first!r}")
+        if first != "{":
+            # The first digits of a number would be a number too.
+            return self._item_by_brackets()
         try:
             row, end = self.decode(self.text, self.start)
         except (ValueError, RecursionError):
             # Invalid, outside of the bounds, or incomplete in memory.
-            end = len(self.text)
-        if end == len(self.text):
             return self._item_by_brackets()
         item = self.text[self.start : end]
         self.start = end

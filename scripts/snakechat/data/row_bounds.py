@@ -35,7 +35,8 @@ def checked_row(row: Any, text: str) -> Any:
     text: The JSON text that the row was parsed from.
     """
     # Counting is fast; few rows have as many brackets.
-    if text.count("[") + text.count("{") > MAX_DEPTH and depth_of(row) > MAX_DEPTH:
+    has_many = text.count("[") + text.count("{") > MAX_DEPTH
+    if has_many and isinstance(row, (list, dict)) and depth_of(row) > MAX_DEPTH:
         return nested_too_deeply()
     if "\\ud" in text or "\\uD" in text:
         # Half of a surrogate pair is valid JSON, but cannot be encoded.
@@ -50,15 +51,14 @@ def depth_of(value: Any) -> int:
     """Return the number of levels of lists and dicts, at most MAX_DEPTH + 1."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
+        depth += 1
         level = [
             inner
             for item in level
-            if isinstance(item, (list, dict))
             for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, (list, dict))
         ]
-        depth += 1
-    # The last level holds no further lists.
-    return depth - 1
+    return depth
 
 
 class InvalidJson(BadRow):

@@ -271,6 +271,31 @@ def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
         dataset_files(config, "local")
 
 
+def test_link_out_of_the_folder_is_an_error_unless_links_are_followed(load, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "mine/rows.jsonl").symlink_to("../secret")
+    config = load({"datasets": {"local": {"path": "mine"}}})
+    with pytest.raises(InputError, match=r"mine: rows\.jsonl is a link to .*/secret, outside of"):
+        dataset_files(config, "local")
+    config = load({"datasets": {"local": {"path": "mine", "follow_links": True}}})
+    assert dataset_files(config, "local").keys() == {"train/rows.jsonl"}
+    # What a job computes does not depend on it.
+    assert "follow_links" not in import_settings(config, "local")
+
+
+def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
+    snapshot = tmp_path / "cache/snapshots/c0ffee"
+    (tmp_path / "cache/blobs").mkdir(parents=True)
+    (tmp_path / "cache/blobs/0a1b").write_text("{}")
+    (snapshot / "data").mkdir(parents=True)
+    (snapshot / "data/rows.jsonl").symlink_to("../../../blobs/0a1b")
+    # The folder itself may be a link.
+    (tmp_path / "mine").symlink_to(snapshot)
+    config = load({"datasets": {"local": {"path": "mine"}}})
+    assert dataset_files(config, "local").keys() == {"train/data/rows.jsonl"}
+
+
 def test_a_benchmark_needs_a_source(load):
     assert reward_bench_files(load()) == {}
     message = "config: reward_bench is null: set path or hub of .* reward/tiny on"

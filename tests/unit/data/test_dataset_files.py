@@ -347,6 +347,37 @@ def test_link_to_a_parent_folder_does_not_repeat_files(tmp_path):
     assert reached == [os.path.realpath(tmp_path / "data/train.json")]
 
 
+def test_folders_that_link_to_each_other_end(tmp_path):
+    fill(tmp_path, "a/x.json", "b/y.json")
+    (tmp_path / "a/to_b").symlink_to(tmp_path / "b")
+    (tmp_path / "b/to_a").symlink_to(tmp_path / "a")
+    (tmp_path / "a/itself").symlink_to("itself")
+    expected = ["a/itself", "a/to_b/y.json", "a/x.json", "b/to_a/x.json", "b/y.json"]
+    assert local_paths(tmp_path) == expected
+
+
+def test_folders_that_link_to_one_another_have_too_many_paths(tmp_path, monkeypatch):
+    monkeypatch.setattr("snakechat.data.dataset_files.MAX_LINKED_FOLDERS", 100)
+    names = "abcdef"
+    fill(tmp_path, *(f"{name}/x.json" for name in names))
+    for name in names:
+        for other in names:
+            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
+    with pytest.raises(InputError, match="links lead to more than 100 folders"):
+        local_paths(tmp_path)
+
+
+def test_link_to_a_folder_outside_is_an_error_unless_links_are_followed(tmp_path):
+    folder = fill(tmp_path / "mine", "data/x.json")
+    fill(tmp_path / "other", "y.json")
+    (folder / "inside").symlink_to("data")
+    assert local_paths(folder, follow_links=False) == ["data/x.json", "inside/x.json"]
+    (folder / "outside").symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match=r"outside is a link to .*/other, outside of the folder"):
+        local_paths(folder, follow_links=False)
+    assert local_paths(folder)[-1] == "outside/y.json"
+
+
 def test_a_dataset_cloned_from_the_hub(tmp_path):
     fill(
         tmp_path,

@@ -1,0 +1,65 @@
+"""Chat templates that do not end, take too much memory or fail."""
+
+import threading
+
+import pytest
+from jinja2 import TemplateError
+
+from snakechat.data import template_limits
+from snakechat.data.template_limits import render_messages
+from snakechat.workflow.errors import InputError
+
+LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+DOUBLED = (
+    "{% set n = namespace(s='a' * 1000000) %}"
+    "{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+)
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def render(tokenizer, monkeypatch):
+    """A function that renders MESSAGES by a template, within low limits."""
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_limits, "MAX_BYTES", 100 << 20)
+    monkeypatch.setattr(tokenizer, "name_or_path", "models/mine", raising=False)
+
+    def call(template):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        return render_messages(tokenizer, MESSAGES)
+
+    return call
+
+
+def test_template_within_the_limits(render):
+    assert render("{{ messages[0].content }}!") == "Hello!"
+    with pytest.raises(TemplateError, match="no"):
+        render("{{ raise_exception('no') }}")
+
+
+@pytest.mark.parametrize("template", [LOOP, DOUBLED], ids=["loop", "memory"])
+def test_template_without_end_is_an_error(render, template):
+    with pytest.raises(InputError, match=r"^models/mine: the chat template did not end"):
+        render(template)
+    assert render("{{ messages[0].content }}") == "Hello"
+
+
+def test_template_without_end_is_an_error_in_any_thread(render):
+    errors = []
+
+    def work():
+        try:
+            render(LOOP)
+        except InputError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=30)
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"])
+def test_template_that_fails_is_an_error(render, template):
+    with pytest.raises(InputError, match="models/mine: the chat template fails: "):
+        render(template)
