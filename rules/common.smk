@@ -138,6 +138,7 @@ if CONFIG.values["container"]:
 
     container: CONFIG.values["container"]
 
+
 # The file of the build, for its jobs; on a cluster, in the environment of the submitted command. It
 # is written when the first job starts.
 if workflow.is_main_process:
