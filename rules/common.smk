@@ -136,6 +136,12 @@ def prepare():
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
 
+# Snakemake uses the image with --sdm apptainer alone.
+if CONFIG.values["container"]:
+
+    container: CONFIG.values["container"]
+
+
 # The file of the build, for its jobs; on a cluster, in the environment of the submitted command. It
 # is written when the first job starts.
 if workflow.is_main_process:

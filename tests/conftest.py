@@ -253,7 +253,9 @@ def make_once(tmp_path_factory, worker_id):
     shared = shared if worker_id == "master" else shared.parent
 
     def folder_of(name, make):
-        folder, done = shared / f"{name}_build", shared / f"{name}.done"
+        # A shell must not see what this name would do there.
+        folder = shared / f'{name} it\'s a; $(touch X) "build" é'
+        done = shared / f"{name}.done"
         with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():

@@ -349,3 +349,20 @@ def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
     assert process.stdout.strip().splitlines()[-1] == (
         "error: placement requires a GPU, but torch finds none: set gpus_per_node: 0"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "options", "error"),
+    [
+        ("{wildcards}", (), "error: "),
+        ("it's; $(touch X)", ("--config", "seed=.inf"), "error: config: seed: "),
+        ("a b", ("--config", "cache_max_size=nan"), "error: config: cache_max_size: nan is not"),
+    ],
+)
+def test_a_path_or_number_that_cannot_be_used_is_one_line(tmp_path, folder, options, error):
+    copy_sources(tmp_path / folder)
+    process = Workflow(tmp_path / folder).snakemake("-n", "output/rlhf/tiny", *options)
+    assert process.returncode == 1
+    assert process.stdout.strip().splitlines()[-1].startswith(error), process.stdout
+    assert "Traceback" not in process.stdout

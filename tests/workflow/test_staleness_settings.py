@@ -360,6 +360,7 @@ PLACEMENT = {
     "save_steps": 7,
     "cache": "elsewhere",
     "cache_max_size": "1G",
+    "container": "docker://registry.example.com/snakechat",
     "deployment": "multi_node",
     **{f"deployments.{key}": value for key, value in PLACE.items()},
     **{
@@ -579,7 +580,7 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
-    "another cache": fresh(placement("cache", "cache_max_size")),
+    "another cache and image": fresh(placement("cache", "cache_max_size", "container")),
     "deployment": fresh(placement("deployment")),
     "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
     "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
@@ -651,7 +652,7 @@ def test_every_placement_is_changed():
         assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
         assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
     common = PLACEMENT.keys() & CONFIG.keys()
-    assert common == {"save_steps", "deployment", "cache", "cache_max_size"}
+    assert common == {"save_steps", "deployment", "cache", "cache_max_size", "container"}
     assert all(PLACEMENT[name] != CONFIG[name] for name in common)
 
 

@@ -40,8 +40,6 @@ SETTINGS = {
     "rlhf": RlhfSettings,
     "generations": GenerationSettings,
 }
-# Characters of an error. The value that it shows may be a whole section.
-MAX_MESSAGE = 1000
 TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
@@ -213,6 +211,4 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
     if found:
         path, message = found
         key = ".".join(map(shown_key, [*place, *path])) or "top level"
-        if len(message) > MAX_MESSAGE:
-            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         raise ConfigError(f"config: {key}: {message}")

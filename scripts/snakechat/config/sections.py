@@ -300,6 +300,7 @@ class Sections(TypedDict):
     cache: str | None
     cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
+    container: NonEmptyText | None
     prompt_sets: PromptSets
     deployments: dict[Name, CompletePlacement]
     deployment: str | None
