@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.tokens import Ragged
+from snakechat.data.tokens import Ragged, save_array
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
@@ -98,7 +98,7 @@ def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> N
     """Copy the reference model's log-probabilities [E, A, n] of the first rows."""
     for path in source.glob("*.npy"):
         split, _, _ = path.name.partition(".")
-        np.save(target / path.name, np.load(path)[..., : rows[split]])
+        save_array(target / path.name, np.load(path)[..., : rows[split]])
 
 
 def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:

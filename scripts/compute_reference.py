@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import save_array
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.loading import load_causal
@@ -36,7 +37,7 @@ def main(job: Job[Any]) -> None:
             examples[f"{split}.mismatched"] = pairs.mismatched(max_length)
         batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
-            np.save(
+            save_array(
                 job.result / f"{name}.npy", logprobs_by_epoch(policy, rows, max_tokens, batches)
             )
         print(f"{split}: {len(pairs):,} pairs")

@@ -15,6 +15,7 @@ import numpy as np
 from snakechat.data.phase_splits import PHASES, split_groups, split_rows
 from snakechat.data.records import read_records
 from snakechat.data.statistics import count_shared, fingerprint
+from snakechat.data.tokens import save_array
 from snakechat.workflow.job import Job, run
 
 
@@ -46,7 +47,7 @@ def main(job: Job) -> None:
         for phase, indices in zip(PHASES, phases, strict=True):
             name = f"{phase}.{split}"
             numbers = np.sort(rows[split][indices])
-            np.save(job.result / f"{name}.npy", numbers)
+            save_array(job.result / f"{name}.npy", numbers)
             phase_prompts[name] = prompts[split][numbers]
             stats[name] = {"rows": len(numbers)}
     for name, other in permutations(phase_prompts, 2):

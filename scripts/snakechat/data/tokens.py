@@ -86,10 +86,23 @@ class Ragged:
     def write_first(self, rows: int, folder: str | Path, name: str) -> None:
         """Write the first rows, or all rows if there are fewer, as another ragged array."""
         offsets = self.offsets[: rows + 1]
-        np.save(Path(folder, f"{name}.offsets.npy"), offsets)
-        np.save(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
+        save_array(Path(folder, f"{name}.offsets.npy"), offsets)
+        save_array(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of ids of each row (int64)."""
         return np.diff(self.offsets)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array as numpy.save does, which does not notice that a full disk loses its end.
+
+    Raises:
+        OSError: The array cannot be written.
+    """
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array.data)

@@ -1,9 +1,11 @@
 """Ragged arrays on disk."""
 
+import resource
+
 import numpy as np
 import pytest
 
-from snakechat.data.tokens import Ragged, RaggedWriter
+from snakechat.data.tokens import Ragged, RaggedWriter, save_array
 
 
 def write(folder, *pieces, vocab_size=300):
@@ -90,3 +92,17 @@ def test_token_has_two_bytes_and_row_eight(tmp_path):
     # Each file has a header of 128 bytes, and offsets are one more than rows.
     assert (tmp_path / "ids.ids.npy").stat().st_size == 128 + 2 * 1100
     assert (tmp_path / "ids.offsets.npy").stat().st_size == 128 + 8 * 5
+
+
+@pytest.mark.parametrize("shape", [(100,), (10, 10)])
+def test_an_array_is_saved_as_by_numpy_and_a_full_disk_is_an_error(tmp_path, shape):
+    array = np.arange(np.prod(shape)).reshape(shape)[..., : shape[-1] // 2]
+    save_array(tmp_path / "ours.npy", array)
+    np.save(tmp_path / "theirs.npy", array)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(OSError):
+            save_array(tmp_path / "full.npy", array)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

@@ -1,8 +1,5 @@
 """Errors of the machine as single lines."""
 
-import resource
-
-import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -62,16 +59,10 @@ def test_a_lost_connection_is_the_end_of_another_process(processes, expected, mo
     assert line == (expected and "a: another process of this job has ended")
 
 
-def test_an_array_that_was_written_in_part_is_an_error_of_the_disk(tmp_path):
-    with (tmp_path / "full").open("wb") as file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))
-        try:
-            with pytest.raises(OSError) as raised:
-                np.save(file, np.zeros(100))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+def test_an_array_that_was_written_in_part_is_an_error_of_the_disk():
+    error = OSError("100 requested and 9 written")
     line = "output/split/a: 9 of 100 values of an array were written: the disk is full or broken"
-    assert describe_environment_error(raised.value, "output/split/a", {}) == line
+    assert describe_environment_error(error, "output/split/a", {}) == line
 
 
 def test_other_errors_have_no_description():
