@@ -21,6 +21,7 @@ from transformers import OPTConfig, OPTForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from snakechat.modeling import acceleration  # noqa: E402
 from snakechat.modeling.batching import Examples  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import sample_responses  # noqa: E402
@@ -123,7 +124,7 @@ def main(device_type, folder):
         ]
         for stage, dtype in CASES[device_type]
     }
-    deterministic.use_deterministic_kernels()
+    acceleration.use_deterministic_kernels()
     stage, dtype = CASES[device_type][-1]
     results[f"{stage} {dtype} deterministic"] = [
         run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)

@@ -1,8 +1,12 @@
-"""A small ModelSpec whose sizes can be computed by hand."""
+"""A small ModelSpec whose sizes can be computed by hand, and the least that a run record has."""
 
 import json
 
 from snakechat.planning.footprint import SFT, ModelSpec
+from snakechat.workflow.run_record import KEYS
+
+# An empty value of each key that every run record has.
+EMPTY_RUN = {key: (kind[0] if isinstance(kind, tuple) else kind)() for key, kind in KEYS.items()}
 
 # The matrices of its layers have 12 * 8^2 * 2 weights.
 SMALL = {

@@ -17,7 +17,7 @@ from snakechat.workflow.errors import InputError
 ROWS_AT_A_TIME = 64
 # A file may decode to this many times its size, or to MAX_DECODED_BYTES if that is more.
 MAX_EXPANSION = 1000
-MAX_DECODED_BYTES = 2 << 30
+MAX_DECODED_BYTES = 1 << 30
 # Marks the end of an arrow stream. Without it, whole batches may be missing.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 # Types of pages in the thrift definition of parquet.

@@ -2,15 +2,17 @@
 
 The placement of a job selects it. Like torch's backend flags it applies to the whole process:
 choose_device calls configure once, before models are loaded. None of it changes what is computed,
-apart from rounding.
+apart from rounding. Deterministic kernels are a setting, which configure applies too.
 """
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+
+from snakechat.workflow import deterministic
 
 T = TypeVar("T")
 
@@ -72,6 +74,15 @@ def configure(placement: Mapping[str, Any], device: torch.device) -> None:
     _current = choose(placement, device)
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(GPU_CUDNN_ATTENTION)
+    if deterministic.are_requested():
+        use_deterministic_kernels()
+
+
+def use_deterministic_kernels() -> None:
+    """Have torch use kernels that always give the same result; others raise an error."""
+    torch.use_deterministic_algorithms(True)
+    # It would write to memory that deferred weights reserve and never use.
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 
 
 def round_up(length: int, multiple: int) -> int:

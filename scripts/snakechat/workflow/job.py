@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.deterministic import use_deterministic_kernels
+from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.distributed import (
     barrier,
@@ -126,7 +126,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         check_code(spec, sys.argv[0])
         check_installed(spec["requirements"])
         if spec.get("deterministic"):
-            use_deterministic_kernels()
+            request_deterministic_kernels()
         if rank() == 0:
             lock(spec)
         manifests = read_manifests(spec)

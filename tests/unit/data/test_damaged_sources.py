@@ -158,9 +158,8 @@ def test_array_truncated_between_objects_is_an_error(tmp_path):
 @pytest.mark.parametrize("missing", [1, 2, 5, 30])
 def test_array_without_its_end_is_an_error(tmp_path, missing):
     path = put(tmp_path / "rows.json", json.dumps(numbered(10)).encode()[:-missing])
-    found = rows_before_damage(path)
-    # The last row is not known to be complete.
-    assert found == numbered(10)[:9]
+    # The last row is complete if only the bracket of the array is missing.
+    assert rows_before_damage(path) == numbered(10)[: 10 if missing == 1 else 9]
 
 
 @pytest.mark.parametrize("content", [b'[{"a": 1}] x', b'[{"a": 1}]\n[{"a": 2}]\n'])

@@ -7,6 +7,7 @@ import pytest
 from snakechat.planning.compute_time import GPUS, parse_gpu
 from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
 from snakechat.workflow.digests import digest
+from support.specs import EMPTY_RUN
 
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 32}
 RUN = {"seconds": 100.0, "gpu": "NVIDIA H100 80GB HBM3", "peak_gpu_memory_mb": 70}
@@ -25,7 +26,7 @@ def write(output, rule, folder, run, settings=(), **inputs):
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
     path.mkdir(parents=True)
     path.with_name("a.manifest.json").write_text(json.dumps(manifest))
-    record = {"spec": digest(spec), "placement": PLACEMENT, **run}
+    record = {**EMPTY_RUN, "spec": digest(spec), "placement": PLACEMENT, **run}
     path.with_name("a.run.json").write_text(json.dumps(record))
     return path
 

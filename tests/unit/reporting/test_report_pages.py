@@ -18,6 +18,7 @@ from snakechat.reporting.results import (
     win_rates_by_length,
     win_table,
 )
+from support.specs import EMPTY_RUN
 
 
 def english(text, **values):
@@ -325,6 +326,7 @@ def test_only_prompts_with_a_lower_score_are_decreases(tmp_path, score, shown):
 def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = {"seconds": 61, "peak_memory_mb": 1234, "started": "2026-01-02T03:04:05", "host": "here"}
+    run = EMPTY_RUN | run
     lineage = {}
     for name, recorded in (("data", "a"), ("sft", "other"), ("rlhf", None)):
         lineage[name] = {"spec": "a", "inputs": []}

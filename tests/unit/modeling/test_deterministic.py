@@ -5,22 +5,25 @@ import os
 import pytest
 import torch
 
+from snakechat.modeling.models import choose_device
 from snakechat.workflow.deterministic import (
     ENVIRONMENT,
+    REQUEST,
     missing_kernel,
-    use_deterministic_kernels,
+    request_deterministic_kernels,
 )
 
 
 @pytest.fixture
 def deterministic(monkeypatch):
     """Use deterministic kernels in this test."""
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, REQUEST):
         # Deletes them after the test, too.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    use_deterministic_kernels()
+    request_deterministic_kernels()
+    choose_device({"gpus_per_node": 0})
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled
@@ -30,7 +33,7 @@ def test_libraries_of_a_gpu_are_configured(deterministic, monkeypatch):
     assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
     # What a cluster sets stays.
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    use_deterministic_kernels()
+    request_deterministic_kernels()
     assert os.environ["NCCL_ALGO"] == "Ring"
 
 
