@@ -66,27 +66,27 @@ def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
     os.close(sink)
     try:
         with os.fdopen(source, "rb") as pipe:
-            answer = pipe.read()
+            message = pipe.read()
         status = os.waitpid(child, 0)[1]
         child = 0
     finally:
         if child:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    return _result(position, answer, os.waitstatus_to_exitcode(status))
+    return _result(position, message, os.waitstatus_to_exitcode(status))
 
 
-def _result(position: Position, answer: bytes, code: int) -> Any:
+def _result(position: Position, message: bytes, code: int) -> Any:
     """Return the result of a child that has ended, or raise its error."""
     if code == -signal.SIGKILL:
         raise InputError(f"{position}: the process that reads was killed: is the memory full?")
     if code < 0:
         name = signal.Signals(-code).name
         raise InputError(f"{position}: the file is damaged and crashes its parser ({name})")
-    if not answer:
+    if not message:
         # The child printed its traceback.
         sys.exit(1)
-    kind, value = json.loads(answer)
+    kind, value = json.loads(message)
     if kind == "InputError":
         raise InputError(value)
     if kind == "MemoryError":
@@ -106,13 +106,13 @@ def _run_child(
     try:
         _end_with(parent)
         _limit_memory()
-        answer: list[Any] = ["result", read(position)]
+        message: list[Any] = ["result", read(position)]
     except InputError as error:
-        answer = ["InputError", str(error)]
+        message = ["InputError", str(error)]
     except MemoryError:
-        answer = ["MemoryError", None]
+        message = ["MemoryError", None]
     except OSError as error:
-        answer = ["OSError", [error.errno, error.strerror, error.filename and str(error.filename)]]
+        message = ["OSError", [error.errno, error.strerror, error.filename and str(error.filename)]]
     except KeyboardInterrupt:
         os._exit(1)
     except BaseException:
@@ -120,7 +120,7 @@ def _run_child(
         sys.stderr.flush()
         os._exit(1)
     with os.fdopen(sink, "wb") as pipe:
-        pipe.write(json.dumps(answer).encode())
+        pipe.write(json.dumps(message).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     # Without the exit handlers of the parent.
