@@ -431,7 +431,8 @@ def manifest(workflow, stage, name):
 
 def records(workflow, name, split="train"):
     assert manifest(workflow, "data", name)
-    return pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet").to_pylist()
+    table = pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet")
+    return table.drop_columns(["digest"]).to_pylist()
 
 
 def stats(workflow, stage, name):
