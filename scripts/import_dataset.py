@@ -6,7 +6,8 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,9 @@ def convert_files(
     source_rows: Counter[str] = Counter()
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     names = list(map(kept_name, keep))
-    with RecordWriter(job.result / f"{split}.parquet", names) as writer:
-        rows = rows_with_progress(split, files, [*columns.values(), *keep], position)
+    rows = rows_with_progress(split, files, [*columns.values(), *keep], position)
+    # An error is printed after the progress bar has ended its line.
+    with closing(rows), RecordWriter(job.result / f"{split}.parquet", names) as writer:
         for name, number, row in rows:
             source_rows[f"{split}/{name}"] += 1
             try:
@@ -157,7 +159,7 @@ def convert_files(
 
 def rows_with_progress(
     split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
-) -> Iterator[tuple[str, int, Any]]:
+) -> Generator[tuple[str, int, Any], None, None]:
     """Yield (name of the file, row number, row) of all files, with a progress bar over rows."""
     counts = []
     for index, path in enumerate(files.values()):

@@ -12,6 +12,7 @@ from snakechat.reporting.formatting import format_memory, format_significant
 from snakechat.reporting.training_summary import TrainingSummary, read_run
 from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
+from support.specs import EMPTY_RUN
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 PAGES = [f"output/record/{stage}/tiny.html" for stage in STAGES]
@@ -144,7 +145,7 @@ def test_the_table_of_steps_has_ten_with_the_first_and_the_last():
 def test_a_record_of_another_run_is_rejected(tmp_path):
     with pytest.raises(InputError, match=r"tiny\.run\.json cannot be read"):
         read_run(tmp_path / "tiny", "spec")
-    (tmp_path / "tiny.run.json").write_text('{"spec": "other"}')
+    (tmp_path / "tiny.run.json").write_text(json.dumps({**EMPTY_RUN, "spec": "other"}))
     with pytest.raises(InputError, match="another run"):
         read_run(tmp_path / "tiny", "spec")
 

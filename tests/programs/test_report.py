@@ -14,7 +14,8 @@ from support.browser import browser, find_browser
 
 
 def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
-    spec = {"rule": "draw_report", "path": "output/report/rlhf/tiny", "inputs": {}}
+    spec = {"rule": "draw_report", "name": "rlhf/tiny", "path": "output/report/rlhf/tiny"}
+    spec |= {key: {} for key in ("settings", "inputs", "files", "code", "requirements")}
     for name in ("ours", "theirs"):
         manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {"n": name}, "files": {}}
         (tmp_path / f"{name}.manifest.json").write_text(json.dumps(manifest))

@@ -132,7 +132,7 @@ DAMAGES = {
         r"row 8: text that is not UTF-8: b'\xc3(",
     ),
     "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
-    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), TRUNCATED),
+    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
     "surrogate.jsonl": (as_jsonl(with_cell(" \ud83d")), "row 8: "),
     "deep.jsonl": (b"[" * 100_000, "row 1: "),
     "truncated.jsonl": (as_jsonl(GOOD)[:-30], "row 20: invalid JSON: "),

@@ -163,7 +163,7 @@ def names(folder):
 
 
 def rows(path):
-    return pq.read_table(path).to_pylist()
+    return pq.read_table(path).drop_columns(["digest"]).to_pylist()
 
 
 @pytest.mark.parametrize("name", ["safe", "torch"])

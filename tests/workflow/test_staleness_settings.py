@@ -208,6 +208,10 @@ SETTINGS = {
     "datasets.split.reward": mine(SPLIT, split={**SHARES, "reward": 3}),
     "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),
     "datasets.max_rows": mine(SPLIT, max_rows=20),
+    "datasets.exclude": mine(SPLIT, exclude=[{"pattern": "0001", "because": "a request"}]),
+    # Which files are read is decided by their digests.
+    "datasets.follow_links": far(set(), follow_links=True),
+    "reward_bench.follow_links": Row(setting("reward_bench.follow_links", True), set()),
     "datasets.generate": mine(IMPORTED, **GENERATED),
     "datasets.rows": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
     "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
