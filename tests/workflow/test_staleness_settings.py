@@ -141,7 +141,14 @@ INIT = {
 
 SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
 SWAPPED_COLUMNS = {"prompt": "prompt", "chosen": "rejected", "rejected": "chosen"}
-GENERATED = {"path": None, "format": None, "generate": "shop", "rows": 50, "eval_rows": 10}
+GENERATED = {
+    "path": None,
+    "format": None,
+    "follow_links": None,
+    "generate": "shop",
+    "rows": 50,
+    "eval_rows": 10,
+}
 
 
 def mine(rules, **settings):
