@@ -100,7 +100,7 @@ class _Watchdog:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process, or 0 where the system does not tell (not Linux)."""
+    """Return the memory of this process, or 0 on systems other than Linux."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * PAGE_BYTES
