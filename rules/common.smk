@@ -63,7 +63,12 @@ from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.cache_versions import is_version
 from snakechat.workflow.code_digests import CodeCache
 from snakechat.workflow.digests import canonical_json
-from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
+from snakechat.workflow.errors import (
+    NOT_IN_CONFIG,
+    InputError,
+    describe_environment_error,
+    warn,
+)
 from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -89,7 +94,7 @@ def fail(message):
 
 
 def fails_in_one_line(function):
-    """Have a function that Snakemake calls stop with one line at a mistake of the user."""
+    """Have a function that Snakemake calls stop with one line at an error that users can act on."""
 
     @functools.wraps(function)
     def call(*arguments, **named):
@@ -97,6 +102,8 @@ def fails_in_one_line(function):
             return function(*arguments, **named)
         except InputError as error:
             fail(error)
+        except OSError as error:
+            fail(describe_environment_error(error, "output", {}) or error)
 
     # Snakemake asks for the signature of each function once per job.
     call.__signature__ = inspect.signature(function)

@@ -36,11 +36,11 @@ def small_disk(folder):
         original.rename(folder)
 
 
-def fill(folder):
-    """Fill the disk of a folder except for 8 KB."""
+def fill(folder, spare=8192):
+    """Fill the disk of a folder except for some bytes."""
     free = os.statvfs(folder)
     with (folder / ".filler").open("wb") as file:
-        file.write(bytes(free.f_bavail * free.f_frsize - 8192))
+        file.write(bytes(free.f_bavail * free.f_frsize - spare))
 
 
 def contents(folder):
@@ -99,6 +99,19 @@ def test_a_run_resumes_after_its_checkpoint_found_a_full_disk(copy):
         (states / ".filler").unlink()
         assert errors(copy, target) == (0, [])
     assert weights.read_bytes() == before
+
+
+def test_a_build_on_a_full_or_read_only_disk_ends_in_one_line(sources):
+    output = sources.folder / "output"
+    output.mkdir()
+    target = "output/models/tiny"
+    with small_disk(output):
+        fill(output, spare=0)
+        code, (line,) = errors(sources, target)
+        assert (code, line.partition(": output")[0]) == (1, "error: No space left on device")
+        subprocess.run(["mount", "-o", "remount,ro", output], check=True)
+        code, (line,) = errors(sources, target)
+        assert (code, line.partition(": output")[0]) == (1, "error: Read-only file system")
 
 
 def test_a_dry_run_works_on_a_read_only_disk(copy):
