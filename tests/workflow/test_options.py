@@ -43,6 +43,25 @@ def test_a_dry_run_of_an_up_to_date_build_mentions_no_missing_metadata(built):
     assert "missing" not in process.stdout
 
 
+def test_a_dry_run_names_what_has_changed(copy):
+    """The reasons of its first jobs; those of the others are the jobs before them."""
+    module = copy.folder / "scripts/snakechat/algorithms/preference.py"
+    module.write_text(module.read_text().replace("1 / (2 * beta)", "1 / (3 * beta)"))
+    with (copy.folder / "mine/train-1.jsonl").open("a") as file:
+        file.write("\n")
+    process = copy.snakemake(
+        *("output/dpo/tiny", "output/sft/mine", "output/reward/tiny", "-n"),
+        *("--config", "reward={recipes: {tiny: {epochs: 7}}}"),
+    )
+    reasons = [line for line in process.stdout.splitlines() if line.startswith("Reason:")]
+    for reason in (
+        "module snakechat/algorithms/preference.py changed",
+        "reward.epochs changed from",
+        "dataset mine: train/train-1.jsonl changed",
+    ):
+        assert any(reason in line for line in reasons), reasons
+
+
 @pytest.fixture
 def tree(quick, tmp_path):
     """A copy of the quick build."""
