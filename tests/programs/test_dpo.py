@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import evaluate_dpo
+from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.job_settings import dpo_evaluation_settings
 from snakechat.data import toy
 from snakechat.workflow.errors import InputError
@@ -40,6 +42,7 @@ def stages(tokenizer, group, tmp_path_factory):
     rows, _ = toy.make_rows(32, 0, random.Random(1))
     records = [tuple(row.values()) for row in rows]
     recipes = {name: {**COMMON, **changes} for name, changes in RECIPES.items()}
+    recipes["shifted"] = recipes["kto"] | {"max_steps": 1}
     rows = {"train": records, "eval": records}
     folder = tmp_path_factory.mktemp("dpo")
     with stages_of_small_model(folder, tokenizer, rows, {"dpo": recipes}) as stages:
@@ -76,6 +79,14 @@ def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path)
     assert metrics["accuracy"] >= 0.8
     # The evaluation has the loss of the last steps, over the same pairs.
     assert metrics["loss"] < steps[0]["loss"]
+
+
+def test_kto_compares_rewards_with_the_reference_point_of_the_step(stages, monkeypatch):
+    monkeypatch.setattr(PreferenceData, "reference_point", lambda *_: torch.tensor(3.0))
+    (step,) = lines_of(stages.result("train_dpo", "shifted"))
+    # Before the first update, all rewards are 0: a good response is worth 1.5 * sigmoid(3 - 0),
+    # a bad one sigmoid(0 - 3).
+    assert step["loss"] == pytest.approx((1.5 * 0.952574 + 0.047426) / 2, rel=1e-4)
 
 
 def test_the_sft_loss_makes_chosen_responses_likelier(stages):

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import train_reward
 from conftest import INIT
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokens import RaggedWriter
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -86,6 +88,23 @@ def test_the_loss_of_sft_is_the_mean_over_target_tokens(quick):
     metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())
     # A model with random weights is as unsure about any row.
     assert first["loss"] == pytest.approx(math.log(metrics["before"]["perplexity"]), rel=0.05)
+
+
+def test_perplexities_are_those_of_transformers(quick):
+    model = AutoModelForCausalLM.from_pretrained(quick.folder / "output/sft/tiny").float()
+    rows = Examples.read(quick.folder / "output/tokens/sft/tiny", "eval", "chosen")
+    losses = {"": [], "response_": []}
+    for prompt, response in zip(rows.prompts, rows.responses[0], strict=True):
+        ids = torch.tensor([*map(int, prompt), *map(int, response)])
+        logprobs = model(ids[None]).logits[0, :-1].detach().log_softmax(dim=-1)
+        nats = -logprobs[range(len(ids) - 1), ids[1:]]
+        losses[""] += nats.tolist()
+        losses["response_"] += nats[len(prompt) - 1 :].tolist()
+    metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())["after"]
+    for prefix, nats in losses.items():
+        assert metrics[f"{prefix}tokens"] == len(nats)
+        expected = math.exp(sum(nats) / len(nats))
+        assert metrics[f"{prefix}perplexity"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_early_stopping_keeps_the_best_model(copy):
