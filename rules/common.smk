@@ -29,6 +29,8 @@ from snakechat.config.job_files import (
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
     generation_inputs,
+    held_out_datasets,
+    held_out_tokens,
     import_settings,
     labelling_inputs,
     labelling_settings,
