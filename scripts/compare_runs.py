@@ -12,6 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from snakechat.reporting.ablation import (
+    ablation_notes,
+    ablation_remarks,
+    common_metrics,
+    dataset_metrics,
+    is_ablation,
+)
 from snakechat.reporting.comparison import (
     COLUMNS,
     Estimate,
@@ -95,9 +102,11 @@ def main(job: Job[Any]) -> None:
     translate = translator(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
-    write_data(job.result, groups, RESULTS[stage])
+    metrics, ablation = RESULTS[stage], is_ablation(groups)
+    if ablation:
+        metrics = {**metrics, **dataset_metrics(groups, stage, translate)}
+    write_data(job.result, groups, metrics)
     labels = group_labels(groups, translate)
-    metrics = RESULTS[stage]
     differences = difference_tables(groups, metrics, translate)
     seeds = seed_tables(groups, metrics, translate)
     sections = [
@@ -116,13 +125,19 @@ def main(job: Job[Any]) -> None:
         eyebrow=translate("Comparison of {stage} recipes", stage=stage),
         title=name,
         cards=cost_cards(groups, translate),
-        remarks=list(remarks(groups, metrics, translate)),
+        remarks=[
+            *(ablation_remarks(groups, metrics, translate) if ablation else ()),
+            *remarks(groups, metrics, translate),
+        ],
         sections=sections,
         links=[
             {"path": f"{job.target.name}/{file}", "name": file}
             for file in ("comparison.csv", "comparison.json")
         ],
-        notes=list(notes(differences, translate)),
+        notes=[
+            *(ablation_notes(stage, translate) if ablation else ()),
+            *notes(differences, translate),
+        ],
     )
 
 
@@ -194,7 +209,7 @@ def group_labels(groups: Sequence[Group], translate: Translate) -> list[str]:
         translate("{name} ({count} seeds)", name=name, count=len(group.runs))
         if len(group.runs) > 1
         else name
-        for name, group in zip(group_names(groups), groups, strict=True)
+        for name, group in zip(group_names(groups, translate), groups, strict=True)
     ]
 
 
@@ -219,7 +234,7 @@ def result_section(
 
     metrics: labels by path in metrics.json.
     """
-    names, panels = group_names(groups), []
+    names, panels = group_names(groups, translate), []
     for path, label in metrics.items():
         results = [group.result(path) for group in groups]
         if any(results):
@@ -269,7 +284,7 @@ def points_of_group(group: Group, key: str) -> Sequence[Point]:
 def cost_cards(groups: Sequence[Group], translate: Translate) -> list[Card]:
     """Return for each group the mean time of a training, and the number of seeds."""
     cards = []
-    for name, group in zip(group_names(groups), groups, strict=True):
+    for name, group in zip(group_names(groups, translate), groups, strict=True):
         seconds = [run.seconds for run in group.runs if run.seconds is not None]
         if seconds:
             value = format_duration(sum(seconds) / len(seconds))
@@ -282,13 +297,13 @@ def remarks(
     groups: Sequence[Group], metrics: dict[str, str], translate: Translate
 ) -> Iterator[str]:
     """Yield sentences: which differences exclude 0, and that two seeds say little."""
-    first, *others = zip(groups, group_names(groups), strict=True)
+    first, *others = zip(groups, group_names(groups, translate), strict=True)
     compared = [
         (group, name)
         for group, name in others
         if any(group.difference(first[0], path) for path in metrics)
     ]
-    for group, name in compared:
+    for group, name in () if is_ablation(groups) else compared:
         found = [
             f"{translate(label)} {format_metric(path, difference.value, signed=True)}"
             for path, label in metrics.items()
@@ -354,6 +369,10 @@ def difference_tables(
     """
     first, *others = zip(groups, group_labels(groups, translate), strict=True)
     compared = [(group, name) for group, name in others if len(group.runs) > 1]
+    caption = translate("Differences from {name}", name=first[1])
+    if is_ablation(groups):
+        labels = common_metrics(groups, labels)
+        caption = translate("What the datasets contribute: differences from the model of all data")
     rows = []
     for path, label in labels.items():
         differences = [group.difference(first[0], path) for group, _ in compared]
@@ -365,7 +384,6 @@ def difference_tables(
             rows.append([translate(label), *cells])
     if not rows:
         return []
-    caption = translate("Differences from {name}", name=first[1])
     return [Table(caption, ["", *(name for _, name in compared)], rows)]
 
 
