@@ -12,6 +12,11 @@ from pathlib import Path
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
 sys.path.insert(0, str(SOURCES / "scripts"))
 
+from snakechat.config.expectations import (
+    baseline_inputs,
+    expectation_settings,
+    is_judged,
+)
 from snakechat.config.job_files import (
     base_model_files,
     dataset_files,
@@ -42,6 +47,7 @@ from snakechat.config.job_settings import (
     reference_inputs,
     reference_settings,
     report_inputs,
+    reported_recipes,
     reward_bench_settings,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,
@@ -75,6 +81,7 @@ from snakechat.workflow.preflight import (
     import_reward_functions,
     no_gpu,
 )
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.specs import MEMORY, Specs, spec_path, write_spec
 from snakechat.workflow.staleness import Staleness
@@ -222,6 +229,30 @@ def start_build():
 
 onstart:
     start_build()
+
+
+@fails_in_one_line
+def judge_recipes():
+    """End a build with an error if a recipe misses what it expects of its evaluation."""
+    recipes = [
+        (stage, name)
+        for stage in STAGES
+        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
+        if is_judged(CONFIG, stage, name)
+    ]
+    if not recipes:
+        return
+    # It takes a second.
+    from snakechat.reporting.gates import judge_build
+
+    met, missed = judge_build(CONFIG, SPECS, recipes)
+    for line in met:
+        print(printable_line(line), file=sys.stderr)
+    if missed:
+        fail("\nerror: ".join(map(printable_line, missed)))
+
+
+snakemake_adapter.after_build(workflow, judge_recipes)
 
 
 def inputs(rule):

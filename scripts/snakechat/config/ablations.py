@@ -85,6 +85,8 @@ class Ablation:
             self._require_new(Reference(stage, held_out), recipes)
             recipes[held_out] = {**recipes[origin], "model": changes["model"]}
         recipes[name] = {**recipes[origin], **changes}
+        if stage != "generations":
+            recipes[name] |= {"expect": {}, "not_worse_than": None}
         config.ablated[Reference(stage, name)] = Ablated(self.left_out, held_out)
 
     def _recipe(self, stage: str, name: str) -> str:

@@ -354,17 +354,22 @@ def reward_bench_settings(config: Config, name: str) -> dict[str, Any]:
     return {**hub_source(bench), "template": config.template("reward", name)}
 
 
-def report_inputs(config: Config, stage: str, name: str) -> Jobs:
-    """Return the jobs whose results the report of a recipe shows.
+def reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
+    """Return the recipes whose results the report of a recipe shows, by stage.
 
     Of several reward recipes behind an RLHF recipe, it shows the first one.
     """
-    recipes = {stage: name}
-    if stage == "rlhf":
-        rewards = config.reward_models(name, "reward").values()
-        trained = [model.name for model in rewards if model.section == "reward"]
-        recipes = config.recipes_behind(*config.actor(name))
-        recipes |= {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+    if stage != "rlhf":
+        return {stage: name}
+    rewards = config.reward_models(name, "reward").values()
+    trained = [model.name for model in rewards if model.section == "reward"]
+    recipes = config.recipes_behind(*config.actor(name))
+    return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+
+
+def report_inputs(config: Config, stage: str, name: str) -> Jobs:
+    """Return the jobs whose results the report of a recipe shows."""
+    recipes = reported_recipes(config, stage, name)
     datasets = {
         dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
     }

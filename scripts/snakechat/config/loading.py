@@ -9,6 +9,7 @@ import yaml
 from snakechat.config.ablations import LEAVE_OUT, Ablation
 from snakechat.config.checks import check_cycles, check_placements, check_references
 from snakechat.config.errors import ConfigError
+from snakechat.config.expectations import check_expectations
 from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config
 from snakechat.config.renamed import check_renamed_keys
@@ -40,6 +41,7 @@ def load_config(
     add_sweeps(config)
     check_references(config)
     check_placements(config)
+    check_expectations(config)
     return config
 
 

@@ -155,7 +155,7 @@ class Config:
             if not settings["eval_steps"]:
                 # Another number of prompts changes nothing.
                 settings["eval_prompts"] = 0
-        for key in ("placement", "judge", "compare_with"):
+        for key in ("placement", "judge", "compare_with", "expect", "not_worse_than"):
             settings.pop(key, None)
         return settings
 
@@ -357,11 +357,12 @@ class Config:
     def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
         """Return the recipes of a sweep by name: one for each combination of its values.
 
-        They have all datasets of the recipe. add_sweeps (loading.py) leaves some out.
+        They have all datasets of the recipe, and none of its expectations: a sweep explores.
         """
         settings = self.values["sweeps"][sweep]
         section = f"{settings['stage']}.recipes"
         origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
+        origin = {**origin, "expect": {}, "not_worse_than": None}
         return {
             name: {**origin, **{key: changes[key] for key in changes if key != LEAVE_OUT}}
             for name, changes in self.swept_settings(sweep).items()

@@ -222,6 +222,25 @@ class Sweep(TypedDict):
     ]
 
 
+class Expectation(TypedDict):
+    """Bounds of a metric, of its value or of an end of its interval."""
+
+    min: NotRequired[float]
+    max: NotRequired[float]
+    by: NotRequired[Literal["value", "lower_bound", "upper_bound"]]
+
+
+class ExpectationKeys(TypedDict):
+    """Keys of the recipes of all stages that say what their evaluations have to show."""
+
+    expect: dict[
+        str,
+        Annotated[Expectation, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])],
+    ]
+    # A recipe of the same stage, or a file that ends in .json.
+    not_worse_than: str | None
+
+
 class RlhfKeys(TypedDict):
     """Keys of rlhf recipes that training does not use; `placement` is one of every recipe."""
 
