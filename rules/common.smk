@@ -294,8 +294,11 @@ def results_of(stage, *rules):
         name = "/".join(wildcards)
         manifests = [SPECS.manifest(rule, name) for rule in rules]
         folder = f"output/{stage}/{name}"
-        STALENESS.decide_folder(folder, manifests)
         snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
+        if stage in STAGES:
+            baselines = baseline_inputs(CONFIG, {stage: name}).values()
+            manifests = [*manifests, *(SPECS.manifest(*job) for job in baselines)]
+        STALENESS.decide_folder(folder, manifests)
         return {"manifests": [ancient(path) for path in manifests]}
 
     return lookup

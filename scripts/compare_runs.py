@@ -15,7 +15,9 @@ from typing import Any
 from snakechat.reporting.ablation import (
     ablation_notes,
     ablation_remarks,
+    ablation_subtitle,
     common_metrics,
+    contribution_section,
     dataset_metrics,
     is_ablation,
 )
@@ -110,13 +112,15 @@ def main(job: Job[Any]) -> None:
     differences = difference_tables(groups, metrics, translate)
     seeds = seed_tables(groups, metrics, translate)
     sections = [
-        result_section(groups, metrics, differences, translate),
+        result_section(groups, metrics, () if ablation else differences, translate),
         curve_section(groups, CURVES[stage], translate),
         Section(
             translate("Settings that differ"),
             shown_tables=[Table("", ["", *labels], setting_rows(groups, translate))],
         ),
     ]
+    if ablation and differences:
+        sections.insert(0, contribution_section(groups, metrics, differences, translate))
     if seeds:
         sections.append(Section(translate("Results of each seed"), tables=seeds))
     write_sections(
@@ -124,6 +128,7 @@ def main(job: Job[Any]) -> None:
         job.settings.language,
         eyebrow=translate("Comparison of {stage} recipes", stage=stage),
         title=name,
+        subtitle=ablation_subtitle(translate) if ablation else "",
         cards=cost_cards(groups, translate),
         remarks=[
             *(ablation_remarks(groups, metrics, translate) if ablation else ()),
@@ -337,13 +342,16 @@ def result_rows(
     groups: Sequence[Group], labels: dict[str, str], translate: Translate
 ) -> list[list[Any]]:
     """Return rows of the results that any group has. labels: by path in metrics.json."""
-    rows = []
+    rows, comparable = [], labels
+    if is_ablation(groups):
+        comparable = common_metrics(groups, labels)
     for path, label in labels.items():
         results = [group.result(path) for group in groups]
         if any(results):
             cells = [result_cell(path, result) for result in results]
             values = [result.value if result else None for result in results]
-            rows.append([translate(label), *mark_best(path, cells, values)])
+            marked = mark_best(path, cells, values) if path in comparable else cells
+            rows.append([translate(label), *marked])
     return rows
 
 
@@ -372,7 +380,7 @@ def difference_tables(
     caption = translate("Differences from {name}", name=first[1])
     if is_ablation(groups):
         labels = common_metrics(groups, labels)
-        caption = translate("What the datasets contribute: differences from the model of all data")
+        caption = translate("Differences from the model of all data")
     rows = []
     for path, label in labels.items():
         differences = [group.difference(first[0], path) for group, _ in compared]

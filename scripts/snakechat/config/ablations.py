@@ -42,6 +42,12 @@ def left_out_name(left_out: Sequence[str]) -> str:
     return "-and-".join(sorted(left_out)) or "none"
 
 
+def unexpecting(stage: str) -> dict[str, Any]:
+    """Return the settings of a recipe of a sweep that expects nothing of its evaluation."""
+    settings: dict[str, Any] = {} if stage == "generations" else {"expect": {}}
+    return settings | ({"not_worse_than": None} if stage in ("reward", "dpo", "rlhf") else {})
+
+
 class Ablation:
     """The recipes of a config without some datasets. Those that differ are added to the config.
 
@@ -84,9 +90,7 @@ class Ablation:
             held_out = f"{name}-held_out"
             self._require_new(Reference(stage, held_out), recipes)
             recipes[held_out] = {**recipes[origin], "model": changes["model"]}
-        recipes[name] = {**recipes[origin], **changes}
-        if stage != "generations":
-            recipes[name] |= {"expect": {}, "not_worse_than": None}
+        recipes[name] = {**recipes[origin], **changes, **unexpecting(stage)}
         config.ablated[Reference(stage, name)] = Ablated(self.left_out, held_out)
 
     def _recipe(self, stage: str, name: str) -> str:

@@ -74,14 +74,9 @@ def check_expectations(config: Config) -> None:
             place = f"config: {stage}.recipes.{name}"
             if recipe["expect"]:
                 _check_metrics(config, stage, name, recipe["expect"])
-            baseline = recipe["not_worse_than"]
+            baseline = recipe.get("not_worse_than")
             if baseline is None:
                 continue
-            if stage == "sft":
-                raise ConfigError(
-                    f"{place}.not_worse_than: perplexities have no intervals, which decide what is"
-                    " worse: use expect, for example {after.perplexity: {max: 10}}"
-                )
             if baseline == name:
                 raise ConfigError(f"{place}.not_worse_than names the recipe itself: name another")
             if not is_file(baseline):
@@ -114,7 +109,7 @@ def is_file(baseline: str) -> bool:
 def is_judged(config: Config, stage: str, name: str) -> bool:
     """Return whether a build judges a recipe, or its model card has verdicts of an earlier one."""
     recipe = config.recipe(stage, name)
-    if recipe["expect"] or recipe["not_worse_than"] is not None:
+    if recipe["expect"] or recipe.get("not_worse_than") is not None:
         return True
     try:
         return CARD_HEADING in Path(f"output/{stage}/{name}/README.md").read_text(encoding="utf-8")
@@ -135,7 +130,7 @@ def expectations(config: Config, stage: str, name: str) -> dict[str, Any]:
     expected: dict[str, Any] = {}
     if recipe["expect"]:
         expected["expect"] = recipe["expect"]
-    baseline = recipe["not_worse_than"]
+    baseline = recipe.get("not_worse_than")
     if baseline is not None:
         expected["not_worse_than"] = baseline
         if is_file(baseline):
@@ -153,7 +148,7 @@ def expectation_settings(config: Config, recipes: dict[str, str]) -> dict[str, A
 def baseline_inputs(config: Config, recipes: dict[str, str]) -> Jobs:
     """Return the evaluations of the recipes that recipes must not be worse than, by stage."""
     baselines = {
-        stage: config.recipe(stage, name)["not_worse_than"] for stage, name in recipes.items()
+        stage: config.recipe(stage, name).get("not_worse_than") for stage, name in recipes.items()
     }
     return {
         f"baseline.{stage}": (f"evaluate_{stage}", baseline)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.ablations import LEAVE_OUT, Ablated, left_out_name
+from snakechat.config.ablations import LEAVE_OUT, Ablated, left_out_name, unexpecting
 from snakechat.config.errors import ConfigError
 from snakechat.config.hints import available
 from snakechat.config.llm_judges import judge_names, judge_settings
@@ -362,7 +362,7 @@ class Config:
         settings = self.values["sweeps"][sweep]
         section = f"{settings['stage']}.recipes"
         origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
-        origin = {**origin, "expect": {}, "not_worse_than": None}
+        origin = {**origin, **unexpecting(settings["stage"])}
         return {
             name: {**origin, **{key: changes[key] for key in changes if key != LEAVE_OUT}}
             for name, changes in self.swept_settings(sweep).items()

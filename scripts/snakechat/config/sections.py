@@ -231,12 +231,17 @@ class Expectation(TypedDict):
 
 
 class ExpectationKeys(TypedDict):
-    """Keys of the recipes of all stages that say what their evaluations have to show."""
+    """The key of the recipes of all stages that says what their evaluations have to show."""
 
     expect: dict[
         str,
         Annotated[Expectation, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])],
     ]
+
+
+class BaselineKeys(TypedDict):
+    """The key of the stages whose metrics have intervals, by which recipes are compared."""
+
     # A recipe of the same stage, or a file that ends in .json.
     not_worse_than: str | None
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from snakechat.config.ablations import LEAVE_OUT
-from snakechat.reporting.comparison import Group, excludes_zero
-from snakechat.reporting.labels import PAIRS, RESPONSES
-from snakechat.reporting.page_parts import format_metric
+from snakechat.reporting.comparison import Group, excludes_zero, group_names
+from snakechat.reporting.labels import PAIRS, RESPONSES, better_sign, is_fraction
+from snakechat.reporting.page_parts import Section, Table, format_metric
+from snakechat.reporting.plots import Estimated, Panel, draw_estimates
 from snakechat.reporting.translations import Translate
 
 # Metrics that are shown for the held-out rows of each dataset, by stage, with their place in an
@@ -83,8 +84,9 @@ def ablation_remarks(
             )
     if len(common) < len(metrics):
         yield translate(
-            "Each model is scored by a reward model without the same datasets. Scores of different"
-            " reward models cannot be compared: score and win rates by score have no differences."
+            "Each model has a reward model of its own, which was trained without the same datasets."
+            " Scores of different reward models cannot be compared: score and win rates by score"
+            " have no differences."
         )
         if not groups[0].values("rlhf.judge_score"):
             yield translate(
@@ -93,11 +95,47 @@ def ablation_remarks(
             )
 
 
+def contribution_section(
+    groups: Sequence[Group],
+    metrics: Mapping[str, str],
+    tables: Sequence[Table],
+    translate: Translate,
+) -> Section:
+    """Return the section of the differences from the model of all data: figures and tables.
+
+    metrics: labels by path in metrics.json. Those with a better direction have a figure.
+    """
+    (first, *names), panels = group_names(groups, translate), []
+    for path, label in common_metrics(groups, metrics).items():
+        differences = [group.difference(groups[0], path) for group in groups[1:]]
+        if better_sign(path) and any(differences):
+            title = translate(label)
+            # With a row of the model of all data, colours are those of the other figures.
+            estimates: dict[str, Estimated | None] = {first: (0.0, None)}
+            for name, difference in zip(names, differences, strict=True):
+                estimates[name] = difference and (difference.value, difference.interval)
+            panels.append(Panel(title, draw_estimates(title, estimates, 0, is_fraction(path))))
+    caption = translate(
+        "The difference from the model of all data, with its 95 % interval. The dashed line is no"
+        " difference."
+    )
+    title = translate("What the datasets contribute")
+    return Section(title, panels=panels, caption=caption, shown_tables=tables)
+
+
+def ablation_subtitle(translate: Translate) -> str:
+    """Return how the models of the page were trained and evaluated."""
+    return translate(
+        "A dataset is left out of the recipe and of all recipes before it. All models are evaluated"
+        " on the held-out rows of all datasets."
+    )
+
+
 def ablation_notes(stage: str, translate: Translate) -> Iterator[str]:
-    """Yield how models without datasets are trained and evaluated."""
+    """Yield what the differences contain, and what their intervals do not."""
     yield translate(
-        "Datasets are left out of the recipe and of all recipes before it. All models are evaluated"
-        " on the held-out rows of all datasets, with the same judge."
+        "A model without a dataset trains for as many epochs on fewer rows, and so for fewer steps:"
+        " a difference also contains the effect of less data."
     )
     if stage != "sft":
         yield translate(
