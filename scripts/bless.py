@@ -44,8 +44,8 @@ def main() -> None:
         write_atomically(path, json.dumps(baseline, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         sys.exit(f"error: {path} cannot be written: {error.strerror}")
-    print(f"{path} has {len(baseline['figures'])} figures of {stage}/{name}; to compare with them:")
-    print(f"  {stage}: {{recipes: {{{name}: {{not_worse_than: {path}}}}}}}")
+    print(f"{path} has these figures of {stage}/{name}: {', '.join(baseline['figures'])}")
+    print(f"a recipe of {stage} compares itself with them by not_worse_than: {path}")
 
 
 def recipe_of(target: str) -> tuple[str, str]:

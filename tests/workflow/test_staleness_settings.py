@@ -187,7 +187,7 @@ ACCESS = {
 METRICS = {"sft": "after.perplexity", "reward": "loss", "dpo": "loss", "rlhf": "rlhf.length"}
 ABLATION = {
     "sft": {"recipes": {"two": {**RECIPES["sft"], "datasets": ["toy", "other"]}}},
-    "sweeps": {"mine": {"stage": "sft", "recipe": "two", "over": {"leave_out": [[], ["toy"]]}}},
+    "sweeps": {"without": {"stage": "sft", "recipe": "two", "over": {"leave_out": [[], ["toy"]]}}},
 }
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
@@ -336,7 +336,7 @@ SETTINGS = {
     "dpo.not_worse_than": Row(setting("dpo.recipes.tiny.not_worse_than", "other"), {"draw_report"}),
     "rlhf.not_worse_than": Row(
         setting("rlhf.recipes", {"other": RECIPES["rlhf"], "tiny": {"not_worse_than": "other"}}),
-        {"tokenize_rlhf", "train_rlhf", "evaluate_rlhf", "draw_report"},
+        {"tokenize_rlhf", "train_rlhf", "evaluate_rlhf", "draw_report", "rlhf"},
     ),
     # It labels a dataset.
     **{

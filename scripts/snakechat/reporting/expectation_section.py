@@ -1,9 +1,17 @@
 """The section of a page that shows whether recipes meet their expectations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from snakechat.reporting.page_parts import Cell, Section, Table, format_interval, format_metric
+from snakechat.reporting.page_parts import (
+    Cell,
+    Section,
+    Table,
+    Tone,
+    format_interval,
+    format_metric,
+    metric_cell,
+)
 from snakechat.reporting.translations import Translate
 from snakechat.reporting.verdicts import Verdict, judge
 from snakechat.workflow.job import Job
@@ -43,46 +51,34 @@ def expectation_remarks(verdicts: Verdicts, translate: Translate) -> Iterator[st
 
 
 def expectation_sections(verdicts: Verdicts, translate: Translate) -> list[Section]:
-    """Return the section of the expectations, if there are any."""
-    rows = [
-        [f"{recipe}: {verdict.metric}", *verdict_cells(verdict, translate)]
+    """Return the section of the expectations: a table for each recipe that has some."""
+    head = ["", translate("value"), translate("expected")]
+    tables = [
+        Table(recipe, head, [verdict_row(verdict, translate) for verdict in found])
         for recipe, found in verdicts.items()
-        for verdict in found
     ]
-    if not rows:
-        return []
-    head = ["", translate("value"), translate("expected"), translate("difference"), ""]
-    has_differences = any(verdict.difference for found in verdicts.values() for verdict in found)
-    if not has_differences:
-        head.pop(3)
-        rows = [[*row[:3], row[4]] for row in rows]
-    return [Section(translate("Expectations"), shown_tables=[Table("", head, rows)])]
+    return [Section(translate("Expectations"), shown_tables=tables)] if tables else []
 
 
-def verdict_cells(verdict: Verdict, translate: Translate) -> Sequence[Any]:
-    """Return the cells of a verdict: value, what is expected, difference, and whether it is met."""
-    path, figure, difference = verdict.metric, verdict.figure, verdict.difference
-    found = figure and Cell(
-        format_metric(path, figure.value), format_interval(path, figure.interval)
-    )
-    change = difference and Cell(
-        format_metric(path, difference.value, signed=True),
-        format_interval(path, difference.interval, signed=True),
-    )
-    result = (
-        Cell(translate("met"), "", "met")
-        if verdict.met
-        else Cell(translate("missed"), "", "missed")
-    )
-    return found, expected_text(verdict, translate), change, result
+def verdict_row(verdict: Verdict, translate: Translate) -> list[Any]:
+    """Return the row of a verdict: the metric, its value, and what is expected."""
+    path, figure = verdict.metric, verdict.figure
+    tone: Tone = "met" if verdict.met else "missed"
+    value = figure and metric_cell(path, figure.value, figure.interval, tone)
+    return [path, value or Cell(translate("none"), "", tone), expected_text(verdict, translate)]
 
 
 def expected_text(verdict: Verdict, translate: Translate) -> str:
     """Return what is expected of a metric, as on pages."""
     bound = format_metric(verdict.metric, verdict.bound)
     if verdict.kind == "not_worse_than":
+        assert verdict.difference is not None
         return translate(
-            "not worse than {value} of {baseline}", value=bound, baseline=verdict.baseline
+            "not worse than {value} of {baseline}; difference {difference} {interval}",
+            value=bound,
+            baseline=verdict.baseline,
+            difference=format_metric(verdict.metric, verdict.difference.value, signed=True),
+            interval=format_interval(verdict.metric, verdict.difference.interval, signed=True),
         )
     if verdict.by == "value":
         if verdict.kind == "min":
