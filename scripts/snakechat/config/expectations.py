@@ -185,6 +185,7 @@ def _is_baseline(content: Any) -> bool:
     texts = [content.get("stage"), content.get("recipe")]
     return (
         isinstance(figures, dict)
+        and len(figures) > 0
         and isinstance(measures, dict)
         and all(isinstance(text, str) for text in (*texts, *measures.values()))
         and all(_is_figure(figure) for figure in figures.values())
