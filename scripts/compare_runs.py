@@ -8,7 +8,7 @@ comparison.csv and comparison.json have the same numbers.
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +177,10 @@ def training_seconds(path: str, spec: str) -> float | None:
     return run["seconds"] if run else None
 
 
-def write_data(folder: Path, groups: Sequence[Group], metrics: Collection[str]) -> None:
+def write_data(folder: Path, groups: Sequence[Group], metrics: Mapping[str, str]) -> None:
     """Write comparison.csv and comparison.json: all numbers, by untranslated names."""
     rows = long_rows(groups, metrics)
+    comparable = common_metrics(groups, metrics) if is_ablation(groups) else metrics
     with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -196,7 +197,7 @@ def write_data(folder: Path, groups: Sequence[Group], metrics: Collection[str]) 
             for number, (name, group) in enumerate(zip(group_names(groups), groups, strict=True))
         ],
         "results": rows,
-        "differences": difference_rows(groups, metrics),
+        "differences": difference_rows(groups, comparable),
     }
     text = json.dumps(data, indent=2, ensure_ascii=False)
     (folder / "comparison.json").write_text(f"{text}\n", encoding="utf-8")

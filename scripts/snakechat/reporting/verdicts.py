@@ -75,15 +75,10 @@ def judge(
     metrics = read_metrics(evaluation)
     verdicts = list(_judge_bounds(stage, expected.get("expect", {}), metrics))
     if "not_worse_than" in expected:
-        than = expected.get("baseline") or figures_of(stage, _required(baseline))
+        than = expected["baseline"] if baseline is None else figures_of(stage, baseline)
         now = figures_of(stage, evaluation)
         verdicts += _judge_differences(now, than, expected["not_worse_than"])
     return verdicts
-
-
-def _required(baseline: Path | None) -> Path:
-    assert baseline is not None
-    return baseline
 
 
 def read_metrics(evaluation: Path) -> dict[str, Any]:
@@ -103,37 +98,34 @@ def figure_of(stage: str, metrics: Metrics, path: str) -> Figure | None:
 
 
 def figures_of(stage: str, evaluation: Path) -> dict[str, Any]:
-    """Return the figures of an evaluation that others are compared with, as in baseline files.
-
-    `measures` has the digest of what the scores come from: those of another reward model are
-    another measure.
-    """
+    """Return the figures of an evaluation that others are compared with, as in baseline files."""
     metrics = read_metrics(evaluation)
     manifest = json.loads((evaluation / "manifest.json").read_text())
-    settings = manifest["spec"]["settings"]
     figures = {path: figure_of(stage, metrics, path) for path in COMPARED[stage]}
     return {
         BASELINE: 1,
         "stage": stage,
         "recipe": manifest["spec"]["name"],
         "figures": {path: list(figure) for path, figure in figures.items() if figure},
-        "measures": {
-            f"{key}score": digest(
-                [
-                    {
-                        name: manifest["inputs"][name]
-                        for name in manifest["inputs"]
-                        if name.partition(".")[0] == source
-                    },
-                    [settings.get(name) for name in (source, *more)],
-                ]
-            )
-            for key, source, more in (
-                ("", "reward", ("reward_functions", "llm_judges")),
-                ("judge_", "judge", ("llm_judges",)),
-            )
-            if stage == "rlhf"
-        },
+        "measures": _measures(manifest) if stage == "rlhf" else {},
+    }
+
+
+def _measures(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of what the scores of an evaluation come from, by name of the score."""
+    settings, inputs = manifest["spec"]["settings"], manifest["inputs"]
+    keys = {
+        "score": ("reward", "reward_functions", "llm_judges"),
+        "judge_score": ("judge", "llm_judges"),
+    }
+    return {
+        score: digest(
+            [
+                {name: inputs[name] for name in inputs if name.partition(".")[0] == names[0]},
+                [settings.get(name) for name in names],
+            ]
+        )
+        for score, names in keys.items()
     }
 
 
