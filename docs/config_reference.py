@@ -26,7 +26,7 @@ from snakechat.config.schema import SETTINGS, config_schema, placement_schema  #
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 # Objects and lists that are one value for a reader.
-VALUES = {"weights", "split", "datasets", "placement", "reward_functions"}
+VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "expect", "over"}
 
 Schema = dict[str, Any]
 
@@ -153,7 +153,7 @@ class Page:
         if name == "object" and isinstance(entries, dict):
             return f"{{NAME: {self.type(entries)}}}"
         if name == "object" and "required" in schema:
-            return f"{{{', '.join(schema['required'])}}}"
+            return f"{{{', '.join(schema['required'] or schema['properties'])}}}"
         limits = [f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if limit in schema]
         is_number = name in ("integer", "number")
         return f"{self.labels[name]} {', '.join(limits) if is_number else ''}".strip()

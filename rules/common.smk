@@ -12,6 +12,11 @@ from pathlib import Path
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
 sys.path.insert(0, str(SOURCES / "scripts"))
 
+from snakechat.config.expectations import (
+    baseline_inputs,
+    expectation_settings,
+    is_judged,
+)
 from snakechat.config.job_files import (
     base_model_files,
     dataset_files,
@@ -29,6 +34,8 @@ from snakechat.config.job_files import (
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
     generation_inputs,
+    held_out_datasets,
+    held_out_tokens,
     import_settings,
     labelling_inputs,
     labelling_settings,
@@ -40,6 +47,7 @@ from snakechat.config.job_settings import (
     reference_inputs,
     reference_settings,
     report_inputs,
+    reported_recipes,
     reward_bench_settings,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,
@@ -78,6 +86,7 @@ from snakechat.workflow.preflight import (
     import_reward_functions,
     no_gpu,
 )
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.specs import MEMORY, Specs, spec_path, write_spec
 from snakechat.workflow.staleness import Staleness
@@ -229,6 +238,30 @@ onstart:
     start_build()
 
 
+@fails_in_one_line
+def judge_recipes():
+    """End a build with an error if a recipe misses what it expects of its evaluation."""
+    recipes = [
+        (stage, name)
+        for stage in STAGES
+        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
+        if is_judged(CONFIG, stage, name)
+    ]
+    if not recipes:
+        return
+    # It takes a second.
+    from snakechat.reporting.gates import judge_build
+
+    met, missed = judge_build(CONFIG, SPECS, recipes)
+    for line in met:
+        print(printable_line(line), file=sys.stderr)
+    if missed:
+        fail("\nerror: ".join(map(printable_line, missed)))
+
+
+snakemake_adapter.after_build(workflow, judge_recipes)
+
+
 def inputs(rule):
     """Input function of rules, with the manifests of the upstream jobs.
 
@@ -268,8 +301,11 @@ def results_of(stage, *rules):
         name = "/".join(wildcards)
         manifests = [SPECS.manifest(rule, name) for rule in rules]
         folder = f"output/{stage}/{name}"
-        STALENESS.decide_folder(folder, manifests)
         snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
+        if stage in STAGES:
+            baselines = baseline_inputs(CONFIG, {stage: name}).values()
+            manifests = [*manifests, *(SPECS.manifest(*job) for job in baselines)]
+        STALENESS.decide_folder(folder, manifests)
         return {"manifests": [ancient(path) for path in manifests]}
 
     return lookup

@@ -4,11 +4,15 @@
 SPECS.describe(
     "write_record",
     folder="record",
-    settings=lambda *_: {"language": config["language"]},
+    settings=lambda stage, name: {
+        "language": config["language"],
+        **expectation_settings(CONFIG, {stage: name}),
+    },
     inputs=lambda stage, name: {
         "tokens": (f"tokenize_{stage}", name),
         "training": (f"train_{stage}", name),
         "evaluation": (f"evaluate_{stage}", name),
+        **baseline_inputs(CONFIG, {stage: name}),
     },
     shows_provenance=True,
 )

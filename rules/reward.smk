@@ -23,8 +23,11 @@ SPECS.describe(
 SPECS.describe(
     "evaluate_reward",
     folder="eval/reward",
-    settings=lambda name: {"datasets": [dataset for dataset, _ in CONFIG.blend("reward", name)]},
-    inputs=lambda name: {"model": ("train_reward", name), "tokens": ("tokenize_reward", name)},
+    settings=lambda name: {"datasets": held_out_datasets(CONFIG, "reward", name)},
+    inputs=lambda name: {
+        "model": ("train_reward", name),
+        "tokens": held_out_tokens(CONFIG, "reward", name),
+    },
     runs_models=True,
 )
 

@@ -8,10 +8,19 @@ comparison.csv and comparison.json have the same numbers.
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from snakechat.reporting.ablation import (
+    ablation_notes,
+    ablation_remarks,
+    ablation_subtitle,
+    common_metrics,
+    contribution_section,
+    dataset_metrics,
+    is_ablation,
+)
 from snakechat.reporting.comparison import (
     COLUMNS,
     Estimate,
@@ -95,19 +104,23 @@ def main(job: Job[Any]) -> None:
     translate = translator(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
-    write_data(job.result, groups, RESULTS[stage])
+    metrics, ablation = RESULTS[stage], is_ablation(groups)
+    if ablation:
+        metrics = {**metrics, **dataset_metrics(groups, stage, translate)}
+    write_data(job.result, groups, metrics)
     labels = group_labels(groups, translate)
-    metrics = RESULTS[stage]
     differences = difference_tables(groups, metrics, translate)
     seeds = seed_tables(groups, metrics, translate)
     sections = [
-        result_section(groups, metrics, differences, translate),
+        result_section(groups, metrics, () if ablation else differences, translate),
         curve_section(groups, CURVES[stage], translate),
         Section(
             translate("Settings that differ"),
             shown_tables=[Table("", ["", *labels], setting_rows(groups, translate))],
         ),
     ]
+    if ablation and differences:
+        sections.insert(0, contribution_section(groups, metrics, differences, translate))
     if seeds:
         sections.append(Section(translate("Results of each seed"), tables=seeds))
     write_sections(
@@ -115,14 +128,21 @@ def main(job: Job[Any]) -> None:
         job.settings.language,
         eyebrow=translate("Comparison of {stage} recipes", stage=stage),
         title=name,
+        subtitle=ablation_subtitle(translate) if ablation else "",
         cards=cost_cards(groups, translate),
-        remarks=list(remarks(groups, metrics, translate)),
+        remarks=[
+            *(ablation_remarks(groups, metrics, translate) if ablation else ()),
+            *remarks(groups, metrics, translate),
+        ],
         sections=sections,
         links=[
             {"path": f"{job.target.name}/{file}", "name": file}
             for file in ("comparison.csv", "comparison.json")
         ],
-        notes=list(notes(differences, translate)),
+        notes=[
+            *(ablation_notes(stage, translate) if ablation else ()),
+            *notes(differences, translate),
+        ],
     )
 
 
@@ -157,9 +177,10 @@ def training_seconds(path: str, spec: str) -> float | None:
     return run["seconds"] if run else None
 
 
-def write_data(folder: Path, groups: Sequence[Group], metrics: Collection[str]) -> None:
+def write_data(folder: Path, groups: Sequence[Group], metrics: Mapping[str, str]) -> None:
     """Write comparison.csv and comparison.json: all numbers, by untranslated names."""
     rows = long_rows(groups, metrics)
+    comparable = common_metrics(groups, metrics) if is_ablation(groups) else metrics
     with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -176,7 +197,7 @@ def write_data(folder: Path, groups: Sequence[Group], metrics: Collection[str]) 
             for number, (name, group) in enumerate(zip(group_names(groups), groups, strict=True))
         ],
         "results": rows,
-        "differences": difference_rows(groups, metrics),
+        "differences": difference_rows(groups, comparable),
     }
     text = json.dumps(data, indent=2, ensure_ascii=False)
     (folder / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
@@ -194,7 +215,7 @@ def group_labels(groups: Sequence[Group], translate: Translate) -> list[str]:
         translate("{name} ({count} seeds)", name=name, count=len(group.runs))
         if len(group.runs) > 1
         else name
-        for name, group in zip(group_names(groups), groups, strict=True)
+        for name, group in zip(group_names(groups, translate), groups, strict=True)
     ]
 
 
@@ -219,7 +240,7 @@ def result_section(
 
     metrics: labels by path in metrics.json.
     """
-    names, panels = group_names(groups), []
+    names, panels = group_names(groups, translate), []
     for path, label in metrics.items():
         results = [group.result(path) for group in groups]
         if any(results):
@@ -269,7 +290,7 @@ def points_of_group(group: Group, key: str) -> Sequence[Point]:
 def cost_cards(groups: Sequence[Group], translate: Translate) -> list[Card]:
     """Return for each group the mean time of a training, and the number of seeds."""
     cards = []
-    for name, group in zip(group_names(groups), groups, strict=True):
+    for name, group in zip(group_names(groups, translate), groups, strict=True):
         seconds = [run.seconds for run in group.runs if run.seconds is not None]
         if seconds:
             value = format_duration(sum(seconds) / len(seconds))
@@ -282,13 +303,13 @@ def remarks(
     groups: Sequence[Group], metrics: dict[str, str], translate: Translate
 ) -> Iterator[str]:
     """Yield sentences: which differences exclude 0, and that two seeds say little."""
-    first, *others = zip(groups, group_names(groups), strict=True)
+    first, *others = zip(groups, group_names(groups, translate), strict=True)
     compared = [
         (group, name)
         for group, name in others
         if any(group.difference(first[0], path) for path in metrics)
     ]
-    for group, name in compared:
+    for group, name in () if is_ablation(groups) else compared:
         found = [
             f"{translate(label)} {format_metric(path, difference.value, signed=True)}"
             for path, label in metrics.items()
@@ -322,13 +343,16 @@ def result_rows(
     groups: Sequence[Group], labels: dict[str, str], translate: Translate
 ) -> list[list[Any]]:
     """Return rows of the results that any group has. labels: by path in metrics.json."""
-    rows = []
+    rows, comparable = [], labels
+    if is_ablation(groups):
+        comparable = common_metrics(groups, labels)
     for path, label in labels.items():
         results = [group.result(path) for group in groups]
         if any(results):
             cells = [result_cell(path, result) for result in results]
             values = [result.value if result else None for result in results]
-            rows.append([translate(label), *mark_best(path, cells, values)])
+            marked = mark_best(path, cells, values) if path in comparable else cells
+            rows.append([translate(label), *marked])
     return rows
 
 
@@ -354,6 +378,10 @@ def difference_tables(
     """
     first, *others = zip(groups, group_labels(groups, translate), strict=True)
     compared = [(group, name) for group, name in others if len(group.runs) > 1]
+    caption = translate("Differences from {name}", name=first[1])
+    if is_ablation(groups):
+        labels = common_metrics(groups, labels)
+        caption = translate("Differences from the model of all data")
     rows = []
     for path, label in labels.items():
         differences = [group.difference(first[0], path) for group, _ in compared]
@@ -365,7 +393,6 @@ def difference_tables(
             rows.append([translate(label), *cells])
     if not rows:
         return []
-    caption = translate("Differences from {name}", name=first[1])
     return [Table(caption, ["", *(name for _, name in compared)], rows)]
 
 

@@ -71,10 +71,10 @@ def test_programs_do_not_import_one_another():
 
 
 def test_each_module_is_imported_somewhere():
-    imported = set(re.findall(r"^from ([\w.]+) import", RULES, re.MULTILINE))
+    imported = set(re.findall(r"^ *from ([\w.]+) import", RULES, re.MULTILINE))
     imported |= {
         f"{package}.{name}"
-        for package, name in re.findall(r"^from ([\w.]+) import (\w+)$", RULES, re.MULTILINE)
+        for package, name in re.findall(r"^ *from ([\w.]+) import (\w+)$", RULES, re.MULTILINE)
     }
     for path in [*PROGRAMS, *MODULES, *(ROOT / "rewards").glob("*.py")]:
         for node in ast.walk(tree_of(path)):

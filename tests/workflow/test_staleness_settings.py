@@ -55,7 +55,7 @@ SAMPLING |= {"max_response_length": 23, "dtype": "fp32"}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")
-SPECIAL += ("eval_prompts",)
+SPECIAL += ("eval_prompts", "expect", "not_worse_than")
 STAGES = {
     f"{stage}.{key}": (value, rules)
     for stage, settings, rules in (
@@ -183,6 +183,11 @@ ACCESS = {
     "concurrency": 2,
     "prices.prompt": 1.0,
     "prices.completion": 2.0,
+}
+METRICS = {"sft": "after.perplexity", "reward": "loss", "dpo": "loss", "rlhf": "rlhf.length"}
+ABLATION = {
+    "sft": {"recipes": {"two": {**RECIPES["sft"], "datasets": ["toy", "other"]}}},
+    "sweeps": {"without": {"stage": "sft", "recipe": "two", "over": {"leave_out": [[], ["toy"]]}}},
 }
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
@@ -314,6 +319,25 @@ SETTINGS = {
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
+    "sweeps.over.leave_out": Row(config(ABLATION), set()),
+    # Pages show whether expectations are met; nothing is trained or evaluated again.
+    **{
+        f"{stage}.expect.{key}": Row(
+            setting(f"{stage}.recipes.tiny.expect", {metric: {"max": 9, key: value}}),
+            {"draw_report", "write_record"} if stage == "sft" else {"draw_report"},
+        )
+        for stage, metric in METRICS.items()
+        for key, value in {"min": 0, "max": 8, "by": "value"}.items()
+    },
+    # The evaluation of the other recipe is built too; that of dpo exists.
+    "reward.not_worse_than": Row(
+        setting("reward.recipes.tiny.not_worse_than", "other"), {"draw_report", *REWARD}
+    ),
+    "dpo.not_worse_than": Row(setting("dpo.recipes.tiny.not_worse_than", "other"), {"draw_report"}),
+    "rlhf.not_worse_than": Row(
+        setting("rlhf.recipes", {"other": RECIPES["rlhf"], "tiny": {"not_worse_than": "other"}}),
+        {"tokenize_rlhf", "train_rlhf", "evaluate_rlhf", "draw_report", "rlhf"},
+    ),
     # It labels a dataset.
     **{
         f"llm_judges.{key}": Row(setting("llm_judges.wise", {key: value}), {"label_pairs"})

@@ -191,9 +191,19 @@ def dpo_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     recipe = config.recipe("dpo", name)
     keys = ("dtype", "max_length", *(field.name for field in fields(PreferenceSettings)))
     return {
-        "datasets": [dataset for dataset, _ in config.blend("dpo", name)],
+        "datasets": held_out_datasets(config, "dpo", name),
         **{key: recipe[key] for key in keys},
     }
+
+
+def held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
+    """Return the datasets whose held-out rows a recipe is evaluated on."""
+    return [dataset for dataset, _ in config.blend(stage, config.held_out_recipe(stage, name))]
+
+
+def held_out_tokens(config: Config, stage: str, name: str) -> Job:
+    """Return the job that tokenizes the held-out rows that a recipe is evaluated on."""
+    return f"tokenize_{stage}", config.held_out_recipe(stage, name)
 
 
 def tokenization_inputs(config: Config, stage: str, name: str) -> Jobs:
@@ -252,10 +262,11 @@ def reward_inputs(config: Config, name: str, key: str, stage: str = "rlhf") -> J
 def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of an RLHF evaluation.
 
-    exact_check is the generator of the recipe's only dataset, which defines correct responses.
+    exact_check is the generator of all the recipe's datasets, which defines correct responses.
     """
-    recipe, datasets = config.recipe("rlhf", name), config.blend("rlhf", name)
-    dataset = config.values["datasets"][datasets[0][0]]
+    recipe = config.recipe("rlhf", name)
+    datasets = config.blend("rlhf", config.held_out_recipe("rlhf", name))
+    generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
     keys = ("seed", "dtype", "max_response_length", "reward_functions")
     templates = [config.reward_templates(recipe[key]) for key in ("reward", "judge")]
     return {
@@ -266,7 +277,7 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
         "template": config.template("rlhf", name),
         "reward_templates": templates[0] | templates[1],
         "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
-        "exact_check": dataset.get("generate") if len(datasets) == 1 else None,
+        "exact_check": generators.pop() if len(generators) == 1 else None,
         **config.values["evaluation"],
     }
 
@@ -294,7 +305,7 @@ def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
         **models_of(config, "rlhf", name),
         **reward_inputs(config, name, "reward"),
         **reward_inputs(config, name, "judge"),
-        "tokens": ("tokenize_rlhf", name),
+        "tokens": held_out_tokens(config, "rlhf", name),
     }
 
 
@@ -343,17 +354,22 @@ def reward_bench_settings(config: Config, name: str) -> dict[str, Any]:
     return {**hub_source(bench), "template": config.template("reward", name)}
 
 
-def report_inputs(config: Config, stage: str, name: str) -> Jobs:
-    """Return the jobs whose results the report of a recipe shows.
+def reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
+    """Return the recipes whose results the report of a recipe shows, by stage.
 
     Of several reward recipes behind an RLHF recipe, it shows the first one.
     """
-    recipes = {stage: name}
-    if stage == "rlhf":
-        rewards = config.reward_models(name, "reward").values()
-        trained = [model.name for model in rewards if model.section == "reward"]
-        recipes = config.recipes_behind(*config.actor(name))
-        recipes |= {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+    if stage != "rlhf":
+        return {stage: name}
+    rewards = config.reward_models(name, "reward").values()
+    trained = [model.name for model in rewards if model.section == "reward"]
+    recipes = config.recipes_behind(*config.actor(name))
+    return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+
+
+def report_inputs(config: Config, stage: str, name: str) -> Jobs:
+    """Return the jobs whose results the report of a recipe shows."""
+    recipes = reported_recipes(config, stage, name)
     datasets = {
         dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)
     }

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snakechat.config.ablations import LEAVE_OUT, Ablated, left_out_name, unexpecting
 from snakechat.config.errors import ConfigError
 from snakechat.config.hints import available
 from snakechat.config.llm_judges import judge_names, judge_settings
@@ -71,6 +72,8 @@ class Config:
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
         self.root, self.sources = root, sources
+        # The recipes and datasets that sweeps over `leave_out` add.
+        self.ablated: dict[Reference, Ablated] = {}
         # Planning asks for the settings of a recipe dozens of times.
         self._recipe = cache(self._settings_of)
 
@@ -152,7 +155,7 @@ class Config:
             if not settings["eval_steps"]:
                 # Another number of prompts changes nothing.
                 settings["eval_prompts"] = 0
-        for key in ("placement", "judge", "compare_with"):
+        for key in ("placement", "judge", "compare_with", "expect", "not_worse_than"):
             settings.pop(key, None)
         return settings
 
@@ -168,6 +171,14 @@ class Config:
                 f"config: {stage}.recipes.{name}.datasets names a dataset twice: use a weight"
             )
         return blend
+
+    def held_out_recipe(self, stage: str, name: str) -> str:
+        """Return the recipe whose held-out rows a recipe is evaluated on, usually itself.
+
+        A recipe of a sweep over `leave_out` has those of all datasets.
+        """
+        ablated = self.ablated.get(Reference(stage, name))
+        return name if ablated is None else ablated.held_out
 
     def base_model(self, stage: str, name: str) -> Job:
         """Return the job that makes the initial model of a recipe (not of stage rlhf).
@@ -344,24 +355,43 @@ class Config:
         return [name for name, entry in entries if not entry.keys().isdisjoint(origins)]
 
     def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the recipes of a sweep by name: one for each combination of its values."""
+        """Return the recipes of a sweep by name: one for each combination of its values.
+
+        They have all datasets of the recipe, and none of its expectations: a sweep explores.
+        """
         settings = self.values["sweeps"][sweep]
         section = f"{settings['stage']}.recipes"
         origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
-        return {name: {**origin, **changes} for name, changes in self.swept_settings(sweep).items()}
+        origin = {**origin, **unexpecting(settings["stage"])}
+        return {
+            name: {**origin, **{key: changes[key] for key in changes if key != LEAVE_OUT}}
+            for name, changes in self.swept_settings(sweep).items()
+        }
 
     def swept_settings(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the values that each recipe of a sweep takes of it, by recipe and setting."""
+        """Return the values that each recipe of a sweep takes of it, by recipe and setting.
+
+        Of a sweep over `leave_out`, the recipes with all datasets are the first ones.
+        """
         settings = self.values["sweeps"][sweep]
-        recipes = {}
-        for values in itertools.product(*settings["over"].values()):
-            changes = dict(zip(settings["over"], values, strict=True))
-            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
+        over = dict(settings["over"])
+        if LEAVE_OUT in over:
+            over[LEAVE_OUT] = sorted(map(sorted, over[LEAVE_OUT]), key=bool)
+        recipes: dict[str, dict[str, Any]] = {}
+        for values in itertools.product(*over.values()):
+            changes = dict(zip(over, values, strict=True))
+            texts = {
+                key: left_out_name(value) if key == LEAVE_OUT else value
+                for key, value in changes.items()
+            }
+            name = "-".join([sweep, *(f"{key}-{text}" for key, text in texts.items())])
             if not RECIPE_NAME.fullmatch(name):
                 raise ConfigError(
                     f"config: sweeps.{sweep}.over: {name!r} is not a valid recipe name:"
                     " use values of letters, digits, '_', '.' and '-'"
                 )
+            if name in recipes:
+                raise ConfigError(f"config: sweeps.{sweep}.over makes recipe {name} twice")
             recipes[name] = changes
         return recipes
 
@@ -374,7 +404,7 @@ class Config:
         recipes: list[str] = []
         for name in names.split("-vs-"):
             sweep = self.values["sweeps"].get(name)
-            recipes += self.sweep_recipes(name) if sweep and sweep["stage"] == stage else [name]
+            recipes += self.swept_settings(name) if sweep and sweep["stage"] == stage else [name]
         for name in recipes:
             if not is_version(name):
                 self.recipe(stage, name)

@@ -202,14 +202,48 @@ Model = (
 SweepValues = Annotated[
     list[float | str | bool], Keyword("minItems", 1), Keyword("uniqueItems", True)
 ]
+# Datasets that a recipe and those before it do without (snakechat/config/ablations.py).
+LeftOut = {
+    "type": "array",
+    "minItems": 2,
+    "items": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+}
 
 
 class Sweep(TypedDict):
-    """Recipes that differ in some settings."""
+    """Recipes that differ in some settings, or without some datasets."""
 
     stage: Literal["sft", "reward", "dpo", "rlhf"]
     recipe: str
-    over: Annotated[dict[str, SweepValues], Keyword("minProperties", 1)]
+    over: Annotated[
+        dict[str, SweepValues],
+        Keyword("minProperties", 1),
+        Keyword("properties", {"leave_out": LeftOut}),
+    ]
+
+
+class Expectation(TypedDict):
+    """Bounds of a metric, of its value or of an end of its interval."""
+
+    min: NotRequired[float]
+    max: NotRequired[float]
+    by: NotRequired[Literal["value", "lower_bound", "upper_bound"]]
+
+
+class ExpectationKeys(TypedDict):
+    """The key of the recipes of all stages that says what their evaluations have to show."""
+
+    expect: dict[
+        str,
+        Annotated[Expectation, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])],
+    ]
+
+
+class BaselineKeys(TypedDict):
+    """The key of the stages whose metrics have intervals, by which recipes are compared."""
+
+    # A recipe of the same stage, or a file that ends in .json.
+    not_worse_than: str | None
 
 
 class RlhfKeys(TypedDict):

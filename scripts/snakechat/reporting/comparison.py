@@ -5,11 +5,14 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from snakechat.config.ablations import LEAVE_OUT
 from snakechat.evaluation.comparisons import initial_model
+from snakechat.reporting.figures import read_figure
 from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import bounds_of
 from snakechat.reporting.plots import Point, points_of
 from snakechat.reporting.setting_differences import Roles
+from snakechat.reporting.translations import Translate
 from snakechat.workflow.cache_versions import is_version
 
 # Columns of comparison.csv.
@@ -52,18 +55,10 @@ class Run(NamedTuple):
 
         Of the win rates, those against the model that RLHF started from are results.
         """
-        value, keys = self.metrics, path.split(".")
-        for key in keys:
-            if key not in value:
-                return None
-            value = value[key]
-        if keys[0] == "wins" and keys[2] != initial_model(self.metrics):
+        figure, keys = read_figure(self.metrics, path), path.split(".")
+        if figure is None or (keys[0] == "wins" and keys[2] != initial_model(self.metrics)):
             return None
-        if isinstance(value, dict):
-            return Estimate(value["mean"], value["interval_95"], 1)
-        model, name = keys[0], keys[-1]
-        interval = self.metrics.get("intervals_95", {}).get(model, {}).get(name)
-        return Estimate(value, interval, 1)
+        return Estimate(*figure, 1)
 
 
 class Group(NamedTuple):
@@ -131,21 +126,23 @@ def group_by_settings(runs: Sequence[Run]) -> list[Group]:
     return list(groups.values())
 
 
-def group_names(groups: Sequence[Group]) -> list[str]:
+def group_names(groups: Sequence[Group], translate: Translate = str.format) -> list[str]:
     """Return the name of each group: the swept settings that differ, or the name of its recipe.
 
     Names by settings or without a seed may be those of several groups. Then each group has the name
     of its first run.
     """
-    by_values = [values_name(group, groups) or recipe_name(group) for group in groups]
+    by_values = [values_name(group, groups, translate) or recipe_name(group) for group in groups]
     for names in (by_values, list(map(recipe_name, groups))):
         if len(set(names)) == len(names):
             return names
     return [group.runs[0].name for group in groups]
 
 
-def values_name(group: Group, groups: Sequence[Group]) -> str:
+def values_name(group: Group, groups: Sequence[Group], translate: Translate) -> str:
     """Return the swept settings of a group that differ between groups: `kl_coef 0.05`.
+
+    That of datasets that are left out is `without NAME`.
 
     Empty if the user wrote a recipe of the group, or if no such setting differs.
     """
@@ -163,6 +160,13 @@ def values_name(group: Group, groups: Sequence[Group]) -> str:
         and len(values(key, group)) == 1
         and any(values(key, other) != values(key, group) for other in groups)
     ]
+    if differing == [LEAVE_OUT]:
+        datasets = ", ".join(first.swept[LEAVE_OUT])
+        return (
+            translate("without {datasets}", datasets=datasets)
+            if datasets
+            else translate("all data")
+        )
     return ", ".join(f"{key} {first.swept[key]}" for key in differing)
 
 

@@ -77,6 +77,34 @@ def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
     workflow.create_report = create
 
 
+def after_build(workflow: Any, judge: Callable[[], None]) -> None:
+    """Call a function at the end of each build that succeeds, also if there was nothing to do.
+
+    Snakemake's own hook (onsuccess) is not called then. The report of --report-after-run is written
+    before the call. A dry run and a report alone are no builds.
+    """
+    execute, create_report = workflow.execute, workflow.create_report
+    reports = "--report-after-run" in sys.argv
+
+    def execute_and_judge(*arguments: Any, **named: Any) -> None:
+        execute(*arguments, **named)
+        if workflow.is_main_process and not workflow.dryrun and not reports:
+            judge()
+
+    def report_and_judge(*arguments: Any, **named: Any) -> None:
+        create_report(*arguments, **named)
+        if reports:
+            judge()
+
+    workflow.execute, workflow.create_report = execute_and_judge, report_and_judge
+
+
+def planned_names(workflow: Any, rule: str) -> list[str]:
+    """Return the wildcards, as paths, of a rule's jobs in the DAG, up to date or not."""
+    jobs = (job for job in workflow.dag.jobs if job.rule.name == rule)
+    return sorted("/".join(job.wildcards) for job in jobs)
+
+
 def config_options(arguments: list[str] | None = None) -> list[str]:
     """Return the words of the command line that change the config: --configfile and --config.
 

@@ -9,6 +9,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
+    after_build,
     before_report,
     check_path,
     check_scheduler,
@@ -87,6 +88,39 @@ def test_a_report_is_recognized_wherever_its_option_is():
     assert not done
     workflow.create_report("html", report_settings=None)
     assert done == ["before", "html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workflow", "expected"),
+    [
+        ([], {}, ["build", "judge"]),
+        ([], {"dryrun": True}, ["build"]),
+        ([], {"is_main_process": False}, ["build"]),
+        (["--report-after-run"], {}, ["build", "report", "judge"]),
+    ],
+)
+def test_a_build_is_judged_at_its_end(arguments, workflow, expected, monkeypatch):
+    done = []
+    monkeypatch.setattr("sys.argv", ["snakemake", *arguments])
+    workflow = SimpleNamespace(
+        **{"dryrun": False, "is_main_process": True, **workflow},
+        execute=lambda updated_files: done.append("build"),
+        create_report=lambda report: done.append("report"),
+    )
+    after_build(workflow, lambda: done.append("judge"))
+    workflow.execute(updated_files=None)
+    if arguments:
+        workflow.create_report("html")
+    assert done == expected
+
+
+def test_a_report_alone_is_not_judged(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["snakemake", "--report"])
+    done = []
+    workflow = SimpleNamespace(execute=None, create_report=lambda: done.append("report"))
+    after_build(workflow, lambda: done.append("judge"))
+    workflow.create_report()
+    assert done == ["report"]
 
 
 @pytest.mark.parametrize("name", ["{x}", "a{", "b}"])

@@ -1,0 +1,36 @@
+"""Figures of an evaluation: the numbers of metrics.json by their path, with their intervals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Figure(NamedTuple):
+    """A number of metrics.json, and its 95 % interval if it has one."""
+
+    value: float
+    interval: Sequence[float] | None
+
+
+def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
+    """Return a number of metrics.json; None if there is none.
+
+    path: Keys joined by dots. A key, such as the name of a dataset, may contain dots itself.
+    """
+    value = _find(metrics, path)
+    if isinstance(value, Mapping):
+        return Figure(value["mean"], value["interval_95"]) if "interval_95" in value else None
+    if not isinstance(value, int | float):
+        return None
+    return Figure(value, _find(metrics.get("intervals_95", {}), path))
+
+
+def _find(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path in nested mappings; None if there is none."""
+    if path in values:
+        return values[path]
+    for key, inner in values.items():
+        if isinstance(inner, Mapping) and path.startswith(f"{key}."):
+            found = _find(inner, path.removeprefix(f"{key}."))
+            if found is not None:
+                return found
+    return None
