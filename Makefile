@@ -12,10 +12,11 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, TRL, the conversion of GGUF and uv have environments of their own.
+# The documentation tools, TRL, the conversion of GGUF, trackers and uv have environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 QUALITY := .venv-quality
+TRACKERS := .venv-trackers
 LOCK := .venv-lock
 
 # Byte-identical results need the same number of cores.
@@ -33,7 +34,7 @@ demo: $(VENV)/demo
 test-quick: $(VENV)/test
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
 
-test: $(VENV)/test lint
+test: $(VENV)/test $(TRACKERS)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
@@ -117,7 +118,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(TRACKERS) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -149,4 +150,11 @@ $(TRL)/ready: tests/benchmarks/requirements-trl.txt
 $(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo
 	rm -rf $(QUALITY)
 	$(ACTIVATE) pip install --quiet --no-deps --target $(QUALITY) --requirement $<
+	touch $@
+
+# Only the libraries of trackers: scripts/track.py needs no others.
+$(TRACKERS)/ready: tests/requirements-trackers.txt
+	rm -rf $(TRACKERS)
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/pip install --quiet --requirement $<
 	touch $@

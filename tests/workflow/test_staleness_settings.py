@@ -393,6 +393,7 @@ PLACE = {
 }
 PLACEMENT = {
     "save_steps": 7,
+    "trackers": ["mlflow"],
     "cache": "elsewhere",
     "cache_max_size": "1G",
     "container": "docker://registry.example.com/snakechat",
@@ -615,6 +616,7 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
+    "trackers": fresh(placement("trackers")),
     "another cache and image": fresh(placement("cache", "cache_max_size", "container")),
     "deployment": fresh(placement("deployment")),
     "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
@@ -687,7 +689,14 @@ def test_every_placement_is_changed():
         assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
         assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
     common = PLACEMENT.keys() & CONFIG.keys()
-    assert common == {"save_steps", "deployment", "cache", "cache_max_size", "container"}
+    assert common == {
+        "save_steps",
+        "trackers",
+        "deployment",
+        "cache",
+        "cache_max_size",
+        "container",
+    }
     assert all(PLACEMENT[name] != CONFIG[name] for name in common)
 
 
