@@ -54,6 +54,7 @@ from snakechat.config.job_settings import (
     tokenizer_inputs,
     training_job,
 )
+from snakechat.config.licenses import LicenseCheck, declared_license, declared_licenses
 from snakechat.config.llm_judges import check_keys, judge_access
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
@@ -135,6 +136,8 @@ def prepare():
 
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
+LICENSES = LicenseCheck(CONFIG, SPECS)
+DECLARED_LICENSES = declared_licenses(CONFIG)
 
 # Snakemake uses the image with --sdm apptainer alone.
 if CONFIG.values["container"]:
@@ -235,6 +238,8 @@ def inputs(rule):
         name = "/".join(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
+        if rule.startswith("train_") and workflow.is_main_process:
+            LICENSES.check(rule, name)
         if SPECS_FOLDER:
             write_spec(spec, Path(SPECS_FOLDER))
         SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))
@@ -359,6 +364,7 @@ def placement_json(stage=None, single_process=False, **more):
                 **COMMON_PLACEMENT,
                 **access_to(judges),
                 "save_steps": config["save_steps"],
+                "licenses": DECLARED_LICENSES,
                 **more,
             }
         )
@@ -394,16 +400,23 @@ def initialization_json(wildcards):
     return canonical_json({**COMMON_PLACEMENT, "source": folder and str(folder), **excluded})
 
 
-def source_json(folder):
-    """Return a function of wildcards: the placement of a program that reads a local folder.
+def source_json(section, folder):
+    """Return a function of wildcards: the placement of a program that imports or fetches a source.
 
+    section: datasets or models.
     folder: a function of the config and a name (snakechat/config/job_files.py).
     """
 
     @fails_in_one_line
     def lookup(wildcards):
         source = folder(CONFIG, wildcards.name)
-        return canonical_json({**COMMON_PLACEMENT, "source": source and str(source)})
+        return canonical_json(
+            {
+                **COMMON_PLACEMENT,
+                "source": source and str(source),
+                "license": declared_license(CONFIG, section, wildcards.name),
+            }
+        )
 
     return lookup
 

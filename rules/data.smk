@@ -38,7 +38,7 @@ rule import_dataset:
     params:
         spec=spec_file,
         program=program("import_dataset"),
-        placement=source_json(dataset_folder),
+        placement=source_json("datasets", dataset_folder),
     message:
         "Importing dataset {wildcards.name}"
     shell:

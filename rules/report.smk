@@ -23,7 +23,10 @@ MORE = "More pages"
 SPECS.describe(
     "draw_report",
     folder="report",
-    settings=lambda *_: {"language": config["language"]},
+    settings=lambda stage, name: {
+        "language": config["language"],
+        "licenses": LICENSES.declared_for(report_inputs(CONFIG, stage, name)),
+    },
     inputs=lambda stage, name: report_inputs(CONFIG, stage, name),
     shows_provenance=True,
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from snakechat.data.licenses import source_licenses
 from snakechat.reporting.costs import cost_sections, read_runs, total_cost
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.data_plots import data_sections
@@ -17,6 +18,7 @@ from snakechat.reporting.html_pages import write_html, write_sections
 from snakechat.reporting.interpretation import rlhf_remarks
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import CURVES, N_
+from snakechat.reporting.license_table import license_section
 from snakechat.reporting.lineage_plot import lineage_svg
 from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.plots import Panel, draw_calibration, draw_columns
@@ -69,6 +71,7 @@ class Report:
         stage, name: Stage and name of the recipe.
         stages: The recipe's stage and those before it whose results are shown.
         metrics: metrics.json of their evaluations.
+        licenses: The licence of each external dataset and model, by path.
     """
 
     def __init__(self, job: Job[Any]) -> None:
@@ -77,6 +80,7 @@ class Report:
         self.stage, _, self.name = job.spec["name"].partition("/")
         self.path = f"output/{self.stage}/{self.name}"
         # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
+        self.licenses = source_licenses(job.lineage, job.settings.licenses)
         self.stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
         self.metrics: dict[str, dict[str, Any]] = {
             stage: json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
@@ -102,7 +106,7 @@ class Report:
             for stage in order
             for section in result_sections(stage, self.metrics[stage], self.translate)
         ]
-        recipe = recipe_table(self.path, self.job.lineage, self.translate)
+        recipe = recipe_table(self.path, self.job.lineage, self.licenses, self.translate)
         write_sections(
             self.folder / "results.html",
             self.language,
@@ -127,7 +131,10 @@ class Report:
             self.folder / "data.html",
             self.language,
             **self.header("data"),
-            sections=data_sections(statistics, tuple(STAGES), self.translate),
+            sections=[
+                *data_sections(statistics, tuple(STAGES), self.translate),
+                license_section(self.licenses, self.name, self.translate),
+            ],
         )
         write_statistics(self.folder / "data.csv", statistics)
 

@@ -216,6 +216,10 @@ SETTINGS = {
     "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),
     "datasets.max_rows": mine(SPLIT, max_rows=20),
     "datasets.exclude": mine(SPLIT, exclude=[{"pattern": "0001", "because": "a request"}]),
+    # A licence changes no bytes of data, and no training. TINY has no source with a licence.
+    "datasets.license": mine(set(), license="cc-by-nc-4.0"),
+    "models.license": Row(setting("models.far.license", "mit"), set(), (MINE,)),
+    "licenses": Row(setting("licenses", "strict"), set()),
     # Which files are read is decided by their digests.
     "datasets.follow_links": far(set(), follow_links=True),
     "reward_bench.follow_links": Row(setting("reward_bench.follow_links", True), set()),

@@ -25,6 +25,8 @@ Format = Annotated[str, Keyword("enum", list(FORMATS))]
 HubName = Annotated[
     str, Keyword("pattern", "^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")
 ]
+# An identifier of the Hub or of SPDX.
+License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+$")]
 # Files of a supported type inside the source.
 Glob = Annotated[
     str,
@@ -92,6 +94,7 @@ class SourceDataset(TypedDict):
     path: NotRequired[NonEmptyText]
     hub: NotRequired[HubName]
     revision: NotRequired[NonEmptyText]
+    license: NotRequired[License]
     format: Format
     columns: NotRequired[dict[str, NonEmptyText]]
     keep: NotRequired[Annotated[list[NonEmptyText], Keyword("minItems", 1)]]
@@ -178,6 +181,7 @@ class PretrainedModel(TypedDict):
     path: NotRequired[str]
     hub: NotRequired[HubName]
     revision: NotRequired[NonEmptyText]
+    license: NotRequired[License]
     template: NotRequired[Template]
     prompt_sets: NotRequired[PromptSets]
 
@@ -300,6 +304,7 @@ class Sections(TypedDict):
     cache: str | None
     cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
+    licenses: Literal["warn", "strict"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
     deployments: dict[Name, CompletePlacement]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snakechat.data.licenses import source_licenses
 from snakechat.reporting.pages import write_page
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank
@@ -41,6 +42,7 @@ def write_card(job: Job[Any]) -> None:
     path = spec["path"]
     auto_class, description = KINDS[spec["rule"]]
     versions = installed_versions(LIBRARIES)
+    licenses = source_licenses(job.lineage, job.placement.get("licenses", {}))
     write_page(
         job.result / "README.md",
         "model_card.md",
@@ -51,13 +53,13 @@ def write_card(job: Job[Any]) -> None:
         is_chat_model="Causal" in auto_class,
         stage=path.split("/")[1],
         hub_ids=hub_ids(job.lineage),
-        license=common_license(job.lineage),
+        license=common_license(job.lineage, licenses),
         spec_digest=digest(spec),
         seed=spec["settings"]["seed"],
         sources=[
             [
                 upstream,
-                origin_of(job.lineage[upstream]),
+                origin_of(job.lineage[upstream], licenses.get(upstream)),
                 f"`{job.lineage[upstream]['spec'][:16]}`",
             ]
             for column in lineage_columns(job.lineage)
@@ -117,19 +119,18 @@ def hub_ids(lineage: dict[str, Any]) -> dict[str, list[str]]:
     return {key: names for key, names in found.items() if names}
 
 
-def common_license(lineage: dict[str, Any]) -> str | None:
-    """Return the license that all base models have, or None."""
-    licenses = {
-        entry["facts"].get("licence")
-        for entry in lineage.values()
-        if entry["rule"] == "fetch_model"
-    }
-    return licenses.pop() if len(licenses) == 1 else None
+def common_license(lineage: dict[str, Any], licenses: Mapping[str, str | None]) -> str | None:
+    """Return the licence that all base models have, or None.
+
+    licenses: The licences of all sources, by path.
+    """
+    found = {licenses[path] for path, entry in lineage.items() if entry["rule"] == "fetch_model"}
+    return found.pop() if len(found) == 1 else None
 
 
-def origin_of(entry: dict[str, Any]) -> str:
+def origin_of(entry: dict[str, Any], license: str | None) -> str:
     """Describe the external source of a job in the lineage; "" if all its inputs are jobs."""
-    settings, license = entry["settings"], entry["facts"].get("licence")
+    settings = entry["settings"]
     suffix = f", licence {license}" if license else ""
     if "hub" in settings:
         # The commit, because a revision may be a branch.

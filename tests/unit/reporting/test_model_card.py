@@ -35,7 +35,7 @@ ORIGINS = {
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_the_origin_of_a_job(origin):
     entry = {"facts": {}, "files": {"number": 0, "digest": digest({})}, **ORIGINS[origin]}
-    assert origin_of(entry) == origin
+    assert origin_of(entry, entry["facts"].get("licence")) == origin
 
 
 def entry(rule, hub, licence=None):
@@ -58,13 +58,13 @@ LINEAGE = {
 }
 
 
-def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None):
+def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None, licenses=()):
     """Write a card; return its metadata and its text."""
     path = f"output/{rule.removeprefix('train_')}/mine"
     spec = {"rule": rule, "name": "mine", "path": path, "settings": {"seed": 7, "datasets": []}}
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2}
+    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2, "licenses": dict(licenses)}
     if options is not None:
         placement["options"] = options
     job = SimpleNamespace(spec=spec, lineage=lineage, result=folder, placement=placement)
@@ -131,11 +131,18 @@ def test_a_card_without_a_license_has_no_such_key(tmp_path):
     assert "license" not in metadata
 
 
-def test_text_from_the_hub_is_escaped(tmp_path):
+def test_a_license_from_the_hub_that_is_no_word_is_unknown(tmp_path):
     lineage = {"output/models/base": entry("fetch_model", "a/b", "x|y <script>")}
     metadata, text = card_of(tmp_path, lineage=lineage)
-    assert "licence x&#124;y &lt;script&gt; |" in text and "<script>" not in text
-    assert metadata["license"] == "x|y <script>"
+    assert "<script>" not in text and "license" not in metadata
+
+
+def test_a_declared_license_replaces_the_recorded_one(tmp_path):
+    declared = {"output/models/base": "mit", "output/data/pairs": "odc-by"}
+    metadata, text = card_of(tmp_path, licenses=declared)
+    assert metadata["license"] == "mit"
+    assert f"mine/base at {'f' * 40}, licence mit |" in text
+    assert f"mine/pairs at {'i' * 40}, licence odc-by |" in text
 
 
 def test_the_commands_of_a_card_have_the_options_of_the_build(tmp_path):

@@ -244,7 +244,7 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
     settings = {"algorithm": "rloo", "seed": 1234, "actor": "a", "reward": None}
     settings["reward_functions"] = {"length": -0.5, "right": 1}
     lineage = {"output/rlhf/mine": {"rule": "train_rlhf", "name": "mine", "settings": settings}}
-    assert recipe_table("output/rlhf/mine", lineage, english).rows[2:] == [
+    assert recipe_table("output/rlhf/mine", lineage, {}, english).rows[2:] == [
         ["seed", "1234"],
         ["SFT model", "sft/a"],
         ["reward model", "none"],
@@ -255,7 +255,7 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
 def test_changes_that_a_person_accepted_are_listed():
     change = {"date": "2026-01-02", "because": "same losses", "changes": ["program x.py changed"]}
     job = {"rule": "train_sft", "name": "a", "settings": {"seed": 1}, "accepted": [change]}
-    assert recipe_table("output/sft/a", {"output/sft/a": job}, english).rows == [
+    assert recipe_table("output/sft/a", {"output/sft/a": job}, {}, english).rows == [
         ["recipe", "sft/a"],
         ["seed", "1"],
         ["accepted: train_sft a", "2026-01-02: same losses (program x.py changed)"],
