@@ -13,12 +13,12 @@ from snakechat.data.licenses import source_licenses
 from snakechat.reporting.costs import cost_sections, read_runs, total_cost
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.data_plots import data_sections
+from snakechat.reporting.data_statement import statement_sections
 from snakechat.reporting.formatting import format_significant
 from snakechat.reporting.html_pages import write_html, write_sections
 from snakechat.reporting.interpretation import rlhf_remarks
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import CURVES, N_
-from snakechat.reporting.license_table import license_section
 from snakechat.reporting.lineage_plot import lineage_svg
 from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.plots import Panel, draw_calibration, draw_columns
@@ -57,6 +57,7 @@ def main(job: Job[Any]) -> None:
     report = Report(job)
     report.write_results()
     report.write_data()
+    report.write_statement()
     report.write_training()
     report.write_lineage()
     report.write_costs()
@@ -131,12 +132,27 @@ class Report:
             self.folder / "data.html",
             self.language,
             **self.header("data"),
-            sections=[
-                *data_sections(statistics, tuple(STAGES), self.translate),
-                license_section(self.licenses, self.name, self.translate),
-            ],
+            sections=data_sections(statistics, tuple(STAGES), self.translate),
         )
         write_statistics(self.folder / "data.csv", statistics)
+
+    def write_statement(self) -> None:
+        """Write the statement of the training data."""
+        translate, lineage = self.translate, self.job.lineage
+        header = self.header("data") | {"title": translate("Data statement"), "chapter": None}
+        write_sections(
+            self.folder / "statement.html",
+            self.language,
+            **header,
+            sections=statement_sections(self.path, lineage, self.licenses, translate),
+            notes=[
+                translate(
+                    "In the order of the European Union's template for the public summary of"
+                    " training content. From the manifests of the build; licences as declared in"
+                    " the config or on cards. Facts to look up, no legal advice."
+                )
+            ],
+        )
 
     def write_training(self) -> None:
         """Write the curves of each training, and the calibration of models of pairs."""

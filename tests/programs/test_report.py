@@ -36,7 +36,7 @@ def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
 
 CHAPTERS = {
     "1 Results": {"results.html", "metrics.csv"},
-    "2 Data": {"data.html", "data.csv"},
+    "2 Data": {"data.html", "data.csv", "statement.html"},
     "3 Training": {"training.html"},
     "4 Lineage": {"lineage.html"},
     "5 Costs": {"costs.html"},

@@ -77,7 +77,8 @@ CONFLICTS = {
 
 @pytest.mark.parametrize(("sources", "text"), CONFLICTS.values(), ids=CONFLICTS)
 def test_a_conflict_is_a_warning_or_an_error(capsys, sources, text):
-    assert warnings(capsys, check_of(**sources)) == [f"warning: licences of output/sft/mine: {text}"]
+    line = f"warning: licences of output/sft/mine: {text}"
+    assert warnings(capsys, check_of(**sources)) == [line]
     with pytest.raises(ConfigError) as error:
         check_of("strict", **sources).check(*TRAINING)
     assert str(error.value) == f"config: licenses: strict, and output/sft/mine: {text}"
