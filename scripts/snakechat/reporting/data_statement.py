@@ -102,7 +102,7 @@ def source_tables(sources: Sequence[DataSource], origin: str, translate: Transla
         ]
         for source in sources
     ]
-    return [Table("", [*head, *size_names(translate)], rows)] if rows else []
+    return [Table("", [*head, *size_names(translate)], rows, stack=True)] if rows else []
 
 
 def size_names(translate: Translate) -> list[str]:
@@ -122,7 +122,7 @@ def synthetic_section(sources: Sequence[DataSource], translate: Translate) -> Se
     return Section(
         translate("2.5 Synthetic data"),
         remarks=[] if rows else [translate("None.")],
-        shown_tables=[Table("", head, rows)] if rows else [],
+        shown_tables=[Table("", head, rows, stack=True)] if rows else [],
         caption=translate(
             "Responses that RLHF samples during training are not listed: no file keeps them all."
         )
@@ -166,6 +166,7 @@ def processing_section(sources: Sequence[DataSource], translate: Translate) -> S
                 translate("Splits"),
                 [translate("dataset and phase"), translate("rows"), translate("prompts also in")],
                 splits,
+                stack=True,
             ),
         ],
     )
