@@ -24,7 +24,11 @@ LIBRARIES = {
     "huggingface_hub": {"data", "modeling"},
     "jsonschema": {"config"},
     "matplotlib": {"reporting"},
+    "py3langid": {"data"},
     "pyarrow": {"data"},
+    "rensa": {"data"},
+    # Only scripts/export_crate.py.
+    "rocrate": set(),
     "snakemake": {"workflow"},
     "vllm": {"modeling"},
 }
