@@ -25,9 +25,12 @@ from snakechat.config.job_files import (
     task_files,
     tokenizer_files,
     tokenizer_folder,
+    word_files,
 )
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
+    filter_inputs,
+    filter_settings,
     generation_inputs,
     import_settings,
     labelling_inputs,
@@ -48,6 +51,7 @@ from snakechat.config.job_settings import (
     scoring_inputs,
     selection_inputs,
     selection_settings,
+    split_inputs,
     split_settings,
     tokenization_inputs,
     tokenization_settings,
@@ -389,6 +393,13 @@ def labelling_json(wildcards):
 def splitting_json(wildcards):
     """Return the placement of the program that splits a dataset."""
     return canonical_json({**COMMON_PLACEMENT, **exclude_placement(CONFIG, wildcards.name)})
+
+
+@fails_in_one_line
+def filtering_json(wildcards):
+    """Return the placement of the program that filters a dataset."""
+    files = {name: str(path) for name, path in word_files(CONFIG, wildcards.name).items()}
+    return canonical_json({**COMMON_PLACEMENT, **files})
 
 
 @fails_in_one_line

@@ -60,6 +60,9 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
     removed: Counter[str] = Counter()
     for reasons in facts.get("dropped", {}).values():
         removed.update(reasons)
+    filtered = lineage.get(f"output/filtered/{entry['name']}", {"facts": {}})
+    for filters in filtered["facts"].get("filtered", {}).values():
+        removed.update(filters)
     if excluded := len(split["facts"].get("excluded", ())):
         removed["excluded"] = excluded
     return DataSource(
