@@ -49,7 +49,13 @@ def main():
                 found = pool.apply(run, (Path(folder), name, settings))
             removed = set(found.pop("removed"))
             if name == "near_duplicates":
-                copies = truth["near"] | truth["exact"]
+                similarities = truth["similarities"]
+                copies = {row for row, value in similarities.items() if value >= THRESHOLD}
+                others = [similarities.get(row, 0) for row in removed - copies]
+                found["most_similar_of_the_missed"] = max(
+                    (similarities[row] for row in copies - removed), default=None
+                )
+                found["least_similar_of_the_removed"] = min(others, default=None)
                 found["precision"] = len(removed & copies) / len(removed)
                 found["recall"] = len(removed & copies) / len(copies)
                 found["duplicates"] = len(copies)
@@ -60,11 +66,14 @@ def main():
 
 
 def write_rows(folder, rows):
-    """Write the rows and an evaluation set; return the numbers of near and of exact duplicates."""
+    """Write the rows and an evaluation set.
+
+    Return the numbers of exact duplicates, and the similarity of each copy to its source by number.
+    """
     rng = random.Random(1)
     words = [f"word{number}" for number in range(30_000)]
     weights = [1 / (number + 1) for number in range(len(words))]
-    originals, near, exact = [], set(), set()
+    originals, similarities, exact = [], {}, set()
     with RecordWriter(folder / "train.parquet") as writer:
         for number in range(rows):
             kind = number % 10
@@ -74,10 +83,9 @@ def write_rows(folder, rows):
                 if kind == 4:
                     for place in rng.sample(range(WORDS), rng.randrange(1, 15)):
                         text[place] = rng.choice(words)
-                    if similarity(source, text) >= THRESHOLD:
-                        near.add(number)
                 else:
                     exact.add(number)
+                similarities[number] = round(similarity(source, text), 4)
             else:
                 text = rng.choices(words, weights, k=WORDS)
                 originals.append(text)
@@ -87,7 +95,7 @@ def write_rows(folder, rows):
         for _ in range(1000):
             writer.write((" ".join(rng.choices(words, k=WORDS)), None, None))
     (folder / "words.txt").write_text("".join(f"forbidden{number}\n" for number in range(1000)))
-    return {"near": near, "exact": exact}
+    return {"exact": exact, "similarities": similarities}
 
 
 def similarity(first, second):
