@@ -200,11 +200,10 @@ OURS = {
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
         "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
         "picked": {"generations": "tiny", "select": "best"},
-        # It has prompts of the toy.
         "clean": {
-            "generate": "shop",
-            "rows": 60,
-            "eval_rows": 10,
+            "path": "another",
+            "format": "plain",
+            "on_bad_row": "skip",
             "filters": {"decontaminate": ["toy"], "characters": {"prompt": [1, 200]}},
         },
         "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
