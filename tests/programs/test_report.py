@@ -105,7 +105,8 @@ def test_the_results_page_has_the_metrics_of_the_evaluations(quick):
 
 def test_chapters_number_through(quick):
     for place, chapter in enumerate(CHAPTERS, 1):
-        [name] = {name for name in CHAPTERS[chapter] if name in PAGES}
+        # The statement has the numbers of the European Union's template.
+        [name] = {name for name in CHAPTERS[chapter] if name in PAGES} - {"statement.html"}
         page = (quick.folder / "output/report/rlhf/tiny" / name).read_text()
         number, title = chapter.split()
         assert f'<h1><span class="number">{number}</span>{title}</h1>' in page

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from snakechat.workflow.lineage import Lineage, evaluation_sets
+
 # The file that code digests find by this name (snakechat.workflow.code_digests).
 TABLE = "licenses.toml"
 # The rules whose results come from outside of the build.
@@ -192,15 +194,14 @@ def source_name(path: str) -> str:
     return path.removeprefix("output/")
 
 
-def source_licenses(
-    lineage: Mapping[str, Mapping[str, Any]], declared: Mapping[str, str]
-) -> dict[str, str | None]:
+def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, str | None]:
     """Return the licence of each external dataset and model of a lineage, by path.
 
     declared: Licences that the config declares, by path; the others are those that were recorded.
     """
+    unused = evaluation_sets(lineage)
     return {
         path: declared.get(path) or normalized_license(entry["facts"].get("licence"))
         for path, entry in lineage.items()
-        if is_source(entry["rule"], entry["settings"])
+        if is_source(entry["rule"], entry["settings"]) and path not in unused
     }

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from snakechat.workflow.lineage import Lineage
+from snakechat.workflow.lineage import Lineage, evaluation_sets
 
 # What makes records, and where they come from.
 IMPORT, SELECT, LABEL = "import_dataset", "select_responses", "label_pairs"
@@ -44,10 +44,11 @@ def data_sources(lineage: Lineage, licenses: Mapping[str, str | None]) -> list[D
 
     licenses: The licence of each external source, by path.
     """
+    unused = evaluation_sets(lineage)
     return [
         data_source(lineage, path, licenses.get(path))
         for path, entry in sorted(lineage.items())
-        if entry["rule"] in (IMPORT, SELECT, LABEL)
+        if entry["rule"] in (IMPORT, SELECT, LABEL) and path not in unused
     ]
 
 

@@ -136,13 +136,12 @@ def data_row(source: DataSource) -> list[str]:
     """Return the row of a dataset in the statement of the training data."""
     rows = [f"{split} {count:,}" for split, count in source.rows.items()]
     removed = [f"{reason} {count:,}" for reason, count in source.removed.items() if count]
-    overlaps = {
-        f"{phase} and {other} {count:,}"
-        for phase, of in source.phases.items()
-        for other, count in of.get("rows_whose_prompt_is_in", {}).items()
-    }
+    overlaps: dict[frozenset[str], str] = {}
+    for phase, of in source.phases.items():
+        for other, count in of.get("rows_whose_prompt_is_in", {}).items():
+            overlaps.setdefault(frozenset((phase, other)), f"{phase} and {other} {count:,}")
     license = source.license or ("" if source.kind == "synthetic" else "unknown")
-    cells = [source.languages, rows, removed, sorted(overlaps)]
+    cells = [source.languages, rows, removed, list(overlaps.values())]
     return [source.name, KINDS_OF_DATA[source.kind], license, *map(", ".join, cells)]
 
 
