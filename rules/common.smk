@@ -30,9 +30,12 @@ from snakechat.config.job_files import (
     task_files,
     tokenizer_files,
     tokenizer_folder,
+    word_files,
 )
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
+    filter_inputs,
+    filter_settings,
     generation_inputs,
     held_out_datasets,
     held_out_tokens,
@@ -56,12 +59,14 @@ from snakechat.config.job_settings import (
     scoring_inputs,
     selection_inputs,
     selection_settings,
+    split_inputs,
     split_settings,
     tokenization_inputs,
     tokenization_settings,
     tokenizer_inputs,
     training_job,
 )
+from snakechat.config.licenses import LicenseCheck, declared_license, declared_licenses
 from snakechat.config.llm_judges import check_keys, judge_access
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
@@ -152,6 +157,8 @@ def prepare():
 
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
+LICENSES = LicenseCheck(CONFIG, SPECS)
+DECLARED_LICENSES = declared_licenses(CONFIG)
 
 # Snakemake uses the image with --sdm apptainer alone.
 if CONFIG.values["container"]:
@@ -277,6 +284,8 @@ def inputs(rule):
         name = "/".join(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
+        if rule.startswith("train_") and workflow.is_main_process:
+            LICENSES.check(rule, name)
         if SPECS_FOLDER:
             write_spec(spec, Path(SPECS_FOLDER))
         SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))
@@ -405,6 +414,7 @@ def placement_json(stage=None, single_process=False, **more):
                 **access_to(judges),
                 "save_steps": config["save_steps"],
                 "trackers": config["trackers"],
+                "licenses": DECLARED_LICENSES,
                 **more,
             }
         )
@@ -432,6 +442,13 @@ def splitting_json(wildcards):
 
 
 @fails_in_one_line
+def filtering_json(wildcards):
+    """Return the placement of the program that filters a dataset."""
+    files = {name: str(path) for name, path in word_files(CONFIG, wildcards.name).items()}
+    return canonical_json({**COMMON_PLACEMENT, **files})
+
+
+@fails_in_one_line
 def initialization_json(wildcards):
     """Return the placement of the program that initializes a model."""
     folder = tokenizer_folder(CONFIG, wildcards.name)
@@ -440,16 +457,23 @@ def initialization_json(wildcards):
     return canonical_json({**COMMON_PLACEMENT, "source": folder and str(folder), **excluded})
 
 
-def source_json(folder):
-    """Return a function of wildcards: the placement of a program that reads a local folder.
+def source_json(section, folder):
+    """Return a function of wildcards: the placement of a program that imports or fetches a source.
 
+    section: datasets or models.
     folder: a function of the config and a name (snakechat/config/job_files.py).
     """
 
     @fails_in_one_line
     def lookup(wildcards):
         source = folder(CONFIG, wildcards.name)
-        return canonical_json({**COMMON_PLACEMENT, "source": source and str(source)})
+        return canonical_json(
+            {
+                **COMMON_PLACEMENT,
+                "source": source and str(source),
+                "license": declared_license(CONFIG, section, wildcards.name),
+            }
+        )
 
     return lookup
 

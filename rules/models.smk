@@ -33,7 +33,7 @@ rule fetch_model:
     params:
         spec=spec_file,
         program=program("fetch_model"),
-        placement=source_json(model_folder),
+        placement=source_json("models", model_folder),
     message:
         "Fetching model {wildcards.name}"
     shell:

@@ -69,7 +69,8 @@ def source_files(job: Job[Any]) -> Iterator[list[Path]]:
 def hub_files(job: Job[Any]) -> list[Path]:
     """Return the files of a hub source; record its commit and licence."""
     # Imported here because it takes a second, which other sources need not spend.
-    from snakechat.data.hub import fetch, licence_of
+    from snakechat.data.cards import card_facts
+    from snakechat.data.hub import fetch
     from snakechat.data.model_files import CARD
 
     settings = job.settings
@@ -82,7 +83,7 @@ def hub_files(job: Job[Any]) -> list[Path]:
         return [*chosen, CARD] if CARD in paths else chosen
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
-    job.facts |= {"commit": commit, "licence": licence_of(folder)}
+    job.facts |= {"commit": commit, "licence": card_facts(folder)["licence"]}
     return [folder / path for path in paths if path != CARD]
 
 

@@ -6,7 +6,8 @@ The result has safetensors.
 import tempfile
 from pathlib import Path
 
-from snakechat.data.hub import fetch, licence_of
+from snakechat.data.cards import card_facts
+from snakechat.data.hub import fetch
 from snakechat.data.model_files import model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
@@ -38,7 +39,9 @@ def main(job: Job) -> None:
 
 def save(job: Job, folder: Path, source: str) -> None:
     """Save the model of a folder as the result. source: description of the model for errors."""
-    job.facts["licence"] = licence_of(folder)
+    job.facts |= card_facts(folder)
+    if declared := job.placement.get("license"):
+        job.facts["licence"] = declared
     try:
         load_tokenizer(folder).save_pretrained(job.result)
         copy_model(folder, job.result)

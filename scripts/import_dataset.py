@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files
 from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
 from snakechat.data.reading_process import Position, read_in_child
@@ -36,8 +37,11 @@ def main(job: Job) -> None:
             import_splits(job, splits)
     else:
         splits, planned = local_files(job)
+        job.facts |= card_facts(Path(job.placement["source"]))
         with planned_files(planned):
             import_splits(job, splits)
+    if declared := job.placement.get("license"):
+        job.facts["licence"] = declared
     write_statistics(job)
 
 
@@ -68,9 +72,9 @@ def local_files(job: Job) -> tuple[dict[str, dict[str, Path]], dict[Path, str]]:
 
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of a hub source; record its commit and licence."""
+    """Return {split: {name: path}} of a hub source; record its commit and the facts of its card."""
     # Imported here because it takes a second, which other sources need not spend.
-    from snakechat.data.hub import fetch, licence_of
+    from snakechat.data.hub import fetch
     from snakechat.data.model_files import CARD
 
     settings = job.settings
@@ -89,7 +93,7 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
         return [*chosen, CARD] if CARD in paths else chosen
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
-    job.facts |= {"commit": commit, "licence": licence_of(folder)}
+    job.facts |= {"commit": commit, **card_facts(folder)}
     return {
         split: {path: folder / path for path in files} for split, files in data_files(paths).items()
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from snakechat.data.exclusions import exclude_rows
+from snakechat.data.exclusions import removed_rows
 from snakechat.data.formats import Record
 from snakechat.data.records import read_records
 from snakechat.data.tokenizers import load_tokenizer
@@ -32,13 +32,10 @@ def main(job: Job) -> None:
 def tokenizer_rows(job: Job) -> Iterator[Record]:
     """Yield the training records of the dataset that the tokenizer is trained on."""
     path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
-    excluded: set[int] = set()
-    if "exclude" in settings:
-        paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
-        rows = exclude_rows(job, settings["exclude"], paths, settings["train_on"])
-        excluded.update(rows["train"].tolist())
+    paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
+    removed = set(removed_rows(job, settings, paths, settings["train_on"])["train"].tolist())
     for number, record in enumerate(read_records(path)):
-        if number not in excluded:
+        if number not in removed:
             yield record
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
-from snakechat.data.exclusions import exclude_rows
+from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import split_rows
 from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.statistics import write_statistics
@@ -31,14 +31,12 @@ def main(job: Job[SimpleNamespace]) -> None:
     judge = load_judges(job)[settings.llm_judge]
     job.facts |= {"swapped": {}, "dropped": {}}
     paths = {split: job.inputs["records"] / f"{split}.parquet" for split in ("train", "eval")}
-    excluded = dict.fromkeys(paths, np.empty(0, np.int64))
-    if hasattr(settings, "exclude"):
-        labelled = job.spec["inputs"]["records"]["name"]
-        excluded = exclude_rows(job, settings.exclude, paths, labelled)
+    labelled = job.spec["inputs"]["records"].get("name", "")
+    removed = removed_rows(job, vars(settings), paths, labelled)
     for split, path in paths.items():
         number = pq.read_metadata(path).num_rows
         [drawn] = split_rows(number, [1], settings.seed, settings.max_rows)
-        rows = np.setdiff1d(drawn, excluded[split])
+        rows = np.setdiff1d(drawn, removed[split])
         num_swapped, dropped = 0, Counter[str]()
         with RecordWriter(job.result / f"{split}.parquet") as writer:
             for start in tqdm(range(0, len(rows), BATCH_SIZE), split, unit="batch", mininterval=2):

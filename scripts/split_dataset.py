@@ -1,9 +1,9 @@
 """Split a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy with row numbers.
 
 If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
-row numbers of train.parquet too. Excluded rows are removed after the split, so that all other rows
-stay in their phases. stats.json has the number of rows of each phase, and how many of them have a
-prompt that occurs in another phase.
+row numbers of train.parquet too. Rows that the dataset excludes or filters are removed after the
+split, so that all other rows stay in their phases. stats.json has the number of rows of each phase,
+and how many of them have a prompt that occurs in another phase; the manifest records the same.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.exclusions import exclude_rows
+from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import PHASES, split_groups, split_rows
 from snakechat.data.records import read_records
 from snakechat.data.statistics import count_shared, fingerprint
@@ -38,13 +38,11 @@ def main(job: Job) -> None:
         split: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
         for split, path in paths.items()
     }
-    excluded = dict.fromkeys(paths, np.empty(0, np.int64))
-    if hasattr(settings, "exclude"):
-        excluded = exclude_rows(job, settings.exclude, paths, job.spec["name"])
+    removed = removed_rows(job, vars(settings), paths, job.spec["name"])
     rows = {split: np.arange(len(fingerprints)) for split, fingerprints in prompts.items()}
     if "eval" not in prompts:
         rows["train"], rows["eval"] = divide(prompts["train"], [9, 1])
-        prompts["eval"], excluded["eval"] = prompts["train"], excluded["train"]
+        prompts["eval"], removed["eval"] = prompts["train"], removed["train"]
 
     stats: dict[str, dict[str, Any]] = {}
     phase_prompts = {}
@@ -52,13 +50,14 @@ def main(job: Job) -> None:
         phases = divide(prompts[split][rows[split]], weights, settings.max_rows)
         for phase, indices in zip(PHASES, phases, strict=True):
             name = f"{phase}.{split}"
-            numbers = np.setdiff1d(rows[split][indices], excluded[split])
+            numbers = np.setdiff1d(rows[split][indices], removed[split])
             save_array(job.result / f"{name}.npy", numbers)
             phase_prompts[name] = prompts[split][numbers]
             stats[name] = {"rows": len(numbers)}
     for name, other in permutations(phase_prompts, 2):
         if overlap := count_shared(phase_prompts[name], phase_prompts[other]):
             stats[name].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
+    job.facts["phases"] = stats
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
     sizes = ", ".join(f"{name} {counts['rows']:,}" for name, counts in stats.items())
     print(f"{job.spec['name']}: {sizes}")

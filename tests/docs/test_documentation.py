@@ -354,10 +354,11 @@ def workflow(tmp_path_factory):
     copy_sources(folder)
     if (ROOT / "kubernetes").exists() and not (folder / "kubernetes").exists():
         (folder / "kubernetes").symlink_to("profiles/kubernetes")
-    for name in ("mydata", "data/rm-static"):
+    for name in ("mydata", "bench", "data/rm-static"):
         (folder / name).mkdir(parents=True)
         row = '{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n'
         (folder / name / "rows.jsonl").write_text(row)
+    (folder / "words.txt").write_text("forbidden\n")
     model = folder / "models/opt-125m"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

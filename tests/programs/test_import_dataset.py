@@ -488,6 +488,7 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert manifest(imported, "data", "bad_lines")["facts"] == {
         "dropped": {"train": {"bad row": number}},
         "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
+        "licence": None,
     }
     text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
     listed = [json.loads(line) for line in text.splitlines()]

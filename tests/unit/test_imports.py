@@ -24,7 +24,11 @@ LIBRARIES = {
     "huggingface_hub": {"data", "modeling"},
     "jsonschema": {"config"},
     "matplotlib": {"reporting"},
+    "py3langid": {"data"},
     "pyarrow": {"data"},
+    "rensa": {"data"},
+    # Only scripts/export_crate.py.
+    "rocrate": set(),
     "snakemake": {"workflow"},
     "vllm": {"modeling"},
 }
@@ -94,7 +98,15 @@ def test_planning_loads_no_heavy_library():
 
 
 @pytest.mark.parametrize(
-    "program", ["import_dataset", "split_dataset", "draw_report", "write_record", "draw_zero"]
+    "program",
+    [
+        "import_dataset",
+        "filter_dataset",
+        "split_dataset",
+        "draw_report",
+        "write_record",
+        "draw_zero",
+    ],
 )
 def test_program_for_data_or_pages_does_not_load_torch(program):
     assert loaded_by(f"import {program}", {"torch", "transformers", "deepspeed"}) == []

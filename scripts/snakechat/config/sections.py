@@ -8,6 +8,7 @@ from snakechat.config.common import (
     Keyword,
     Name,
     NonNegative,
+    NonNegativeInt,
     Positive,
     Seed,
     Template,
@@ -25,6 +26,8 @@ Format = Annotated[str, Keyword("enum", list(FORMATS))]
 HubName = Annotated[
     str, Keyword("pattern", "^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")
 ]
+# An identifier of the Hub or of SPDX.
+License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+$")]
 # Files of a supported type inside the source.
 Glob = Annotated[
     str,
@@ -86,12 +89,46 @@ Exclude = Annotated[
 ]
 
 
+# The smallest and the largest number of characters.
+CharacterRange = tuple[NonNegativeInt, NonNegativeInt]
+
+
+class CharacterBounds(TypedDict):
+    """Bounds of the characters of prompts and of each response."""
+
+    prompt: NotRequired[CharacterRange]
+    response: NotRequired[CharacterRange]
+
+
+class Filters(TypedDict):
+    """Filters of the rows of a dataset, in the order in which rows meet them."""
+
+    characters: NotRequired[Annotated[CharacterBounds, Keyword("minProperties", 1)]]
+    words: NotRequired[NonEmptyText]
+    languages: NotRequired[
+        Annotated[
+            list[Annotated[str, Keyword("pattern", "^[a-z]{2,3}$")]],
+            Keyword("minItems", 1),
+            Keyword("uniqueItems", True),
+        ]
+    ]
+    decontaminate: NotRequired[
+        Annotated[list[str], Keyword("minItems", 1), Keyword("uniqueItems", True)]
+    ]
+    exact_duplicates: NotRequired[bool]
+    near_duplicates: NotRequired[Annotated[float, Keyword("minimum", 0.1), Keyword("maximum", 1)]]
+
+
+RowFilters = Annotated[Filters, Keyword("minProperties", 1)]
+
+
 class SourceDataset(TypedDict):
     """A dataset of local files or of the Hub."""
 
     path: NotRequired[NonEmptyText]
     hub: NotRequired[HubName]
     revision: NotRequired[NonEmptyText]
+    license: NotRequired[License]
     format: Format
     columns: NotRequired[dict[str, NonEmptyText]]
     keep: NotRequired[Annotated[list[NonEmptyText], Keyword("minItems", 1)]]
@@ -103,6 +140,7 @@ class SourceDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
+    filters: NotRequired[RowFilters]
 
 
 class GeneratedDataset(TypedDict):
@@ -115,6 +153,7 @@ class GeneratedDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
+    filters: NotRequired[RowFilters]
 
 
 class SelectedDataset(TypedDict):
@@ -127,6 +166,7 @@ class SelectedDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
+    filters: NotRequired[RowFilters]
 
 
 class LabelledDataset(TypedDict):
@@ -178,6 +218,7 @@ class PretrainedModel(TypedDict):
     path: NotRequired[str]
     hub: NotRequired[HubName]
     revision: NotRequired[NonEmptyText]
+    license: NotRequired[License]
     template: NotRequired[Template]
     prompt_sets: NotRequired[PromptSets]
 
@@ -337,6 +378,7 @@ class Sections(TypedDict):
     cache: str | None
     cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
+    licenses: Literal["warn", "strict"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
     deployments: dict[Name, CompletePlacement]

@@ -1,11 +1,12 @@
-"""Rows that a dataset excludes: named by their digests, in files of digests, or by patterns.
+"""Rows that a dataset removes: those that `exclude` names by their digests, in files of digests or
+by patterns, and those that its filters found (scripts/filter_dataset.py).
 
 They are removed after the split (scripts/split_dataset.py), so that no other row changes its phase.
 What else reads whole records, such as the training of a tokenizer, removes the same rows.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,8 +120,32 @@ def matches(pattern: re.Pattern[str], record: Iterable[str | None]) -> bool:
     return any(text is not None and pattern.search(text) for text in record)
 
 
+def removed_rows(
+    job: Job[Any], settings: Mapping[str, Any], paths: Mapping[str, Path], dataset: str
+) -> dict[str, np.ndarray]:
+    """Return the ascending numbers of the rows of each split that a dataset removes.
+
+    Args:
+        job: The job; its input `filtered`, if any, has the rows that filters found.
+        settings: The part of the spec that may have `exclude`.
+        paths: The records of each split.
+        dataset: Name of the dataset, for errors.
+
+    Raises:
+        InputError: As exclude_rows.
+    """
+    removed = dict.fromkeys(paths, np.empty(0, np.int64))
+    if "exclude" in settings:
+        removed = exclude_rows(job, settings["exclude"], paths, dataset)
+    if folder := job.inputs.get("filtered"):
+        for split in paths:
+            filtered = np.load(folder / f"{split}.npy", allow_pickle=False)
+            removed[split] = np.union1d(removed[split], filtered)
+    return removed
+
+
 def exclude_rows(
-    job: Job[Any], settings: dict[str, Any], paths: dict[str, Path], dataset: str
+    job: Job[Any], settings: dict[str, Any], paths: Mapping[str, Path], dataset: str
 ) -> dict[str, np.ndarray]:
     """Return the numbers of the excluded rows of each split, and record their digests in job.facts.
 

@@ -19,12 +19,10 @@ from typing import Any, Literal, TypeVar
 
 # The HTTP library of huggingface_hub.
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download, metadata_load, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoSibling
-from yaml import YAMLError
 
-from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
@@ -163,18 +161,6 @@ def repository_info(
         lambda: ask(repository, revision=revision, files_metadata=files, timeout=TIMEOUT),
         unreachable_waits=FIRST_WAITS,
     )
-
-
-def licence_of(folder: Path) -> str | None:
-    """Return the licence that the card of a repository names, or None.
-
-    Only a single word is returned, because the text appears in generated pages.
-    """
-    try:
-        licence = (metadata_load(folder / CARD) or {}).get("license", "")
-    except (FileNotFoundError, ValueError, YAMLError):
-        return None
-    return licence if re.fullmatch(r"[\w.+-]+", str(licence)) else None
 
 
 @contextmanager

@@ -82,6 +82,10 @@ class DatasetStatistics:
             summary["chosen_longer_share"] = round(chosen_longer / pairs, 4)
         return summary
 
+    def characters(self) -> int:
+        """Return the number of characters of all texts."""
+        return sum(map(sum, self.lengths.values()))
+
 
 def count_shared(prompts: np.ndarray, others: np.ndarray) -> int:
     """Return how many of the prompts occur in `others`; both are fingerprints, one per row."""
@@ -89,12 +93,17 @@ def count_shared(prompts: np.ndarray, others: np.ndarray) -> int:
 
 
 def write_statistics(job: Job[Any]) -> None:
-    """Write stats.json with statistics of the records of each split; facts: dropped rows."""
+    """Write stats.json with statistics of the records of each split, and record their sizes.
+
+    job.facts already has the dropped rows.
+    """
     stats = {}
     for path in sorted(job.result.glob("*.parquet")):
         statistics = DatasetStatistics()
         for record in read_records(path):
             statistics.add(*record)
+        size = {"rows": len(statistics.prompts), "characters": statistics.characters()}
+        job.facts.setdefault("size", {})[path.stem] = size
         stats[path.stem] = statistics.summary() | {"dropped": job.facts["dropped"][path.stem]}
         print(f"{job.spec['name']}: {stats[path.stem]['rows']:,} rows in split {path.stem}")
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

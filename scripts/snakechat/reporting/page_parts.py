@@ -38,12 +38,16 @@ class Card(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: the first cell of a row is its header. The head may be empty."""
+    """A table: the first cell of a row is its header. The head may be empty.
+
+    stack: Whether a phone shows each row as a block of lines, for tables of many columns.
+    """
 
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+    stack: bool = False
 
 
 class Section(NamedTuple):

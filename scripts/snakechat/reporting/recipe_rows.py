@@ -1,5 +1,6 @@
 """What a report was made from: the recipe, its models, its data, and accepted changes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.references import (
@@ -15,12 +16,18 @@ from snakechat.reporting.page_parts import Table
 from snakechat.reporting.translations import Translate
 
 
-def recipe_table(path: str, lineage: dict[str, Any], translate: Translate) -> Table:
+def recipe_table(
+    path: str,
+    lineage: dict[str, Any],
+    licenses: Mapping[str, str | None],
+    translate: Translate,
+) -> Table:
     """Return the table of a recipe, its models and its data.
 
     Args:
         path: Path of the training: output/STAGE/NAME.
         lineage: All upstream jobs of the report.
+        licenses: The licences of external sources, by path.
     """
     entry = lineage[path]
     settings = entry["settings"]
@@ -35,9 +42,10 @@ def recipe_table(path: str, lineage: dict[str, Any], translate: Translate) -> Ta
         "init_model": translate("base model"),
         "fetch_model": translate("base model"),
     }
-    for job in lineage.values():
+    for origin, job in lineage.items():
         if job["rule"] in kinds:
-            rows.append([f"{kinds[job['rule']]}: {job['name']}", origin_of(job)])
+            label = f"{kinds[job['rule']]}: {job['name']}"
+            rows.append([label, origin_of(job, licenses.get(origin))])
     for job in lineage.values():
         for accepted in job.get("accepted", ()):
             label = translate("accepted: {job}", job=f"{job['rule']} {job['name']}")

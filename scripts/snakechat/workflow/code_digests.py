@@ -21,8 +21,8 @@ from snakechat.workflow.digests import digest, file_digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.reachability import REWARDS, Reach
 
-# Folders of a package with files other than modules: Jinja templates, translations.
-DATA_FOLDERS = ("templates", "locale")
+# Folders of a package with files other than modules: Jinja templates, translations, tables.
+DATA_FOLDERS = ("templates", "locale", "tables")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 
 
@@ -42,9 +42,9 @@ class Code(NamedTuple):
 def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
     """Return the digests of what a program reaches, by file, and the libraries that it uses.
 
-    Our modules are those in the folder of the program. A template or a translation counts if a
-    string in the code is its path, relative to the folder `templates` or `locale` next to one of
-    the modules; so do the templates that it extends or includes.
+    Our modules are those in the folder of the program. A template, a translation or a table counts
+    if a string in the code is its path, relative to the folder `templates`, `locale` or `tables`
+    next to one of the modules; so do the templates that it extends or includes.
 
     A reward function may import modules in rewards/ and our modules. The data files that it reads
     are those in rewards/ that it declares: `FILES = ["words.txt"]`.

@@ -17,7 +17,6 @@ from itertools import pairwise
 import pytest
 
 from conftest import ROOT
-from snakechat.data.hub import licence_of
 from support.hub import ELSEWHERE, name_of, serving
 
 DATA = {
@@ -476,21 +475,3 @@ def test_branches_that_moved_since_the_import_are_described(hub):
     assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1
     line = branches_of(hub, results, HF_HUB_OFFLINE="1")
     assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line
-
-
-@pytest.mark.parametrize(
-    ("card", "licence"),
-    [
-        ("---\nlicense: cc-by-4.0\n---\n# Mine", "cc-by-4.0"),
-        ("# Mine", None),
-        ("---\ntags: [a]\n---\n", None),
-        ("---\nlicense: [mit, opt]\n---\n", None),
-        ("---\nlicense: [mit\n---\n", None),
-        ("---\n- mit\n---\n", None),
-        ("---\nlicense: 'mit | [x](http://x)'\n---\n", None),
-    ],
-)
-def test_licence_is_read_from_the_card_if_it_is_a_word(tmp_path, card, licence):
-    assert licence_of(tmp_path) is None
-    (tmp_path / "README.md").write_text(card)
-    assert licence_of(tmp_path) == licence

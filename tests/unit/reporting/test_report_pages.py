@@ -6,7 +6,7 @@ import re
 import pytest
 
 from snakechat.reporting.costs import cost_sections, read_runs, run_cells, total_cost
-from snakechat.reporting.data_plots import prompt_section
+from snakechat.reporting.data_plots import filter_section, prompt_section
 from snakechat.reporting.interpretation import pair_remarks, rlhf_remarks
 from snakechat.reporting.recipe_rows import recipe_table
 from snakechat.reporting.response_examples import write_responses
@@ -244,7 +244,7 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
     settings = {"algorithm": "rloo", "seed": 1234, "actor": "a", "reward": None}
     settings["reward_functions"] = {"length": -0.5, "right": 1}
     lineage = {"output/rlhf/mine": {"rule": "train_rlhf", "name": "mine", "settings": settings}}
-    assert recipe_table("output/rlhf/mine", lineage, english).rows[2:] == [
+    assert recipe_table("output/rlhf/mine", lineage, {}, english).rows[2:] == [
         ["seed", "1234"],
         ["SFT model", "sft/a"],
         ["reward model", "none"],
@@ -255,7 +255,7 @@ def test_the_reward_functions_of_a_recipe_are_listed_with_their_weights():
 def test_changes_that_a_person_accepted_are_listed():
     change = {"date": "2026-01-02", "because": "same losses", "changes": ["program x.py changed"]}
     job = {"rule": "train_sft", "name": "a", "settings": {"seed": 1}, "accepted": [change]}
-    assert recipe_table("output/sft/a", {"output/sft/a": job}, english).rows == [
+    assert recipe_table("output/sft/a", {"output/sft/a": job}, {}, english).rows == [
         ["recipe", "sft/a"],
         ["seed", "1"],
         ["accepted: train_sft a", "2026-01-02: same losses (program x.py changed)"],
@@ -348,3 +348,17 @@ def test_the_highest_and_the_lowest_score_are_marked(tmp_path):
     )
     rows = re.findall(r'<tr class="(\w*)"><th scope="row">(\w+)', page)
     assert rows == [("", "base"), ("loser", "SFT"), ("winner", "RLHF")]
+
+
+def test_filtered_rows_are_counted_by_filter_and_split():
+    removed = {"words": 3, "near_duplicates": 0}
+    splits = {"eval": {"rows": 10, "removed": dict.fromkeys(removed, 0)}}
+    splits["train"] = {"rows": 60, "removed": removed}
+    section = filter_section({"mine": splits}, english)
+    assert section.legend == ["words", "near_duplicates"]
+    rows = section.tables[0].rows
+    assert [row[:4] for row in rows[:2]] == [
+        ["mine", "train", "words", 3],
+        ["mine", "train", "near_duplicates", 0],
+    ]
+    assert text_of(rows[0][4]) == "5.0 %" and rows[2][1] == "eval"

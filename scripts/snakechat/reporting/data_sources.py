@@ -1,0 +1,97 @@
+"""The datasets that a result was made from, with everything that its lineage says about them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from snakechat.workflow.lineage import Lineage, evaluation_sets
+
+# What makes records, and where they come from.
+IMPORT, SELECT, LABEL = "import_dataset", "select_responses", "label_pairs"
+
+
+class DataSource(NamedTuple):
+    """A dataset.
+
+    Attributes:
+        name: Its name in the config.
+        path: The path of its records.
+        kind: Whether it comes from the Hub, from local files, or from the build.
+        origin: The repository and its commit, the digest of the files, or what generated it.
+        license: Its licence, if known.
+        languages: Those that its card declares.
+        rows: Records by split; {} in results of earlier versions.
+        characters: Characters of all texts; None in results of earlier versions.
+        removed: Rows of the source that no phase has, by reason.
+        phases: Rows of each phase and split ("sft.train"), and how many of them have a prompt of
+            another one.
+    """
+
+    name: str
+    path: str
+    kind: Literal["hub", "local", "synthetic"]
+    origin: str
+    license: str | None
+    languages: list[str]
+    rows: dict[str, int]
+    characters: int | None
+    removed: dict[str, int]
+    phases: dict[str, dict[str, Any]]
+
+
+def data_sources(lineage: Lineage, licenses: Mapping[str, str | None]) -> list[DataSource]:
+    """Return the datasets of a lineage, in the order of their names.
+
+    licenses: The licence of each external source, by path.
+    """
+    unused = evaluation_sets(lineage)
+    return [
+        data_source(lineage, path, licenses.get(path))
+        for path, entry in sorted(lineage.items())
+        if entry["rule"] in (IMPORT, SELECT, LABEL) and path not in unused
+    ]
+
+
+def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
+    """Return the dataset whose records are at a path."""
+    entry = lineage[path]
+    facts, split = entry["facts"], lineage.get(f"output/split/{entry['name']}", {"facts": {}})
+    sizes = facts.get("size", {})
+    kind, origin = origin_of_data(entry)
+    removed: Counter[str] = Counter()
+    for reasons in facts.get("dropped", {}).values():
+        removed.update(reasons)
+    filtered = lineage.get(f"output/filtered/{entry['name']}", {"facts": {}})
+    for filters in filtered["facts"].get("filtered", {}).values():
+        removed.update(filters)
+    if excluded := len(split["facts"].get("excluded", ())):
+        removed["excluded"] = excluded
+    return DataSource(
+        name=entry["name"],
+        path=path,
+        kind=kind,
+        origin=origin,
+        license=license,
+        languages=facts.get("languages", []),
+        rows={name: size["rows"] for name, size in sizes.items()},
+        characters=sum(size["characters"] for size in sizes.values()) if sizes else None,
+        removed=dict(removed),
+        phases=split["facts"].get("phases", {}),
+    )
+
+
+def origin_of_data(entry: Mapping[str, Any]) -> tuple[Literal["hub", "local", "synthetic"], str]:
+    """Return the kind of a dataset and where it comes from."""
+    settings, facts = entry["settings"], entry["facts"]
+    if entry["rule"] == SELECT:
+        scores = next(path for path in entry["inputs"] if path.startswith("output/scores/"))
+        return "synthetic", f"generations/{scores.rpartition('/')[2]}"
+    if entry["rule"] == LABEL:
+        judge = settings["llm_judges"][settings["llm_judge"]]
+        return "synthetic", judge["model"]
+    if "generate" in settings:
+        return "synthetic", f"{settings['generate']}, seed {settings['seed']}"
+    if "hub" in settings:
+        return "hub", f"{settings['hub']} @ {facts.get('commit', settings['revision'])}"
+    files = entry["files"]
+    return "local", f"{files['number']} files, {files['digest'][:16]}"
