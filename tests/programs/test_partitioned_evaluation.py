@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
+from snakechat.data import toy
 from snakechat.data.tokens import RaggedWriter
 from snakechat.workflow.digests import file_digest
 from support.evaluation import PLACEMENT, evaluation_job  # noqa: F401
@@ -15,9 +16,9 @@ from support.launching import launch
 
 pytestmark = pytest.mark.slow
 
-PROCESSES = 3
+PROCESSES = 2
 # Fewer prompts than processes.
-PROMPTS = {"two": ["Where can I get a pie?", "Hello"]}
+PROMPTS = {"one": ["Where can I get a pie?"]}
 PAIRS = {"pairs": [{"prompt": "Hello", "chosen": "Good day!", "rejected": "No."}]}
 
 
@@ -25,9 +26,15 @@ PAIRS = {"pairs": [{"prompt": "Hello", "chosen": "Good day!", "rejected": "No."}
 def jobs(job, tokenizer, tmp_path):
     """JSON values of jobs by program, without their results."""
     responses = [" Get a pie at the bakery.", " No.", " Hello Pia!", " You are welcome!", " Go!"]
-    for name, texts in (("chosen", responses), ("rejected", responses[::-1])):
-        with RaggedWriter(job.inputs["tokens"], f"eval.{name}", len(tokenizer)) as writer:
-            writer.write([tokenizer(text, add_special_tokens=False).input_ids for text in texts])
+    sequences = {
+        "prompt": [tokenizer(text).input_ids for text in toy.all_prompts()[:5]],
+        "chosen": [tokenizer(text, add_special_tokens=False).input_ids for text in responses],
+    }
+    sequences["rejected"] = sequences["chosen"][1:] + sequences["chosen"][:1]
+    for split in ("train", "eval"):
+        for name, ids in sequences.items():
+            with RaggedWriter(job.inputs["tokens"], f"{split}.{name}", len(tokenizer)) as writer:
+                writer.write(ids)
     files = {}
     for folder, sets in (("prompts", PROMPTS), ("prompts/pairs", PAIRS)):
         (tmp_path / folder).mkdir()
@@ -57,7 +64,7 @@ def jobs(job, tokenizer, tmp_path):
             {"model": inputs["sft"], "tokens": inputs["tokens"]},
             {},
         ),
-        "prompt_eval": ({**chat, "prompt_sets": ["two"]}, models, pages["prompts"]),
+        "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),
         "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, scorer, pages["prompts/pairs"]),
     }
 
