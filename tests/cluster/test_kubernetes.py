@@ -482,7 +482,7 @@ def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
     )
     process = fresh.run(*generator)
     assert (
-        process.stdout == "error: output/sft/tiny: no training to run takes several GPUs or nodes\n"
+        process.stdout == "error: output/sft/tiny: no job to run takes several GPUs or nodes\n"
     )
 
 
