@@ -358,30 +358,28 @@ def program(name):
 
 # Snakemake asks for each resource of a job several times.
 @functools.cache
-def cached_placement(stage, name, single_process):
-    return job_placement(CONFIG, stage, name, single_process)
+def cached_placement(stage, name, work):
+    return job_placement(CONFIG, stage, name, work)
 
 
-def placement_of(stage, wildcards, single_process):
+def placement_of(stage, wildcards, work):
     """Return the placement of a job; stage is None where it is a wildcard."""
-    return cached_placement(stage or wildcards.stage, wildcards.name, single_process)
+    return cached_placement(stage or wildcards.stage, wildcards.name, work)
 
 
-def threads_of(stage=None, single_process=False):
+def threads_of(stage=None, work="training"):
     """Return a function of wildcards: CPU threads of a job on each node."""
-    return fails_in_one_line(
-        lambda wildcards: placement_of(stage, wildcards, single_process)["threads"]
-    )
+    return fails_in_one_line(lambda wildcards: placement_of(stage, wildcards, work)["threads"])
 
 
-def resources_of(stage=None, single_process=False):
+def resources_of(stage=None, work="training"):
     """Return the resources of a job, each a function of wildcards and attempt."""
 
     def resource(key):
         return fails_in_one_line(
-            lambda wildcards, attempt: job_resources(
-                placement_of(stage, wildcards, single_process), attempt
-            )[key]
+            lambda wildcards, attempt: job_resources(placement_of(stage, wildcards, work), attempt)[
+                key
+            ]
         )
 
     return {key: resource(key) for key in RESOURCES}
@@ -398,12 +396,12 @@ def warn_without_gpu(recipe):
         warn(no_gpu(recipe))
 
 
-def placement_json(stage=None, single_process=False, **more):
+def placement_json(stage=None, work="training", **more):
     """Return a function of wildcards: the placement that a program gets as JSON."""
 
     @fails_in_one_line
     def lookup(wildcards):
-        placement = placement_of(stage, wildcards, single_process)
+        placement = placement_of(stage, wildcards, work)
         if placement["gpus_per_node"]:
             warn_without_gpu(f"{stage or wildcards.stage}/{wildcards.name}")
         judges = CONFIG.llm_judges(stage or wildcards.stage, wildcards.name)

@@ -63,13 +63,13 @@ use rule train_sft as compute_reference with:
         "output/reference/{name}.manifest.json",
     log:
         "output/logs/compute_reference/{name}.log",
-    threads: threads_of("dpo", single_process=True)
+    threads: threads_of("dpo", work="evaluation")
     resources:
-        **resources_of("dpo", single_process=True),
+        **resources_of("dpo", work="evaluation"),
     params:
         spec=spec_file,
         program=program("compute_reference"),
-        placement=placement_json("dpo", single_process=True),
+        placement=placement_json("dpo", work="evaluation"),
     message:
         "Computing the reference log-probabilities for {wildcards.name}"
 
@@ -99,13 +99,13 @@ use rule train_sft as evaluate_dpo with:
         "output/eval/dpo/{name}.manifest.json",
     log:
         "output/logs/evaluate_dpo/{name}.log",
-    threads: threads_of("dpo", single_process=True)
+    threads: threads_of("dpo", work="evaluation")
     resources:
-        **resources_of("dpo", single_process=True),
+        **resources_of("dpo", work="evaluation"),
     params:
         spec=spec_file,
         program=program("evaluate_dpo"),
-        placement=placement_json("dpo", single_process=True),
+        placement=placement_json("dpo", work="evaluation"),
     message:
         "Evaluating DPO model {wildcards.name}"
 

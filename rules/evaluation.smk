@@ -52,13 +52,13 @@ rule prompt_eval:
         stage="sft|dpo|rlhf",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of(single_process=True)
+    threads: threads_of(work="evaluation")
     resources:
-        **resources_of(single_process=True),
+        **resources_of(work="evaluation"),
     params:
         spec=spec_file,
         program=program("prompt_eval"),
-        placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
+        placement=placement_json(work="evaluation", source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
@@ -82,13 +82,13 @@ rule rw_eval:
         "output/logs/rw_eval/reward/{name}.log",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of("reward", single_process=True)
+    threads: threads_of("reward", work="evaluation")
     resources:
-        **resources_of("reward", single_process=True),
+        **resources_of("reward", work="evaluation"),
     params:
         spec=spec_file,
         program=program("rw_eval"),
-        placement=placement_json("reward", single_process=True, source=os.path.relpath(ROOT)),
+        placement=placement_json("reward", work="evaluation", source=os.path.relpath(ROOT)),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
@@ -107,13 +107,13 @@ rule evaluate_tasks:
         stage="sft|dpo|rlhf",
     conda:
         "../envs/lm-eval.yaml"
-    threads: threads_of(single_process=True)
+    threads: threads_of(work="single_process")
     resources:
-        **resources_of(single_process=True),
+        **resources_of(work="single_process"),
     params:
         spec=spec_file,
         program=program("evaluate_tasks"),
-        placement=placement_json(single_process=True, source=os.path.relpath(ROOT)),
+        placement=placement_json(work="single_process", source=os.path.relpath(ROOT)),
     message:
         "Running lm-evaluation-harness on {wildcards.stage}/{wildcards.name}"
     shell:
@@ -127,14 +127,14 @@ use rule train_sft as evaluate_reward_bench with:
         "output/eval/reward_bench/{name}.manifest.json",
     log:
         "output/logs/evaluate_reward_bench/{name}.log",
-    threads: threads_of("reward", single_process=True)
+    threads: threads_of("reward", work="evaluation")
     resources:
-        **resources_of("reward", single_process=True),
+        **resources_of("reward", work="evaluation"),
     params:
         spec=spec_file,
         program=program("evaluate_reward_bench"),
         placement=placement_json(
-            "reward", single_process=True, source=str(reward_bench_folder(CONFIG) or ".")
+            "reward", work="evaluation", source=str(reward_bench_folder(CONFIG) or ".")
         ),
     message:
         "Evaluating reward model {wildcards.name} on RewardBench 2"

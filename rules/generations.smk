@@ -67,13 +67,13 @@ use rule train_sft as score_responses with:
         "output/scores/{name}.manifest.json",
     log:
         "output/logs/score_responses/{name}.log",
-    threads: threads_of("generations", single_process=True)
+    threads: threads_of("generations", work="evaluation")
     resources:
-        **resources_of("generations", single_process=True),
+        **resources_of("generations", work="evaluation"),
     params:
         spec=spec_file,
         program=program("score_responses"),
-        placement=placement_json("generations", single_process=True),
+        placement=placement_json("generations", work="evaluation"),
     message:
         "Scoring responses {wildcards.name}"
 

@@ -69,13 +69,13 @@ use rule train_sft as evaluate_reward with:
         "output/eval/reward/{name}.manifest.json",
     log:
         "output/logs/evaluate_reward/{name}.log",
-    threads: threads_of("reward", single_process=True)
+    threads: threads_of("reward", work="evaluation")
     resources:
-        **resources_of("reward", single_process=True),
+        **resources_of("reward", work="evaluation"),
     params:
         spec=spec_file,
         program=program("evaluate_reward"),
-        placement=placement_json("reward", single_process=True),
+        placement=placement_json("reward", work="evaluation"),
     message:
         "Evaluating reward model {wildcards.name}"
 

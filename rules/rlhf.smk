@@ -61,13 +61,13 @@ use rule train_sft as evaluate_rlhf with:
         "output/eval/rlhf/{name}.manifest.json",
     log:
         "output/logs/evaluate_rlhf/{name}.log",
-    threads: threads_of("rlhf", single_process=True)
+    threads: threads_of("rlhf", work="evaluation")
     resources:
-        **resources_of("rlhf", single_process=True),
+        **resources_of("rlhf", work="evaluation"),
     params:
         spec=spec_file,
         program=program("evaluate_rlhf"),
-        placement=placement_json("rlhf", single_process=True),
+        placement=placement_json("rlhf", work="evaluation"),
     message:
         "Evaluating chat model {wildcards.name}"
 

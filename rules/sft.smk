@@ -82,13 +82,13 @@ use rule train_sft as evaluate_sft with:
         "output/eval/sft/{name}.manifest.json",
     log:
         "output/logs/evaluate_sft/{name}.log",
-    threads: threads_of("sft", single_process=True)
+    threads: threads_of("sft", work="evaluation")
     resources:
-        **resources_of("sft", single_process=True),
+        **resources_of("sft", work="evaluation"),
     params:
         spec=spec_file,
         program=program("evaluate_sft"),
-        placement=placement_json("sft", single_process=True),
+        placement=placement_json("sft", work="evaluation"),
     message:
         "Evaluating SFT model {wildcards.name}"
 

@@ -19,17 +19,22 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import save_array
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import choose_device
+from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 
 def main(job: Job[Any]) -> None:
     """Compute the log-probabilities of both splits."""
+    settings, folder = job.settings, job.inputs["model"]
+    start_evaluation(job.placement, settings.dtype)
+    with loaded_policy(folder, settings.dtype, load_tokenizer(folder), job.placement) as model:
+        compute(job, model.module)
+
+
+def compute(job: Job[Any], policy: Policy) -> None:
+    """Write the log-probabilities under a model."""
     max_tokens, max_length = job.placement["micro_batch_tokens"], job.settings.mismatched_max_length
-    device = choose_device(job.placement)
-    tokenizer = load_tokenizer(job.inputs["model"])
-    policy = Policy(load_causal(job.inputs["model"], job.settings.dtype, tokenizer)).to(device)
     for split in ("train", "eval"):
         pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
         examples = {split: pairs}
@@ -37,10 +42,11 @@ def main(job: Job[Any]) -> None:
             examples[f"{split}.mismatched"] = pairs.mismatched(max_length)
         batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
-            save_array(
-                job.result / f"{name}.npy", logprobs_by_epoch(policy, rows, max_tokens, batches)
-            )
-        print(f"{split}: {len(pairs):,} pairs")
+            logprobs = logprobs_by_epoch(policy, rows, max_tokens, batches)
+            if rank() == 0:
+                save_array(job.result / f"{name}.npy", logprobs)
+        if rank() == 0:
+            print(f"{split}: {len(pairs):,} pairs")
 
 
 def logprobs_by_epoch(

@@ -12,21 +12,22 @@ from typing import Any
 from snakechat.algorithms.pair_metrics import metrics_by_dataset
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.forward import Policy
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import choose_device
+from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 
 def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
     settings = job.settings
-    device = choose_device(job.placement)
+    start_evaluation(job.placement, settings.dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
-    policy = Policy(load_causal(job.inputs["model"], settings.dtype, tokenizer)).to(device)
     data = PreferenceData(settings, job.inputs, "eval")
-    rewards, losses = data.evaluate(policy, job.placement["micro_batch_tokens"])
+    with loaded_policy(job.inputs["model"], settings.dtype, tokenizer, job.placement) as model:
+        rewards, losses = data.evaluate(model.module, job.placement["micro_batch_tokens"])
+    if rank() > 0:
+        return
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     kept_of = {name: stats["eval"]["kept_of"][name] for name in settings.datasets}
     metrics = metrics_by_dataset(losses, rewards, data.lengths, kept_of)

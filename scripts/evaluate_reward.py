@@ -13,20 +13,26 @@ from snakechat.algorithms.pair_metrics import metrics_by_dataset
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import choose_device
+from snakechat.modeling.forward import response_scores
+from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+
+DTYPE = "fp32"
 
 
 def main(job: Job[Any]) -> None:
     """Score both responses of each pair and write metrics.json."""
-    device = choose_device(job.placement)
+    placement = job.placement
+    start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
-    scorer = Scorer(load_scorer(job.inputs["model"], "fp32", tokenizer)).to(device)
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    scores = torch.from_numpy(response_scores(scorer, pairs, job.placement["micro_batch_tokens"]))
+    with loaded_scorer(job.inputs["model"], DTYPE, tokenizer, placement) as model:
+        scored = response_scores(model.module, pairs, placement["micro_batch_tokens"])
+    if rank() > 0:
+        return
+    scores = torch.from_numpy(scored)
     losses = pairwise_loss(scores[0], scores[1])
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     kept_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}

@@ -17,15 +17,15 @@ from snakechat.data.dialogues import render_prompt, render_response
 from snakechat.data.reward_bench import BenchPrompt, read_bench_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.reward_bench import Margins, best_of_n_credit, margins, mean, ties_metrics
-from snakechat.modeling.forward import Scorer
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import choose_device
 from snakechat.reporting.intervals import proportion_interval
+from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 
+DTYPE = "fp32"
 # Scores of the chosen and of the rejected responses of a prompt.
 Scores = tuple[list[float], list[float]]
 
@@ -34,7 +34,10 @@ def main(job: Job[Any]) -> None:
     """Score all responses, then write the scores and the metrics."""
     with source_files(job) as paths:
         prompts = read_bench_prompts(paths)
+    start_evaluation(job.placement, DTYPE)
     scores, truncated = score_responses(job, prompts)
+    if rank() > 0:
+        return
     with open(job.result / "scores.jsonl", "w") as file:
         for prompt, (chosen, rejected) in zip(prompts, scores, strict=True):
             row = {"id": prompt.id, "subset": prompt.subset, "chosen": chosen, "rejected": rejected}
@@ -91,7 +94,6 @@ def score_responses(job: Job[Any], prompts: Sequence[BenchPrompt]) -> tuple[list
     """Return the scores of each prompt's responses, and how many conversations were truncated."""
     folder = job.inputs["model"]
     tokenizer = load_tokenizer(folder)
-    scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).to(choose_device(job.placement))
     # As the model's training data.
     encoder = TurnEncoder(tokenizer, job.settings.template)
     texts = [
@@ -100,9 +102,11 @@ def score_responses(job: Job[Any], prompts: Sequence[BenchPrompt]) -> tuple[list
         for response in (*prompt.chosen, *prompt.rejected)
     ]
     sequences = encoder(*zip(*texts, strict=True))
-    positions = max_positions(scorer)
+    with loaded_scorer(folder, DTYPE, tokenizer, job.placement) as model:
+        positions = max_positions(model.module)
+        max_tokens = job.placement["micro_batch_tokens"]
+        scores = iter(sequence_scores(model.module, sequences, max_tokens).tolist())
     truncated = sum(positions is not None and len(ids) > positions for ids in sequences)
-    scores = iter(sequence_scores(scorer, sequences, job.placement["micro_batch_tokens"]).tolist())
     of_prompts = [
         ([next(scores) for _ in prompt.chosen], [next(scores) for _ in prompt.rejected])
         for prompt in prompts

@@ -13,6 +13,7 @@ Shapes: n prompts, S responses to each.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +28,9 @@ from snakechat.algorithms.llm_judge import (
     usage_record,
 )
 from snakechat.algorithms.reward_functions import columns_of, load_functions, weighted_sum
-from snakechat.algorithms.reward_models import choose_reader, conversation_scores
+from snakechat.algorithms.reward_models import Reader, choose_reader, conversation_scores
 from snakechat.algorithms.reward_sum import weighted_judges
+from snakechat.algorithms.rollouts import sample_equally
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
 from snakechat.data.conversations import response_texts
@@ -49,11 +51,11 @@ from snakechat.evaluation.held_out_prompts import count_contamination, draw_held
 from snakechat.evaluation.llm_win_rates import llm_win_rates
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
-from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.models import choose_device
 from snakechat.reporting.labels import MODELS
+from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import loaded_policy, loaded_scorer, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.job import Job, run
 
 # Generated datasets with an exact check of correctness.
@@ -74,6 +76,15 @@ def main(job: Job[SimpleNamespace]) -> None:
     }
     evaluator.add_kl(models)
     evaluator.add_scores(models)
+    rates = None
+    if settings.llm_judge and rank() == 0:
+        rates = evaluator.llm_win_rates(models, job.result)
+    if judges:
+        # All processes add up what they used.
+        job.record["llm_judges"] = usage_record(judges.values())
+        job.facts["unreadable_replies"] = evaluator.unreadable
+    if rank() > 0:
+        return
 
     values = {name: responses.metrics for name, responses in models.items()}
     metrics = compare(values, SCORES, settings.bootstrap_resamples, settings.seed)
@@ -81,12 +92,8 @@ def main(job: Job[SimpleNamespace]) -> None:
     metrics["contamination"] = count_contamination(
         evaluator.texts.prompts(evaluator.rows), settings.trained_on, job.inputs
     )
-    if settings.llm_judge:
-        rates = evaluator.llm_win_rates(models, job.result)
+    if rates:
         metrics["wins"]["rlhf"][initial_model(models)]["llm_judge"] = rates
-    if judges:
-        job.record["llm_judges"] = usage_record(judges.values())
-        job.facts["unreadable_replies"] = evaluator.unreadable
     print_summary(metrics)
     write_json(job.result / "metrics.json", metrics)
     with open(job.result / "responses.jsonl", "w") as file:
@@ -150,7 +157,8 @@ class Evaluator:
     def __init__(self, job: Job[SimpleNamespace], judges: Mapping[str, LlmJudge]) -> None:
         self.settings, self.inputs, self.judges = job.settings, job.inputs, judges
         self.unreadable: dict[str, dict[str, int]] = {}
-        self.device = choose_device(job.placement)
+        self.placement = job.placement
+        start_evaluation(job.placement, self.settings.dtype)
         self.micro_batch_tokens = job.placement["micro_batch_tokens"]
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
@@ -169,14 +177,15 @@ class Evaluator:
 
     def evaluate(self, folder: Path) -> ModelResponses:
         """Sample responses of a model and compute the metrics that need only this model."""
-        policy, settings = self._load_policy(folder), self.settings
-        torch.manual_seed(settings.seed)
-        sampled = self._sample(policy, settings.temperature, settings.num_generations)
-        responses = ModelResponses(self, sampled)
-        responses.logprobs = self._logprobs(policy, responses)
-        if self.is_correct:
-            greedy = ModelResponses(self, self._sample(policy, 0, 1))
-            responses.metrics["greedy_success"] = greedy.metrics["success"]
+        settings = self.settings
+        with self._loaded_policy(folder) as model:
+            torch.manual_seed(settings.seed)
+            sampled = self._sample(model, settings.temperature, settings.num_generations)
+            responses = ModelResponses(self, sampled)
+            responses.logprobs = self._logprobs(model, responses)
+            if self.is_correct:
+                greedy = ModelResponses(self, self._sample(model, 0, 1))
+                responses.metrics["greedy_success"] = greedy.metrics["success"]
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
@@ -185,21 +194,15 @@ class Evaluator:
         The metric is kl_to_sft, kl_to_dpo or kl_to_base.
         """
         initial = initial_model(models)
-        policy = self._load_policy(self.inputs[initial])
-        for responses in models.values():
-            difference = responses.logprobs - self._logprobs(policy, responses)
-            responses.metrics[f"kl_to_{initial}"] = difference
+        with self._loaded_policy(self.inputs[initial]) as model:
+            for responses in models.values():
+                difference = responses.logprobs - self._logprobs(model, responses)
+                responses.metrics[f"kl_to_{initial}"] = difference
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score."""
         for responses in models.values():
-            num_generations = len(responses.texts)
-            texts = [text for row in responses.texts for text in row]
-            prompts, columns = self.prompt_texts * num_generations, {}
-            if self.settings.reward_functions:
-                columns = columns_of(self.texts, self.rows, texts)
-            scores = weighted_sum(self.functions, prompts, texts, columns)
-            responses.metrics["score"] = scores.reshape(num_generations, -1)
+            responses.metrics["score"] = self._function_scores(responses)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
             weights = weighted_references(references)
@@ -228,8 +231,20 @@ class Evaluator:
             folder,
         )
 
-    def _load_policy(self, folder: Path) -> Policy:
-        return Policy(load_causal(folder, self.settings.dtype, self.tokenizer)).to(self.device)
+    def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
+        return loaded_policy(folder, self.settings.dtype, self.tokenizer, self.placement)
+
+    def _function_scores(self, responses: ModelResponses) -> np.ndarray:
+        """Return the weighted sum of the reward functions' scores [S, n]; zeros without any."""
+        scores = np.zeros((len(responses.texts), len(self.rows)))
+        # Only on rank 0: a function may return different scores when it is called again.
+        if self.functions and rank() == 0:
+            texts = [text for row in responses.texts for text in row]
+            columns = columns_of(self.texts, self.rows, texts)
+            prompts = self.prompt_texts * len(scores)
+            summed = weighted_sum(self.functions, prompts, texts, columns)
+            scores = summed.reshape(scores.shape)
+        return all_reduce_sum(torch.from_numpy(scores)).numpy()
 
     def _ratings(self, judge: LlmJudge, model: str, responses: ModelResponses) -> np.ndarray:
         """Return the ratings [S, n] of a model's responses; count the unreadable ones."""
@@ -251,37 +266,38 @@ class Evaluator:
             self.inputs["rlhf"],
             settings.template,
         )
-        scorer = Scorer(load_scorer(folder, "fp32", reader.tokenizer)).to(self.device)
-        for responses in models.values():
-            if reader.encoder is None:
-                yield (
-                    responses,
-                    response_scores(scorer, responses.examples, self.micro_batch_tokens),
-                )
-                continue
-            num_generations = len(responses.texts)
-            prompts = self.texts.prompts(self.rows)
-            scores = conversation_scores(
-                scorer,
-                reader.encoder,
-                prompts * num_generations,
-                responses.complete_texts(),
-                self.micro_batch_tokens,
-            )
-            yield responses, scores.reshape(num_generations, -1)
+        with loaded_scorer(folder, "fp32", reader.tokenizer, self.placement) as model:
+            for responses in models.values():
+                yield responses, self._model_scores(model.module, reader, responses)
 
-    def _logprobs(self, policy: Policy, responses: ModelResponses) -> np.ndarray:
+    def _model_scores(
+        self, scorer: Scorer, reader: Reader, responses: ModelResponses
+    ) -> np.ndarray:
+        """Return a reward model's score [S, n] of each response of a model."""
+        if reader.encoder is None:
+            return response_scores(scorer, responses.examples, self.micro_batch_tokens)
+        num_generations = len(responses.texts)
+        scores = conversation_scores(
+            scorer,
+            reader.encoder,
+            self.texts.prompts(self.rows) * num_generations,
+            responses.complete_texts(),
+            self.micro_batch_tokens,
+        )
+        return scores.reshape(num_generations, -1)
+
+    def _logprobs(self, model: FrozenModel[Policy], responses: ModelResponses) -> np.ndarray:
         """Return a model's log-probability [S, n] of each response."""
         return response_logprobs(
-            policy, responses.examples, self.micro_batch_tokens, self.settings.temperature
+            model.module, responses.examples, self.micro_batch_tokens, self.settings.temperature
         )
 
     def _sample(
-        self, policy: Policy, temperature: float, num_generations: int
+        self, model: FrozenModel[Policy], temperature: float, num_generations: int
     ) -> list[list[list[int]]]:
         """Return token ids [S][n] of sampled responses; temperature 0 is greedy decoding."""
-        return sample_responses(
-            policy.model,
+        return sample_equally(
+            model,
             self.prompts,
             self.stop_ids,
             self.settings.max_response_length,

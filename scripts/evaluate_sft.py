@@ -6,27 +6,26 @@ from typing import Any
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import choose_device
+from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 
 def main(job: Job[Any]) -> None:
     """Evaluate both models one after the other."""
-    device, max_tokens = choose_device(job.placement), job.placement["micro_batch_tokens"]
+    placement, dtype = job.placement, job.settings.dtype
+    start_evaluation(placement, dtype)
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     tokenizer = load_tokenizer(job.inputs["model"])
     metrics: dict[str, Any] = {"rows": len(examples)}
     for name, folder in (("before", job.inputs["base"]), ("after", job.inputs["model"])):
-        policy = Policy(load_causal(folder, job.settings.dtype, tokenizer)).to(device)
-        metrics[name] = perplexities(policy, examples, max_tokens)
-        # A GPU may have memory for one model only.
-        del policy
-    write_json(job.result / "metrics.json", metrics)
-    print(
-        f"perplexity {metrics['before']['perplexity']:.3f} -> {metrics['after']['perplexity']:.3f}"
-    )
+        with loaded_policy(folder, dtype, tokenizer, placement) as model:
+            metrics[name] = perplexities(model.module, examples, placement["micro_batch_tokens"])
+    if rank() == 0:
+        write_json(job.result / "metrics.json", metrics)
+        before, after = (metrics[name]["perplexity"] for name in ("before", "after"))
+        print(f"perplexity {before:.3f} -> {after:.3f}")
 
 
 def perplexities(policy: Policy, examples: Examples, max_tokens: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.generations import GenerationSettings
@@ -21,8 +22,9 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import loaded_policy
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
@@ -35,15 +37,23 @@ RESPONSES = "responses"
 def main(job: Job[GenerationSettings]) -> None:
     """Sample the responses to the prompts of both splits."""
     settings, folder = job.settings, job.inputs["model"]
-    device = init_process_group(job.placement)
+    init_process_group(job.placement)
     tokenizer = load_tokenizer(folder)
-    policy = Policy(load_causal(folder, settings.dtype, tokenizer)).to(device).eval()
-    model = policy.model
+    with loaded_policy(folder, settings.dtype, tokenizer, job.placement) as policy:
+        generate(job, policy, tokenizer)
+
+
+def generate(
+    job: Job[GenerationSettings], policy: FrozenModel[Policy], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Sample the responses of a model to the prompts of both splits."""
+    settings, folder = job.settings, job.inputs["model"]
+    model = policy.module.model
     check_sequence_length(model, settings.max_prompt_length + settings.max_response_length)
     job.record["models"] = {"model": model_size(model)}
     ends = stop_ids(tokenizer, folder)
     sampler = make_sampler(settings, ends, job.placement["micro_batch_tokens"], folder)
-    sampler.update(model)
+    sampler.update(model, policy.gathered)
     for number, split in enumerate(SPLITS):
         prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
         batches = []
@@ -55,7 +65,9 @@ def main(job: Job[GenerationSettings]) -> None:
             seed = np.random.SeedSequence([settings.seed, number, start, rank()])
             torch.manual_seed(int(seed.generate_state(1)[0]))
             rows = range(start, min(start + BATCH_SIZE, len(prompts)))
-            responses, _ = sample_on_all_ranks(sampler, [prompts[row] for row in rows], settings)
+            responses, _ = sample_on_all_ranks(
+                sampler, [prompts[row] for row in rows], settings, policy.sampling
+            )
             save_batch(batches[-1], responses, len(tokenizer))
         if rank() == 0:
             with RaggedWriter(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as writer:

@@ -1,12 +1,12 @@
-"""Write the trainings of a build that take several GPUs or nodes as Kubeflow jobs.
+"""Write the jobs of a build that take several GPUs or nodes as Kubeflow jobs.
 
     python scripts/kubernetes_job.py output/sft/66b | kubectl create --filename -
     python scripts/kubernetes_job.py output/sft/mine --kind TrainJob --configfile mine.yaml
 
 Snakemake's own pods run on one node and have little shared memory. Each node of a Kubeflow job runs
 the same program with the same spec file, so that Snakemake finds the result up to date afterwards.
-The image and the volume are those of the profile (profiles/kubernetes). Trainings with missing
-inputs are skipped; if there are no others, an error names the command that builds the inputs.
+The image and the volume are those of the profile (profiles/kubernetes). Jobs with missing inputs
+are skipped; if there are no others, an error names the command that builds the inputs.
 Builds nothing and writes spec files only.
 """
 
@@ -62,11 +62,10 @@ def main() -> None:
     arguments, options = parse_arguments(parser, sys.argv[1:])
     folder, jobs = dry_run([*arguments.targets, *options])
     os.chdir(folder)
-    trainings = [job for job in jobs.values() if job.spec["rule"].startswith("train_")]
-    parallel = [job for job in trainings if num_processes(job) > 1]
+    parallel = [job for job in jobs.values() if num_processes(job) > 1]
     if not parallel:
         targets = ", ".join(arguments.targets)
-        sys.exit(f"error: {targets}: no training to run takes several GPUs or nodes")
+        sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
     ready = [job for job in parallel if not upstream_paths(job.spec, jobs)]
     if not ready:
         spec = parallel[0].spec
@@ -80,8 +79,12 @@ def main() -> None:
 
 
 def num_processes(job: PlannedJob) -> int:
-    """Return the processes of a training: one per GPU, or one per node without GPUs."""
-    return job.placement["nodes"] * max(job.placement["gpus_per_node"], 1)
+    """Return the processes that the launcher starts: one per GPU, or one per node without GPUs."""
+    placement = job.placement
+    if "nodes" not in placement or "launch" in placement:
+        # Preparation of data, and programs that start the processes themselves.
+        return 1
+    return placement["nodes"] * max(placement["gpus_per_node"], 1)
 
 
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:

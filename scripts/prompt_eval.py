@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from snakechat.algorithms.rollouts import gather_responses, rows_of_rank, sample_equally
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
-from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import choose_device
 from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.labels import N_
 from snakechat.reporting.translations import translator
+from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -34,13 +34,15 @@ Response = dict[str, Any]
 
 def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write the page."""
-    settings, device = job.settings, choose_device(job.placement)
+    start_evaluation(job.placement, job.settings.dtype)
     prompts = read_prompts(job)
-    max_tokens = job.placement["micro_batch_tokens"]
     responses = {}
     for name, folder in evaluated_models(job.inputs).items():
-        responses[name] = generate(folder, prompts, settings, max_tokens, device)
-        print(f"{name} responded to {len(prompts)} prompts")
+        responses[name] = generate(job, folder, prompts)
+        if rank() == 0:
+            print(f"{name} responded to {len(prompts)} prompts")
+    if rank() > 0:
+        return
     with open(job.result / "responses.jsonl", "w") as file:
         for row, (set_name, prompt) in enumerate(prompts):
             for model, by_decoder in responses.items():
@@ -51,34 +53,37 @@ def main(job: Job[Any]) -> None:
 
 
 def generate(
-    folder: Path,
-    prompts: Sequence[tuple[str, str]],
-    settings: Any,
-    max_tokens: int,
-    device: torch.device,
+    job: Job[Any], folder: Path, prompts: Sequence[tuple[str, str]]
 ) -> dict[str, list[Response]]:
     """Generate responses of a model to (set, prompt) pairs, by decoder.
 
     Raises:
         InputError: A prompt contains a special token, or leaves no positions for a response.
     """
+    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, settings.template)
     for _, prompt in prompts:
         if encoder.has_special_token(prompt):
             raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
     ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
-    model = load_causal(folder, settings.dtype, tokenizer)
-    model.to(device)  # type: ignore[arg-type]  # transformers decorates it without types
-    max_length = limit_response_length(model, folder, ids, settings.max_response_length)
     ends = stop_ids(tokenizer, folder)
     generated: dict[str, list[list[int]]] = {}
-    for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
-        torch.manual_seed(settings.seed)
-        (generated[decoder],) = sample_responses(
-            model, ids, ends, max_length, temperature, max_tokens
+    with loaded_policy(folder, settings.dtype, tokenizer, job.placement) as policy:
+        max_length = limit_response_length(
+            policy.module.model, folder, ids, settings.max_response_length
         )
-    generated["beam search"] = search_beams(model, ids, ends, max_length, settings.num_beams)
+        for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
+            torch.manual_seed(settings.seed)
+            (generated[decoder],) = sample_equally(
+                policy, ids, ends, max_length, temperature, max_tokens
+            )
+        with policy.sampling():
+            own_prompts = [ids[row] for row in rows_of_rank(len(ids))]
+            found = search_beams(
+                policy.module.model, own_prompts, ends, max_length, settings.num_beams
+            )
+        (generated["beam search"],) = gather_responses([found], (1, len(ids), max_length))
     return {
         decoder: [decode(response, tokenizer, ends) for response in generated[decoder]]
         for decoder in DECODERS

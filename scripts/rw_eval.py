@@ -15,19 +15,20 @@ from snakechat.data.dialogues import render_prompt, render_response
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import choose_device
+from snakechat.modeling.forward import response_scores
 from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Card, format_interval, format_metric
 from snakechat.reporting.plots import Panel, draw_dumbbells
 from snakechat.reporting.translations import Translate, translator
+from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metrics import write_json
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
+DTYPE = "fp32"
 # What the reward model prefers.
 WINNERS = {"chosen": N_("chosen"), "rejected": N_("rejected"), "tie": N_("tie")}
 
@@ -37,10 +38,13 @@ def main(job: Job[Any]) -> None:
     folder, settings = job.inputs["model"], job.settings
     pairs = read_pairs(job)
     tokenizer = load_tokenizer(folder)
-    scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).to(choose_device(job.placement))
+    start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))
-    check_length(examples, scorer.model, folder)
-    scores = response_scores(scorer, examples, job.placement["micro_batch_tokens"])
+    with loaded_scorer(folder, DTYPE, tokenizer, job.placement) as model:
+        check_length(examples, model.module.model, folder)
+        scores = response_scores(model.module, examples, job.placement["micro_batch_tokens"])
+    if rank() > 0:
+        return
     rows = [
         {"set": set_name, **pair, **compare_scores(*map(float, pair_scores))}
         for (set_name, pair), pair_scores in zip(pairs, scores.T, strict=True)

@@ -5,6 +5,9 @@ ended, and their scores.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -22,10 +25,8 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
-from snakechat.modeling.forward import Scorer
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import choose_device
-from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import load_frozen_scorer, start_evaluation
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 # Prompts whose responses are scored at a time.
@@ -36,7 +37,7 @@ def main(job: Job[GenerationSettings]) -> None:
     """Score the responses of both splits."""
     settings, folder = job.settings, job.inputs["model"]
     judges = load_judges(job)
-    device, tokenizer = choose_device(job.placement), load_tokenizer(folder)
+    device, tokenizer = start_evaluation(job.placement, settings.dtype), load_tokenizer(folder)
     rewards = [load_reward(job, *names) for names in input_names("reward", settings.reward).items()]
     functions = load_functions(settings.reward_functions)
     ends = stop_ids(tokenizer, folder)
@@ -47,9 +48,9 @@ def main(job: Job[GenerationSettings]) -> None:
         scorer = RewardSum(rewards, functions, texts, weighted_judges(settings.reward, judges))
         all_scores = []
         unreadable: Counter[str] = Counter()
-        with open_scored_responses(job.result / f"{split}.parquet") as write:
+        with open_on_first_rank(job.result / f"{split}.parquet") as write:
             starts = range(0, len(prompts), BATCH_SIZE)
-            for start in tqdm(starts, split, unit="batch", mininterval=2):
+            for start in tqdm(starts, split, unit="batch", mininterval=2, disable=rank() > 0):
                 rows = range(start, min(start + BATCH_SIZE, len(prompts)))
                 rollouts = Rollouts(
                     [prompts[row] for row in rows],
@@ -71,12 +72,21 @@ def main(job: Job[GenerationSettings]) -> None:
                 all_scores += scores.sum.tolist()
                 unreadable.update(scores.unreadable)
         job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
-        print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
         if judges:
             job.facts[f"unreadable_replies_{split}"] = dict(unreadable)
-            print(f"{split}: unreadable replies: {dict(unreadable)}")
+        if rank() == 0:
+            print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
+            if judges:
+                print(f"{split}: unreadable replies: {dict(unreadable)}")
     if judges:
         job.record["llm_judges"] = usage_record(judges.values())
+
+
+def open_on_first_rank(
+    path: Path,
+) -> AbstractContextManager[Callable[[Sequence[ScoredPrompt]], None]]:
+    """Open a file for writing, as open_scored_responses does; other ranks write nothing."""
+    return open_scored_responses(path) if rank() == 0 else nullcontext(lambda _: None)
 
 
 def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardModel:
@@ -84,8 +94,7 @@ def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardMode
     settings, folder = job.settings, job.inputs[key]
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs["model"], settings.template)
-    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer))
-    module = FrozenModel(scorer, choose_device(job.placement), offload=False)
+    module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement)
     weight = weighted_references(settings.reward)[name]
     return RewardModel("/".join(parse_reference(name, "reward")), module, weight, reader)
 

@@ -481,9 +481,7 @@ def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
         " --configfile two.yaml\n"
     )
     process = fresh.run(*generator)
-    assert (
-        process.stdout == "error: output/sft/tiny: no training to run takes several GPUs or nodes\n"
-    )
+    assert process.stdout == "error: output/sft/tiny: no job to run takes several GPUs or nodes\n"
 
 
 def test_a_folder_outside_the_volume_is_an_error(two_nodes, prepared, tmp_path):

@@ -99,13 +99,16 @@ def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
 
 
 @pytest.mark.slow
-def test_training_of_the_shipped_recipes_fits_on_gpus_with_80_gb(sources):
-    recipes = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["recipes"]
-    targets = [f"output/rlhf/{name}" for name in recipes if not name.startswith("tiny")]
+def test_the_shipped_recipes_fit_on_gpus_with_80_gb(sources):
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    names = [name for name in config["rlhf"]["recipes"] if not name.startswith("tiny")]
+    targets = ["output/dpo/llama2-7b", *(f"output/rlhf/{name}" for name in names)]
     jobs = json.loads(estimate(sources, *targets, "--gpu", "a100-80g", "--json"))
-    trained = {job["job"]: job for job in jobs if job["job"].startswith("train_") and job["gpus"]}
-    assert {"train_sft 66b", "train_rlhf 66b"} <= trained.keys()
-    assert {name: job["warnings"] for name, job in trained.items() if job["warnings"]} == {}
+    on_gpus = {job["job"]: job for job in jobs if job["gpus"]}
+    for stage in ("sft", "rlhf"):
+        assert on_gpus[f"train_{stage} 66b"]["gpus"] == on_gpus[f"evaluate_{stage} 66b"]["gpus"]
+    assert on_gpus.keys() >= {"evaluate_dpo llama2-7b", "compute_reference llama2-7b"}
+    assert {name: job["warnings"] for name, job in on_gpus.items() if job["warnings"]} == {}
 
 
 @pytest.mark.parametrize("separator", [(), ("--",)])

@@ -21,6 +21,7 @@ from snakechat.data.conversations import TurnEncoder
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from snakechat.training import evaluated_models
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 
 CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"
@@ -39,16 +40,16 @@ def test_one_model_is_loaded_at_a_time(job, monkeypatch):
     loaded = []
 
     def tracked(load):
-        def load_one(*arguments):
+        def load_one(*arguments, **named):
             assert [model for model in loaded if model() is not None] == []
-            model = load(*arguments)
+            model = load(*arguments, **named)
             loaded.append(weakref.ref(model))
             return model
 
         return load_one
 
     for name in ("load_causal", "load_scorer"):
-        monkeypatch.setattr(evaluate_rlhf, name, tracked(getattr(evaluate_rlhf, name)))
+        monkeypatch.setattr(evaluated_models, name, tracked(getattr(evaluated_models, name)))
     main(job)
     # base, sft, rlhf; sft again for the KL; reward model and judge.
     assert len(loaded) == 6
@@ -84,7 +85,7 @@ def test_scores_are_those_of_transformers_at_the_last_token(job, tokenizer, monk
     encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in (CORRECT, INCORRECT)]
     sampled = [[encoded[0]] * 3, [[*encoded[1], tokenizer.eos_token_id]] * 3]
     job.settings.exact_check = None
-    monkeypatch.setattr(evaluate_rlhf, "sample_responses", lambda *_: sampled)
+    monkeypatch.setattr(evaluate_rlhf, "sample_equally", lambda *_: sampled)
     _, responses = evaluated(job)
     for key, name in (("score", "reward"), ("judge_score", "judge")):
         scorer = AutoModelForSequenceClassification.from_pretrained(job.inputs[name]).eval()
@@ -161,7 +162,7 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
         calls.append((len(prompts), length, temperature, max_tokens, num_generations))
         return sampled if temperature else greedy
 
-    monkeypatch.setattr(evaluate_rlhf, "sample_responses", sample)
+    monkeypatch.setattr(evaluate_rlhf, "sample_equally", sample)
     check = lambda prompt, response: response == CORRECT  # noqa: E731
     monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", check)
     metrics, _ = evaluated(job)

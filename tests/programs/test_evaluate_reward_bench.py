@@ -18,6 +18,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from support.evaluation import PLACEMENT
 
 # Ties also has ids that occur in other subsets.
 ROWS = [
@@ -53,11 +54,7 @@ def job(tokenizer, tmp_path):
     files = {f"data/{path.name}": file_digest(path) for path in sorted(data.iterdir())}
     return SimpleNamespace(
         settings=SimpleNamespace(template="dialogue"),
-        placement={
-            "gpus_per_node": 0,
-            "micro_batch_tokens": 300,
-            "source": str(tmp_path / "bench"),
-        },
+        placement={**PLACEMENT, "source": str(tmp_path / "bench")},
         spec={"name": "tiny", "files": files},
         inputs={"model": place},
         result=tmp_path / "result",

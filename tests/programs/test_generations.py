@@ -123,6 +123,8 @@ def test_two_processes_share_the_prompts(stages):
     spec |= {"code": code_digests(ROOT / "scripts/generate_responses.py")}
     (stages.folder / "spec.json").write_text(json.dumps(spec))
     placement = stages.placement("generate_responses", "mine") | {"nodes": 2, "cache": None}
+    # They also share the model.
+    placement |= {"zero_stage": 3}
     process = launch(
         *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
         *("--placement", json.dumps(placement)),

@@ -22,6 +22,7 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from support.configs import load
+from support.evaluation import PLACEMENT
 from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
@@ -192,7 +193,7 @@ def test_a_reward_model_with_adapters_has_the_reported_accuracy(dtype, train, st
     tokens = stages.result("tokenize_reward", folder.name)
     job = SimpleNamespace(
         settings=SimpleNamespace(datasets=["toy"]),
-        placement={"gpus_per_node": 0, "micro_batch_tokens": 512},
+        placement=PLACEMENT,
         inputs={"model": folder, "tokens": tokens},
         result=tmp_path,
     )

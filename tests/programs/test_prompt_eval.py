@@ -23,6 +23,7 @@ from snakechat.reporting.pages import CONTROL_SYMBOLS
 from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from support.evaluation import PLACEMENT
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 
@@ -49,7 +50,7 @@ def prompt_job(folder, inputs, sets, kind="prompts", language="en"):
     files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, num_beams=3),
-        placement={"gpus_per_node": 0, "micro_batch_tokens": 300, "source": str(folder)},
+        placement={**PLACEMENT, "source": str(folder)},
         spec={"name": "rlhf/tiny", "files": files},
         inputs=inputs,
         result=result,

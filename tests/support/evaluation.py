@@ -17,7 +17,13 @@ from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 
-PLACEMENT = {"gpus_per_node": 0, "micro_batch_tokens": 300}
+PLACEMENT = {
+    "nodes": 1,
+    "gpus_per_node": 0,
+    "zero_stage": 0,
+    "offload": "none",
+    "micro_batch_tokens": 300,
+}
 
 
 @pytest.fixture(name="job")

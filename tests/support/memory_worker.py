@@ -1,4 +1,4 @@
-"""Peak memory of a process while it loads, trains, samples from and saves a model.
+"""Peak memory of a process while it evaluates, loads, trains, samples from and saves a model.
 
 Arguments: FOLDER of the model, ZeRO stage, dtype, LoRA rank (0: none). Writes FOLDER/saved-STAGE
 and the bytes of each phase above the idle process as FOLDER/STAGE-RANK.json.
@@ -17,13 +17,15 @@ from transformers import AutoTokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.modeling.forward import Policy  # noqa: E402
+from snakechat.modeling.batching import Examples  # noqa: E402
+from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
 from snakechat.modeling.generation import sample_responses  # noqa: E402
 from snakechat.modeling.loading import load_causal  # noqa: E402
 from snakechat.modeling.lora import add_lora  # noqa: E402
 from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import save_model  # noqa: E402
 from snakechat.training.engine import make_engine  # noqa: E402
+from snakechat.training.evaluated_models import loaded_policy  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 
@@ -76,6 +78,13 @@ def main(folder, stage, dtype, lora_rank):
     warm_up(folder.parent / "tiny", tokenizer, settings, placement)
     memory = Memory()
 
+    if not lora_rank:
+        # As evaluations do with several models.
+        for _ in range(2):
+            evaluate(folder, dtype, tokenizer, placement)
+        memory.end_phase("evaluate")
+        memory.peaks["evaluated"] = memory.peaks["resident"]
+
     torch.manual_seed(0)
     model = load_causal(folder, dtype, tokenizer, deferred=stage == 3)
     if lora_rank:
@@ -87,7 +96,7 @@ def main(folder, stage, dtype, lora_rank):
     losses = train(engine)
     memory.end_phase("train")
 
-    sample(engine)
+    sample(engine.module, engine.sampling)
     memory.end_phase("sample")
 
     saved = folder / f"saved-{stage}"
@@ -103,7 +112,8 @@ def warm_up(folder, tokenizer, settings, placement):
     model = load_causal(folder, settings.dtype, tokenizer, deferred=placement["zero_stage"] == 3)
     engine = make_engine(Policy(add_lora(model, 1, 1)), settings, 1e-3, STEPS, placement)
     train(engine)
-    sample(engine)
+    sample(engine.module, engine.sampling)
+    evaluate(folder, settings.dtype, tokenizer, placement)
     with torch.no_grad():
         save_model(model, tokenizer, folder / f"saved-{os.getpid()}", engine.gathered)
 
@@ -126,12 +136,23 @@ def train(engine):
     return losses
 
 
-def sample(engine):
-    """Sample a response to each of four prompts, divided over the processes."""
+def evaluate(folder, dtype, tokenizer, placement):
+    """Sample from a model, and evaluate log-probabilities."""
+    with loaded_policy(folder, dtype, tokenizer, placement) as model:
+        sample(model.module, model.sampling)
+        rows = [list(range(5, 5 + LENGTH))] * 4
+        response_logprobs(model.module, Examples(rows, rows), 2 * LENGTH)
+
+
+def sample(policy, sampling):
+    """Sample a response to each of four prompts, divided over the processes.
+
+    sampling: Returns the context in which the processes call the model.
+    """
     prompts = [[5, 6, 7, number] for number in range(8, 12)]
     own = prompts[distributed.rank() :: distributed.world_size()]
-    with engine.sampling():
-        sample_responses(engine.module.model, own, [0], 4, 1.0, 1024)
+    with sampling():
+        sample_responses(policy.model, own, [0], 4, 1.0, 1024)
 
 
 if __name__ == "__main__":

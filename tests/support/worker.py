@@ -271,6 +271,13 @@ def evaluate_frozen(zero_stage, offload):
         frozen = make_frozen(policy, "fp32", PLACEMENT | {"zero_stage": zero_stage}, offload)
         with frozen.on_device():
             tables += [rollouts.logprobs(policy) for _ in range(2)]
+        weights = list(policy.parameters())
+        frozen.close()
+        # DeepSpeed still refers to the partitions, which are empty.
+        partitions = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
+        assert len(partitions) == (len(weights) if zero_stage == 3 else 0)
+        if partitions:
+            assert {tensor.numel() for tensor in (*weights, *partitions)} == {0}
     return torch.stack(tables)
 
 

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.data.conversations import response_texts
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer, response_scores
-from snakechat.modeling.generation import GenerationSettings
+from snakechat.modeling.generation import GenerationSettings, sample_responses
 from snakechat.modeling.packing import TokenBatch
+from snakechat.training.engine import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 
 # Token ids, or a number for each token, by response number and prompt: [A][n].
@@ -50,25 +51,72 @@ def sample_on_all_ranks(
         [A, n, max_response_length], padded with zeros, or None if the sampler computes the same
         ones as the trainer (generation_backend: hf).
     """
-    own_rows = range(rank(), len(prompts), world_size())
+    own_rows = rows_of_rank(len(prompts))
     shape = settings.num_generations, len(prompts), settings.max_response_length
-    # Token id + 1, so that 0 marks the end.
-    shifted_ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    sampled: tuple[TokenLists, TokenLists | None] = [], None
     with sampling():
-        sampled = sampler.sample([prompts[row] for row in own_rows]) if own_rows else None
-    if sampled:
-        own_responses, own_logprobs = sampled
-        for number, sequences in enumerate(own_responses):
-            for index, row in enumerate(own_rows):
-                ids = torch.as_tensor(sequences[index])
-                shifted_ids[number, row, : len(ids)] = ids + 1
-                if own_logprobs:
-                    values = torch.as_tensor(own_logprobs[number][index])
-                    logprobs[number, row, : len(ids)] = values
+        if own_rows:
+            sampled = sampler.sample([prompts[row] for row in own_rows])
+    own_responses, own_logprobs = sampled
+    responses = gather_responses(own_responses, shape)
+    if settings.generation_backend != "vllm":
+        return responses, None
+    logprobs = torch.zeros(shape)
+    for number, sequences in enumerate(own_logprobs or []):
+        for row, values in zip(own_rows, sequences, strict=True):
+            logprobs[number, row, : len(values)] = torch.as_tensor(values)
+    return responses, all_reduce_sum(logprobs)
+
+
+def rows_of_rank(num_rows: int) -> range:
+    """Return the rows that this rank samples responses for."""
+    return range(rank(), num_rows, world_size())
+
+
+def gather_responses(own_responses: TokenLists, shape: tuple[int, int, int]) -> TokenLists:
+    """Return the token ids of the responses [A][n] of all ranks.
+
+    Args:
+        own_responses: Those to the rows of this rank.
+        shape: A, n, and the tokens of the longest response.
+    """
+    # Token id + 1, so that 0 marks the end.
+    shifted_ids = torch.zeros(shape, dtype=torch.int64)
+    for number, sequences in enumerate(own_responses):
+        for row, ids in zip(rows_of_rank(shape[1]), sequences, strict=True):
+            shifted_ids[number, row, : len(ids)] = torch.as_tensor(ids) + 1
     shifted_ids = all_reduce_sum(shifted_ids)
-    responses = [[ids[ids > 0].sub(1).tolist() for ids in sequences] for sequences in shifted_ids]
-    has_own_logprobs = settings.generation_backend == "vllm"
-    return responses, all_reduce_sum(logprobs) if has_own_logprobs else None
+    return [[ids[ids > 0].sub(1).tolist() for ids in sequences] for sequences in shifted_ids]
+
+
+def sample_equally(
+    model: FrozenModel[Policy],
+    prompts: Sequence[Any],
+    stop_ids: Sequence[int],
+    max_response_length: int,
+    temperature: float,
+    micro_batch_tokens: int,
+    num_generations: int = 1,
+) -> TokenLists:
+    """Sample the responses [A][n] on all ranks that a single one would sample, up to rounding.
+
+    The ranks must have the same random numbers. The arguments are those of sample_responses.
+    """
+    own_responses: TokenLists = []
+    own_rows = rows_of_rank(len(prompts))
+    with model.sampling():
+        if own_rows:
+            own_responses = sample_responses(
+                model.module.model,
+                prompts,
+                stop_ids,
+                max_response_length,
+                temperature,
+                micro_batch_tokens,
+                num_generations,
+                own_rows,
+            )
+    return gather_responses(own_responses, (num_generations, len(prompts), max_response_length))
 
 
 class RolloutBatch(NamedTuple):

@@ -1,24 +1,32 @@
 """Resources of jobs, from their placements. A placement is never part of a spec."""
 
-from typing import Any
+from typing import Any, Literal
 
 from snakechat.config.recipes import Config
+
+# What a job does with models: it trains or samples at scale with all processes of its placement, it
+# evaluates, or it runs a program that has one process.
+Work = Literal["training", "evaluation", "single_process"]
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
 
 
-def job_placement(config: Config, stage: str, name: str, single_process: bool) -> dict[str, Any]:
+def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str, Any]:
     """Return the placement of a job of a recipe.
+
+    An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
+    not fit into one process.
 
     Args:
         config: The checked config.
         stage: sft, reward, dpo, rlhf or generations.
         name: Name of the recipe.
-        single_process: Whether the job runs in one process, on at most one GPU.
+        work: What the job does.
     """
     placement = config.recipe(stage, name)["placement"]
-    if not single_process:
+    is_partitioned = placement["zero_stage"] == 3
+    if work == "training" or (work == "evaluation" and is_partitioned):
         return placement
     gpus = placement["gpus_per_node"]
     threads = max(placement["threads"] // max(gpus, 1), 1)

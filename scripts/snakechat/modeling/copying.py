@@ -172,7 +172,7 @@ def _copy_weights(model: PreTrainedModel, files: Mapping[Path, Tensors], folder:
         if path.suffix == ".safetensors" and len(tensors) == len(files[path]):
             shutil.copyfile(path, folder / target)
         else:
-            _write_weights(tensors, folder / target)
+            _write_weights(path, tensors, folder / target)
         places |= dict.fromkeys(tensors, target)
     if len(kept) > 1:
         weights = _merged(kept.values())
@@ -185,12 +185,24 @@ def _merged(files: Iterable[Tensors]) -> Tensors:
     return {name: tensor for tensors in files for name, tensor in tensors.items()}
 
 
-def _write_weights(tensors: Tensors, path: Path) -> None:
-    """Write tensors as a safetensors file, one after the other."""
+def _write_weights(source: Path, tensors: Tensors, path: Path) -> None:
+    """Write tensors of a file as a safetensors file, one after the other."""
     order = file_order(tensors)
     with write_file(path, {name: tensors[name] for name in order}) as write:
         for name in order:
-            write(SavedWeight(tensors[name], None))
+            write(SavedWeight(_mapped_again(source, name, tensors[name]), None))
+
+
+def _mapped_again(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a file in a mapping of its own.
+
+    Pages that were read stay in memory as long as the file is mapped: those of this mapping leave
+    it with the tensor.
+    """
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(name)
+    return _stored_tensors(path)[name] if zipfile.is_zipfile(path) else tensor
 
 
 def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:

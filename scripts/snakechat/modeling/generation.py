@@ -122,6 +122,7 @@ def sample_responses(
     temperature: float,
     micro_batch_tokens: int,
     num_generations: int = 1,
+    own_rows: Sequence[int] | None = None,
 ) -> list[list[list[int]]]:
     """Sample responses to prompts from the model's full distribution, without top-k or top-p.
 
@@ -133,13 +134,18 @@ def sample_responses(
         temperature: 0 selects the most likely token.
         micro_batch_tokens: limit of tokens in a batch, padding and all responses included, unless
             the placement has generate_tokens.
+        own_rows: the prompts that this process samples responses to; all of them by default. The
+            random numbers of a prompt are the same in any case.
 
     Returns:
         Token ids of each response, with the stop id if one was sampled: responses[g][row].
     """
     shape = len(prompts), num_generations, max_response_length
     # From the CPU's random number generator, whatever the device.
-    uniforms = torch.rand(shape, dtype=torch.float64).to(model.device)
+    uniforms = torch.rand(shape, dtype=torch.float64)
+    if own_rows is not None:
+        prompts, uniforms = [prompts[row] for row in own_rows], uniforms[list(own_rows)]
+    uniforms = uniforms.to(model.device)
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
     sized_rows = sort_by_size(range(len(prompts)), sizes)

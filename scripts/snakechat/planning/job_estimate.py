@@ -118,6 +118,7 @@ class JobEstimate:
             yield {"micro_batch_tokens": tokens}
             tokens //= 2
         if not workload.trained:
+            yield from self._suggested_partitions()
             return
         if not placement["activation_checkpointing"]:
             yield {"activation_checkpointing": True}
@@ -128,12 +129,16 @@ class JobEstimate:
                 yield {"zero_stage": stage}
         if placement["offload"] == "none":
             yield {"zero_stage": max(placement["zero_stage"], 2), "offload": "optimizer"}
-        if placement["offload"] != "parameters":
-            yield {"zero_stage": 3, "offload": "parameters"}
-        if 0 < placement["gpus_per_node"] < SUGGESTED_GPUS_PER_NODE:
-            yield {"zero_stage": 3, "gpus_per_node": SUGGESTED_GPUS_PER_NODE}
+        yield from self._suggested_partitions()
         if self.spec["settings"]["lora_rank"] == 0:
             yield {"lora_rank": SUGGESTED_LORA_RANK}
+
+    def _suggested_partitions(self) -> Iterator[dict[str, Any]]:
+        """Yield changes with which an evaluation partitions its models."""
+        if self.placement["offload"] != "parameters":
+            yield {"zero_stage": 3, "offload": "parameters"}
+        if 0 < self.placement["gpus_per_node"] < SUGGESTED_GPUS_PER_NODE:
+            yield {"zero_stage": 3, "gpus_per_node": SUGGESTED_GPUS_PER_NODE}
 
     def memory_limit(self) -> float:
         """Return the bytes that the tensors of a process may occupy."""

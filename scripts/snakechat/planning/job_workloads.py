@@ -201,7 +201,8 @@ def evaluate_sft(job: JobDescription) -> Workload:
     flops = 2 * sum(forward_flops(model, tokens) for model in models)
     return Workload(
         trained=[],
-        frozen=models[:1],
+        frozen=models,
+        one_at_a_time=True,
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
         flops=product(tokens.num_rows, flops),
         notes=tuple(tokens.notes),
@@ -220,7 +221,8 @@ def evaluate_rlhf(job: JobDescription) -> Workload:
     flops = 2 * sum(forward_flops(model, tokens) for model in (*models, *scorers))
     return Workload(
         trained=[],
-        frozen=models[:1],
+        frozen=[*models, *scorers],
+        one_at_a_time=True,
         largest=job.micro_batch(tokens.longest, num_generations * response_length),
         flops=num_prompts * flops,
         generation=job.generation_batch(prompts, response_length),

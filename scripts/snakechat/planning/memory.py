@@ -19,6 +19,7 @@ from snakechat.planning.footprint import (
 from snakechat.training.zero_stages import (
     DEFAULT_BUFFERS,
     ZeroBuffers,
+    evaluates_partitioned,
     is_partitioned,
     samples_whole,
     stage_used,
@@ -93,13 +94,8 @@ def training_memory(
     resident.append({"weights": frozen_weights})
     phases = [*training_phases(trained, frozen, placement, largest, buffers)]
     if generation:
-        actor = trained[0]
-        whole = samples_whole(weight_bytes(actor.model), gpu_memory)
-        gathered: Memory = {"weights": gathered_bytes(actor, buffers)}
-        if whole and actor.stage == 3:
-            gathered = {"weights": weight_bytes(actor.model)}
-        peak = add_components(gathered, generation_memory(actor.model, generation))
-        phases.append(("sampling", peak))
+        sampled = sampling_memory(trained[0], generation, gpu_memory, buffers)
+        phases.append(("sampling", sampled))
     phases = [(name, add_components(*resident, memory)) for name, memory in phases]
     # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
     loaded = frozen_weights
@@ -111,14 +107,47 @@ def training_memory(
 
 
 def inference_memory(
-    models: Sequence[ModelSpec], largest: BatchShape, generation: BatchShape | None = None
+    models: Sequence[ModelSpec],
+    placement: Placement,
+    largest: BatchShape,
+    generation: BatchShape | None = None,
+    gpu_memory: float = 0,
+    buffers: ZeroBuffers = DEFAULT_BUFFERS,
 ) -> Phase:
-    """Return the phase with the highest peak of a job that evaluates models, all in memory."""
-    weights: Memory = {"weights": sum(map(weight_bytes, models))}
-    phases = [("scoring", inference_activations(model, largest)) for model in models]
+    """Return the phase with the highest peak of a job that evaluates models, all in memory.
+
+    Args:
+        generation: the largest batch that the first model generates, if any.
+        gpu_memory: bytes of a GPU; 0 on CPUs.
+    """
+    entries = [evaluated_entry(model, placement) for model in models]
+    offloaded = placement["offload"] == "parameters"
+    weights: Memory = {
+        "weights": sum(
+            weight_bytes(entry.model) / num_partitions(entry, placement)
+            for entry in entries
+            if not (entry.stage == 3 and offloaded)
+        )
+    }
+    phases = []
+    for entry in entries:
+        gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
+        activations = inference_activations(entry.model, largest)
+        phases.append(("scoring", add_components(gathered, activations)))
     if generation:
-        phases.append(("sampling", generation_memory(models[0], generation)))
+        sampled = sampling_memory(entries[0], generation, gpu_memory, buffers)
+        phases.append(("sampling", sampled))
     return highest_peak((name, add_components(weights, memory)) for name, memory in phases)
+
+
+def sampling_memory(
+    entry: TrainedModel, generation: BatchShape, gpu_memory: float, buffers: ZeroBuffers
+) -> Memory:
+    """Return what generation adds to a model, with the weights that ZeRO 3 gathers for it."""
+    gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
+    if entry.stage == 3 and samples_whole(weight_bytes(entry.model), gpu_memory):
+        gathered = {"weights": weight_bytes(entry.model)}
+    return add_components(gathered, generation_memory(entry.model, generation))
 
 
 def highest_peak(phases: Iterable[Phase]) -> Phase:
@@ -149,6 +178,19 @@ def host_memory(
     return offloaded + local_processes * max(loaded)
 
 
+def inference_host_memory(models: Sequence[ModelSpec], placement: Placement) -> float:
+    """Return the bytes of a node's own memory in a job that evaluates models."""
+    local_processes = max(placement["gpus_per_node"], 1)
+    entries = [evaluated_entry(model, placement) for model in models]
+    offloaded: float = 0
+    if placement["offload"] == "parameters":
+        partitions = (
+            weight_bytes(e.model) / num_partitions(e, placement) for e in entries if e.stage
+        )
+        offloaded = local_processes * sum(partitions)
+    return offloaded + local_processes * max(loading_bytes(entry, placement) for entry in entries)
+
+
 def loading_bytes(entry: TrainedModel, placement: Placement) -> float:
     """Return the bytes of a process's CPU memory that a model takes while it is loaded."""
     if entry.stage < 3:
@@ -160,6 +202,11 @@ def loading_bytes(entry: TrainedModel, placement: Placement) -> float:
 def frozen_entry(model: ModelSpec, placement: Placement) -> TrainedModel:
     """Return a frozen model with the ZeRO stage that partitions it, if any."""
     return TrainedModel(model, 3 if is_partitioned(placement, model.dtype) else 0)
+
+
+def evaluated_entry(model: ModelSpec, placement: Placement) -> TrainedModel:
+    """Return a model of a job that trains none, with the ZeRO stage that partitions it, if any."""
+    return TrainedModel(model, 3 if evaluates_partitioned(placement, model.dtype) else 0)
 
 
 def frozen_bytes(model: ModelSpec, placement: Placement) -> float:

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from snakechat.planning.compute_time import Gpu, compute_seconds, generation_seconds
-from snakechat.planning.footprint import BatchShape, ModelSpec, measure_size
+from snakechat.planning.footprint import SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import (
     TrainedModel,
     checkpoint_bytes,
+    highest_peak,
     host_memory,
+    inference_host_memory,
     inference_memory,
     model_folder_bytes,
     training_memory,
@@ -33,6 +35,8 @@ class Workload(NamedTuple):
     generation: The largest batch that it generates, if any.
     generations: Responses that it generates.
     ema: Whether it keeps a moving average of the first trained model.
+    one_at_a_time: Whether it has one of its models in memory at a time. Each of them generates,
+        apart from reward models.
     notes: Assumptions, for the user.
     """
 
@@ -43,6 +47,7 @@ class Workload(NamedTuple):
     generation: BatchShape | None = None
     generations: tuple[Generation, ...] = ()
     ema: bool = False
+    one_at_a_time: bool = False
     notes: tuple[str, ...] = ()
 
     def memory(
@@ -66,18 +71,36 @@ class Workload(NamedTuple):
                 gpu_memory,
                 buffers,
             )
-        return inference_memory(self.frozen, self.largest, self.generation)
+        return highest_peak(
+            inference_memory(
+                models,
+                placement,
+                self.largest,
+                None if models[0].loss == SCORE else self.generation,
+                gpu_memory,
+                buffers,
+            )
+            for models in self._evaluated_together()
+        )
+
+    def _evaluated_together(self) -> list[list[ModelSpec]]:
+        """Return the groups of evaluated models that are in memory at the same time."""
+        return [[model] for model in self.frozen] if self.one_at_a_time else [self.frozen]
 
     def host_memory(self, placement: Mapping[str, Any]) -> float:
         """Return the bytes of a node's CPU memory."""
-        return host_memory(self.trained, self.frozen, placement)
+        if self.trained:
+            return host_memory(self.trained, self.frozen, placement)
+        return max(
+            inference_host_memory(models, placement) for models in self._evaluated_together()
+        )
 
     def num_weights(self) -> tuple[int, int]:
-        """Return the number of weights of all models, and of those that are trained."""
+        """Return the number of weights of all models in memory, and of those that are trained."""
         models = [*(entry.model for entry in self.trained), *self.frozen]
-        return sum(measure_size(model).weights for model in models), sum(
-            measure_size(entry.model).trained for entry in self.trained
-        )
+        sizes = [measure_size(model).weights for model in models]
+        trained = sum(measure_size(entry.model).trained for entry in self.trained)
+        return max(sizes) if self.one_at_a_time else sum(sizes), trained
 
     def result_bytes(self) -> float | None:
         """Return the bytes of the trained model's files, None if the job trains none."""

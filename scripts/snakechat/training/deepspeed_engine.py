@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from snakechat.workflow.errors import InputError
 import deepspeed  # isort: skip
 import deepspeed.ops  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
+
+M = TypeVar("M", bound=nn.Module)
 
 TESTED_VERSION = "0.19.8"
 if deepspeed.__version__ != TESTED_VERSION:
@@ -120,19 +122,80 @@ def register_external_parameters(module: nn.Module) -> None:
             deepspeed.zero.register_external_parameter(module, weight)
 
 
-class PartitionedModel(FrozenModel):
+@contextlib.contextmanager
+def sampling_partitioned(engine: Any, model: PreTrainedModel) -> Iterator[None]:
+    """Context in which a process may call the model of a ZeRO 3 engine any number of times.
+
+    The processes gather the whole model, or one layer at a time if it is large.
+    """
+    weights = list(model.parameters())
+    size = sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
+    memory = torch.cuda.mem_get_info()[1] if weights[0].is_cuda else 0
+    if samples_whole(size, memory):
+        with deepspeed.zero.unwrap_model_for_generation(engine):
+            yield
+        return
+    # Of an engine without optimizer, DeepSpeed stores it in the place of the optimizer.
+    offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
+    with calls_in_step(offload, model):
+        yield
+
+
+@contextlib.contextmanager
+def calls_in_step(offload: Any, model: PreTrainedModel) -> Iterator[None]:
+    """Context in which a model gathers each layer when it is called, in all processes at once.
+
+    Every process waits for the others before each call. At the end, a process repeats calls with a
+    token that nobody reads until all others have ended.
+
+    offload: DeepSpeed's object that gathers the weights.
+    """
+
+    def start(*_: Any) -> None:
+        # DeepSpeed does this when the whole module is called.
+        offload.get_param_coordinator().reset_step()
+
+    def wait(*_: Any) -> None:
+        all_reduce_max(True)
+
+    hooks = [model.register_forward_pre_hook(hook) for hook in (wait, start)]
+    yield
+    hooks[0].remove()
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=get_accelerator().current_device_name())
+    with torch.no_grad():
+        while all_reduce_max(False):
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)
+    hooks[1].remove()
+    offload.partition_all_parameters()
+
+
+class PartitionedModel(FrozenModel[M]):
     """A frozen module of which each process has a partition."""
 
-    def __init__(self, module: nn.Module, dtype: str, offload: bool) -> None:
+    def __init__(self, module: M, dtype: str, offload: bool) -> None:
         self.module = module.requires_grad_(False).eval()
         config = zero_config(module, dtype, 3, "parameters" if offload else "none")
         partition_weights(module, config)
-        deepspeed.initialize(model=module, config=config)
+        self.engine, *_ = deepspeed.initialize(model=module, config=config)
         register_external_parameters(module)
 
     @contextlib.contextmanager
-    def on_device(self) -> Iterator[nn.Module]:
+    def on_device(self) -> Iterator[M]:
         yield self.module
+
+    def sampling(self) -> AbstractContextManager[None]:
+        return sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model))
+
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        return deepspeed.zero.GatheredParameters(weights)
+
+    def close(self) -> None:
+        self.engine.destroy()
+        # DeepSpeed keeps references to the module.
+        for weight in self.module.parameters():
+            for tensor in (weight, cast(Any, weight).ds_tensor):
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        super().close()
 
 
 class DeepSpeedEngine(Engine):
@@ -263,43 +326,15 @@ class DeepSpeedEngine(Engine):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        weights = list(self.module.parameters())
-        size = sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
-        memory = torch.cuda.mem_get_info()[1] if weights[0].is_cuda else 0
-        if self.stage < 3 or samples_whole(size, memory):
+        if self.stage < 3:
             with super().sampling():
                 yield
             return
+        # With activation checkpointing, a module in training mode generates without a KV cache.
         self.module.eval()
-        with self._calls_in_step(cast(PreTrainedModel, self.module.model)):
+        with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
             yield
         self.module.train()
-
-    @contextlib.contextmanager
-    def _calls_in_step(self, model: PreTrainedModel) -> Iterator[None]:
-        """Context in which a model gathers each layer when it is called, in all processes at once.
-
-        Every process waits for the others before each call. At the end, a process repeats calls
-        with a token that nobody reads until all others have ended.
-        """
-        offload = self.engine.optimizer.parameter_offload
-
-        def start(*_: Any) -> None:
-            # DeepSpeed does this when the whole module is called.
-            offload.get_param_coordinator().reset_step()
-
-        def wait(*_: Any) -> None:
-            all_reduce_max(True)
-
-        hooks = [model.register_forward_pre_hook(hook) for hook in (wait, start)]
-        yield
-        hooks[0].remove()
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=get_accelerator().current_device_name())
-        with torch.no_grad():
-            while all_reduce_max(False):
-                model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)
-        hooks[1].remove()
-        offload.partition_all_parameters()
 
     def _gather(self) -> AbstractContextManager[Any]:
         if self.stage == 3:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from snakechat.modeling.models import DTYPES, choose_device
 from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
+
+M = TypeVar("M", bound=nn.Module)
 
 # Schedulers of transformers by the name in a recipe, where the names differ.
 SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
@@ -83,8 +85,8 @@ def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
 
 
 def make_frozen(
-    module: nn.Module, dtype: str, placement: Mapping[str, Any], offload: bool
-) -> "FrozenModel":
+    module: M, dtype: str, placement: Mapping[str, Any], offload: bool
+) -> "FrozenModel[M]":
     """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
 
     Args:
@@ -101,23 +103,38 @@ def make_frozen(
     return FrozenModel(module, choose_device(placement), offload)
 
 
-class FrozenModel:
+class FrozenModel(Generic[M]):
     """A module that is evaluated and never trained.
 
     offload: keep the module in CPU memory while it is not in use.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, offload: bool) -> None:
+    def __init__(self, module: M, device: torch.device, offload: bool) -> None:
         self.module = module.requires_grad_(False).eval()
         self.device, self.offload = device, offload
         self.module.to("cpu" if offload else device)
 
     @contextlib.contextmanager
-    def on_device(self) -> Iterator[nn.Module]:
+    def on_device(self) -> Iterator[M]:
         """Yield the module, on its device within the context."""
         yield self.module.to(self.device)
         if self.offload:
             self.module.to("cpu")
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Return a context in which this process may call the model any number of times.
+
+        All processes enter the context, and leave it together.
+        """
+        return contextlib.nullcontext()
+
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Return a context in which every process has the whole of some weights."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Free the weights. The model cannot be used any more."""
+        del self.module
 
 
 def parameter_groups(

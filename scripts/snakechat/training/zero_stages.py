@@ -19,6 +19,15 @@ def is_partitioned(placement: Mapping[str, Any], dtype: str) -> bool:
     return stage_used(placement["zero_stage"], dtype) == 3
 
 
+def evaluates_partitioned(placement: Mapping[str, Any], dtype: str) -> bool:
+    """Return whether a job that trains no model partitions the weights of those that it evaluates.
+
+    A process that is alone and keeps them on its device has nothing to gain.
+    """
+    several = placement["nodes"] > 1 or placement["gpus_per_node"] > 1
+    return is_partitioned(placement, dtype) and (several or placement["offload"] == "parameters")
+
+
 # Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.
 MAX_WHOLE_WEIGHTS = 1 / 3
 

@@ -30,11 +30,11 @@ from snakechat.workflow.distributed import (
     world_size,
 )
 from snakechat.workflow.errors import InputError, describe_environment_error
+from snakechat.workflow.input_checks import check_inputs
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     Manifest,
-    check_files,
     input_digest,
     is_complete,
     manifest_path,
@@ -135,8 +135,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
             recover(job)
 
         def inputs_are_checked_and_result_exists() -> bool:
-            for name, manifest in manifests.items():
-                check_files(job.inputs[name], manifest)
+            check_inputs(job.inputs, manifests)
             return not is_forced(spec) and is_complete(job.target, spec, job.input_digests)
 
         if not verified_once_per_node(inputs_are_checked_and_result_exists):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import DigestCache, digest, file_digest
 from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
@@ -53,16 +53,17 @@ def parse_manifest(text: str) -> Manifest | None:
     return manifest if is_manifest else None
 
 
-def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """Return the size and sha256 of every file in a result folder, by relative path."""
+def result_files(folder: str | Path, cache: DigestCache | None = None) -> dict[str, dict[str, Any]]:
+    """Return the size and sha256 of every file in a result folder, by relative path.
+
+    cache: Digests of files that have not changed since; None reads all files.
+    """
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    paths = [path for path in paths if path.name not in UNLISTED_FILES]
+    digests = cache.digests(paths) if cache else {path: file_digest(path) for path in paths}
     return {
-        path.relative_to(folder).as_posix(): {
-            "size": path.stat().st_size,
-            "sha256": file_digest(path),
-        }
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digests[path]}
         for path in paths
-        if path.name not in UNLISTED_FILES
     }
 
 
@@ -114,9 +115,12 @@ def read_input(entry: Mapping[str, str]) -> Manifest:
     return manifest
 
 
-def check_files(folder: str | Path, manifest: Manifest) -> None:
-    """Raise InputError unless the files of a result are those of its manifest."""
-    files = result_files(folder)
+def check_files(folder: str | Path, manifest: Manifest, cache: DigestCache | None = None) -> None:
+    """Raise InputError unless the files of a result are those of its manifest.
+
+    cache: As in result_files.
+    """
+    files = result_files(folder, cache)
     for name in sorted(manifest["files"].keys() | files):
         if manifest["files"].get(name) != files.get(name):
             raise InputError(

@@ -24,7 +24,7 @@ WITHOUT_EFFECT = {
     for name in (
         *("cache_entries", "cache_space", "result_cache", "result_copies"),
         *("code_digests", "definitions", "reachability", "scopes", "syntax", "pins"),
-        *("errors", "gpus", "locks", "run_record"),
+        *("errors", "gpus", "input_checks", "locks", "run_record"),
     )
 }
 # It imports torch to connect the processes of a job; programs that compute import it themselves.

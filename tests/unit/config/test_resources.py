@@ -4,7 +4,14 @@ import pytest
 
 from snakechat.config.resources import RESOURCES, job_placement, job_resources
 
-PLACEMENT = {"nodes": 1, "gpus_per_node": 8, "threads": 64, "mem_mb": 1000, "runtime": 60}
+PLACEMENT = {
+    "nodes": 1,
+    "gpus_per_node": 8,
+    "zero_stage": 2,
+    "threads": 64,
+    "mem_mb": 1000,
+    "runtime": 60,
+}
 
 
 class OneRecipe:
@@ -28,8 +35,15 @@ class OneRecipe:
 )
 def test_a_single_process_gets_one_gpu_and_its_threads(placement, expected):
     config = OneRecipe(**placement)
-    assert job_placement(config, "sft", "a", single_process=False) == config.placement
-    assert job_placement(config, "sft", "a", single_process=True) == config.placement | expected
+    assert job_placement(config, "sft", "a", "training") == config.placement
+    for work in ("evaluation", "single_process"):
+        assert job_placement(config, "sft", "a", work) == config.placement | expected
+
+
+def test_evaluations_of_partitioned_models_have_all_processes():
+    config = OneRecipe(nodes=4, zero_stage=3)
+    assert job_placement(config, "sft", "a", "evaluation") == config.placement
+    assert job_placement(config, "sft", "a", "single_process")["gpus_per_node"] == 1
 
 
 def test_resources_of_one_node():

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 
 import evaluate_rlhf
+from snakechat.training import evaluated_models
 from snakechat.workflow.errors import InputError
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 from support.llm_endpoint import SECRET, llm_server, use_judge  # noqa: F401
@@ -78,7 +79,7 @@ def test_ratings_are_scores(judge_job, server):
 
 def test_a_missing_key_is_reported_before_any_model_is_loaded(judge_job, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY")
-    monkeypatch.setattr(evaluate_rlhf, "load_causal", None)
+    monkeypatch.setattr(evaluated_models, "load_causal", None)
     with pytest.raises(InputError, match="JUDGE_KEY"):
         evaluate_rlhf.main(judge_job)
 

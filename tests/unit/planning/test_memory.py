@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from snakechat.planning.footprint import POLICY, BatchShape, ModelSpec, measure_size
+from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.job_workloads import job_workload
 from snakechat.planning.memory import (
@@ -16,9 +16,12 @@ from snakechat.planning.memory import (
     checkpoint_bytes,
     generation_memory,
     host_memory,
+    inference_host_memory,
+    inference_memory,
     model_folder_bytes,
     resident_memory,
     training_memory,
+    weight_bytes,
 )
 from snakechat.training.zero_stages import DEFAULT_BUFFERS, samples_whole
 from support import peaks
@@ -95,6 +98,32 @@ def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
     )
     assert sum(memory.values()) < 0.9 * memory_of_gpu
     assert host_memory([entry], [model], eight) < 2 << 30
+    # Evaluations; a reward model scores in fp32.
+    for evaluated, generation in (
+        (model._replace(lora_rank=0), sampled),
+        (model._replace(lora_rank=0, loss=SCORE, dtype="fp32"), None),
+    ):
+        _, memory = inference_memory([evaluated], eight, batch, generation, memory_of_gpu)
+        assert memory["weights"] > weight_bytes(evaluated) / (8 * nodes)
+        assert sum(memory.values()) < 0.9 * memory_of_gpu
+        assert inference_host_memory([evaluated], eight) < 4 << 30
+
+
+def test_evaluations_offload_parameters():
+    model, offloading = small_spec(), placement(zero_stage=3, offload="parameters")
+    batch = BatchShape(1, 64, 1)
+    memory = [
+        inference_memory([model], {**offloading, "offload": offload}, batch)[1]["weights"]
+        for offload in ("none", "parameters")
+    ]
+    assert memory[0] - memory[1] == weight_bytes(model) / 4
+    assert inference_host_memory([model], offloading) > weight_bytes(model)
+
+
+def test_an_evaluation_in_one_process_has_the_whole_model():
+    model, alone = small_spec(), placement(gpus_per_node=1, zero_stage=3)
+    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert memory["weights"] == weight_bytes(model)
 
 
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():

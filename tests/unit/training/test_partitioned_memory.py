@@ -66,6 +66,10 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
         if lora_rank:
             assert peaks["load"] < 0.75 * whole
         else:
+            # A quarter of the model, and what is gathered and left in the heap. Each of two models
+            # was freed: their partitions take half of a model.
+            assert peaks["evaluate"] < 0.75 * whole < alone["peaks"]["evaluate"]
+            assert peaks["evaluated"] < 0.45 * whole
             # Weights, masters and two moments of a quarter of the model, and what is gathered.
             assert max(peaks.values()) < 0.55 * max(alone["peaks"].values())
         # What saving adds to the resident memory is far less than a copy.

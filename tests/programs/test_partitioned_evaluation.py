@@ -1,0 +1,130 @@
+"""Evaluations in several processes, which partition each model, and in one process are equal."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from conftest import ROOT
+from snakechat.data import toy
+from snakechat.data.tokens import RaggedWriter
+from snakechat.workflow.digests import file_digest
+from support.evaluation import PLACEMENT, evaluation_job  # noqa: F401
+from support.evaluation_worker import run
+from support.launching import launch
+
+pytestmark = pytest.mark.slow
+
+PROCESSES = 2
+# Fewer prompts than processes.
+PROMPTS = {"one": ["Where can I get a pie?"]}
+PAIRS = {"pairs": [{"prompt": "Hello", "chosen": "Good day!", "rejected": "No."}]}
+
+
+@pytest.fixture
+def jobs(job, tokenizer, tmp_path):
+    """JSON values of jobs by program, without their results."""
+    responses = [" Get a pie at the bakery.", " No.", " Hello Pia!", " You are welcome!", " Go!"]
+    sequences = {
+        "prompt": [tokenizer(text).input_ids for text in toy.all_prompts()[:5]],
+        "chosen": [tokenizer(text, add_special_tokens=False).input_ids for text in responses],
+    }
+    sequences["rejected"] = sequences["chosen"][1:] + sequences["chosen"][:1]
+    for split in ("train", "eval"):
+        for name, ids in sequences.items():
+            with RaggedWriter(job.inputs["tokens"], f"{split}.{name}", len(tokenizer)) as writer:
+                writer.write(ids)
+    files = {}
+    for folder, sets in (("prompts", PROMPTS), ("prompts/pairs", PAIRS)):
+        (tmp_path / folder).mkdir()
+        for name, entries in sets.items():
+            path = tmp_path / folder / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(entries))
+            files[path.relative_to(tmp_path).as_posix()] = file_digest(path)
+    inputs = {name: str(path) for name, path in job.inputs.items()}
+    models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
+    scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
+    chat = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
+    chat |= {"max_response_length": 12, "temperature": 1.0, "num_beams": 3}
+    functions = {"length_bounds": {"weight": 1, "arguments": {"min_characters": 12}}}
+    pages = dict.fromkeys(("prompts", "prompts/pairs"))
+    for folder in pages:
+        pages[folder] = {name: value for name, value in files.items() if name.startswith(folder)}
+    return {
+        "evaluate_sft": (
+            {"dtype": "fp32"},
+            {"base": inputs["base"], "model": inputs["sft"], "tokens": inputs["tokens"]},
+            {},
+        ),
+        "evaluate_reward": ({"datasets": ["toy"]}, scorer, {}),
+        "evaluate_rlhf": ({**vars(job.settings), "reward_functions": functions}, inputs, {}),
+        "compute_reference": (
+            {"dtype": "fp32", "mismatched_max_length": 64, "batches": None},
+            {"model": inputs["sft"], "tokens": inputs["tokens"]},
+            {},
+        ),
+        "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),
+        "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, scorer, pages["prompts/pairs"]),
+    }
+
+
+def described(jobs, folder, **placement):
+    """JSON values of the jobs with results in a folder."""
+    described = {}
+    for program, (settings, inputs, files) in jobs.items():
+        result = folder / program
+        result.mkdir(parents=True)
+        described[program] = {
+            "settings": settings,
+            "inputs": inputs,
+            "placement": {**PLACEMENT, "source": str(folder.parent), **placement},
+            "spec": {"name": "rlhf/tiny", "files": files},
+            "result": str(result),
+        }
+    return described
+
+
+def test_processes_that_share_the_models_evaluate_as_one(jobs, tmp_path):
+    for program, job in described(jobs, tmp_path / "alone").items():
+        run(program, job)
+    several = described(jobs, tmp_path / "several", nodes=PROCESSES, zero_stage=3)
+    (tmp_path / "jobs.json").write_text(json.dumps(several))
+    worker = ROOT / "tests/support/evaluation_worker.py"
+    process = launch(PROCESSES, worker, tmp_path / "jobs.json", folder=ROOT)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-5000:]
+    # Printed by one process.
+    assert output.count("perplexity") == 1
+    for program in jobs:
+        assert_equal_results(tmp_path / "alone" / program, tmp_path / "several" / program)
+
+
+def assert_equal_results(alone, several):
+    """Assert equal files, but for the rounding of numbers."""
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (alone, several)]
+    assert names[0] == names[1] and names[0]
+    for path in alone.iterdir():
+        other = several / path.name
+        if path.suffix == ".npy":
+            np.testing.assert_allclose(np.load(other), np.load(path), rtol=1e-5)
+        elif path.suffix == ".json":
+            assert_close(json.loads(other.read_text()), json.loads(path.read_text()))
+        elif path.suffix == ".jsonl":
+            lines = [each.read_text().splitlines() for each in (other, path)]
+            assert_close(*([json.loads(line) for line in each] for each in lines))
+
+
+def assert_close(value, expected):
+    """Assert equal JSON values, but for the rounding of numbers."""
+    if isinstance(expected, dict):
+        assert value.keys() == expected.keys()
+        value, expected = list(value.values()), list(expected.values())
+    if isinstance(expected, list):
+        assert len(value) == len(expected)
+        for one, other in zip(value, expected, strict=True):
+            assert_close(one, other)
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    else:
+        assert value == expected
