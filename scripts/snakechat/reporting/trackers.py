@@ -42,9 +42,7 @@ class Tracker(Protocol):
 
 
 class Wandb:
-    """Weights & Biases."""
-
-    library = "wandb"
+    """Weights & Biases, and libraries with its interface: SwanLab."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self.run = library.init(
@@ -64,8 +62,6 @@ class Wandb:
 
 class Mlflow:
     """MLflow."""
-
-    library = "mlflow"
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self.client, self.entities = library.MlflowClient(), library.entities
@@ -89,50 +85,25 @@ class Mlflow:
         self.client.set_terminated(self.id)
 
 
-class Trackio:
+class Trackio(Wandb):
     """Trackio, whose runs have no id but their name."""
-
-    library = "trackio"
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self.run = library.init(
             project=run.project,
             name=f"{run.name} {run.id}",
-            config=dict(run.settings),
             resume="allow",
+            config=dict(run.settings),
             embed=False,
         )
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.log(dict(metrics), step=step)
 
-    def finish(self) -> None:
-        self.run.finish()
-
-
-class Swanlab:
-    """SwanLab."""
-
-    library = "swanlab"
-
-    def __init__(self, library: Any, run: TrackedRun) -> None:
-        self.run = library.init(
-            project=run.project,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            config=dict(run.settings),
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.log(dict(metrics), step=step)
-
-    def finish(self) -> None:
-        self.run.finish()
-
-
-TRACKERS: dict[str, Any] = {
-    tracker.library: tracker for tracker in (Wandb, Mlflow, Trackio, Swanlab)
+# By the name of the library.
+TRACKERS: dict[str, type[Wandb | Mlflow]] = {
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "trackio": Trackio,
+    "swanlab": Wandb,
 }
 
 
