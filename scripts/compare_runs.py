@@ -37,6 +37,7 @@ from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import (
     CURVES,
+    MODELS,
     PAIRS,
     PERPLEXITIES,
     RESPONSES,
@@ -126,10 +127,10 @@ def main(job: Job[Any]) -> None:
     write_sections(
         job.result / "comparison.html",
         job.settings.language,
-        eyebrow=translate("Comparison of {stage} recipes", stage=stage),
+        eyebrow=translate("Comparison of {stage} recipes", stage=MODELS.get(stage, stage)),
         title=name,
         subtitle=ablation_subtitle(translate) if ablation else "",
-        cards=cost_cards(groups, translate),
+        cards=group_cards(groups, metrics, translate),
         remarks=[
             *(ablation_remarks(groups, metrics, translate) if ablation else ()),
             *remarks(groups, metrics, translate),
@@ -287,15 +288,26 @@ def points_of_group(group: Group, key: str) -> Sequence[Point]:
     return group.points(key) if len(group.runs) > 1 else points_of(group.runs[0].steps, key)
 
 
-def cost_cards(groups: Sequence[Group], translate: Translate) -> list[Card]:
-    """Return for each group the mean time of a training, and the number of seeds."""
+def group_cards(
+    groups: Sequence[Group], metrics: Mapping[str, str], translate: Translate
+) -> list[Card]:
+    """Return for each group the first metric of all groups, and the mean time of a training."""
     cards = []
+    headline = next((path for path in metrics if all(group.result(path) for group in groups)), None)
     for name, group in zip(group_names(groups, translate), groups, strict=True):
+        notes = []
         seconds = [run.seconds for run in group.runs if run.seconds is not None]
         if seconds:
-            value = format_duration(sum(seconds) / len(seconds))
-            note = translate("training time per seed; n = {count}", count=len(group.runs))
-            cards.append(Card(name, value, note))
+            duration = format_duration(sum(seconds) / len(seconds))
+            notes = [translate("training time per seed: {duration}", duration=duration)]
+        notes.append(f"n = {len(group.runs)}")
+        if headline and (result := group.result(headline)):
+            label = translate(metrics[headline])
+            interval = format_interval(headline, result.interval)
+            text = f"{label} {interval}".strip()
+            cards.append(
+                Card(name, format_metric(headline, result.value), "; ".join([text, *notes]))
+            )
     return cards
 
 

@@ -47,12 +47,14 @@ def rlhf_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
 
 
 def base_remarks(metrics: Metrics, initial: str, translate: Translate) -> Iterator[str]:
-    """Yield a remark if the base model has a higher score than the model that was trained on it."""
-    if initial == "base" or "base" not in metrics or "score" not in metrics["base"]:
+    """Yield a remark if the base model has a higher score than the model that was trained on it.
+
+    The 95 % interval of the difference has to exclude 0.
+    """
+    difference = metrics.get("base_score_difference")
+    if difference is None or difference["interval_95"][0] <= 0:
         return
     base, trained = metrics["base"], metrics[initial]
-    if base["score"] <= trained["score"]:
-        return
     yield translate(
         "The base model scores higher ({base}) than {initial} ({trained}). This does not mean that"
         " its responses are better: a reward model ranks responses of the kind that it was trained"

@@ -184,9 +184,15 @@ def test_unsurprising_results_have_no_remarks():
 
 
 def test_a_base_model_with_a_higher_score_is_explained():
-    first, second = remarks_of(rlhf={"length": 10.0}, base={"score": 1.5, "ended_by_eos": 0.04})
+    changes = {"rlhf": {"length": 10.0}, "base": {"score": 1.5, "ended_by_eos": 0.04}}
+    first, second = remarks_of(
+        **changes, base_score_difference={"mean": 0.5, "interval_95": [0.1, 0.9]}
+    )
     assert first.startswith("The base model scores higher (1.50) than SFT (1.00).")
     assert text_of(second).startswith("Only 4.0 % of the base model's responses end by themselves")
+    # A difference that may be 0 needs no explanation.
+    difference = {"mean": 0.5, "interval_95": [-0.1, 1.1]}
+    assert remarks_of(**changes, base_score_difference=difference) == []
 
 
 @pytest.mark.parametrize(
