@@ -60,6 +60,9 @@ def planned(workflow, config, *targets):
             assert placement.pop("options", options) == options
             # All jobs have the cache of results.
             assert placement.pop("cache") == "output/.cache" and placement.pop("cache_max_bytes")
+            # Jobs of models also have the trackers and the licences that the config declares.
+            assert placement.pop("trackers", []) == []
+            assert placement.pop("licenses", {}) == {}
             jobs[job] = placement, resources
     return jobs
 
@@ -142,8 +145,11 @@ def test_a_job_requests_the_resources_of_its_placement(sources):
 
 
 def test_a_job_of_one_process_requests_one_gpu(sources):
-    jobs = planned(sources, {}, "output/sft/66b", "output/sft/tiny")
-    placement, requested = jobs["evaluate_sft 66b"]
+    # With ZeRO 3, evaluations have the processes of the training.
+    node = {"deployment": "single_node", "zero_stage": 2, "offload": "none"}
+    config = {"sft": {"recipes": {"6.7b": {"placement": node}}}}
+    jobs = planned(sources, config, "output/sft/6.7b", "output/sft/tiny")
+    placement, requested = jobs["evaluate_sft 6.7b"]
     assert (placement["nodes"], placement["gpus_per_node"], placement["threads"]) == (1, 1, 8)
     assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "1", "8")
     assert jobs["evaluate_sft tiny"][0] == {**DEPLOYMENTS["cpu"], "save_steps": 20}

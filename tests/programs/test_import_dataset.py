@@ -484,11 +484,13 @@ def test_row_of_a_megabyte_is_imported(imported, kind):
 
 def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert records(imported, "bad_lines") == ROWS
+    texts = [text for row in ROWS for text in row.values()]
     number = len(BAD_LINES)
     assert manifest(imported, "data", "bad_lines")["facts"] == {
         "dropped": {"train": {"bad row": number}},
         "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
         "licence": None,
+        "size": {"train": {"rows": len(ROWS), "characters": sum(map(len, texts))}},
     }
     text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
     listed = [json.loads(line) for line in text.splitlines()]

@@ -390,9 +390,10 @@ def build_stubs(workflow, stub, config, targets):
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(stub)
     write_stub_config(workflow.folder, config)
-    # The config names it, and planning reads its files.
-    (workflow.folder / "bench").mkdir()
-    (workflow.folder / "bench/rows.jsonl").write_text(FILES["bench/rows.jsonl"])
+    # The config names them, and planning reads their files.
+    for path in ("bench/rows.jsonl", "another/rows.jsonl"):
+        (workflow.folder / path).parent.mkdir()
+        (workflow.folder / path).write_text(FILES[path])
     workflow.build(*targets)
 
 

@@ -337,7 +337,7 @@ def test_a_dataset_without_the_right_files_is_an_error_of_one_line(folders, name
 def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192}'
+    placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192, "zero_stage": 0}'
     other = tmp_path / "spec.json"
     # Under another name, because this result does not exist yet.
     spec = quick.spec_of("output/eval/sft/tiny")

@@ -4,7 +4,6 @@ Their libraries are optional, and imported when a tracker is opened. Addresses, 
 modes are those of each library: WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR, SWANLAB_MODE.
 """
 
-import importlib
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -42,10 +41,10 @@ class Tracker(Protocol):
 
 
 class Wandb:
-    """Weights & Biases, and libraries with its interface: SwanLab."""
+    """Weights & Biases."""
 
-    def __init__(self, library: Any, run: TrackedRun) -> None:
-        self.run = library.init(
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = self.library().init(
             project=run.project,
             name=run.name,
             id=run.id,
@@ -59,13 +58,31 @@ class Wandb:
     def finish(self) -> None:
         self.run.finish()
 
+    @staticmethod
+    def library() -> Any:
+        import wandb
+
+        return wandb
+
+
+class Swanlab(Wandb):
+    """SwanLab, whose interface is that of Weights & Biases."""
+
+    @staticmethod
+    def library() -> Any:
+        import swanlab
+
+        return swanlab
+
 
 class Mlflow:
     """MLflow."""
 
-    def __init__(self, library: Any, run: TrackedRun) -> None:
-        self.client, self.entities = library.MlflowClient(), library.entities
-        experiment = library.set_experiment(run.project).experiment_id
+    def __init__(self, run: TrackedRun) -> None:
+        import mlflow
+
+        self.client, self.entities = mlflow.MlflowClient(), mlflow.entities
+        experiment = mlflow.set_experiment(run.project).experiment_id
         found = self.client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run.id}'")
         if found:
             self.id = found[0].info.run_id
@@ -88,8 +105,10 @@ class Mlflow:
 class Trackio(Wandb):
     """Trackio, whose runs have no id but their name."""
 
-    def __init__(self, library: Any, run: TrackedRun) -> None:
-        self.run = library.init(
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        self.run = trackio.init(
             project=run.project,
             name=f"{run.name} {run.id}",
             resume="allow",
@@ -103,7 +122,7 @@ TRACKERS: dict[str, type[Wandb | Mlflow]] = {
     "wandb": Wandb,
     "mlflow": Mlflow,
     "trackio": Trackio,
-    "swanlab": Wandb,
+    "swanlab": Swanlab,
 }
 
 
@@ -114,11 +133,9 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
         InputError: The library is not installed, or failed.
     """
     try:
-        library = importlib.import_module(name)
+        tracker: Tracker = TRACKERS[name](run)
     except ImportError as error:
         raise InputError(f"{name} is not installed ({error}): pip install {name}") from None
-    try:
-        tracker: Tracker = TRACKERS[name](library, run)
     # What a library of another project raises is not known here.
     except Exception as error:
         raise tracker_error(name, error) from None
