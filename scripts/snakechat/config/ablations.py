@@ -1,11 +1,11 @@
 """Recipes without some of their datasets: `leave_out` of a sweep.
 
-The question is what a model would be without a dataset. So the datasets are left out of the whole
-lineage of the recipe: its own datasets, the recipes that trained its models, and the datasets that
-are generated or labelled from them. A recipe that uses none of them stays as it is, and its results
-are reused. What measures the model stays too: `judge`, `compare_with`, and the held-out rows, which
-are those of the recipe with all datasets (Config.held_out_recipe). So do base models: a tokenizer
-with another vocabulary would change every figure.
+A sweep over `leave_out` measures the effect of a dataset on a model. It removes the dataset from
+the whole lineage of the recipe: from its own datasets, from the recipes that trained its models,
+and from the datasets that are generated or labelled from it. Results of recipes that do not use it
+are reused. The evaluation does not change: `judge`, `compare_with` and the held-out rows are those
+of the recipe with all datasets (Config.held_out_recipe). Base models do not change either, because
+another vocabulary would affect every metric.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Ablated(NamedTuple):
 
 
 def left_out_name(left_out: Sequence[str]) -> str:
-    """Return left-out datasets as a part of the name of a recipe."""
+    """Return removed datasets as a part of the name of a recipe."""
     return "-and-".join(sorted(left_out)) or "none"
 
 
@@ -143,7 +143,7 @@ class Ablation:
         return left
 
     def _dataset(self, name: str) -> str | None:
-        """Return the name of a dataset without the left-out ones; None if nothing of it is left."""
+        """Return the name of a dataset without the removed ones; None if none of it remains."""
         self.datasets.add(name)
         if name in self.left_out:
             return None
@@ -169,7 +169,7 @@ class Ablation:
         return new.name
 
     def _require_new(self, new: Reference, entries: dict[str, Any]) -> None:
-        """Raise ConfigError if a name is taken by an entry that leaves out other datasets."""
+        """Raise ConfigError if a name is taken by an entry that removes other datasets."""
         made = self.config.ablated.get(new)
         if new.name in entries and (made is None or made.left_out != self.left_out):
             raise ConfigError(f"{self.place} makes {'/'.join(new)}, which exists: rename one")

@@ -22,7 +22,7 @@ BY_DATASET = {
 
 
 def is_ablation(groups: Sequence[Group]) -> bool:
-    """Return whether groups differ in the datasets that they leave out; the first one in none."""
+    """Return whether groups differ in the datasets that they lack; the first one lacks none."""
     left_out = [run.swept.get(LEAVE_OUT) for group in groups for run in group.runs]
     return left_out[0] == [] and None not in left_out
 
@@ -126,8 +126,8 @@ def contribution_section(
 def ablation_subtitle(translate: Translate) -> str:
     """Return how the models of the page were trained and evaluated."""
     return translate(
-        "A dataset is left out of the recipe and of all recipes before it. All models are evaluated"
-        " on the held-out rows of all datasets."
+        "The dataset is removed from the recipe and from all recipes upstream of it. All models are"
+        " evaluated on the held-out rows of all datasets."
     )
 
 

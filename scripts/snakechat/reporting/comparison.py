@@ -142,7 +142,7 @@ def group_names(groups: Sequence[Group], translate: Translate = str.format) -> l
 def values_name(group: Group, groups: Sequence[Group], translate: Translate) -> str:
     """Return the swept settings of a group that differ between groups: `kl_coef 0.05`.
 
-    That of datasets that are left out is `without NAME`.
+    For removed datasets (`leave_out`), the name is `without NAME`.
 
     Empty if the user wrote a recipe of the group, or if no such setting differs.
     """
