@@ -11,6 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from conftest import ROOT
+from snakechat.reporting.trackers import TRACKERS
 from snakechat.workflow import pins
 from snakechat.workflow.code_digests import program_code
 from snakechat.workflow.errors import InputError
@@ -248,8 +249,8 @@ def test_every_library_that_a_program_imports_is_locked():
     scripts = ROOT / "scripts"
     own = {path.stem for path in scripts.iterdir()} | set(sys.stdlib_module_names)
     imported = {name for path in scripts.rglob("*.py") for name in imports_of(path)} - own
-    # Optional libraries; the second one has a lock of its own.
-    imported -= {"vllm", "kubernetes"}
+    # Optional libraries; that of Kubernetes has a lock of its own.
+    imported -= {"vllm", "kubernetes", *TRACKERS}
     versions = read_lock(LOCK).versions
     distributions = importlib.metadata.packages_distributions()
     for module in imported:
