@@ -25,7 +25,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-filters bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load lock clean clean-output
+.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-filters bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -116,6 +116,13 @@ bench-load: FOLDER ?= /tmp
 bench-load: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/load.py --folder $(FOLDER) > $(VENV)/load.json
 	mv $(VENV)/load.json tests/benchmarks/results/
+
+# Memory of one process and of four at ZeRO 3, with models of 1.5 billion weights. Needs 32 GB of
+# memory and swap, and 20 GB of disk in /tmp, or in FOLDER.
+bench-memory: FOLDER ?= /tmp
+bench-memory: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/memory.py --folder $(FOLDER) > $(VENV)/memory.json
+	mv $(VENV)/memory.json tests/benchmarks/results/
 
 # Writes requirements*.txt. OPTIONS: those of uv pip compile, such as --upgrade.
 lock: $(LOCK)/ready

@@ -8,6 +8,8 @@ import gc
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,24 +44,40 @@ LENGTH, STEPS = 48, 2
 
 
 class Memory:
-    """Peaks of the resident memory of this process by phase, in bytes above the idle process."""
+    """Peaks of the memory of this process by phase, in bytes above the idle process."""
 
     def __init__(self):
         self.peaks = {}
+        # The kernel records the peak of the resident memory, without what is swapped out.
+        self.with_swap = 0
+        threading.Thread(target=self.watch, daemon=True).start()
         self.idle = self.pop_peak()
+
+    def watch(self):
+        while True:
+            memory = memory_status()
+            self.with_swap = max(self.with_swap, memory["VmRSS"] + memory["VmSwap"])
+            time.sleep(0.02)
 
     def pop_peak(self):
         """Return the peak since the last call."""
-        status = Path("/proc/self/status").read_text()
+        peak = max(memory_status()["VmHWM"], self.with_swap)
         # Resets VmHWM to the memory of now.
         Path("/proc/self/clear_refs").write_text("5")
-        return next(int(row.split()[1]) for row in status.splitlines() if "VmHWM" in row) << 10
+        self.with_swap = 0
+        return peak
 
     def end_phase(self, name):
         self.peaks[name] = self.pop_peak() - self.idle
         gc.collect()
         self.pop_peak()
         self.peaks["resident"] = self.pop_peak() - self.idle
+
+
+def memory_status():
+    """Return the bytes of each kind of this process's memory."""
+    rows = (row.split() for row in Path("/proc/self/status").read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if row[-1] == "kB"}
 
 
 def main(folder, stage, dtype, lora_rank):

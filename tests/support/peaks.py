@@ -136,8 +136,11 @@ def plan_of(folder):
     return Plan(jobs, set())
 
 
-def prepare(folder):
-    """Create a base, SFT and reward model, and tokens of each stage."""
+def prepare(folder, init=INIT):
+    """Create a base, SFT and reward model, and tokens of each stage.
+
+    init: Config of the models.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from init_model import train_tokenizer
@@ -148,7 +151,7 @@ def prepare(folder):
 
     tokenizer = train_tokenizer((f"word{i} thing{7 * i}" for i in range(300)), TOKENIZER_SIZE)
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-    config = AutoConfig.for_model(**INIT, vocab_size=VOCABULARY, **ids)
+    config = AutoConfig.for_model(**init, vocab_size=VOCABULARY, **ids)
     # In 16 bits: a CPU holds the file's tensors in addition to the model's.
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     save_model(model, tokenizer, folder / "model")
@@ -218,13 +221,19 @@ def settings_of(spec):
     return settings_type(**{name: spec["settings"].get(name) for name in names})
 
 
-def measure(case, number, folder):
-    """Return the peak bytes of two steps of a case, until before the model is saved."""
+def run_two_steps(case, result, folder, last):
+    """Run a training program for two steps, until before it calls one of its functions.
+
+    Args:
+        case: Stage, settings and placement.
+        result: Folder of the results.
+        folder: What prepare wrote.
+        last: Name of the function in the program.
+    """
     from snakechat.algorithms import rlhf_models
     from snakechat.training.checkpointing import Checkpointer
 
     spec, placement = training(case, ranks.world_size(), folder)
-    result = folder / f"{number}"
     result.mkdir(exist_ok=True)
     inputs = {key: Path(entry["path"]) for key, entry in spec["inputs"].items()}
     job = SimpleNamespace(
@@ -243,14 +252,20 @@ def measure(case, number, folder):
     # These checks need records of other jobs.
     rlhf_models.check_probes = lambda *_: None
     program.count_shared_prompts = lambda *_: {}
-    program.save_model = finish
+    setattr(program, last, finish)
     steps = Checkpointer.steps
     Checkpointer.steps = lambda self, batches: collect_garbage(islice(steps(self, batches), 2))
     try:
-        with Peak() as peak, contextlib.suppress(Finished):
+        with contextlib.suppress(Finished):
             program.main(job)
     finally:
         Checkpointer.steps = steps
+
+
+def measure(case, number, folder):
+    """Return the peak bytes of two steps of a case, until before the model is saved."""
+    with Peak() as peak:
+        run_two_steps(case, folder / f"{number}", folder, "save_model")
     return peak.bytes
 
 
@@ -262,7 +277,7 @@ def collect_garbage(steps):
 
 
 def finish(*_):
-    """Replacement of save_model."""
+    """Replacement of a function of a program."""
     raise Finished
 
 
