@@ -63,8 +63,8 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler=None):
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.repositories, self.faults, self.tokens = {}, {}, {}
         self.requests, self.file_responses, self.lock = [], 0, threading.Lock()
         self.thaw = threading.Event()
@@ -75,6 +75,9 @@ class Hub(ThreadingHTTPServer):
 
     def commit(self, repository):
         return hashlib.sha1(repository.encode()).hexdigest()
+
+    def is_private(self, name):
+        return False
 
     def loads(self, repository):
         """Return the ranges sent of each file of a repository, one (start, end) per response."""
@@ -89,9 +92,9 @@ class Hub(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving():
+def serving(kind=Hub):
     """Run a Hub in a thread."""
-    hub = Hub()
+    hub = kind()
     threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield hub
@@ -150,7 +153,12 @@ class Handler(BaseHTTPRequestHandler):
                 return self.respond(200, b"<html>Please log in</html>")
             blobs = "blobs" in parse_qs(url.query) and fault != "bare"
             siblings = [listed(file, data, blobs) for file, data in files.items()]
-            about = {"id": name, "sha": commit, "siblings": siblings}
+            about = {
+                "id": name,
+                "sha": commit,
+                "siblings": siblings,
+                "private": hub.is_private(name),
+            }
             return self.respond(200, json.dumps(about).encode())
         if file not in files:
             return self.respond(404, headers={"X-Error-Code": "EntryNotFound"})

@@ -64,21 +64,37 @@ def dry_run(arguments: list[str]) -> tuple[str, dict[str, PlannedJob]]:
 
     Exits with Snakemake's code and message if it fails.
     """
+    with tempfile.TemporaryDirectory() as specs:
+        return dry_run_with_specs(arguments, Path(specs))
+
+
+def dry_run_with_specs(arguments: list[str], specs: Path) -> tuple[str, dict[str, PlannedJob]]:
+    """Run a dry run, as `dry_run`.
+
+    specs: Folder that gets the specs of all jobs that the targets depend on, up to date or not.
+    """
     # The Snakemake of this Python's environment, even if the environment is not active.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # The lowest level of --quiet overrides a profile that hides the commands, which are needed.
     command = ["snakemake", *arguments, "-n", "-p", "--nocolor", "--quiet", "progress"]
-    with tempfile.TemporaryDirectory() as specs:
-        environment = {**os.environ, "PATH": path, "SNAKECHAT_SPECS": specs}
-        try:
-            process = subprocess.run(command, env=environment, capture_output=True, text=True)
-        except FileNotFoundError:
-            sys.exit("error: snakemake is not installed: activate its environment")
-        check_success(process)
-        folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
-        if not folder:
-            sys.exit("error: Snakemake prints no plan with these options")
-        return folder[1], planned_jobs(process.stdout, Path(specs))
+    environment = {**os.environ, "PATH": path, "SNAKECHAT_SPECS": str(specs)}
+    try:
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    except FileNotFoundError:
+        sys.exit("error: snakemake is not installed: activate its environment")
+    check_success(process)
+    folder = re.search(r"^ *Working directory: (.*)$", process.stdout, re.MULTILINE)
+    if not folder:
+        sys.exit("error: Snakemake prints no plan with these options")
+    return folder[1], planned_jobs(process.stdout, specs)
+
+
+def find_spec(specs: Path, rule: str, name: str) -> dict[str, Any]:
+    """Return the spec of a job that a dry run has written (dry_run_with_specs)."""
+    # The name, a hyphen and 16 digits of the digest.
+    [path] = specs.joinpath(rule, name).parent.glob(f"{Path(name).name}-{'?' * 16}.json")
+    spec: dict[str, Any] = json.loads(path.read_text())
+    return spec
 
 
 def check_success(process: subprocess.CompletedProcess[str]) -> None:

@@ -82,12 +82,7 @@ def _update_card(card: Path, verdicts: Iterable[Verdict]) -> None:
         old = card.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    without = re.sub(rf"^{CARD_HEADING}.*?(?=^## |\Z)", "", old, flags=re.MULTILINE | re.DOTALL)
-    section = "".join(_card_lines(verdicts))
-    if section:
-        section = f"{CARD_HEADING}\n{section}\n"
-    before, next_heading, after = without.partition(NEXT_HEADING)
-    new = f"{before}{section}{next_heading}{after}"
+    new = with_verdicts(old, verdicts)
     if new == old:
         return
     # Not next to the card: after a kill, it would be a file of the result.
@@ -97,6 +92,23 @@ def _update_card(card: Path, verdicts: Iterable[Verdict]) -> None:
         temporary.replace(card)
     except OSError as error:
         raise InputError(f"{card} cannot be written: {error.strerror}") from None
+
+
+def with_verdicts(card: str, verdicts: Iterable[Verdict]) -> str:
+    """Return a model card with these verdicts in place of earlier ones."""
+    return insert_section(card, CARD_HEADING, "".join(_card_lines(verdicts)))
+
+
+def insert_section(card: str, heading: str, section: str) -> str:
+    """Return a model card with a section before its sources, in place of one with this heading.
+
+    section: Its text; an empty one removes the section.
+    """
+    without = re.sub(rf"^{heading}.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
+    before, next_heading, after = without.partition(NEXT_HEADING)
+    if section:
+        section = f"{heading}\n{section}\n"
+    return f"{before}{section}{next_heading}{after}"
 
 
 def _card_lines(verdicts: Iterable[Verdict]) -> Iterator[str]:
