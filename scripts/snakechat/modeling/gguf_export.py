@@ -144,7 +144,8 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, weight in weights.items():
-        values = quantize(weight.read(), weight.kind)
+        with np.errstate(over="ignore"):
+            values = quantize(weight.read(), weight.kind)
         if weight.kind == GGMLQuantizationType.F16 and not np.isfinite(values).all():
             raise InputError(
                 f"{folder}: {name} has values above 65,504, the largest number of f16: set"
