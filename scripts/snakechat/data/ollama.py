@@ -54,7 +54,9 @@ class TurnTexts(NamedTuple):
     def go_template(self) -> str:
         """Return the template of Ollama."""
         around = {"system": self.system, "user": self.user, "assistant": self.assistant}
-        start = f"{{{{ if not .System }}}}{self.start}{{{{ end }}}}" if self.system else self.start
+        start = self.start
+        if start and self.system:
+            start = f"{{{{ if not .System }}}}{start}{{{{ end }}}}"
         branches = [
             f'if eq .Role "{role}" }}}}{pair[0]}{{{{ .Content }}}}{pair[1]}'
             for role, pair in around.items()
