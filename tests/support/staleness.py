@@ -97,6 +97,8 @@ READERS = {
     "rw_eval": set(),
     "evaluate_tasks": set(),
     "evaluate_reward_bench": set(),
+    # Of another model than the tiny ones.
+    "export_gguf": set(),
     # Of SFT.
     "write_record": set(),
     "compare_zero": {"draw_zero"},
@@ -120,6 +122,8 @@ TOKENIZED = {"tokenize_sft", "train_sft"}
 SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
+# Those that the export of that model is made by, apart from itself.
+EXPORTED_BY = IMPORTED | FETCHED
 
 
 ZERO = "output/zero/sft/tiny.html"
@@ -144,7 +148,9 @@ MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
 COPIED = "output/models/copied.manifest.json"
 NEAR = "output/models/near.manifest.json"
-TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
+# llama.cpp does not know the architecture of the tiny models.
+EXPORTED = "output/gguf/sft/mine.manifest.json"
+TARGETS = (*TINY, MINE, FAR, COPIED, NEAR, EXPORTED)
 
 
 class Row(NamedTuple):
@@ -298,7 +304,7 @@ RULES = set(READERS)
 SCRIPTS = ROOT / "scripts"
 
 # Targets for which every rule has a job.
-EVERY_RULE = (*TINY, "output/models/far.manifest.json")
+EVERY_RULE = (*TINY, EXPORTED)
 
 
 def fresh(edit):
@@ -318,6 +324,14 @@ def code_of(rule):
     return code_digests(program_of(rule))
 
 
+def stale_everywhere(users):
+    """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
+    rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
+    if users & EXPORTED_BY:
+        rules |= {"export_gguf"} | (TOKENIZED if "fetch_model" in users else set())
+    return rules
+
+
 def code(name):
     """A row with another meaning of a file in scripts/."""
 
@@ -327,7 +341,7 @@ def code(name):
             file.write("\nassert True\n")
 
     users = {rule for rule in RULES if name in code_of(rule)}
-    return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
+    return Row(edit, stale_everywhere(users), EVERY_RULE)
 
 
 @functools.cache
@@ -342,7 +356,7 @@ def pin(library):
     old = f"\n{library}=={read_lock(LOCK).versions[library]} "
     lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
     edit = replaced(lock, (old, f"\n{library}==0.0.1 "))
-    return Row(edit, stale(*users) | (SFT_TRAINED if "train_sft" in users else set()), EVERY_RULE)
+    return Row(edit, stale_everywhere(users), EVERY_RULE)
 
 
 def backwards(value):

@@ -17,6 +17,26 @@ def add_label(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "SCORE"}}))
 
 
+def llama_of(model, folder):
+    """Return the files of a tiny Llama with the tokenizer of a model, given that model's files.
+
+    folder: a folder for the files.
+    """
+    # It imports torch.
+    from transformers import AutoTokenizer
+
+    from snakechat.modeling.models import make_causal
+    from support.families import LLAMA
+
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes(model[name])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    init = {**LLAMA, "model_type": "llama", "max_position_embeddings": 128}
+    make_causal(init, tokenizer, seed=1).save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def add_inputs(folder):
     """Add to a quick build what OURS names: data, a tokenizer and models.
 
@@ -57,7 +77,8 @@ def built(quick, make_once, tmp_path_factory):
             # Its address changes no result.
             write_config(folder, nested("llm_judges.wise.url", endpoint.url))
             rows = {"train.jsonl": lines(*range(40)).encode()}
-            hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
+            far = llama_of(model, tmp_path_factory.mktemp("llama") / "model")
+            hub.repositories = {"model/lab/far": far, "dataset/lab/far": rows}
             workflow.environment = {
                 "HF_ENDPOINT": hub.endpoint,
                 "HF_HOME": str(tmp_path_factory.mktemp("home")),

@@ -5,6 +5,7 @@ import shutil
 
 from conftest import Workflow
 from support.staleness import (
+    EXPORTED,
     RULES,
     TARGETS,
     TINY,
@@ -58,6 +59,7 @@ RESULTS = {
     "rw_eval": "rw_eval/reward/tiny",
     "evaluate_tasks": "lm_eval/rlhf/tiny",
     "evaluate_reward_bench": "eval/reward_bench/tiny",
+    "export_gguf": "gguf/sft/mine",
     "write_record": "record/sft/tiny",
     "compare_zero": "zero_runs/sft/tiny",
     "draw_zero": "zero/sft/tiny",
@@ -108,7 +110,7 @@ def files_of(result):
     return (path for path in files if path.name not in ("manifest.json", "README.md"))
 
 
-def damaged(rule, damage, rules=None, targets=TINY):
+def damaged(rule, damage, rules=None, targets=(*TINY, EXPORTED)):
     """A row with a damaged result, which makes the rule stale unless rules are named."""
     rules = stale(rule) if rules is None else rules
     return Row(lambda folder: damage(folder / "output" / RESULTS[rule]), rules, targets)
@@ -136,6 +138,7 @@ REQUESTED = {
     "rw_eval": {"rw_eval"},
     "evaluate_tasks": {"evaluate_tasks"},
     "evaluate_reward_bench": {"evaluate_reward_bench"},
+    "export_gguf": {"export_gguf"},
     "write_record": {"write_record"},
     "draw_zero": {"draw_zero"},
     "compare_runs": {"compare_runs"},
