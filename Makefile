@@ -13,8 +13,7 @@ ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
 # The documentation tools, the validator of RO-Crates, TRL, the conversion of GGUF, trackers,
-# llama.cpp and uv
-# have environments of their own.
+# llama.cpp and uv have environments of their own.
 DOCS := .venv-docs
 CRATE := .venv-crate
 TRL := .venv-trl

@@ -70,11 +70,9 @@ def main() -> None:
     parser.add_argument("repository", help="OWNER/NAME on the Hub")
     parser.add_argument("--yes", action="store_true", help="upload, after printing what")
     parser.add_argument("--public", action="store_true", help="create a public repository")
+    parser.add_argument("--allow-stale", action="store_true", help="upload a model that is stale")
     parser.add_argument(
-        "--allow-stale", action="store_true", help="although it is not of today's config or code"
-    )
-    parser.add_argument(
-        "--allow-missed", action="store_true", help="although the evaluation misses expectations"
+        "--allow-missed", action="store_true", help="upload a model that misses expectations"
     )
     arguments, options = parse_arguments(parser, sys.argv[1:])
     try:
@@ -89,9 +87,13 @@ def push(arguments: argparse.Namespace, options: list[str]) -> None:
     """Print what is uploaded, and upload it if --yes is given."""
     match = re.fullmatch(rf"output/({'|'.join(STAGES)})/([^/]+?)/?", arguments.target)
     if match is None:
-        raise InputError(f"{arguments.target} is no model of a recipe: name output/STAGE/RECIPE")
+        raise InputError(
+            f"{arguments.target} is not a model of a recipe: expected output/STAGE/RECIPE"
+        )
     if not REPOSITORY.fullmatch(arguments.repository):
-        raise InputError(f"{arguments.repository} is no repository of the Hub: name OWNER/NAME")
+        raise InputError(
+            f"{arguments.repository} is not a repository of the Hub: expected OWNER/NAME"
+        )
     with tempfile.TemporaryDirectory() as folder:
         options = options or recorded_options(arguments.target)
         model = plan_model(match[1], match[2], options, Path(folder))
@@ -144,7 +146,7 @@ class Model(NamedTuple):
     def missed(self) -> list[str]:
         """Describe what its evaluation misses."""
         if self.verdicts is None:
-            return ["it has no evaluation, which the recipe has expectations of"]
+            return ["it has no evaluation, but the recipe has expectations"]
         return [describe(verdict) for verdict in self.verdicts if not verdict.met]
 
     def files(self) -> dict[str, Path]:
@@ -206,7 +208,7 @@ def read_evaluation(evaluation: Path, path: str, model: Manifest) -> Manifest | 
 
 
 def stale_result(paths: list[str], plan: Mapping[str, PlannedJob]) -> str:
-    """Describe the first result that a build would make again; "" if there is none."""
+    """Describe the first result that a build would compute again; "" if there is none."""
     for path in filter(plan.__contains__, paths):
         causes = "; ".join(causes_of(plan[path].spec))
         return f"{path} is stale: {causes}" if Path(path).exists() else f"{path} is missing"

@@ -71,7 +71,7 @@ def write_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, siz
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the server has to put bos in front of a prompt.
+    """Return whether the server has to prepend bos to a prompt.
 
     It does if the tokenizer does and the chat template, by which the model was trained, writes it.
     A server removes bos from the text that the template writes.
@@ -143,7 +143,7 @@ def _starts_with_space(tokenizer: PreTrainedTokenizerBase, description: Mapping[
                 pass
             case {"type": "Metaspace", "replacement": "\u2581", "split": False}:
                 pass
-            # There are no spaces any more.
+            # An earlier step has replaced all spaces.
             case {"type": "Split", "pattern": {"String": " "}}:
                 pass
             case _:
@@ -160,7 +160,7 @@ def _pre_tokenizer(tokenizer: PreTrainedTokenizerBase, description: Mapping[str,
         InputError: It has none.
     """
     for step in _steps(description["normalizer"]):
-        # llama.cpp leaves this out: texts are almost always in this form.
+        # llama.cpp does not apply NFC: almost all texts are in this form already.
         if step["type"] != "NFC":
             raise unsupported(tokenizer, f"the normalizer {step['type']}")
     splits: list[str] = []

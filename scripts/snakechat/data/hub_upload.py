@@ -30,12 +30,13 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import parse_manifest
 
 MANIFEST, MAIN = "manifest.json", "main"
-# What the Hub's answer to a request means for the user, by its status.
+CONFLICT = "the repository changed during the upload, so nothing was uploaded: try again"
+# What the Hub's response to a request means for the user, by its status.
 REASONS = {
     401: "the Hub does not accept the token: run hf auth login, or set HF_TOKEN",
     403: "the token may not write to this repository: create one that may",
-    409: "the repository changed during the upload, and nothing of it was changed: try again",
-    412: "the repository changed during the upload, and nothing of it was changed: try again",
+    409: CONFLICT,
+    412: CONFLICT,
 }
 
 
@@ -157,7 +158,7 @@ def _uploaded_files(
 
 
 def is_hub_license(license: str) -> bool:
-    """Return whether the Hub takes an identifier of a licence in cards."""
+    """Return whether the Hub accepts an identifier of a licence in cards."""
     text = Path(__file__).with_name("tables").joinpath("hub_licenses.txt").read_text()
     return license in {
         name for line in text.splitlines() if line[0] != "#" for name in line.split()

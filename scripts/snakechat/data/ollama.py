@@ -93,7 +93,7 @@ def modelfile(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int], model: s
 def turn_texts(tokenizer: PreTrainedTokenizerBase) -> TurnTexts | None:
     """Return what the chat template writes around turns; None if it depends on more than the role.
 
-    bos is left out where the server puts it in front of the prompt.
+    The texts omit bos if the server prepends it to the prompt.
     """
     bos = str(tokenizer.bos_token) if adds_bos(tokenizer) else ""
 

@@ -91,7 +91,7 @@ def published_card(
         license: The licence, if the card names none.
 
     Raises:
-        InputError: The metadata of the card are no YAML.
+        InputError: The metadata of the card is not valid YAML.
     """
     text = card.replace(f'from_pretrained("{path}")', f'from_pretrained("{repository}")')
     lines = [_line(result) for result in results]

@@ -110,8 +110,7 @@ def test_the_model_of_somebody_else_stays(hub, files):
 
 FAULTS = {
     "forbidden": "the token may not write to this repository: create one that may",
-    "conflict": "the repository changed during the upload, and nothing of it was changed: try"
-    " again",
+    "conflict": "the repository changed during the upload, so nothing was uploaded: try again",
     "damaged": "config.json arrived with other content: upload it again",
 }
 
