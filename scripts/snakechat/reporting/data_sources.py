@@ -17,7 +17,7 @@ class DataSource(NamedTuple):
         name: Its name in the config.
         path: The path of its records.
         kind: Whether it comes from the Hub, from local files, or from the build.
-        origin: The repository and its commit, the digest of the files, or what generated it.
+        job: The job that writes its records, from the lineage.
         license: Its licence, if known.
         languages: Those that its card declares.
         rows: Records by split; {} in results of earlier versions.
@@ -30,7 +30,7 @@ class DataSource(NamedTuple):
     name: str
     path: str
     kind: Literal["hub", "local", "synthetic"]
-    origin: str
+    job: Mapping[str, Any]
     license: str | None
     languages: list[str]
     rows: dict[str, int]
@@ -57,7 +57,6 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
     entry = lineage[path]
     facts, split = entry["facts"], lineage.get(f"output/split/{entry['name']}", {"facts": {}})
     sizes = facts.get("size", {})
-    kind, origin = origin_of_data(entry)
     removed: Counter[str] = Counter()
     for reasons in facts.get("dropped", {}).values():
         removed.update(reasons)
@@ -69,8 +68,8 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
     return DataSource(
         name=entry["name"],
         path=path,
-        kind=kind,
-        origin=origin,
+        kind=kind_of_data(entry),
+        job=entry,
         license=license,
         languages=facts.get("languages", []),
         rows={name: size["rows"] for name, size in sizes.items()},
@@ -80,18 +79,8 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
     )
 
 
-def origin_of_data(entry: Mapping[str, Any]) -> tuple[Literal["hub", "local", "synthetic"], str]:
-    """Return the kind of a dataset and where it comes from."""
-    settings, facts = entry["settings"], entry["facts"]
-    if entry["rule"] == SELECT:
-        scores = next(path for path in entry["inputs"] if path.startswith("output/scores/"))
-        return "synthetic", f"generations/{scores.rpartition('/')[2]}"
-    if entry["rule"] == LABEL:
-        judge = settings["llm_judges"][settings["llm_judge"]]
-        return "synthetic", judge["model"]
-    if "generate" in settings:
-        return "synthetic", f"{settings['generate']}, seed {settings['seed']}"
-    if "hub" in settings:
-        return "hub", f"{settings['hub']} @ {facts.get('commit', settings['revision'])}"
-    files = entry["files"]
-    return "local", f"{files['number']} files, {files['digest'][:16]}"
+def kind_of_data(job: Mapping[str, Any]) -> Literal["hub", "local", "synthetic"]:
+    """Return where a dataset comes from."""
+    if job["rule"] in (SELECT, LABEL) or "generate" in job["settings"]:
+        return "synthetic"
+    return "hub" if "hub" in job["settings"] else "local"

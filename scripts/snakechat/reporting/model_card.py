@@ -8,6 +8,7 @@ from typing import Any
 
 from snakechat.data.licenses import source_licenses
 from snakechat.reporting.data_sources import DataSource, data_sources
+from snakechat.reporting.origins import describe_origin
 from snakechat.reporting.pages import write_page
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank
@@ -62,7 +63,7 @@ def write_card(job: Job[Any]) -> None:
         sources=[
             [
                 upstream,
-                origin_of(job.lineage[upstream], licenses.get(upstream)),
+                describe_origin(job.lineage[upstream], licenses.get(upstream)),
                 f"`{job.lineage[upstream]['spec'][:16]}`",
             ]
             for column in lineage_columns(job.lineage)
@@ -143,19 +144,3 @@ def data_row(source: DataSource) -> list[str]:
     license = source.license or ("" if source.kind == "synthetic" else "unknown")
     cells = [source.languages, rows, removed, list(overlaps.values())]
     return [source.name, KINDS_OF_DATA[source.kind], license, *map(", ".join, cells)]
-
-
-def origin_of(entry: dict[str, Any], license: str | None) -> str:
-    """Describe the external source of a job in the lineage; "" if all its inputs are jobs."""
-    settings = entry["settings"]
-    suffix = f", licence {license}" if license else ""
-    if "hub" in settings:
-        # The commit, because a revision may be a branch.
-        return f"{settings['hub']} at {entry['facts'].get('commit', settings['revision'])}{suffix}"
-    if entry["files"]["number"]:
-        return f"{entry['files']['number']} files, `{entry['files']['digest'][:16]}`{suffix}"
-    if "generate" in settings:
-        return f"generated ({settings['generate']}, seed {settings['seed']})"
-    if "init" in settings:
-        return f"random weights (seed {settings['seed']})"
-    return ""

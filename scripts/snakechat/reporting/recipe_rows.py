@@ -11,7 +11,7 @@ from snakechat.config.references import (
 )
 from snakechat.config.reward_functions import weighted_functions
 from snakechat.reporting.labels import MODELS
-from snakechat.reporting.model_card import origin_of
+from snakechat.reporting.origins import describe_origin
 from snakechat.reporting.page_parts import Table
 from snakechat.reporting.translations import Translate
 
@@ -45,7 +45,7 @@ def recipe_table(
     for origin, job in lineage.items():
         if job["rule"] in kinds:
             label = f"{kinds[job['rule']]}: {job['name']}"
-            rows.append([label, origin_of(job, licenses.get(origin))])
+            rows.append([label, describe_origin(job, licenses.get(origin), translate)])
     for job in lineage.values():
         for accepted in job.get("accepted", ()):
             label = translate("accepted: {job}", job=f"{job['rule']} {job['name']}")

@@ -38,7 +38,7 @@ def test_sections_are_in_the_order_of_the_template():
 def test_general_information():
     general = sections()["1 General information"]
     facts = dict(general.shown_tables[0].rows)
-    assert facts["base model: base"] == f"lab/base at {COMMIT}, licence llama3.2"
+    assert facts["base model: base"] == f"lab/base @ {COMMIT}, licence llama3.2"
     assert facts["declared languages"] == "en, zh"
     assert facts["size of the data"].startswith("82")
     kinds = ["No commercial use", "The name of a published", "A published model has to say"]
@@ -53,7 +53,7 @@ def test_each_dataset_is_in_the_list_of_its_kind():
     assert [row[0::2] for row in plain(local.rows)] == [["mine", "mit", "50", "1234"]]
     assert [row[:2] for row in plain(synthetic.rows)] == [
         ["picked", "generations/tiny"],
-        ["toy", "shop, seed 7"],
+        ["toy", "generated (shop, seed 7)"],
     ]
 
 

@@ -10,33 +10,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from snakechat.reporting.model_card import origin_of, processors, rebuild_commands, write_card
+from snakechat.reporting.model_card import processors, rebuild_commands, write_card
 from snakechat.workflow.digests import digest
 from support import lineages
-
-ORIGINS = {
-    "mine/data at abc123": {
-        "settings": {"hub": "mine/data", "revision": "main"},
-        "facts": {"commit": "abc123"},
-    },
-    "mine/data at abc123, licence mit": {
-        "settings": {"hub": "mine/data", "revision": "main"},
-        "facts": {"commit": "abc123", "licence": "mit"},
-    },
-    "3 files, `0123456789abcdef`": {
-        "settings": {"format": "plain"},
-        "files": {"number": 3, "digest": "0123456789abcdef" * 4},
-    },
-    "generated (shop, seed 7)": {"settings": {"generate": "shop", "seed": 7}},
-    "random weights (seed 7)": {"settings": {"init": {}, "seed": 7}},
-    "": {"settings": {"by": "row", "seed": 7}},
-}
-
-
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_the_origin_of_a_job(origin):
-    entry = {"facts": {}, "files": {"number": 0, "digest": digest({})}, **ORIGINS[origin]}
-    assert origin_of(entry, entry["facts"].get("licence")) == origin
 
 
 def entry(rule, hub, licence=None):
@@ -85,7 +61,7 @@ def test_a_card_names_sources_and_the_last_step(tmp_path):
         "license": "opt",
     }
     assert "| loss | 1.25 |\n| rate | 1e-05 |" in text and "| loss | 3 |" not in text
-    origin = f"mine/base at {'f' * 40}, licence opt"
+    origin = f"mine/base @ {'f' * 40}, licence opt"
     assert f"| output/models/base | {origin} | `{digest('mine/base')[:16]}` |" in text
     assert "`python scripts/chat.py output/sft/mine`" in text
     assert '\n "seed": 7\n' in text
@@ -159,8 +135,8 @@ def test_a_declared_license_replaces_the_recorded_one(tmp_path):
     declared = {"output/models/base": "mit", "output/data/pairs": "odc-by"}
     metadata, text = card_of(tmp_path, licenses=declared)
     assert metadata["license"] == "mit"
-    assert f"mine/base at {'f' * 40}, licence mit |" in text
-    assert f"mine/pairs at {'i' * 40}, licence odc-by |" in text
+    assert f"mine/base @ {'f' * 40}, licence mit |" in text
+    assert f"mine/pairs @ {'i' * 40}, licence odc-by |" in text
 
 
 def test_the_commands_of_a_card_have_the_options_of_the_build(tmp_path):

@@ -1,0 +1,42 @@
+"""Where the data and models of a lineage come from, as text."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def untranslated(text: str, /, **values: object) -> str:
+    """Return a text in English: for pages that have one language, in place of a translator."""
+    return text.format(**values)
+
+
+def describe_origin(
+    entry: Mapping[str, Any],
+    license: str | None = None,
+    translate: Callable[..., str] = untranslated,
+) -> str:
+    """Describe the external source of a job in the lineage, or the parameters that generated it.
+
+    Returns "" if all inputs of the job are jobs.
+
+    license: Licence of the source. It is appended if given.
+    """
+    settings, files = entry["settings"], entry["files"]
+    if "hub" in settings:
+        # The commit, because a revision may be a branch.
+        commit = entry["facts"].get("commit", settings["revision"])
+        origin = f"{settings['hub']} @ {commit}"
+    elif files["number"]:
+        origin = translate(
+            "{number} files, digest {digest}", number=files["number"], digest=files["digest"][:16]
+        )
+    elif "generate" in settings:
+        origin = translate(
+            "generated ({generator}, seed {seed})",
+            generator=settings["generate"],
+            seed=settings["seed"],
+        )
+    elif "init" in settings:
+        origin = translate("random weights (seed {seed})", seed=settings["seed"])
+    else:
+        return ""
+    return origin + (translate(", licence {license}", license=license) if license else "")
