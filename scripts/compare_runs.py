@@ -32,6 +32,7 @@ from snakechat.reporting.comparison import (
     group_names,
     long_rows,
 )
+from snakechat.reporting.curve_points import Line, Point, points_of
 from snakechat.reporting.curves import is_share
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.html_pages import write_sections
@@ -55,15 +56,7 @@ from snakechat.reporting.page_parts import (
     mark_best,
     metric_cell,
 )
-from snakechat.reporting.plots import (
-    Estimated,
-    Line,
-    Panel,
-    Point,
-    draw_estimates,
-    draw_lines,
-    points_of,
-)
+from snakechat.reporting.plots import Estimated, Panel, draw_estimates, draw_lines
 from snakechat.reporting.setting_differences import (
     Difference,
     as_texts,

@@ -3,18 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.reporting.labels import is_fraction
-from snakechat.reporting.page_parts import Section
-from snakechat.reporting.plots import (
+from snakechat.reporting.curve_points import (
     CURVE_POINTS,
     MAX_POINTS,
     SMOOTHED_POINTS,
     Line,
-    Panel,
-    draw_lines,
     points_of,
     smoothing_window,
 )
+from snakechat.reporting.labels import is_fraction
+from snakechat.reporting.page_parts import Section
+from snakechat.reporting.plots import Panel, draw_lines
 from snakechat.reporting.translations import Translate
 
 Steps = Sequence[Mapping[str, Any]]
