@@ -33,7 +33,6 @@ from snakechat.reporting.comparison import (
     long_rows,
 )
 from snakechat.reporting.curve_points import Line, Point, points_of
-from snakechat.reporting.curves import is_share
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import (
@@ -44,6 +43,7 @@ from snakechat.reporting.labels import (
     RESPONSES,
     WIN_RATES,
     is_fraction,
+    is_share,
 )
 from snakechat.reporting.page_parts import (
     Card,
