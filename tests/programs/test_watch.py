@@ -90,7 +90,7 @@ def test_a_running_training_shows_its_progress_and_the_queue(copy, tmp_path):
     tool.chmod(0o755)
     start_again(copy, os.getpid())
     shown = frame(copy, PATH=f"{tool.parent}:{os.environ['PATH']}")
-    assert "▶ running  step 3 of 40 · 01:58 left · last step " in shown
+    assert "▶ running  step 3 of 40 · 01:58 left · " in shown and "tokens/s · last step" in shown
     assert re.search(r"▶ running +train_rlhf +tiny", shown)
     # They were made from an earlier result.
     assert re.search(r"… waits +evaluate_rlhf +tiny", shown)
@@ -110,6 +110,7 @@ def test_a_line_that_is_being_written_or_damaged_is_no_step(copy):
 @pytest.mark.parametrize("is_growing", [True, False])
 def test_a_failed_training_shows_its_error(copy, is_growing):
     start_again(copy, ended_process())
+    assert "output/logs/train_rlhf/tiny.log" in frame(copy)
     if not is_growing:
         # It failed before its first step.
         shutil.rmtree(copy.folder / "output/rlhf/.tiny.tmp")

@@ -64,6 +64,8 @@ class Frame:
             facts.append(f"step {step:,}" + (f" of {view.total:,}" if view.total else ""))
         if view.state == "running":
             facts += [f"{view.left} left"] if view.left else []
+            if view.throughput:
+                facts.append(f"{view.throughput:,.0f} tokens/s")
             facts += [f"last step {format_duration(view.age)} ago"] if view.age is not None else []
             if view.job and view.job.holder and view.job.holder.is_alive is None:
                 facts.append(f"on {view.job.holder.host}")
@@ -77,28 +79,31 @@ class Frame:
             (f"{MARKS[view.state]} {view.state}", STYLES[view.state]),
         )
         yield head.append("  ").append(printable_line(" · ".join(facts)))
+        if view.job and view.job.state == "failed":
+            log = f"output/logs/{view.job.rule}/{view.job.name}.log"
+            error = view.job.error or f"it ended without an error message; its log is {log}"
+            yield Text(printable_line(error), "red")
         if view.total:
             done = view.total if view.state == "finished" else step
             bar = ProgressBar(view.total, done, complete_style="cyan", finished_style="green")
             yield Padding(bar, (0, 0, 1, 0))
-        if view.job and view.job.error:
-            yield Text(printable_line(view.job.error), "red")
 
     def _curves(self, width: int, rows: int | None) -> Iterator[RenderableType]:
         """Yield the curves of the main metrics, side by side as far as they fit."""
         stage = self.view.name.partition("/")[0]
-        count = max((width + GAP) // (PANEL_WIDTH + GAP), 1)
-        each = (width - GAP * (count - 1)) // count
-        panels = [
-            self._curve(key, label, each)
-            for key, label in CURVES[stage].items()
-            if any(is_finite(line, key) for line in self.view.steps)
+        curves = [
+            curve
+            for curve in CURVES[stage].items()
+            if any(is_finite(line, curve[0]) for line in self.view.steps)
         ]
+        if not curves:
+            return
+        count = min(max((width + GAP) // (PANEL_WIDTH + GAP), 1), len(curves))
+        each = (width - GAP * (count - 1)) // count
         table = Table.grid(padding=(0, GAP, 0, 0))
-        for first in range(0, len(panels), count)[:rows]:
-            table.add_row(*panels[first : first + count])
-        if panels:
-            yield table
+        for first in range(0, len(curves), count)[:rows]:
+            table.add_row(*(self._curve(*curve, each) for curve in curves[first : first + count]))
+        yield table
 
     def _curve(self, key: str, label: str, width: int) -> RenderableType:
         """Return the curve of a metric, with its newest value and that of held-out rows."""

@@ -36,6 +36,7 @@ class View(NamedTuple):
         total: Number of steps of the whole training; None if unknown.
         left: Time left as the progress bar shows it; "" if unknown.
         age: Seconds since the last step; None without any.
+        throughput: Tokens per second in the last step; None if unknown.
         build: The process of Snakemake that has locked the folder last.
         gpus, process: What is in use.
     """
@@ -48,6 +49,7 @@ class View(NamedTuple):
     total: int | None
     left: str
     age: float | None
+    throughput: float | None
     build: Holder | None
     gpus: list[GpuUsage]
     process: ProcessUsage | None
@@ -87,7 +89,7 @@ class WatchedTraining:
                 f"{self.root} does not exist: start this program in the folder of the build, or"
                 f" give the whole path of output/{self.stage}/{self.recipe}"
             )
-        self._steps, self._responses = GrowingLines(), GrowingLines()
+        self._steps, self._responses, self._times = (GrowingLines() for _ in range(3))
 
     def look(self) -> View:
         """Return the training as it is now."""
@@ -105,6 +107,7 @@ class WatchedTraining:
         jobs = job_states(self.root, [own, *later])
         job = next((each for each in jobs if (each.rule, each.name) == own[:2]), None)
         steps = self._steps.read(metrics)
+        times = self._times.read(self.root / "logs" / rule / self.recipe / "times.jsonl")
         responses = self._responses.read(folder / "responses.jsonl")
         total, left = self._progress(rule)
         process = job.holder.process if job and job.holder and job.holder.is_alive else None
@@ -117,6 +120,7 @@ class WatchedTraining:
             total=total,
             left=left,
             age=time.time() - modified(metrics) if steps else None,
+            throughput=times[-1].get("tokens_per_second") if times else None,
             build=lock_holder(self.root / ".lock"),
             gpus=gpu_usage(),
             process=process_usage(process) if process else None,

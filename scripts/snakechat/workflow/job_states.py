@@ -41,7 +41,7 @@ class JobState(NamedTuple):
         state: "failed" also for jobs that were stopped.
         seconds: The time of the run that made the result, or since the start; None if unknown.
         holder: The process of a running job.
-        error: The last line of the log of a failed job.
+        error: The last error in the log of a failed job; "" if it was killed.
     """
 
     rule: str
@@ -113,7 +113,7 @@ def _state(
     if holder and (is_growing or started >= modified(spec)):
         if holder.is_alive is not False:
             return JobState(*job, "running", time.time() - started, holder)
-        error = last_line(root / "logs" / rule / f"{name}.log")
+        error = last_error(root / "logs" / rule / f"{name}.log")
         # The run that has ended may be the one that made the result, from earlier inputs.
         if is_growing or not has_result or error.startswith("error: "):
             return JobState(*job, "failed", error=error)
@@ -145,11 +145,12 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a log, or its last error; progress bars count as lines."""
+def last_error(log: Path) -> str:
+    """Return the last error in a log; else its last line, or "" if that is a progress bar."""
     lines = [line.strip() for line in re.split(r"[\r\n]", read_tail(log)) if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
+    last = (errors or lines or [""])[-1]
+    return "" if re.search(r"\d+/\d+ \[", last) else last
 
 
 def read_tail(path: Path) -> str:
