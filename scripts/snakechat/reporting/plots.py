@@ -2,7 +2,7 @@
 
 Colours are CSS variables of the page (templates/style.css), so that a panel follows its light or
 dark theme. Text is text, in the fonts of the page. Legends are lists of the page
-(templates/figures.html), which several panels share.
+(templates/parts.html), which several panels share.
 """
 
 import io

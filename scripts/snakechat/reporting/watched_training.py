@@ -20,9 +20,6 @@ from snakechat.workflow.job_states import (
 )
 from snakechat.workflow.machine_usage import GpuUsage, ProcessUsage, gpu_usage, process_usage
 
-# Jobs after a training: their rules, with how they name it.
-DOWNSTREAM = {"evaluate_{stage}": "eval/{stage}/{recipe}", "draw_report": "report/{stage}/{recipe}"}
-
 
 class View(NamedTuple):
     """A training at one moment.
@@ -95,24 +92,25 @@ class WatchedTraining:
         """Return the training as it is now."""
         growing = growing_folder(self.result)
         folder = growing if growing.exists() else self.result
-        rule, metrics = f"train_{self.stage}", folder / "metrics.jsonl"
-        names = {"stage": self.stage, "recipe": self.recipe}
-        own = (rule, self.recipe, f"output/{self.stage}/{self.recipe}")
-        later = [
-            (job.format(**names), self.recipe, f"output/{path.format(**names)}")
-            for job, path in DOWNSTREAM.items()
+        name, rule, metrics = (
+            f"{self.stage}/{self.recipe}",
+            f"train_{self.stage}",
+            folder / "metrics.jsonl",
+        )
+        wanted = [
+            (rule, self.recipe, f"output/{name}"),
+            (f"evaluate_{self.stage}", self.recipe, f"output/eval/{name}"),
+            ("draw_report", name, f"output/report/{name}"),
         ]
-        # The report has the stage in its name.
-        later[-1] = (later[-1][0], f"{self.stage}/{self.recipe}", later[-1][2])
-        jobs = job_states(self.root, [own, *later])
-        job = next((each for each in jobs if (each.rule, each.name) == own[:2]), None)
+        jobs = job_states(self.root, wanted)
+        job = next((job for job in jobs if (job.rule, job.name) == (rule, self.recipe)), None)
         steps = self._steps.read(metrics)
         times = self._times.read(self.root / "logs" / rule / self.recipe / "times.jsonl")
         responses = self._responses.read(folder / "responses.jsonl")
         total, left = self._progress(rule)
         process = job.holder.process if job and job.holder and job.holder.is_alive else None
         return View(
-            name=f"{self.stage}/{self.recipe}",
+            name=name,
             job=job,
             jobs=jobs,
             steps=steps,
@@ -164,6 +162,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line; None for a damaged one, which a crash of the machine leaves."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None

@@ -3,16 +3,17 @@
 Nothing is locked or written: a lock that was tried, even for a moment, could end a job that starts.
 """
 
-import json
 import os
 import platform
 import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import read_spec
 from snakechat.workflow.manifest import Manifest, input_digest, manifest_path
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.valid_manifests import read_valid_manifest
@@ -66,10 +67,16 @@ def job_states(root: Path, jobs: Iterable[tuple[str, str, str]]) -> list[JobStat
     def visit(rule: str, name: str, path: str) -> None:
         if path in manifests:
             return
-        manifest = manifests[path] = read_valid_manifest(manifest_path(root.parent / path))
+        manifest = manifests[path] = read_valid_manifest(manifest_path(_folder(root, path)))
         found = _newest_spec(root, rule, name)
-        spec = read_json(found) if found else manifest and manifest["spec"]
-        if not spec:
+        if found:
+            try:
+                spec = read_spec(found)
+            except (InputError, OSError):
+                return
+        elif manifest:
+            spec = manifest["spec"]
+        else:
             return
         for entry in spec["inputs"].values():
             visit(entry["rule"], entry["name"], entry["path"])
@@ -102,7 +109,7 @@ def _state(
         is_current: Whether its result was made from that spec and today's inputs.
     """
     rule, name, path = job
-    folder = root.parent / path
+    folder = _folder(root, path)
     lock = folder.with_name(f".{folder.name}.lock")
     is_growing = growing_folder(folder).exists()
     if is_current and not is_growing:
@@ -111,13 +118,19 @@ def _state(
     holder, started = lock_holder(lock), modified(lock)
     # A lock file outlives its process, whose number another process may have by now.
     if holder and (is_growing or started >= modified(spec)):
-        if holder.is_alive is not False:
-            return JobState(*job, "running", time.time() - started, holder)
         error = last_error(root / "logs" / rule / f"{name}.log")
+        has_error = error.startswith("error: ")
+        if holder.is_alive or (holder.is_alive is None and not has_error):
+            return JobState(*job, "running", time.time() - started, holder)
         # The run that has ended may be the one that made the result, from earlier inputs.
-        if is_growing or not has_result or error.startswith("error: "):
+        if is_growing or not has_result or has_error:
             return JobState(*job, "failed", error=error)
     return JobState(*job, "waits")
+
+
+def _folder(root: Path, path: str) -> Path:
+    """Return the folder of a result: output/ may have another name or place by now."""
+    return root / path.removeprefix("output/")
 
 
 def growing_folder(result: Path) -> Path:
@@ -161,14 +174,6 @@ def read_tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def read_json(path: Path) -> Any:
-    """Return the JSON value of a file; None while it is missing or damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def modified(path: Path | None) -> float:

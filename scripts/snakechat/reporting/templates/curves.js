@@ -2,11 +2,14 @@
 // Curves of a page: the values at a step, series switched off by the legend, zoom over steps.
 // In print and without this script, the figures are as plots.py has drawn them.
 
+function set(element, attributes) {
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
 function add(parent, name, attributes) {
   const child = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) child.setAttribute(key, value);
-  parent.append(child);
-  return child;
+  return parent.appendChild(set(child, attributes));
 }
 
 function nearest(steps, step) {
@@ -26,31 +29,35 @@ function makeCurve(source) {
   const data = JSON.parse(source.textContent), svg = source.previousElementSibling;
   const readout = document.createElement("div");
   const frame = svg.querySelector("clipPath rect");
-  const [left, top, width, height] = ["x", "y", "width", "height"].map((key) => Number(frame.getAttribute(key)));
-  // Paths and markers of the series, where they are drawn.
-  const paths = [...svg.querySelectorAll("[data-series] > path")].map((path) => [path, path.getAttribute("d")]);
-  const markers = [...svg.querySelectorAll("[data-series] use")].map((use) => [use, use.getAttribute("x"), use.getAttribute("y")]);
+  const [left, top, width, height] =
+    ["x", "y", "width", "height"].map((key) => Number(frame.getAttribute(key)));
+  // The lines and markers of the series, and where they are drawn.
+  const drawn = [...svg.querySelectorAll("[data-series] > path, [data-series] use")]
+    .map((part) => [part, ...["d", "x", "y"].map((key) => part.getAttribute(key))]);
   const zoomed = add(svg, "g", {class: "zoomed"}), cursor = add(svg, "g", {class: "cursor"});
-  const off = new Set();
+  const off = new Set(), shown = () => data.series.filter((series) => !off.has(series.number));
   let limits = data.limits, step = null, start = null;
 
   const toX = (of) => left + width * (of - limits[0]) / (limits[1] - limits[0]);
   const toY = (value) => top + height * (limits[3] - value) / (limits[3] - limits[2]);
-  const toStep = (x) => limits[0] + (limits[1] - limits[0]) * Math.min(Math.max((x - left) / width, 0), 1);
-  const placeOf = (event) => new DOMPoint(event.clientX, 0).matrixTransform(svg.getScreenCTM().inverse()).x;
+  const toStep = (x) =>
+    limits[0] + (limits[1] - limits[0]) * Math.min(Math.max((x - left) / width, 0), 1);
+  const placeOf = (event) =>
+    new DOMPoint(event.clientX, 0).matrixTransform(svg.getScreenCTM().inverse()).x;
 
   function format(value) {
-    const number = (data.percent ? 100 * value : value).toLocaleString("en", {maximumSignificantDigits: 4});
-    return number.replace("-", "\u2212") + (data.percent ? "\u00a0%" : "");
+    const number = data.percent ? 100 * value : value;
+    const text = number.toLocaleString("en", {maximumSignificantDigits: 4});
+    return text.replace("-", "\u2212") + (data.percent ? "\u00a0%" : "");
   }
 
-  // What the series that are on have next to a step, of the steps within the axes.
+  // What the series that are on have next to a step, if it is within the axes.
   function pointsAt(wanted) {
-    return data.series.filter((series) => !off.has(series.number)).map((series) => {
-      const place = nearest(series.steps, wanted);
-      const [at, value, lowest, highest] = ["steps", "values", "lowest", "highest"].map((key) => series[key]?.[place]);
-      return {...series, at, value, lowest, highest};
-    }).filter((point) => point.at >= limits[0] && point.at <= limits[1]);
+    return shown().map(({number, name, steps, values, lowest, highest}) => {
+      const place = nearest(steps, wanted), value = format(values[place]);
+      const range = lowest && ` [${format(lowest[place])}, ${format(highest[place])}]`;
+      return {number, name, at: steps[place], y: toY(values[place]), text: value + (range ?? "")};
+    }).filter(({at}) => at >= limits[0] && at <= limits[1]);
   }
 
   function hide() {
@@ -64,50 +71,58 @@ function makeCurve(source) {
     const points = pointsAt(wanted);
     hide();
     if (!points.length) return;
-    step = points[nearest(points.map((point) => point.at), wanted)].at;
-    const x = toX(step);
-    add(cursor, "path", {d: `M${x} ${top}v${height}`});
+    step = points[nearest(points.map(({at}) => at), wanted)].at;
+    add(cursor, "path", {d: `M${toX(step)} ${top}v${height}`});
     readout.append(`${data.x} ${step.toLocaleString("en")}`);
-    for (const {number, name, at, value, lowest, highest} of points) {
-      const y = toY(value), colour = `var(--series-${number % 8})`;
-      if (y >= top && y <= top + height) add(cursor, "circle", {cx: toX(at), cy: y, r: 3.2, fill: colour});
+    for (const {number, name, at, y, text} of points) {
+      const fill = `var(--series-${number % 8})`;
+      if (y >= top && y <= top + height) add(cursor, "circle", {cx: toX(at), cy: y, r: 3.2, fill});
       const line = readout.appendChild(document.createElement("div"));
-      line.style.setProperty("--colour", colour);
+      line.style.setProperty("--colour", fill);
       line.append(at === step ? name : `${name} (${data.x} ${at.toLocaleString("en")})`);
-      const range = lowest === undefined ? "" : ` [${format(lowest)}, ${format(highest)}]`;
-      line.appendChild(document.createElement("b")).textContent = format(value) + range;
+      line.appendChild(document.createElement("b")).textContent = text;
     }
     readout.hidden = false;
   }
 
-  // Show the steps between two, and their values; or as drawn.
-  function zoom(from, to) {
+  // Show the parts of the series within limits; those of the whole axes are as drawn.
+  function zoom(to = data.limits) {
     hide();
-    const whole = data.limits, isWhole = from === undefined;
-    const values = isWhole ? [] : data.series.filter((series) => !off.has(series.number)).flatMap((series) =>
-      [series.lowest ?? series.values, series.highest ?? series.values].flatMap((column) =>
-        column.filter((_, place) => series.steps[place] >= from && series.steps[place] <= to)));
-    if (!isWhole && !values.length) return;
-    const low = Math.min(...values), high = Math.max(...values), margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
-    limits = isWhole ? whole : [from, to, low - margin, high + margin];
-    const x = (drawn) => toX(whole[0] + (whole[1] - whole[0]) * (drawn - left) / width);
-    const y = (drawn) => toY(whole[3] - (whole[3] - whole[2]) * (drawn - top) / height);
-    for (const [path, d] of paths)
-      path.setAttribute("d", isWhole ? d : d.replace(/([ML]) (\S+) (\S+)/g, (_, kind, a, b) => `${kind} ${x(a)} ${y(b)}`));
-    for (const [use, a, b] of markers) {
-      use.setAttribute("x", isWhole ? a : x(a));
-      use.setAttribute("y", isWhole ? b : y(b));
+    limits = to;
+    const [firstStep, lastStep, low, high] = data.limits, isWhole = to === data.limits;
+    const x = (place) => toX(firstStep + (lastStep - firstStep) * (place - left) / width);
+    const y = (place) => toY(high - (high - low) * (place - top) / height);
+    const move = (_, kind, a, b) => `${kind} ${x(a)} ${y(b)}`;
+    for (const [part, line, a, b] of drawn) {
+      if (line) part.setAttribute("d", isWhole ? line : line.replace(/([ML]) (\S+) (\S+)/g, move));
+      else set(part, isWhole ? {x: a, y: b} : {x: x(a), y: y(b)});
     }
     for (const tick of svg.querySelectorAll(".tick")) tick.style.display = isWhole ? "" : "none";
     zoomed.replaceChildren();
-    if (isWhole) return;
-    for (const tick of ticksWithin(limits[0], limits[1], 1))
-      add(zoomed, "text", {x: toX(tick), y: top + height + 10.4, "text-anchor": "middle"}).textContent = tick.toLocaleString("en");
+    if (!isWhole) drawTicks();
+  }
+
+  function drawTicks() {
+    for (const tick of ticksWithin(limits[0], limits[1], 1)) {
+      const label = {x: toX(tick), y: top + height + 10.4, "text-anchor": "middle"};
+      add(zoomed, "text", label).textContent = tick.toLocaleString("en");
+    }
     for (const tick of ticksWithin(limits[2], limits[3], 0)) {
       add(zoomed, "path", {d: `M${left} ${toY(tick)}h${width}`});
       // Within the axes: the margin has the width of the labels that it was drawn for.
       add(zoomed, "text", {x: left + 3, y: toY(tick) - 2.5}).textContent = format(tick);
     }
+  }
+
+  // Show the steps between two, with the range of their values.
+  function zoomInto(from, to) {
+    const values = shown().flatMap(({steps, values, lowest = values, highest = values}) =>
+      [...lowest, ...highest].filter((_, place) =>
+        steps[place % steps.length] >= from && steps[place % steps.length] <= to));
+    if (!values.length) return;
+    const low = Math.min(...values), high = Math.max(...values);
+    const margin = 0.05 * (high - low || Math.abs(high) || 1);
+    zoom([from, to, low - margin, high + margin]);
   }
 
   svg.classList.add("live");
@@ -131,7 +146,7 @@ function makeCurve(source) {
   svg.addEventListener("pointerup", (event) => {
     const [from, to] = start === null ? [0, 0] : [start, placeOf(event)].sort((a, b) => a - b);
     start = null;
-    if (to - from > 4) zoom(toStep(from), toStep(to));
+    if (to - from > 4) zoomInto(toStep(from), toStep(to));
   });
   svg.addEventListener("pointerleave", () => { if (start === null) hide(); });
   svg.addEventListener("pointercancel", () => { start = null; hide(); });
@@ -142,13 +157,15 @@ function makeCurve(source) {
     const direction = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!direction) return;
     event.preventDefault();
-    const steps = [...new Set(data.series.flatMap((series) => series.steps))].sort((a, b) => a - b);
+    const steps = [...new Set(shown().flatMap((series) => series.steps))].sort((a, b) => a - b);
     show(step === null ? limits[0] : steps[nearest(steps, step) + direction] ?? step);
   });
   addEventListener("beforeprint", () => zoom());
   return (number, isOff) => {
-    isOff ? off.add(number) : off.delete(number);
-    for (const part of svg.querySelectorAll(`[data-series="${number}"]`)) part.classList.toggle("off", isOff);
+    hide();
+    off[isOff ? "add" : "delete"](number);
+    const parts = svg.querySelectorAll(`[data-series="${number}"]`);
+    for (const part of parts) part.classList.toggle("off", isOff);
   };
 }
 
