@@ -32,7 +32,7 @@ from snakechat.reporting.comparison import (
     group_names,
     long_rows,
 )
-from snakechat.reporting.curves import is_share
+from snakechat.reporting.curve_points import Line, Point, points_of
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import (
@@ -43,6 +43,7 @@ from snakechat.reporting.labels import (
     RESPONSES,
     WIN_RATES,
     is_fraction,
+    is_share,
 )
 from snakechat.reporting.page_parts import (
     Card,
@@ -55,15 +56,7 @@ from snakechat.reporting.page_parts import (
     mark_best,
     metric_cell,
 )
-from snakechat.reporting.plots import (
-    Estimated,
-    Line,
-    Panel,
-    Point,
-    draw_estimates,
-    draw_lines,
-    points_of,
-)
+from snakechat.reporting.plots import Estimated, Panel, draw_estimates, draw_lines
 from snakechat.reporting.setting_differences import (
     Difference,
     as_texts,

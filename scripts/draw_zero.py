@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.planning.flops import communicated_elements
+from snakechat.reporting.curve_points import Line, points_of
 from snakechat.reporting.formatting import format_significant
 from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Section, Table
-from snakechat.reporting.plots import Line, Panel, draw_bars, draw_lines, points_of
+from snakechat.reporting.plots import Panel, draw_bars, draw_lines
 from snakechat.reporting.translations import Translate, translator
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.errors import InputError

@@ -16,7 +16,6 @@ WANDB_MODE=offline or MLFLOW_TRACKING_URI.
 
 import argparse
 import json
-import os
 import secrets
 import sys
 import time
@@ -30,9 +29,10 @@ from snakechat.reporting.trackers import (
     open_tracker,
     tracker_error,
 )
-from snakechat.reporting.training_log import TrainingLog, growing_folder
+from snakechat.reporting.training_log import TrainingLog
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job_states import growing_folder, is_alive
 
 # Seconds between two looks at a running training.
 INTERVAL = 5.0
@@ -52,7 +52,7 @@ def main() -> None:
     failed = False
     try:
         while arguments.process and not (
-            growing_folder(arguments.result).exists() or has_ended(arguments.process)
+            growing_folder(arguments.result).exists() or not is_alive(arguments.process)
         ):
             time.sleep(1)
         log = TrainingLog(arguments.result)
@@ -66,7 +66,7 @@ def main() -> None:
                 print(f"error: {error}", file=sys.stderr)
         while channels:
             ended = not arguments.follow or (
-                has_ended(arguments.process) if arguments.process else log.is_finished
+                not is_alive(arguments.process) if arguments.process else log.is_finished
             )
             for channel in list(channels):
                 try:
@@ -144,15 +144,6 @@ def read_state(path: Path) -> dict[str, Any]:
         return {}
     states: dict[str, Any] = json.loads(path.read_text())
     return states
-
-
-def has_ended(process: int) -> bool:
-    """Return whether a process has ended."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 if __name__ == "__main__":

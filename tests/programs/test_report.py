@@ -10,7 +10,6 @@ import pytest
 import verify
 from conftest import Workflow
 from snakechat.reporting.formatting import format_share, format_significant
-from support.browser import browser, find_browser
 
 
 def test_only_costs_may_differ_between_two_builds_of_a_report(tmp_path):
@@ -180,15 +179,6 @@ def test_a_report_of_missing_results_is_rejected(quick, tmp_path):
 
 
 # --- in a browser ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def chromium(tmp_path):
-    """A browser."""
-    if not find_browser():
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with browser(tmp_path / "profile") as opened:
-        yield opened
 
 
 def test_the_browser_records_requests_and_errors(chromium, tmp_path):

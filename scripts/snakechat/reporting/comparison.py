@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from snakechat.config.ablations import LEAVE_OUT
 from snakechat.evaluation.comparisons import initial_model
+from snakechat.reporting.curve_points import Point, points_of
 from snakechat.reporting.figures import read_figure
 from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import bounds_of
-from snakechat.reporting.plots import Point, points_of
 from snakechat.reporting.setting_differences import Roles
 from snakechat.reporting.translations import Translate
 from snakechat.workflow.cache_versions import is_version

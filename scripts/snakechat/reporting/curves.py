@@ -3,18 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.reporting.labels import is_fraction
-from snakechat.reporting.page_parts import Section
-from snakechat.reporting.plots import (
+from snakechat.reporting.curve_points import (
     CURVE_POINTS,
     MAX_POINTS,
     SMOOTHED_POINTS,
     Line,
-    Panel,
-    draw_lines,
     points_of,
     smoothing_window,
 )
+from snakechat.reporting.labels import is_share
+from snakechat.reporting.page_parts import Section
+from snakechat.reporting.plots import Panel, draw_lines
 from snakechat.reporting.translations import Translate
 
 Steps = Sequence[Mapping[str, Any]]
@@ -45,11 +44,6 @@ def curve_section(
     legend = [translate("training"), translate("held-out rows")] if with_held_out else []
     caption = " ".join(curve_notes(longest, translate))
     return Section(title, panels=panels, legend=legend, caption=caption)
-
-
-def is_share(key: str) -> bool:
-    """Return whether a metric of metrics.jsonl (GROUP/NAME) is shown in percent."""
-    return is_fraction(key.replace("/", ".")) or "clipfrac" in key
 
 
 def curve_notes(count: int, translate: Translate) -> list[str]:

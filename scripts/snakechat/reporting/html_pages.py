@@ -4,11 +4,15 @@ All values are escaped; figures are markup. Name a template by a string literal,
 digests find the templates that a program renders.
 """
 
+import base64
+import hashlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snakechat.reporting.formatting import format_significant
+from snakechat.reporting.page_parts import Section
 from snakechat.reporting.pages import HTML
 from snakechat.reporting.translations import translator
 
@@ -25,15 +29,25 @@ def write_html(path: Path, template: str, language: str, /, **values: Any) -> No
     path.write_text(text, encoding="utf-8")
 
 
-def write_sections(path: Path, language: str, /, **values: Any) -> None:
+def write_sections(
+    path: Path, language: str, /, *, sections: Sequence[Section], **values: Any
+) -> None:
     """Write a page of cards, remarks and sections (page_parts.py).
 
     Args:
-        values: As of write_html; `sections`, and optionally `cards`, `remarks`, `links` (paths and
-            names of files with the same numbers) and `notes` (small print).
+        values: As of write_html; optionally `cards`, `remarks`, `links` (paths and names of files
+            with the same numbers) and `notes` (small print).
     """
-    optional = {"cards": (), "remarks": (), "links": (), "notes": ()}
-    write_html(path, "sections.html", language, **{**optional, **values})
+    has_curves = any("curve-data" in panel.svg for section in sections for panel in section.panels)
+    optional = {"cards": (), "remarks": (), "links": (), "notes": (), "sections": sections}
+    digest = script_digest() if has_curves else ""
+    write_html(path, "sections.html", language, script_digest=digest, **{**optional, **values})
+
+
+def script_digest() -> str:
+    """Return what a Content-Security-Policy allows: the digest of the script of curves."""
+    script = PAGES.get_template("curves.js").render()
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def format_cell(value: Any) -> str:

@@ -126,6 +126,11 @@ def is_fraction(path: str) -> bool:
     return path.startswith("wins.") or path.rpartition(".")[2] in FRACTIONS
 
 
+def is_share(key: str) -> bool:
+    """Return whether a metric of metrics.jsonl (GROUP/NAME) is shown in percent."""
+    return is_fraction(key.replace("/", ".")) or "clipfrac" in key
+
+
 def better_sign(path: str) -> int:
     """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
     key = path.rpartition(".")[2]

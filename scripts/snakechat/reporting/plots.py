@@ -2,14 +2,13 @@
 
 Colours are CSS variables of the page (templates/style.css), so that a panel follows its light or
 dark theme. Text is text, in the fonts of the page. Legends are lists of the page
-(templates/figures.html), which several panels share.
+(templates/parts.html), which several panels share.
 """
 
 import io
 import re
-import statistics
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -24,6 +23,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, MaxNLocator
 
+from snakechat.reporting.curve_points import (
+    CURVE_POINTS,
+    MAX_POINTS,
+    SMOOTHED_POINTS,
+    Line,
+    curve_data,
+    downsample,
+    moving_mean,
+)
+
 # Okabe and Ito's palette, which readers with any kind of colour vision can distinguish. The style
 # sheet replaces each colour by one with enough contrast in its theme.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
@@ -33,12 +42,6 @@ VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
 # Distinguish lines and points that overlap, or that are printed without colours.
 LINE_STYLES = ["-", (0, (5, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-# Raw values of longer lines are averaged down to this number of points.
-MAX_POINTS = 300
-# Lines from this number of points on have a moving mean, over this fraction of them.
-SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
-# Fewer points are no curve: they are not joined.
-CURVE_POINTS = 3
 # Distances of ticks, times a power of ten.
 TICK_STEPS = [1, 2, 5, 10]
 # Width of a panel and of a wide one, in inches: text has the size of the page's on a phone.
@@ -65,23 +68,8 @@ STYLE: Any = {
     "lines.linewidth": 1.6,
 }
 
-# (step, value), or (step, mean, minimum, maximum).
-Point = tuple[float, ...]
-Steps = Iterable[Mapping[str, Any]]
 # A value, and its interval if it has one.
 Estimated = tuple[float, Sequence[float] | None]
-
-
-class Line(NamedTuple):
-    """A line of a curve panel.
-
-    Attributes:
-        points: Points in the order of their steps.
-        is_series: False for single measurements (held-out rows), which have markers.
-    """
-
-    points: Sequence[Point]
-    is_series: bool = True
 
 
 class Panel(NamedTuple):
@@ -123,6 +111,8 @@ class Ticks(Formatter):
 def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool = False) -> Markup:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
+    The values follow the plot, as data for the script of the page.
+
     percent: Whether the values are fractions, which are shown in percent.
     """
     with plt.rc_context(STYLE):
@@ -135,7 +125,8 @@ def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool
         panel.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
         panel.yaxis.set_major_formatter(Ticks(percent))
         panel.grid(axis="y")
-        return as_svg(figure, title, list(lines))
+        data = curve_data(lines, [*panel.get_xlim(), *panel.get_ylim()], xlabel, percent)
+        return as_svg(figure, title, list(lines)) + data
 
 
 def _draw_line(panel: Axes, line: Line, number: int) -> None:
@@ -143,6 +134,7 @@ def _draw_line(panel: Axes, line: Line, number: int) -> None:
     colour = COLOURS[number % len(COLOURS)]
     steps, values, *bounds = map(list, zip(*line.points, strict=True))
     style: dict[str, Any] = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+    series = f"series-{number}"
     if not line.is_series or len(steps) < CURVE_POINTS:
         style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
     if len(steps) < CURVE_POINTS:
@@ -150,41 +142,18 @@ def _draw_line(panel: Axes, line: Line, number: int) -> None:
     if line.is_series and len(steps) >= SMOOTHED_POINTS:
         if not bounds:
             raw = downsample(line.points)
-            panel.plot(*zip(*raw, strict=True), color=colour, alpha=0.35, linewidth=0.8)
+            thin: dict[str, Any] = {"color": colour, "alpha": 0.35, "linewidth": 0.8}
+            panel.plot(*zip(*raw, strict=True), **thin, gid=series)
         values, *bounds = [moving_mean(each) for each in (values, *bounds)]
     if bounds:
         low, high = bounds
-        panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        # A polygon: the script moves the points of paths, which fill_between would draw by <use>.
+        around = [*steps, *reversed(steps)], [*low, *reversed(high)]
+        panel.fill(*around, color=colour, alpha=0.18, linewidth=0, gid=series)
     if len(steps) > MAX_POINTS:
         reduced = downsample(list(zip(steps, values, strict=True)))
         steps, values = map(list, zip(*reduced, strict=True))
-    panel.plot(steps, values, **style)
-
-
-def moving_mean(values: Sequence[float]) -> list[float]:
-    """Return the centred mean over a fraction of the values; at the ends, over those that exist."""
-    half = smoothing_window(len(values)) // 2
-    return [
-        statistics.fmean(values[max(place - half, 0) : place + half + 1])
-        for place in range(len(values))
-    ]
-
-
-def smoothing_window(count: int) -> int:
-    """Return the number of steps of the moving mean of a line, an odd number."""
-    return 2 * max(round(count * SMOOTHED_FRACTION / 2), 1) + 1
-
-
-def downsample(points: Sequence[Point]) -> list[Point]:
-    """Reduce a line to at most MAX_POINTS points (step, mean of neighbouring values)."""
-    size = -(-len(points) // MAX_POINTS)
-    if size == 1:
-        return list(points)
-    groups = [points[first : first + size] for first in range(0, len(points), size)]
-    return [
-        (group[len(group) // 2][0], statistics.fmean(point[1] for point in group))
-        for group in groups
-    ]
+    panel.plot(steps, values, **style, gid=series)
 
 
 def draw_estimates(
@@ -368,9 +337,12 @@ def as_svg(figure: Figure, title: str, names: Sequence[str] = ()) -> Markup:
     plt.close(figure)
     _, _, svg = file.getvalue().partition("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[xy]tick_\d+"', ' class="tick"', svg)
+    svg = re.sub(r' id="series-(\d+)"', r' data-series="\1"', svg)
     svg = re.sub(r' id="[\w.]+_\d+"| xmlns(:xlink)?="[^"]*"', "", svg)
     svg = re.sub(r'<svg width="\S+" height="\S+"', "<svg", f"<svg{svg}", count=1)
     svg = re.sub(r"xlink:href", "href", svg)
+    svg = re.sub(r"font-family: [^;]*; ", "", svg)
     svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: themed(found[0]), svg)
     text = ": ".join(filter(None, (title, ", ".join(filter(None, names)))))
     label = f'<svg role="img" aria-label="{escape(text)}"'
@@ -388,8 +360,3 @@ def error_bars(value: float, interval: Sequence[float] | None) -> list[list[floa
         return None
     low, high = interval
     return [[max(value - low, 0)], [max(high - value, 0)]]
-
-
-def points_of(steps: Steps, key: str) -> list[tuple[float, float]]:
-    """Return (step, value) of a metric, from the lines of metrics.jsonl that have it."""
-    return [(line["step"], line[key]) for line in steps if key in line]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job_states import growing_folder
 from snakechat.workflow.manifest import input_digest, manifest_path
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
@@ -83,11 +84,6 @@ class TrainingLog:
             )
         spec = manifest["spec"]
         return spec
-
-
-def growing_folder(result: Path) -> Path:
-    """Return the folder that a training writes into, which becomes the result."""
-    return result.with_name(f".{result.name}.tmp")
 
 
 def read_steps(path: Path) -> dict[int, dict[str, float]]:

@@ -4,19 +4,17 @@ import re
 
 import pytest
 
+from snakechat.reporting.curve_points import Line, downsample, moving_mean
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.plots import (
     COLOURS,
-    Line,
     Ticks,
-    downsample,
     draw_bars,
     draw_calibration,
     draw_estimates,
     draw_lines,
     draw_trade_off,
     error_bars,
-    moving_mean,
 )
 
 
@@ -92,6 +90,8 @@ def test_many_points_are_averaged():
     assert len(downsample(points)) == 300
     assert downsample(points)[:2] == [(2, 2.0), (5, 5.0)]
     assert downsample(points[:300]) == points[:300]
+    ranges = [(step, step, step - 1, step + 1) for step, _ in points]
+    assert downsample(ranges)[1] == (5, 5, 4, 6)
 
 
 def test_curves_have_held_out_rows_and_notes_on_how_to_read_them():
