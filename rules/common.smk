@@ -137,6 +137,7 @@ def prepare():
     snakemake_adapter.repeat_errors()
     snakemake_adapter.refuse_listings(workflow)
     snakemake_adapter.explain_rule_targets()
+    snakemake_adapter.complete_targets(workflow)
     snakemake_adapter.use_shared_volume(workflow)
     if "config" in BUILD:
         config.clear()

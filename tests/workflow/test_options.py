@@ -180,6 +180,16 @@ def test_a_rule_as_the_target_is_explained(sources):
     assert line.startswith("error: train_sft is a rule") and "snakemake output/sft/NAME," in line
 
 
+@pytest.mark.parametrize("target", ["output/eval/sft/tiny", "output/eval/sft/tiny/metrics.json"])
+def test_folders_and_files_of_results_are_targets(target, built):
+    """No rule has them as outputs: the results' manifests are."""
+    up_to_date = built.snakemake(target, "-n")
+    assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
+    forced = built.snakemake(target, "-n", "-f")
+    assert forced.stdout.count("rule evaluate_sft:") == 1, forced.stdout
+    assert "rule train_sft:" not in forced.stdout
+
+
 def test_until_counts_the_jobs_that_run(sources):
     process = sources.snakemake("output/sft/tiny", "--until", "split_dataset", "--cores", "1")
     assert process.returncode == 0, process.stdout

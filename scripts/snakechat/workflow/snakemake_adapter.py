@@ -169,6 +169,28 @@ def explain_rule_targets() -> None:
     DAG.rule2job = make_job
 
 
+def complete_targets(workflow: Any) -> None:
+    """Have the folder of a result, and each file in it, be a target as its manifest is."""
+    prepare_dag = workflow._prepare_dag
+
+    def made(path: str) -> bool:
+        return any(rule.is_producer(path) for rule in workflow.rules)
+
+    def complete(target: str) -> str:
+        path = Path(target)
+        if path.parts[:1] != ("output",) or made(target):
+            return target
+        manifests = (f"{folder}.manifest.json" for folder in (path, *path.parents))
+        return next(filter(made, manifests), target)
+
+    def complete_and_prepare(*arguments: Any, **named: Any) -> None:
+        settings = workflow.dag_settings
+        settings.targets = set(map(complete, settings.targets))
+        prepare_dag(*arguments, **named)
+
+    workflow._prepare_dag = complete_and_prepare
+
+
 def check_command(workflow: Any) -> None:
     """Raise InputError for options that would leave results in a wrong state.
 
