@@ -186,8 +186,7 @@ def test_folders_and_files_of_results_are_targets(target, built):
     up_to_date = built.snakemake(target, "-n")
     assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
     forced = built.snakemake(target, "-n", "-f")
-    assert forced.stdout.count("rule evaluate_sft:") == 1, forced.stdout
-    assert "rule train_sft:" not in forced.stdout
+    assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
 
 
 def test_until_counts_the_jobs_that_run(sources):
