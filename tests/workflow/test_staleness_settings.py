@@ -410,6 +410,7 @@ PLACE = {
     "pad_to_multiple_of": 64,
     "prefetch": True,
     "cuda_graphs": True,
+    "attn_implementation": "flex",
     "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 PLACEMENT = {
