@@ -111,6 +111,8 @@ TRAINING_SWITCHES = {
     "cuDNN attention": ({}, {ACCELERATION + "GPU_CUDNN_ATTENTION": True}),
     "attn_implementation: varlen": ({"attn_implementation": "varlen"}, {}),
     "attn_implementation: flex": ({"attn_implementation": "flex"}, {}),
+    "compile: true": ({"compile": True}, {}),
+    "varlen, compiled": ({"attn_implementation": "varlen", "compile": True}, {}),
     "logit chunks of a CPU": ({}, {"snakechat.modeling.logprobs.GPU_CHUNK_LOGITS": 1 << 25}),
     "activation_checkpointing: true": ({"activation_checkpointing": True}, {}),
 }
@@ -119,6 +121,7 @@ RLHF_SWITCHES = {
     "generate_tokens: 65536": ({"generate_tokens": 65536}, {}),
     "both": ({"cuda_graphs": True, "generate_tokens": 65536}, {}),
     "attn_implementation: auto": ({"attn_implementation": "auto"}, {}),
+    "auto, compiled": ({"attn_implementation": "auto", "compile": True}, {}),
     "a stop check at each token": ({}, {ACCELERATION + "GPU_STOP_CHECK_STEPS": 1}),
 }
 

@@ -8,6 +8,7 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
+from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import DTYPES, choose_device, make_causal
@@ -92,6 +93,7 @@ def long_examples(num_responses):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"], indirect=True, scope="module")
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("num_responses", [1, 2])
 @pytest.mark.parametrize(
     ("attn_implementation", "dtype", "tolerance"),
@@ -105,11 +107,21 @@ def long_examples(num_responses):
 )
 @pytest.mark.parametrize("name", KERNEL_MODELS)
 def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
-    name, attn_implementation, dtype, tolerance, num_responses, device, tokenizer, configured
+    name,
+    attn_implementation,
+    dtype,
+    tolerance,
+    num_responses,
+    compiled,
+    device,
+    tokenizer,
+    configured,
 ):
     examples = long_examples(num_responses)
     model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
     expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples, 1024)
+    if compiled:
+        compile_layers(model)
     configured(attn_implementation=attn_implementation)
     loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples, 1024)
     assert loss == pytest.approx(expected_loss, rel=tolerance)

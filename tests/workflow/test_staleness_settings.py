@@ -411,6 +411,7 @@ PLACE = {
     "prefetch": True,
     "cuda_graphs": True,
     "attn_implementation": "flex",
+    "compile": True,
     "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 PLACEMENT = {

@@ -33,6 +33,13 @@ def check_placements(config: Config) -> None:
             placement = config.recipe(stage, name)["placement"]
             place = (stage, "recipes", name, "placement")
             check_schema(placement, placement_schema(stage), *place)
+            for key in ("zero_stage", "critic_zero_stage"):
+                # ZeRO 3 gathers the weights of a layer while it runs.
+                if placement.get("compile") and placement.get(key) == 3:
+                    raise ConfigError(
+                        f"config: {'.'.join(place)}.compile: true needs {key}: 0, 1 or 2, not 3:"
+                        " set compile: false"
+                    )
 
 
 def check_references(config: Config) -> None:

@@ -34,6 +34,7 @@ class Placement:
     prefetch: bool | None = None
     cuda_graphs: bool = False
     attn_implementation: AttnImplementation = "sdpa"
+    compile: bool = False
     environment: dict[EnvironmentVariable, str] | None = None
 
 

@@ -26,6 +26,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from snakechat.modeling import acceleration
+from snakechat.modeling.compilation import check_compiler
 from snakechat.modeling.packing import Segments
 from snakechat.workflow.errors import InputError
 
@@ -179,7 +180,9 @@ def packed_attention(
         assert isinstance(output, torch.Tensor)
         return output.unflatten(0, (size, length)), None
     if isinstance(attention_mask, BlockMask):
-        function = compiled_flex_attention() if query.is_cuda else flex_attention
+        # Within a compiled layer, torch compiles it with the layer.
+        is_alone = query.is_cuda and not torch.compiler.is_compiling()
+        function = compiled_flex_attention() if is_alone else flex_attention
         output = function(
             query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=is_grouped
         )
@@ -196,6 +199,7 @@ def compiled_flex_attention() -> Any:
     A process has a kernel for each model and kind of mask, times about four kinds of shapes. More
     of them than the limit are an error: torch would go on without compilation.
     """
+    check_compiler("attn_implementation: flex")
     # torch's annotations lack the limit.
     compile_function = cast(Any, torch.compile)
     return compile_function(flex_attention, fullgraph=True, recompile_limit=MAX_FLEX_KERNELS)

@@ -467,6 +467,14 @@ MISTAKES = {
         tiny("rlhf", placement={"offload": "optimizer", "zero_stage": 1, "critic_zero_stage": 0}),
         "config: rlhf.recipes.tiny.placement.critic_zero_stage: 0 is less than the minimum of 1",
     ),
+    "compiled layers with ZeRO 3": (
+        tiny("sft", placement={"compile": True, "zero_stage": 3}),
+        "config: sft.recipes.tiny.placement.compile: true needs zero_stage: 0, 1 or 2, not 3:",
+    ),
+    "compiled layers of a critic with ZeRO 3": (
+        tiny("rlhf", placement={"compile": True, "critic_zero_stage": 3}),
+        "config: rlhf.recipes.tiny.placement.compile: true needs critic_zero_stage: 0, 1 or 2",
+    ),
     "unknown offload": (
         tiny("sft", placement={"offload": "disk"}),
         "config: sft.recipes.tiny.placement.offload: 'disk' is not one of",
