@@ -161,6 +161,10 @@ def test_vllm_has_the_logprobs_of_training(tokenizer, tmp_path):
     )
     sampler = VllmSampler(settings, [tokenizer.eos_token_id], tmp_path / "model")
     sampler.update(model.to("cuda"))
+    sampler.sample(PROMPTS)
+    # All weights come back.
+    sampler.sleep()
+    sampler.update(model)
     responses, logprobs = sampler.sample(PROMPTS)
     sampler.close()
     policy = Policy(model)

@@ -412,6 +412,7 @@ PLACE = {
     "cuda_graphs": True,
     "attn_implementation": "flex",
     "compile": True,
+    "vllm_tensor_parallel_size": 2,
     "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 PLACEMENT = {

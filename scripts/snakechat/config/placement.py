@@ -35,6 +35,7 @@ class Placement:
     cuda_graphs: bool = False
     attn_implementation: AttnImplementation = "sdpa"
     compile: bool = False
+    vllm_tensor_parallel_size: Count = 1
     environment: dict[EnvironmentVariable, str] | None = None
 
 
