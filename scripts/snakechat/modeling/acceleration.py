@@ -5,6 +5,7 @@ choose_device calls configure once, before models are loaded. None of it changes
 apart from rounding. Deterministic kernels are a setting, which configure applies too.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +56,17 @@ _current = Acceleration()
 def current() -> Acceleration:
     """Return the choices of this process."""
     return _current
+
+
+@contextlib.contextmanager
+def using(choices: Acceleration) -> Iterator[None]:
+    """Context in which this process has other choices."""
+    global _current
+    previous, _current = _current, choices
+    try:
+        yield
+    finally:
+        _current = previous
 
 
 def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
