@@ -52,7 +52,13 @@ def generate(
     check_sequence_length(model, settings.max_prompt_length + settings.max_response_length)
     job.record["models"] = {"model": model_size(model)}
     ends = stop_ids(tokenizer, folder)
-    sampler = make_sampler(settings, ends, job.placement["micro_batch_tokens"], folder)
+    sampler = make_sampler(
+        settings,
+        ends,
+        job.placement["micro_batch_tokens"],
+        folder,
+        job.placement.get("vllm_tensor_parallel_size", 1),
+    )
     sampler.update(model, policy.gathered)
     for number, split in enumerate(SPLITS):
         prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")

@@ -79,11 +79,13 @@ def generate(
                 policy, ids, ends, max_length, temperature, max_tokens
             )
         with policy.sampling():
-            own_prompts = [ids[row] for row in rows_of_rank(len(ids))]
+            own_rows = rows_of_rank(len(ids))
+            own_prompts = [ids[row] for row in own_rows]
             found = search_beams(
                 policy.module.model, own_prompts, ends, max_length, settings.num_beams
             )
-        (generated["beam search"],) = gather_responses([found], (1, len(ids), max_length))
+        shape = 1, len(ids), max_length
+        (generated["beam search"],) = gather_responses([found], own_rows, shape)
     return {
         decoder: [decode(response, tokenizer, ends) for response in generated[decoder]]
         for decoder in DECODERS

@@ -158,7 +158,11 @@ class RlhfTrainer:
             models.critic.normalizer = self.scorer.critic_normalizer
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
         self.sampler = make_sampler(
-            settings, self.stop_ids, self.micro_batch_tokens, job.inputs["actor"]
+            settings,
+            self.stop_ids,
+            self.micro_batch_tokens,
+            job.inputs["actor"],
+            job.placement.get("vllm_tensor_parallel_size", 1),
         )
         self.actor, self.critic = make_engines(job, models, updates_per_step(settings, batches))
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
@@ -229,6 +233,7 @@ class RlhfTrainer:
         responses, sampler_logprobs = sample_on_all_ranks(
             self.sampler, prompts, self.settings, self.actor.sampling
         )
+        self.sampler.sleep()
         return Rollouts(
             prompts,
             responses,

@@ -109,13 +109,19 @@ TRAINING_SWITCHES = {
     "pad_to_multiple_of: 1": ({"pad_to_multiple_of": 1}, {}),
     "prefetch: false": ({"prefetch": False}, {}),
     "cuDNN attention": ({}, {ACCELERATION + "GPU_CUDNN_ATTENTION": True}),
+    "attn_implementation: varlen": ({"attn_implementation": "varlen"}, {}),
+    "attn_implementation: flex": ({"attn_implementation": "flex"}, {}),
+    "compile: true": ({"compile": True}, {}),
+    "varlen, compiled": ({"attn_implementation": "varlen", "compile": True}, {}),
     "logit chunks of a CPU": ({}, {"snakechat.modeling.logprobs.GPU_CHUNK_LOGITS": 1 << 25}),
     "activation_checkpointing: true": ({"activation_checkpointing": True}, {}),
 }
-SAMPLING_SWITCHES = {
+RLHF_SWITCHES = {
     "cuda_graphs: true": ({"cuda_graphs": True}, {}),
     "generate_tokens: 65536": ({"generate_tokens": 65536}, {}),
     "both": ({"cuda_graphs": True, "generate_tokens": 65536}, {}),
+    "attn_implementation: auto": ({"attn_implementation": "auto"}, {}),
+    "auto, compiled": ({"attn_implementation": "auto", "compile": True}, {}),
     "a stop check at each token": ({}, {ACCELERATION + "GPU_STOP_CHECK_STEPS": 1}),
 }
 
@@ -144,7 +150,7 @@ def measurements():
     yield Measurement("qwen3-0.6b", "grpo", "trl")
     for switch in TRAINING_SWITCHES:
         yield Measurement("opt-1.3b", "sft", "snakechat", switch)
-    for switch in SAMPLING_SWITCHES:
+    for switch in RLHF_SWITCHES:
         yield Measurement("qwen3-0.6b", "grpo", "snakechat", switch)
     for job in ("reward", "dpo"):
         yield from (Measurement("opt-1.3b", job, method) for method in ("snakechat", "trl"))
@@ -254,7 +260,7 @@ class Bench:
     def write_setup(self, folder, measurement):
         """Write what train.py and rlhf.py read before a measurement."""
         size = self.size
-        placement, constants = {**TRAINING_SWITCHES, **SAMPLING_SWITCHES}.get(
+        placement, constants = {**TRAINING_SWITCHES, **RLHF_SWITCHES}.get(
             measurement.switch, ({}, {})
         )
         placement = {"micro_batch_tokens": size.micro_batch_tokens, **placement}

@@ -8,10 +8,11 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
+from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import DTYPES, choose_device, make_causal
-from support.families import FAMILIES, spread
+from support.families import FAMILIES, WINDOWS, spread
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51]]
 RESPONSES = [[11, 12, 2], [13, 14, 15, 16, 2], [17], [18, 19]]
@@ -36,11 +37,18 @@ def configured(device, monkeypatch):
     return configure
 
 
-def loss_and_gradients(model, device):
-    policy, examples = Policy(model).to(device), Examples(PROMPTS, RESPONSES)
+EXAMPLES = Examples(PROMPTS, RESPONSES)
+
+
+def loss_and_gradients(model, device, examples=EXAMPLES, micro_batch_tokens=48):
+    policy = Policy(model).to(device)
     policy.zero_grad()
     micro_batches = examples.micro_batches(
-        np.arange(len(PROMPTS)), 48, policy.supports_packing, device, with_prompts=True
+        np.arange(len(examples)),
+        micro_batch_tokens,
+        policy.supports_packing,
+        device,
+        with_prompts=True,
     )
     loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
     loss.backward()
@@ -60,6 +68,62 @@ def test_loss_and_gradients_equal_those_of_a_cpu(dtype, tolerance, model, device
     expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU)
     configured(pad_to_multiple_of=64, prefetch=True)
     loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device)
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+    assert (grads - expected).norm() < tolerance * expected.norm()
+
+
+# Heads of 32 dimensions, and sequences of several blocks of a mask.
+WIDE = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512}
+KERNEL_MODELS = {
+    "opt": {**FAMILIES["opt"], **WIDE, "word_embed_proj_dim": 64},
+    "qwen3": {**FAMILIES["qwen3"], **WIDE, "num_key_value_heads": 1, "head_dim": 32},
+    "mistral, window": {**WINDOWS["mistral, window"], **WIDE, "sliding_window": 50},
+}
+
+
+def long_examples(num_responses):
+    random = np.random.default_rng(2)
+    return Examples(
+        *(
+            [random.integers(10, 300, random.integers(1, 120)).tolist() for _ in range(24)]
+            for _ in range(1 + num_responses)
+        )
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True, scope="module")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("num_responses", [1, 2])
+@pytest.mark.parametrize(
+    ("attn_implementation", "dtype", "tolerance"),
+    [
+        ("sdpa", "bf16", 5e-2),
+        ("varlen", "bf16", 5e-2),
+        ("flex", "bf16", 5e-2),
+        ("flex", "fp32", 1e-2),
+        ("auto", "bf16", 5e-2),
+    ],
+)
+@pytest.mark.parametrize("name", KERNEL_MODELS)
+def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
+    name,
+    attn_implementation,
+    dtype,
+    tolerance,
+    num_responses,
+    compiled,
+    device,
+    tokenizer,
+    configured,
+):
+    examples = long_examples(num_responses)
+    model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
+    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples, 1024)
+    if compiled:
+        compile_layers(model)
+    configured(attn_implementation=attn_implementation)
+    loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples, 1024)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert (grads - expected).norm() < tolerance * expected.norm()
 
@@ -97,6 +161,10 @@ def test_vllm_has_the_logprobs_of_training(tokenizer, tmp_path):
     )
     sampler = VllmSampler(settings, [tokenizer.eos_token_id], tmp_path / "model")
     sampler.update(model.to("cuda"))
+    sampler.sample(PROMPTS)
+    # All weights come back.
+    sampler.sleep()
+    sampler.update(model)
     responses, logprobs = sampler.sample(PROMPTS)
     sampler.close()
     policy = Policy(model)

@@ -3,8 +3,8 @@
     worker.py DEVICE FOLDER
 
 Trains a small model at each ZeRO stage in each dtype that the device has, once without and once
-with an interruption, and writes losses and greedy responses to FOLDER/RANK.json. The last case
-runs twice with deterministic kernels.
+with an interruption, and writes losses and greedy responses to FOLDER/RANK.json. One case has
+compiled layers, and the last one runs twice with deterministic kernels.
 """
 
 import copy
@@ -124,6 +124,10 @@ def main(device_type, folder):
         ]
         for stage, dtype in CASES[device_type]
     }
+    results["2 fp32 compiled"] = [
+        run(2, "fp32", {**placement, "compile": True}, device, interrupted)
+        for interrupted in (False, True)
+    ]
     acceleration.use_deterministic_kernels()
     stage, dtype = CASES[device_type][-1]
     results[f"{stage} {dtype} deterministic"] = [

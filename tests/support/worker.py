@@ -290,6 +290,8 @@ class ReversingSampler:
     The log-probability of token id n is -n / 8.
     """
 
+    num_ranks = 1
+
     def __init__(self):
         self.calls = []
 

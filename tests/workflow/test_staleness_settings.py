@@ -410,6 +410,9 @@ PLACE = {
     "pad_to_multiple_of": 64,
     "prefetch": True,
     "cuda_graphs": True,
+    "attn_implementation": "flex",
+    "compile": True,
+    "vllm_tensor_parallel_size": 2,
     "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 PLACEMENT = {

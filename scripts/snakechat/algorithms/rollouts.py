@@ -31,6 +31,8 @@ TokenLists = list[list[Any]]
 class ResponseSampler(Protocol):
     """A sampler of this rank (snakechat/modeling/generation.py)."""
 
+    num_ranks: int
+
     def sample(self, prompts: list[Any]) -> tuple[TokenLists, TokenLists | None]: ...
 
 
@@ -40,26 +42,30 @@ def sample_on_all_ranks(
     settings: GenerationSettings,
     sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> tuple[TokenLists, Tensor | None]:
-    """Distribute prompts [n] over the ranks, sample, and gather the responses on every rank.
+    """Distribute prompts [n] over the samplers, sample, and gather the responses on every rank.
 
     Args:
         sampling: Returns a context in which the ranks may call the model different numbers of
-            times (snakechat/training/engine.py).
+            times (snakechat/training/engine.py). vLLM has a copy of the model.
 
     Returns:
         Token ids of the responses [A][n]; and the sampler's own log-probabilities of their tokens
         [A, n, max_response_length], padded with zeros, or None if the sampler computes the same
         ones as the trainer (generation_backend: hf).
     """
-    own_rows = rows_of_rank(len(prompts))
+    has_copy = settings.generation_backend == "vllm"
+    own_rows = rows_of_rank(len(prompts), sampler.num_ranks)
     shape = settings.num_generations, len(prompts), settings.max_response_length
     sampled: tuple[TokenLists, TokenLists | None] = [], None
-    with sampling():
+    with contextlib.nullcontext() if has_copy else sampling():
         if own_rows:
             sampled = sampler.sample([prompts[row] for row in own_rows])
+    if rank() % sampler.num_ranks:
+        # The first rank of the sampler has the same responses.
+        sampled = [], None
     own_responses, own_logprobs = sampled
-    responses = gather_responses(own_responses, shape)
-    if settings.generation_backend != "vllm":
+    responses = gather_responses(own_responses, own_rows, shape)
+    if not has_copy:
         return responses, None
     logprobs = torch.zeros(shape)
     for number, sequences in enumerate(own_logprobs or []):
@@ -68,22 +74,29 @@ def sample_on_all_ranks(
     return responses, all_reduce_sum(logprobs)
 
 
-def rows_of_rank(num_rows: int) -> range:
-    """Return the rows that this rank samples responses for."""
-    return range(rank(), num_rows, world_size())
+def rows_of_rank(num_rows: int, num_ranks: int = 1) -> range:
+    """Return the rows that this rank samples responses for.
+
+    Args:
+        num_ranks: Adjacent ranks that sample the same rows together.
+    """
+    return range(rank() // num_ranks, num_rows, world_size() // num_ranks)
 
 
-def gather_responses(own_responses: TokenLists, shape: tuple[int, int, int]) -> TokenLists:
+def gather_responses(
+    own_responses: TokenLists, own_rows: range, shape: tuple[int, int, int]
+) -> TokenLists:
     """Return the token ids of the responses [A][n] of all ranks.
 
     Args:
-        own_responses: Those to the rows of this rank.
+        own_responses: Those to the rows of this rank; empty if it has none to add.
+        own_rows: See rows_of_rank.
         shape: A, n, and the tokens of the longest response.
     """
     # Token id + 1, so that 0 marks the end.
     shifted_ids = torch.zeros(shape, dtype=torch.int64)
     for number, sequences in enumerate(own_responses):
-        for row, ids in zip(rows_of_rank(shape[1]), sequences, strict=True):
+        for row, ids in zip(own_rows, sequences, strict=True):
             shifted_ids[number, row, : len(ids)] = torch.as_tensor(ids) + 1
     shifted_ids = all_reduce_sum(shifted_ids)
     return [[ids[ids > 0].sub(1).tolist() for ids in sequences] for sequences in shifted_ids]
@@ -116,7 +129,8 @@ def sample_equally(
                 num_generations,
                 own_rows,
             )
-    return gather_responses(own_responses, (num_generations, len(prompts), max_response_length))
+    shape = num_generations, len(prompts), max_response_length
+    return gather_responses(own_responses, own_rows, shape)
 
 
 class RolloutBatch(NamedTuple):

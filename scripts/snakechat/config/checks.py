@@ -33,6 +33,20 @@ def check_placements(config: Config) -> None:
             placement = config.recipe(stage, name)["placement"]
             place = (stage, "recipes", name, "placement")
             check_schema(placement, placement_schema(stage), *place)
+            size = placement.get("vllm_tensor_parallel_size", 1)
+            if placement["gpus_per_node"] % size:
+                raise ConfigError(
+                    f"config: {'.'.join(place)}.vllm_tensor_parallel_size: {size} does not divide"
+                    f" the {placement['gpus_per_node']} GPUs of a node (gpus_per_node): set it to a"
+                    " divisor"
+                )
+            for key in ("zero_stage", "critic_zero_stage"):
+                # ZeRO 3 gathers the weights of a layer while it runs.
+                if placement.get("compile") and placement.get(key) == 3:
+                    raise ConfigError(
+                        f"config: {'.'.join(place)}.compile: true needs {key}: 0, 1 or 2, not 3:"
+                        " set compile: false"
+                    )
 
 
 def check_references(config: Config) -> None:

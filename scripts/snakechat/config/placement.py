@@ -7,15 +7,17 @@ from snakechat.config.common import Count, EnvironmentVariable, Keyword, NonNega
 
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
+# As transformers' argument of this name.
+AttnImplementation = Literal["sdpa", "auto", "varlen", "flex"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node. The last five are optional:
-    snakechat.modeling.acceleration has the defaults of four for each device; scripts/launch.py sets
-    environment.
+    threads, mem_mb and runtime (minutes) count on each node. Those with defaults
+    are optional: snakechat.modeling.acceleration has the defaults for each device, and
+    scripts/launch.py sets environment.
     """
 
     nodes: Count
@@ -31,6 +33,9 @@ class Placement:
     pad_to_multiple_of: Count | None = None
     prefetch: bool | None = None
     cuda_graphs: bool = False
+    attn_implementation: AttnImplementation = "sdpa"
+    compile: bool = False
+    vllm_tensor_parallel_size: Count = 1
     environment: dict[EnvironmentVariable, str] | None = None
 
 

@@ -5,6 +5,7 @@ choose_device calls configure once, before models are loaded. None of it changes
 apart from rounding. Deterministic kernels are a setting, which configure applies too.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Acceleration:
         stop_check_steps: Tokens between two checks of whether responses have ended.
         cuda_graphs: Capture the forward pass that samples a token, and replay it.
         generate_tokens: Limit of tokens in a batch of responses; None: micro_batch_tokens.
+        attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which takes
+            the best one that the batch and the GPU support (snakechat.modeling.attention).
     """
 
     pad_to_multiple_of: int = 1
@@ -44,6 +47,7 @@ class Acceleration:
     stop_check_steps: int = 1
     cuda_graphs: bool = False
     generate_tokens: int | None = None
+    attn_implementation: str = "sdpa"
 
 
 _current = Acceleration()
@@ -52,6 +56,17 @@ _current = Acceleration()
 def current() -> Acceleration:
     """Return the choices of this process."""
     return _current
+
+
+@contextlib.contextmanager
+def using(choices: Acceleration) -> Iterator[None]:
+    """Context in which this process has other choices."""
+    global _current
+    previous, _current = _current, choices
+    try:
+        yield
+    finally:
+        _current = previous
 
 
 def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
@@ -65,6 +80,8 @@ def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
         # Only a GPU can capture a graph.
         cuda_graphs=on_gpu and bool(placement.get("cuda_graphs")),
         generate_tokens=placement.get("generate_tokens"),
+        # A CPU has no fused kernels of the others.
+        attn_implementation=placement.get("attn_implementation", "sdpa") if on_gpu else "sdpa",
     )
 
 

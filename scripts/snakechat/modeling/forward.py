@@ -15,10 +15,22 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from snakechat.modeling.attention import (
+    choose_kernel,
+    packed_block_mask,
+    varlen_arguments,
+    window_block_mask,
+)
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import SINGLE_WINDOW_FAMILIES, supports_packing
-from snakechat.modeling.packing import ModelInputs, TokenBatch, sliding_window_mask
+from snakechat.modeling.packing import (
+    Mask,
+    ModelInputs,
+    TokenBatch,
+    packed_attention_mask,
+    sliding_window_mask,
+)
 from snakechat.workflow.distributed import all_reduce_sum, rank
 
 
@@ -93,15 +105,29 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     hidden = base_model(
         input_ids=inputs.input_ids,
         position_ids=inputs.position_ids,
-        attention_mask=layer_masks(model.config, inputs),
         use_cache=False,
+        **attention_arguments(model, inputs),
     ).last_hidden_state
     return hidden.flatten(end_dim=1)
 
 
-def layer_masks(
-    config: PreTrainedConfig, inputs: ModelInputs
-) -> torch.Tensor | dict[str, torch.Tensor] | None:
+def attention_arguments(model: PreTrainedModel, inputs: ModelInputs) -> dict[str, Any]:
+    """Return the arguments of a forward pass that tell which tokens attend to another."""
+    segments = inputs.segments
+    if segments is not None:
+        kernel = choose_kernel(model, segments)
+        if kernel == "varlen":
+            return varlen_arguments(segments)
+        mask = (
+            packed_block_mask(segments)
+            if kernel == "flex"
+            else packed_attention_mask(segments.row_ids, segments.segment_ids)
+        )
+        inputs = inputs._replace(attention_mask=mask)
+    return {"attention_mask": layer_masks(model.config, inputs)}
+
+
+def layer_masks(config: PreTrainedConfig, inputs: ModelInputs) -> Mask | dict[str, Mask] | None:
     """Return the attention mask as a model takes it: one by layer type if its layers differ.
 
     A mask that is given to a model replaces that of its sliding window, so this applies the window.
@@ -110,7 +136,11 @@ def layer_masks(
     window = getattr(config, "sliding_window", None)
     if mask is None or positions is None or window is None or mask.shape[-1] <= window:
         return mask
-    local = sliding_window_mask(mask, positions, window)
+    local: Mask
+    if isinstance(mask, torch.Tensor):
+        local = sliding_window_mask(mask, positions, window)
+    else:
+        local = window_block_mask(mask, positions, window)
     if config.model_type in SINGLE_WINDOW_FAMILIES:
         return local
     return {"full_attention": mask, "sliding_attention": local}

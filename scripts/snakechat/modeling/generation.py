@@ -48,7 +48,13 @@ class GenerationSettings(Protocol):
 
 
 class Sampler(Protocol):
-    """Samples responses from the current weights of a model in training."""
+    """Samples responses from the current weights of a model in training.
+
+    Attributes:
+        num_ranks: adjacent processes that sample the same responses together.
+    """
+
+    num_ranks: int
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on; all processes call this function."""
@@ -62,28 +68,38 @@ class Sampler(Protocol):
             None if a training forward pass gives the same.
         """
 
+    def sleep(self) -> None:
+        """Free memory until the next update, which has to come before the next sample."""
+
     def close(self) -> None:
         """Free what the sampler holds."""
 
 
 def make_sampler(
-    settings: GenerationSettings, stop_ids: Sequence[int], micro_batch_tokens: int, folder: Path
+    settings: GenerationSettings,
+    stop_ids: Sequence[int],
+    micro_batch_tokens: int,
+    folder: Path,
+    vllm_tensor_parallel_size: int = 1,
 ) -> Sampler:
     """Create the sampler of settings.generation_backend.
 
     Args:
         stop_ids: token ids that end a response (snakechat.data.special_tokens).
         folder: a model of the same architecture, from which vLLM starts.
+        vllm_tensor_parallel_size: processes that divide the weights of a vLLM engine.
     """
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
-        return VllmSampler(settings, stop_ids, folder)
+        return VllmSampler(settings, stop_ids, folder, vllm_tensor_parallel_size)
     return HfSampler(settings, stop_ids, micro_batch_tokens)
 
 
 class HfSampler:
     """Samples from the trained model itself."""
+
+    num_ranks = 1
 
     def __init__(
         self, settings: GenerationSettings, stop_ids: Sequence[int], micro_batch_tokens: int
@@ -108,6 +124,9 @@ class HfSampler:
             settings.num_generations,
         )
         return responses, None
+
+    def sleep(self) -> None:
+        """Do nothing: the sampler holds no memory."""
 
     def close(self) -> None:
         """Do nothing: the sampler holds no resources."""

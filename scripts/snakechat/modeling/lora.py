@@ -4,7 +4,9 @@ The model stays a transformers model whose linear layers are replaced by adapter
 """
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +20,9 @@ from transformers.pytorch_utils import Conv1D
 
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.workflow.distributed import rank
+
+# The start of the names of a transformer block's weights.
+BLOCK = re.compile(r".*?\.\d+\.")
 
 
 def add_lora(
@@ -81,11 +86,40 @@ def merged_weights(
 
     Does not change the model. Merged weights are computed one at a time.
     """
+    for group in _merged_groups(model, gather, lambda name: name):
+        yield from group
+
+
+def merged_layers(
+    model: nn.Module, gather: Gather = no_gather
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield the same weights, all those of a transformer block at a time.
+
+    They are valid until the next block: a partitioned model is gathered by block.
+    """
+
+    def block_of(name: str) -> str:
+        match = BLOCK.match(name)
+        return match[0] if match else name
+
+    return _merged_groups(model, gather, block_of)
+
+
+def _merged_groups(
+    model: nn.Module, gather: Gather, group_of: Callable[[str], str]
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield names and merged weights of adjacent names that have the same group."""
     layers = adapted_layers(model)
-    for name, weight in base_weights(model).items():
-        layer = layers.get(name)
-        with gather([weight, *(adapter_weights(layer) if layer else ())]):
-            yield name, merge(layer) if layer else weight.detach()
+    for _, items in itertools.groupby(base_weights(model).items(), lambda item: group_of(item[0])):
+        weights = dict(items)
+        adapters = [
+            weight for name in weights if name in layers for weight in adapter_weights(layers[name])
+        ]
+        with gather([*weights.values(), *adapters]):
+            yield [
+                (name, merge(layers[name]) if name in layers else weight.detach())
+                for name, weight in weights.items()
+            ]
 
 
 def merge_adapters(model: nn.Module, gather: Gather = no_gather) -> None:

@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
+from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import round_up
 
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
 Row = tuple[Ids, list[Ids]]
+Mask = torch.Tensor | BlockMask
 
 # Rows considered for one micro-batch: enough to fill it, few enough to search.
 MAX_CANDIDATES = 1024
@@ -31,16 +34,33 @@ WIDTH_FACTORS = (1, 1.25, 1.5, 2)
 TOKEN_COST = 4096
 
 
+class Segments(NamedTuple):
+    """What attention masks of packed sequences are made of, for kernels without a dense mask.
+
+    row_ids, segment_ids: [B, T], see packed_attention_mask. boundaries: int32 [N + 1], where rows
+    and padding begin and end in the flattened [B * T] positions; None if responses share prompts.
+    longest: tokens of the longest row or padding.
+    """
+
+    row_ids: torch.Tensor
+    segment_ids: torch.Tensor
+    boundaries: torch.Tensor | None
+    longest: int
+
+
 class ModelInputs(NamedTuple):
     """Arguments of a model's forward pass.
 
     input_ids: [B, T]. With packing also position_ids: [B, T], and attention_mask: bool
-    [B, 1, T, T], True where a token (third dimension) attends to another (fourth).
+    [B, 1, T, T], True where a token (third dimension) attends to another (fourth), or the same for
+    flex_attention. If the placement allows other kernels than SDPA, segments take its place until
+    the model is known (snakechat.modeling.attention).
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor | None = None
-    attention_mask: torch.Tensor | None = None
+    attention_mask: Mask | None = None
+    segments: Segments | None = None
 
 
 class TokenBatch(NamedTuple):
@@ -176,8 +196,20 @@ def collate(
 
     inputs = ModelInputs(to_device(ids))
     if packing:
-        mask = packed_attention_mask(to_device(row_ids), to_device(segment_ids))
-        inputs = ModelInputs(inputs.input_ids, to_device(positions), mask)
+        inputs = inputs._replace(position_ids=to_device(positions))
+        if acceleration.current().attn_implementation == "sdpa":
+            mask = packed_attention_mask(to_device(row_ids), to_device(segment_ids))
+            inputs = inputs._replace(attention_mask=mask)
+        else:
+            boundaries = row_boundaries(row_ids)
+            inputs = inputs._replace(
+                segments=Segments(
+                    to_device(row_ids),
+                    to_device(segment_ids),
+                    to_device(boundaries) if num_responses == 1 else None,
+                    int(np.diff(boundaries).max()),
+                )
+            )
     return TokenBatch(inputs, *map(to_device, targets))
 
 
@@ -205,6 +237,16 @@ def _target_indices(
         np.array([sequence[-1] for sequence in sequences]),
         np.array([len(sequence) - first for sequence, first in pairs]),
     )
+
+
+def row_boundaries(row_ids: np.ndarray) -> np.ndarray:
+    """Return int32 [N + 1]: where rows and padding begin and end in the flattened positions.
+
+    Args:
+        row_ids: [B, T], see packed_attention_mask. No row continues in the next sequence.
+    """
+    starts = np.diff(row_ids, axis=1, prepend=-1) != 0
+    return np.append(np.flatnonzero(starts), row_ids.size).astype(np.int32)
 
 
 def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:

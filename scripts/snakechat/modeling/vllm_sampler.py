@@ -1,10 +1,15 @@
-"""Generation by vLLM, which runs inside each training process and shares its GPU.
+"""Generation by vLLM, which runs inside the training processes and shares their GPUs.
+
+An engine has one or more adjacent processes, which divide its weights (tensor parallelism). Each of
+them calls it with the same prompts and seeds, and gets the same responses. While the processes
+train, the engine sleeps: its weights and its cache take no memory of a GPU.
 
 vLLM is not among the requirements. Only its documented interface is used: LLM and SamplingParams.
 """
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from snakechat.modeling.generation import Generations, GenerationSettings
-from snakechat.modeling.lora import merged_weights
+from snakechat.modeling.lora import merged_layers
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.workflow.errors import InputError
@@ -22,14 +27,25 @@ GPU_MEMORY_FRACTION = 0.3
 
 
 class VllmSampler:
-    """Samples from vLLM's copy of the trained model."""
+    """Samples from vLLM's copy of the trained model.
 
-    def __init__(self, settings: GenerationSettings, stop_ids: Sequence[int], folder: Path) -> None:
+    Attributes:
+        num_ranks: processes of an engine.
+    """
+
+    def __init__(
+        self,
+        settings: GenerationSettings,
+        stop_ids: Sequence[int],
+        folder: Path,
+        num_ranks: int = 1,
+    ) -> None:
         """Import vLLM.
 
         Args:
             stop_ids: token ids that end a response.
             folder: a model of the same architecture.
+            num_ranks: processes of an engine, a divisor of those of the job.
 
         Raises:
             InputError: vLLM cannot be imported.
@@ -41,25 +57,42 @@ class VllmSampler:
             import vllm  # type: ignore[import-not-found]  # optional
         except ImportError as error:
             raise InputError(
-                f"generation_backend: vllm, but vllm cannot be imported ({error}): pip install"
-                " vllm, or set generation_backend: hf"
+                f"generation_backend: vllm, but vllm cannot be imported ({error}): install it"
+                " (docs/en/gpu.md), or set generation_backend: hf"
             ) from None
         self.vllm = vllm
         self.llm: Any = None
+        self.is_asleep = False
         self.settings, self.folder = settings, folder
-        self.stop_ids = list(stop_ids)
+        self.stop_ids, self.num_ranks = list(stop_ids), num_ranks
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
-        """Copy the model's current weights, adapters merged, to vLLM.
+        """Copy the model's current weights, adapters merged, to vLLM, and wake it up.
 
         The first call starts vLLM, in all processes at once.
         """
         if self.llm is None:
             self.llm = self._start()
-        weights = merged_weights(model, gather)
-        self.llm.apply_model(lambda copy: copy.load_weights(weights) and None)
+            if self.num_ranks > 1:
+                self.device = model.device
+                self.engine_group, _ = torch.distributed.new_subgroups(self.num_ranks)
+        if self.is_asleep:
+            # vLLM has an allocator of its own, which cannot use what torch's keeps.
+            torch.cuda.empty_cache()
+            self.llm.wake_up(tags=["weights"])
+        for layer in merged_layers(model, gather):
+            self.llm.apply_model(partial(_load_weights, layer))
+        if self.is_asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.is_asleep = False
         # The prefix cache has keys and values that the previous weights computed.
         self.llm.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Free the memory of vLLM's weights and cache; update wakes it up."""
+        # Level 2 discards the weights: the next update has others.
+        self.llm.sleep(level=2)
+        self.is_asleep = True
 
     def _start(self) -> Any:
         settings = self.settings
@@ -71,9 +104,13 @@ class VllmSampler:
                 dtype=str(DTYPES[settings.dtype]).removeprefix("torch."),
                 max_model_len=settings.max_prompt_length + settings.max_response_length,
                 gpu_memory_utilization=GPU_MEMORY_FRACTION,
-                # One engine in each process of the existing group, on the process's GPU.
-                tensor_parallel_size=1,
+                # A worker in each process of the existing group, on the process's GPU. Adjacent
+                # ones form an engine.
+                tensor_parallel_size=self.num_ranks,
                 distributed_executor_backend="external_launcher",
+                # The same in all processes of an engine.
+                seed=0,
+                enable_sleep_mode=True,
                 # Input and output are token ids; sampling settings of the folder do not apply.
                 skip_tokenizer_init=True,
                 generation_config="vllm",
@@ -90,14 +127,19 @@ class VllmSampler:
     def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
         """Sample responses; see generation.Sampler.sample.
 
-        Each prompt's seed comes from torch's generator, so steps differ and a resumed run draws
-        the same seeds. The same seeds give the same tokens as far as vLLM's arithmetic is
-        reproducible: on the same hardware and version, and not across batches.
+        All processes of an engine call this function with the same prompts. Each prompt's seed
+        comes from torch's generator, so steps differ and a resumed run draws the same seeds. The
+        same seeds give the same tokens as far as vLLM's arithmetic is reproducible: on the same
+        hardware and version, and not across batches.
         """
-        seeds = torch.randint(1 << 62, (len(prompts),)).tolist()
+        seeds = torch.randint(1 << 62, (len(prompts),))
+        if self.num_ranks > 1:
+            # Those of the first process of the engine.
+            seeds = seeds.to(self.device)
+            torch.distributed.broadcast(seeds, group=self.engine_group, group_src=0)
         requests = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]
         # One object per prompt: a single seed would give all prompts the same random numbers.
-        params = [self._sampling_params(seed) for seed in seeds]
+        params = [self._sampling_params(seed) for seed in seeds.tolist()]
         outputs = self.llm.generate(requests, params, use_tqdm=False)
         generations = list(zip(*(output.outputs for output in outputs), strict=True))
         ids = [[list(response.token_ids) for response in responses] for responses in generations]
@@ -126,6 +168,11 @@ class VllmSampler:
     def close(self) -> None:
         """Free vLLM's copy of the model."""
         self.llm = None
+
+
+def _load_weights(weights: list[tuple[str, torch.Tensor]], copy: Any) -> None:
+    """Load some weights into vLLM's copy of the model."""
+    copy.load_weights(weights)
 
 
 def _token_logprobs(response: Any) -> list[float]:

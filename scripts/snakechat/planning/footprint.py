@@ -24,11 +24,13 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from snakechat.modeling import logprobs
+from snakechat.modeling import acceleration, logprobs
+from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling.attention import head_size, kernel_problem
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES
-from snakechat.modeling.packing import ModelInputs, TokenBatch
+from snakechat.modeling.packing import ModelInputs, Segments, TokenBatch
 from snakechat.workflow.errors import InputError
 
 # Numbers of layers of the two small models that are measured.
@@ -75,13 +77,15 @@ class BatchShape(NamedTuple):
     """Shape of a micro-batch.
 
     sequences: number of packed sequences. length: tokens of each. targets: tokens of each that are
-    trained on, scored or generated. on_gpu: whether it runs on a GPU.
+    trained on, scored or generated. on_gpu: whether it runs on a GPU. dense_mask: False if another
+    kernel than SDPA computes attention.
     """
 
     sequences: int
     length: int
     targets: int
     on_gpu: bool = True
+    dense_mask: bool = True
 
 
 @cache
@@ -218,7 +222,9 @@ def fake_model(
                     # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(drop_gradient)
             batch = fake_batch(module, shape)
-            with MemoryTracker(module) as tracker:
+            # flex_attention keeps the same tensors, and its fake ones are those of a CPU.
+            choices = Acceleration(attn_implementation="varlen")
+            with acceleration.using(choices), MemoryTracker(module) as tracker:
                 yield module, batch, tracker
     finally:
         logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
@@ -247,15 +253,24 @@ def drop_gradient(weight: torch.Tensor) -> None:
 
 def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     """Return a batch without padding whose packed sequences have one response each."""
-    sequences, length, targets, _ = shape
+    sequences, length, targets, *_ = shape
 
     def ids(*size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int64)
 
     inputs = ModelInputs(ids(sequences, length))
     if module.supports_packing:
-        mask = torch.ones(sequences, 1, length, length, dtype=torch.bool)
-        inputs = ModelInputs(ids(sequences, length), ids(sequences, length), mask)
+        inputs = inputs._replace(position_ids=ids(sequences, length))
+        model = module.model
+        if shape.dense_mask or kernel_problem(
+            "varlen", torch.device("cpu"), model.dtype, head_size(model.config)
+        ):
+            mask = torch.ones(sequences, 1, length, length, dtype=torch.bool)
+            inputs = inputs._replace(attention_mask=mask)
+        else:
+            bounds = torch.zeros(sequences + 1, dtype=torch.int32)
+            row_ids = ids(sequences, length)
+            inputs = inputs._replace(segments=Segments(row_ids, row_ids, bounds, length))
     num_targets = sequences * targets
     return TokenBatch(inputs, ids(num_targets), ids(num_targets), ids(sequences), ids(sequences))
 

@@ -21,7 +21,7 @@ class JobDescription:
     """A job, with the models and tokens that its program reads."""
 
     def __init__(self, spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan) -> None:
-        self.settings, self.inputs = spec["settings"], spec["inputs"]
+        self.rule, self.settings, self.inputs = spec["rule"], spec["settings"], spec["inputs"]
         self.placement, self.plan = placement, plan
 
     def model(
@@ -82,7 +82,15 @@ class JobDescription:
         max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
         """
         sequences = max(1, (max_tokens or self.placement["micro_batch_tokens"]) // length)
-        return BatchShape(sequences, length, num_targets, self.placement["gpus_per_node"] > 0)
+        on_gpu = self.placement["gpus_per_node"] > 0
+        dense_mask = not on_gpu or self.has_dense_mask()
+        return BatchShape(sequences, length, num_targets, on_gpu, dense_mask)
+
+    def has_dense_mask(self) -> bool:
+        """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
+        choice = self.placement.get("attn_implementation", "sdpa")
+        one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
+        return choice == "sdpa" or (choice == "varlen" and not one_response)
 
     def generation_batch(self, prompts: TokenCounts, response_length: int) -> BatchShape:
         """Return the largest batch that generates: one sequence for each response."""

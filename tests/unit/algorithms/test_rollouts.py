@@ -219,6 +219,8 @@ def test_a_rank_with_a_dummy_micro_batch_adds_nothing_to_the_tables(monkeypatch)
 class Sampler:
     """Responds to the prompt [k] with k tokens k, and with 2k tokens 2k."""
 
+    num_ranks = 1
+
     def __init__(self, with_logprobs=True):
         self.with_logprobs, self.prompts = with_logprobs, []
 
@@ -259,24 +261,28 @@ def test_logprobs_of_vllm_are_padded_with_zeros():
 
 
 def test_token_id_0_is_not_padding():
-    sampler = SimpleNamespace(sample=lambda prompts: ([[[0, 5, 0, 0]], [[0]]], None))
+    sampler = SimpleNamespace(num_ranks=1, sample=lambda prompts: ([[[0, 5, 0, 0]], [[0]]], None))
     assert sample_on_all_ranks(sampler, NUMBER_PROMPTS[:1], settings())[0] == [
         [[0, 5, 0, 0]],
         [[0]],
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_responses_of_all_ranks_add_up(world_size, monkeypatch):
+@pytest.mark.parametrize(("world_size", "num_ranks"), [(2, 1), (3, 1), (4, 1), (4, 2), (4, 4)])
+def test_responses_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     reduced, sampled = [], []
     monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: reduced.append(tensor) or tensor)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
         sampler = Sampler()
+        sampler.num_ranks = num_ranks
         sample_on_all_ranks(sampler, NUMBER_PROMPTS, settings(generation_backend="vllm"))
-        sampled += [int(prompt[0]) for prompts in sampler.prompts for prompt in prompts]
-    assert sorted(sampled) == [1, 2, 3]
+        sampled.append([int(prompt[0]) for prompts in sampler.prompts for prompt in prompts])
+    # All ranks of a sampler have the same prompts.
+    firsts = sampled[::num_ranks]
+    assert sampled == [prompts for prompts in firsts for _ in range(num_ranks)]
+    assert sorted(number for prompts in firsts for number in prompts) == [1, 2, 3]
     # Token ids and log-probabilities alternate.
     assert [
         [(ids - 1)[ids > 0].tolist() for ids in row] for row in sum(reduced[::2])

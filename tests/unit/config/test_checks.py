@@ -467,6 +467,18 @@ MISTAKES = {
         tiny("rlhf", placement={"offload": "optimizer", "zero_stage": 1, "critic_zero_stage": 0}),
         "config: rlhf.recipes.tiny.placement.critic_zero_stage: 0 is less than the minimum of 1",
     ),
+    "compiled layers with ZeRO 3": (
+        tiny("sft", placement={"compile": True, "zero_stage": 3}),
+        "config: sft.recipes.tiny.placement.compile: true needs zero_stage: 0, 1 or 2, not 3:",
+    ),
+    "compiled layers of a critic with ZeRO 3": (
+        tiny("rlhf", placement={"compile": True, "critic_zero_stage": 3}),
+        "config: rlhf.recipes.tiny.placement.compile: true needs critic_zero_stage: 0, 1 or 2",
+    ),
+    "tensor parallelism over other GPUs than those of a node": (
+        tiny("rlhf", placement={"gpus_per_node": 8, "vllm_tensor_parallel_size": 3}),
+        "config: rlhf.recipes.tiny.placement.vllm_tensor_parallel_size: 3 does not divide the 8",
+    ),
     "unknown offload": (
         tiny("sft", placement={"offload": "disk"}),
         "config: sft.recipes.tiny.placement.offload: 'disk' is not one of",

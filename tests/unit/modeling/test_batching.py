@@ -416,6 +416,7 @@ def test_the_next_micro_batch_is_prepared_during_the_current_one():
     [
         ("cpu", {}, Acceleration()),
         ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
+        ("cpu", {"attn_implementation": "flex"}, Acceleration()),
         (
             "cuda",
             {"pad_to_multiple_of": None, "prefetch": None},
@@ -428,8 +429,9 @@ def test_the_next_micro_batch_is_prepared_during_the_current_one():
                 "prefetch": False,
                 "cuda_graphs": True,
                 "generate_tokens": 9,
+                "attn_implementation": "auto",
             },
-            Acceleration(1, False, 8, True, 9),
+            Acceleration(1, False, 8, True, 9, "auto"),
         ),
     ],
 )

@@ -4,6 +4,7 @@ vLLM needs a GPU and is not installed. A stub generates with transformers in its
 exactly the documented arguments that we use; the behaviour of vLLM itself is not tested.
 """
 
+import contextlib
 import os
 import sys
 from types import ModuleType, SimpleNamespace
@@ -22,7 +23,7 @@ STOPS = (2, 44)
 # Documented arguments of vllm.LLM and vllm.SamplingParams.
 ENGINE = {"model", "dtype", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size"}
 ENGINE |= {"distributed_executor_backend", "skip_tokenizer_init", "generation_config"}
-ENGINE |= {"logprobs_mode"}
+ENGINE |= {"logprobs_mode", "enable_sleep_mode", "seed"}
 SAMPLING = {"n", "temperature", "top_p", "top_k", "max_tokens", "stop_token_ids", "logprobs"}
 SAMPLING |= {"detokenize", "seed"}
 
@@ -34,9 +35,27 @@ class Llm:
         assert set(options) == ENGINE
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         self.options, self.events = options, []
+        self.missing = set()
+        self.asleep = set()
         self.model = AutoModelForCausalLM.from_pretrained(options["model"]).eval()
         # vLLM also seeds torch's generator in its process.
         torch.manual_seed(0)
+
+    def sleep(self, level):
+        """Discard the cache, and at level 2 the weights."""
+        assert level == 2 and not self.asleep
+        self.events.append("sleep")
+        self.asleep = {"weights", "kv_cache"}
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.fill_(torch.nan)
+        self.missing = set(self.model.state_dict())
+
+    def wake_up(self, tags):
+        """Allocate memory again."""
+        assert {*tags} <= self.asleep
+        self.events.append(f"wake up {' '.join(tags)}")
+        self.asleep -= {*tags}
 
     def apply_model(self, function):
         """Call a function with the model of each worker."""
@@ -45,22 +64,23 @@ class Llm:
 
     def load_weights(self, weights):
         """Copy weights, which have the names of the folder's weights. Returns the names."""
-        self.events.append("weights")
+        assert "weights" not in self.asleep
         own = self.model.state_dict()
-        names = set()
+        names = {name for name, _ in weights}
         for name, weight in weights:
             own[name].copy_(weight)
-            names.add(name)
-        assert names == set(own)
+        self.missing -= names
+        self.events.append(min(names))
         return names
 
     def reset_prefix_cache(self):
         """Clear the prefix cache."""
+        assert not self.asleep
         self.events.append("reset")
 
     def generate(self, prompts, params, use_tqdm):
         """Sample the responses to each prompt."""
-        assert not use_tqdm
+        assert not use_tqdm and not self.asleep and not self.missing
         self.params = params
         return [
             SimpleNamespace(
@@ -124,6 +144,7 @@ def test_the_engine_gets_the_settings_of_training(sampler, model, folder):
     assert options["max_model_len"] == 16
     assert 0 < options["gpu_memory_utilization"] < 0.5
     assert options["tensor_parallel_size"] == 1
+    assert options["enable_sleep_mode"] is True
     assert options["distributed_executor_backend"] == "external_launcher"
     assert options["skip_tokenizer_init"] is True
     assert options["generation_config"] == "vllm"
@@ -158,7 +179,77 @@ def test_update_copies_the_current_weights_with_merged_adapters(sampler, model, 
     torch.testing.assert_close(now, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(now, stale, atol=1e-3)
     # The prefix cache is cleared after each update.
-    assert engine.events == ["weights", "reset"] * 2
+    assert engine.events.count("reset") == 2 and engine.events[-1] == "reset"
+
+
+# The first weight of each call that loads weights.
+BLOCKS = [
+    "model.decoder.embed_tokens.weight",
+    "model.decoder.embed_positions.weight",
+    "model.decoder.final_layer_norm.bias",
+    "model.decoder.final_layer_norm.weight",
+    "model.decoder.layers.0.fc1.bias",
+    "model.decoder.layers.1.fc1.bias",
+    "lm_head.weight",
+]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, model, rank):
+    if rank:
+        model = add_lora(model, rank, 4)
+    gathered = []
+
+    @contextlib.contextmanager
+    def gather(weights):
+        gathered.append(len(weights))
+        yield
+
+    torch.manual_seed(1)
+    sampler.update(model, gather)
+    first = sampler.sample(PROMPTS)
+    assert sorted(sampler.llm.events[:-1]) == sorted(BLOCKS)
+    # 16 weights of each block, and the adapters of its 6 layers.
+    assert gathered == [1] * 4 + [16 + 6 * rank] * 2 + [1]
+    sampler.llm.events.clear()
+    sampler.sleep()
+    sampler.update(model, gather)
+    assert sampler.llm.events[:2] == ["sleep", "wake up weights"]
+    assert sorted(sampler.llm.events[2:-2]) == sorted(BLOCKS)
+    assert sampler.llm.events[-2:] == ["wake up kv_cache", "reset"]
+    torch.manual_seed(1)
+    sampler.update(model, gather)
+    assert sampler.sample(PROMPTS) == first
+
+
+def test_a_sleeping_engine_has_to_be_updated(sampler, model):
+    sampler.update(model)
+    sampler.sleep()
+    with pytest.raises(AssertionError):
+        sampler.sample(PROMPTS)
+
+
+def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):
+    groups = []
+    monkeypatch.setattr(
+        torch.distributed, "new_subgroups", lambda size: (groups.append(size) or "own group", [])
+    )
+
+    def broadcast(seeds, group, group_src):
+        assert (group, group_src) == ("own group", 0)
+        seeds.copy_(torch.arange(len(seeds)) + 7)
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    sampler = make_sampler(SETTINGS, STOPS, 8192, folder, 2)
+    assert sampler.num_ranks == 2
+    for _ in range(2):
+        sampler.update(model)
+        sampler.sample(PROMPTS)
+        assert [params.seed for params in sampler.llm.params] == [7, 8, 9]
+    assert groups == [2]
+    assert sampler.llm.options["tensor_parallel_size"] == 2
+    # vLLM needs the same one in all processes.
+    assert sampler.llm.options["seed"] == 0
 
 
 def test_responses_and_logprobs_are_ordered_by_generation_and_prompt(sampler, model, tokenizer):
@@ -215,7 +306,7 @@ def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeyp
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(
         InputError,
-        match="pip install vllm, or set generation_backend: hf",
+        match=r"install it \(docs/en/gpu.md\), or set generation_backend: hf",
     ):
         make_sampler(SETTINGS, STOPS, 8192, folder)
     # The other backend does not import it.

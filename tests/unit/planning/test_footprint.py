@@ -17,6 +17,7 @@ from snakechat.planning.footprint import (
     training_peaks,
 )
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.planning.job_workloads import JobDescription
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 from support.specs import SMALL, small_spec
@@ -108,3 +109,57 @@ def test_a_gpu_converts_a_whole_chunk_of_logits_to_fp32():
     shape = BatchShape(sequences=64, length=16, targets=16)
     difference = inference_peak(model, shape) - inference_peak(model, shape._replace(on_gpu=False))
     assert difference == pytest.approx(4 * (2**25 - 2**21), rel=1e-3)
+
+
+GROUPED = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 50,
+}
+
+
+def kept_by_a_layer(dtype, dense_mask):
+    shape = BatchShape(sequences=2, length=32, targets=16, dense_mask=dense_mask)
+    first, second = (
+        training_peaks(
+            ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": layers}), SCORE, dtype), shape
+        )[0]
+        for layers in (6, 7)
+    )
+    return second - first
+
+
+def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
+    # Of 64 tokens, keys and values of 64 dimensions instead of 16, in 16 bits. SDPA also keeps its
+    # output twice.
+    copies = 2 * 64 * 2 * (64 - 16)
+    saved = kept_by_a_layer("bf16", True) - kept_by_a_layer("bf16", False)
+    assert copies <= saved <= copies + 2 * 64 * 64
+    # FlashAttention, by which it is measured, has no fp32.
+    assert kept_by_a_layer("fp32", True) == kept_by_a_layer("fp32", False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "rule", "num_generations", "gpus", "dense"),
+    [
+        (None, "train_sft", None, 1, True),
+        ("sdpa", "train_sft", None, 1, True),
+        ("auto", "train_dpo", None, 1, False),
+        ("flex", "train_dpo", None, 1, False),
+        ("varlen", "train_dpo", None, 1, True),
+        ("varlen", "train_sft", None, 1, False),
+        ("varlen", "train_rlhf", 1, 1, False),
+        ("varlen", "train_rlhf", 4, 1, True),
+        ("auto", "train_sft", None, 0, True),
+    ],
+)
+def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generations, gpus, dense):
+    settings = {} if num_generations is None else {"num_generations": num_generations}
+    placement = {"micro_batch_tokens": 64, "gpus_per_node": gpus}
+    if choice:
+        placement["attn_implementation"] = choice
+    job = JobDescription({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
+    assert job.micro_batch(32, 16).dense_mask == dense

@@ -1,0 +1,64 @@
+"""Compiled decoder layers (regional compilation by torch.compile).
+
+All layers of a model share what is compiled for one of them. Whole models would compile longer, and
+again for each model.
+"""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from snakechat.workflow.errors import InputError
+
+# Versions of a layer for different kinds of shapes, layers and models. torch runs the layers
+# without compilation beyond this number.
+MAX_VERSIONS = 64
+# Any of these compiles what torch generates.
+COMPILERS = ("gcc", "g++", "clang")
+
+
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """Compile the forward passes of a model's decoder layers, in place.
+
+    Names of weights do not change, and adapters may be added before. With a key-value cache, layers
+    run without compilation: it grows by a token in each call.
+
+    Args:
+        backend: Of torch.compile.
+
+    Raises:
+        InputError: There is no compiler.
+    """
+    check_compiler("compile: true")
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            cast(Any, layer).forward = compiled_without_cache(layer.forward, backend)
+
+
+def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return a forward pass that is compiled for calls without a key-value cache."""
+    # torch's annotations lack the limit.
+    compile_function = cast(Any, torch.compile)
+    compiled = compile_function(forward, backend=backend, recompile_limit=MAX_VERSIONS)
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        has_cache = any(isinstance(value, Cache) for value in (*args, *kwargs.values()))
+        return (forward if has_cache else compiled)(*args, **kwargs)
+
+    return call
+
+
+def check_compiler(setting: str) -> None:
+    """Raise InputError if a setting needs a compiler, and none is installed."""
+    if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", COMPILERS[0])))):
+        raise InputError(
+            f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
+            " install one, or remove the setting"
+        )

@@ -1,0 +1,142 @@
+"""Compiled decoder layers compute what the layers compute, and change nothing else.
+
+Most tests compile without generating code, which takes seconds; one generates code for the CPU.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import flex_attention
+from transformers import AttentionInterface
+
+from snakechat.modeling import acceleration, attention, compilation
+from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.compilation import compile_layers
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from snakechat.training.engine import make_engine
+from snakechat.workflow.errors import InputError
+from support.families import FAMILIES, WINDOWS, spread
+
+CPU = torch.device("cpu")
+SETTINGS = SimpleNamespace(
+    dtype="fp32",
+    weight_decay=0.1,
+    adam_betas=[0.9, 0.95],
+    lr_schedule="constant",
+    warmup_steps=0,
+    min_lr_ratio=0.0,
+    max_grad_norm=1.0,
+    lora_learning_rate=None,
+)
+PROMPTS, *RESPONSES = (
+    [np.random.default_rng(field).integers(10, 300, 1 + row).tolist() for row in range(12)]
+    for field in range(3)
+)
+EXAMPLES = Examples(PROMPTS, *RESPONSES)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    torch.compiler.reset()
+
+
+@pytest.fixture(params=["opt"])
+def policy(request, tokenizer, tmp_path):
+    model = make_causal((FAMILIES | WINDOWS)[request.param], tokenizer, 1)
+    # Loaded models have no dropout.
+    save_model(model, tokenizer, tmp_path)
+    return Policy(spread(load_causal(tmp_path, "fp32", tokenizer)))
+
+
+def loss_and_gradients(policy):
+    """The sum of all log-probabilities, and its gradients, over packed micro-batches."""
+    policy.zero_grad()
+    loss = 0.0
+    for micro_batch in EXAMPLES.micro_batches(
+        np.arange(len(EXAMPLES)), 60, policy.supports_packing, CPU
+    ):
+        micro_batch_loss = policy(micro_batch.batch, return_sum=True)
+        micro_batch_loss.backward()
+        loss += micro_batch_loss.item()
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    return loss, torch.cat([weight.grad.flatten() for weight in weights])
+
+
+def assert_equal(actual, expected):
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5)
+    assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
+
+
+@pytest.mark.parametrize("policy", ["opt", "llama", "gpt2", "bloom", "gemma3_text"], indirect=True)
+def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
+    expected = loss_and_gradients(policy)
+    names = list(policy.state_dict())
+    counter = CompileCounter()
+    compile_layers(policy.model, counter)
+    assert list(policy.state_dict()) == names
+    assert_equal(loss_and_gradients(policy), expected)
+    assert 1 <= counter.frame_count <= 4
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "flex"])
+def test_adapters_and_checkpointed_activations_can_be_compiled(policy, kernel, monkeypatch):
+    add_lora(policy.model, 2, 4)
+    spread(policy.model)
+    expected = loss_and_gradients(policy)
+    monkeypatch.setattr(
+        AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping)
+    )
+    monkeypatch.setattr(attention, "kernel_problem", lambda *_: None)
+    # Its kernel has no backward pass on a CPU; without generated code, it has one.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(acceleration, "_current", Acceleration(attn_implementation=kernel))
+    policy.model.activation_checkpointing_enable({"use_reentrant": False})
+    compile_layers(policy.model, "aot_eager")
+    assert_equal(loss_and_gradients(policy), expected)
+
+
+def test_sampling_with_a_cache_compiles_nothing(policy):
+    def sample():
+        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 4096, 1)
+
+    expected = sample()
+    counter = CompileCounter()
+    compile_layers(policy.model, counter)
+    assert sample() == expected
+    assert counter.frame_count == 0
+
+
+@pytest.mark.slow
+def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path):
+    def losses(compile_setting):
+        model = load_causal(tmp_path, "fp32", tokenizer)
+        placement = {"gpus_per_node": 0, "zero_stage": 0, "activation_checkpointing": False}
+        engine = make_engine(Policy(model), SETTINGS, 1e-3, 3, placement | compile_setting)
+        values = []
+        for _ in range(3):
+            values.append(0.0)
+            for micro_batch in EXAMPLES.micro_batches(np.arange(len(EXAMPLES)), 60, True, CPU):
+                loss = engine(micro_batch.batch, return_sum=True) / -100
+                engine.backward(loss, micro_batch.is_last)
+                values[-1] += loss.item()
+            engine.step()
+        return values
+
+    expected = losses({})
+    assert expected[-1] < expected[0]
+    assert losses({"compile": True}) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_missing_compiler_is_an_error(policy, monkeypatch):
+    monkeypatch.setattr(compilation.shutil, "which", lambda _: None)
+    with pytest.raises(InputError, match="placement: compile: true needs a C compiler"):
+        compile_layers(policy.model)
