@@ -155,8 +155,8 @@ def policy_loss(
 
     Args:
         log_ratios: log(policy / old policy).
-        clip_range, clip_range_high: The ratio is clipped to [1 - clip_range, 1 + clip_range_high]
-            (Yu et al. 2025, eq. 10; both are equal in PPO).
+        clip_range: The ratio is clipped to [1 - clip_range, 1 + clip_range_high].
+        clip_range_high: Equal to clip_range in PPO (Yu et al. 2025, eq. 10).
     """
     ratio = torch.exp(log_ratios)
     clipped = torch.clamp(ratio, 1 - clip_range, 1 + clip_range_high)

@@ -155,8 +155,9 @@ def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor)
     """Return the loss of each pair [B]: the mean of pairwise_loss over the masked positions.
 
     Args:
-        chosen_scores, rejected_scores: [B, R], padded with a response's last score. (This is the
-            loss of DeepSpeed-Chat, which reads the scores of padding tokens there.)
+        chosen_scores: [B, R], padded with a response's last score. (This is the loss of
+            DeepSpeed-Chat, which reads the scores of padding tokens there.)
+        rejected_scores: [B, R], padded likewise.
         mask: bool [B, R].
     """
     losses = pairwise_loss(chosen_scores, rejected_scores) * mask

@@ -144,14 +144,17 @@ def prompt_shares(
 ) -> tuple[float, float, float | None]:
     """Return shares of a dataset's rows: a repeated prompt, one of another phase, chosen longer."""
     records = statistics[f"records.{name}"]["train"]
-    splits = statistics[f"rows.{name}"].values()
-    # Of each split of a phase, its largest overlap with another phase.
-    shared = sum(max(split.get("rows_whose_prompt_is_in", {"": 0}).values()) for split in splits)
-    trained = sum(
-        split["rows"] for key, split in statistics[f"rows.{name}"].items() if key.endswith(".train")
+    trained = {
+        key: split for key, split in statistics[f"rows.{name}"].items() if key.endswith(".train")
+    }
+    # Of the training rows of each phase, the largest overlap with another phase.
+    shared = sum(
+        max(split.get("rows_whose_prompt_is_in", {}).get(other, 0) for other in trained)
+        for split in trained.values()
     )
+    rows = sum(split["rows"] for split in trained.values())
     return (
         records["repeated_prompts"] / records["rows"],
-        shared / max(trained, 1),
+        shared / max(rows, 1),
         records.get("chosen_longer_share"),
     )

@@ -235,9 +235,11 @@ def test_shared_prompts_are_explained():
         "rows.toy": {
             "sft.train": {"rows": 20, "rows_whose_prompt_is_in": {"rlhf.train": 10}},
             "rlhf.train": {"rows": 80, "rows_whose_prompt_is_in": {"sft.train": 60}},
-            "sft.eval": {"rows": 50},
+            # Held-out rows, and what training rows share with them, are not counted.
+            "sft.eval": {"rows": 50, "rows_whose_prompt_is_in": {"rlhf.train": 50}},
         },
     }
+    statistics["rows.toy"]["sft.train"]["rows_whose_prompt_is_in"]["sft.eval"] = 20
     repeated, shared = map(text_of, prompt_section(statistics, english).remarks)
     assert repeated.startswith("toy: 82.0 % of the rows repeat a prompt")
     assert shared.startswith("toy: 70.0 % of the training rows have a prompt that also occurs")
