@@ -19,15 +19,16 @@ import pytest
 
 from conftest import ROOT, SOURCES, Workflow
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
+from support.tutorials import follow
 
 pytestmark = pytest.mark.slurm
 
 # Seconds after which a build counts as hanging.
 LIMIT = 240
 # Jobs are short. The GPUs of these nodes are fake: trainings request them and run on the CPU.
+SHORT_WAITS = ("--latency-wait", "10", "--slurm-init-seconds-before-status-checks", "14")
 OPTIONS = [
-    *("--profile", "slurm", "--latency-wait", "10"),
-    *("--slurm-init-seconds-before-status-checks", "14"),
+    *("--profile", "slurm", *SHORT_WAITS),
     # Last, because tests append a config file.
     *(
         "--configfile",
@@ -96,10 +97,8 @@ def built(workflow, *arguments):
     return output
 
 
-@pytest.fixture(scope="module")
-def prepared(cluster, tmp_path_factory):
-    """A copy of the sources with a link to the profile; its tokens were built on the cluster."""
-    folder = tmp_path_factory.mktemp("checkout")
+def clone(folder):
+    """Copy the sources, with a link to the profile."""
     for name in SOURCES:
         if name == "slurm":
             (folder / name).symlink_to("profiles/slurm")
@@ -107,6 +106,13 @@ def prepared(cluster, tmp_path_factory):
             shutil.copytree(ROOT / name, folder / name)
         else:
             shutil.copy(ROOT / name, folder / name)
+
+
+@pytest.fixture(scope="module")
+def prepared(cluster, tmp_path_factory):
+    """A copy of the sources whose tokens were built on the cluster."""
+    folder = tmp_path_factory.mktemp("checkout")
+    clone(folder)
     workflow = Workflow(folder, *OPTIONS)
     tokens = [f"output/tokens/{stage}/tiny.manifest.json" for stage in ("sft", "reward", "rlhf")]
     tokens.append("output/tokens/sft/slow.manifest.json")
@@ -261,6 +267,29 @@ def test_each_gpu_of_each_node_has_a_process(cluster, tmp_path):
     assert variables == {
         str(2 * node + gpu): [str(node), str(gpu), "4", "0,1"] for node in (0, 1) for gpu in (0, 1)
     }
+
+
+def test_the_tutorial(cluster, tmp_path):
+    clone(tmp_path)
+
+    def run(workflow, command):
+        """Run a command as in a shell on the login node."""
+        waits = " ".join(SHORT_WAITS) if "--profile slurm" in command else ""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f"{command} {waits}"],
+            cwd=workflow.folder,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * LIMIT,
+        )
+
+    follow("tutorials/slurm", Workflow(tmp_path), run)
+    comment = "rule_train_sft_wildcards_mine-two-nodes"
+    [training] = [job for job in cluster.jobs() if job.get("Comment") == comment]
+    assert training["NumNodes"] == "2"
 
 
 # --- failures ----------------------------------------------------------------------

@@ -18,14 +18,20 @@ sys.path.insert(0, str(ROOT / "docs"))
 from config_reference import PAGES, Page
 
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-ENGLISH = [*TOP, *sorted((ROOT / "docs/en").glob("*.md"))]
-CHINESE = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").glob("*.md"))]
+ENGLISH = [*TOP, *sorted((ROOT / "docs/en").rglob("*.md"))]
+CHINESE = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").rglob("*.md"))]
 DOCS = [*ENGLISH, *CHINESE]
-TRANSLATED = [ROOT / "README.md", *sorted((ROOT / "docs/en").glob("*.md"))]
+TRANSLATED = [ROOT / "README.md", *sorted((ROOT / "docs/en").rglob("*.md"))]
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = config_schema()
 STAGES = ("sft", "reward", "dpo", "rlhf")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Files that tutorials write.
+WRITTEN = {
+    title
+    for path in (ROOT / "docs/en/tutorials").glob("*.md")
+    for title in re.findall(r'^```\w+ title="([^"]+)"', path.read_text(), re.MULTILINE)
+}
 # Placeholders.
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\bmine\b|[*{<]|\.\.\.")
 # These pages name what does not exist any more.
@@ -36,11 +42,17 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
+def pages_of(language):
+    """The pages of a language, as the navigation names them."""
+    folder = ROOT / "docs" / language
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
+
+
 def translation(path):
     """The Chinese page of an English one."""
     if path.name == "README.md":
         return ROOT / "README.zh-CN.md"
-    return ROOT / "docs/zh" / path.name
+    return ROOT / "docs/zh" / path.relative_to(ROOT / "docs/en")
 
 
 def blocks(path, language):
@@ -100,9 +112,7 @@ def test_config_texts_belong_to_existing_keys():
 
 
 def test_each_page_exists_in_both_languages():
-    assert {path.name for path in (ROOT / "docs/en").glob("*.md")} == {
-        path.name for path in (ROOT / "docs/zh").glob("*.md")
-    }
+    assert pages_of("en") == pages_of("zh")
 
 
 @pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
@@ -148,8 +158,8 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_navigation_contains_every_page(language):
-    named = re.findall(r'"([\w-]+\.md)"', (ROOT / f"docs/{language}.toml").read_text())
-    assert sorted(named) == sorted(path.name for path in (ROOT / "docs" / language).glob("*.md"))
+    named = re.findall(r'"([\w/-]+\.md)"', (ROOT / f"docs/{language}.toml").read_text())
+    assert sorted(named) == pages_of(language)
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
@@ -158,7 +168,7 @@ def test_named_files_exist(path):
         pytest.skip("names files of earlier versions")
     folders = "scripts|rules|tests|profiles|envs|rewards|prompts|docs"
     for name in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]+\w", path.read_text()):
-        generated = name.startswith("docs/site")
+        generated = name.startswith("docs/site") or name in WRITTEN
         assert generated or PLACEHOLDER.search(name) or (ROOT / name).exists(), name
 
 
@@ -211,8 +221,8 @@ def test_settings_that_replace_flags_exist(language):
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_named_functions_exist(path):
     text = prose(path)
-    if path.name in ("migration.md", "tour.md"):
-        # The first column has names of DeepSpeed-Chat and of earlier versions.
+    if path.name in ("migration.md", "tour.md", "trl.md"):
+        # The first column has names of DeepSpeed-Chat, of TRL and of earlier versions.
         text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
     if path.name == "CHANGELOG.md":
         pytest.skip("names keys of earlier versions")
@@ -330,7 +340,8 @@ def plans():
     Commands with the same options are planned together, and so are all without profile and file.
     """
     found, plain, values = defaultdict(set), set(), []
-    for path in ENGLISH:
+    # Tutorials are executed: test_tutorials.py.
+    for path in (path for path in ENGLISH if path.parent.name != "tutorials"):
         for line, above in commands_of(path):
             if not line.startswith("snakemake") or not (parsed := parse_snakemake(line)):
                 continue

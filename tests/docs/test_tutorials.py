@@ -1,0 +1,95 @@
+"""The tutorials of docs/*/tutorials, executed: their files, their commands and what they print.
+
+The tutorial of Slurm is executed in tests/cluster.
+"""
+
+import re
+
+import pytest
+import yaml
+
+from conftest import ROOT, Workflow, copy_sources
+from support.tutorials import blocks_of, commands_of, follow
+
+pytestmark = pytest.mark.slow
+
+PAGES = [f"tutorials/{path.stem}" for path in sorted((ROOT / "docs/en/tutorials").glob("*.md"))]
+PAGES.append("api")
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory):
+    """The folder in which the first tutorial was followed, where others continue."""
+    folder = tmp_path_factory.mktemp("tutorial") / "snakechat"
+    copy_sources(folder)
+    # The cores are those of several tests.
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("    threads: 2\n", "    threads: 1\n"))
+    workflow = Workflow(folder)
+    follow("tutorials/own-data", workflow)
+    return workflow
+
+
+def test_own_data(own_data):
+    assert (own_data.folder / "output/sft/mine/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_both_languages_have_the_same_blocks(page):
+    def code(language):
+        return [
+            (block.language, block.title, re.sub(r"(^|\s+)#.*", "", block.text))
+            for block in blocks_of(page, language)
+        ]
+
+    assert code("en") == code("zh")
+
+
+def test_both_languages_have_the_same_reference():
+    pages = [(ROOT / "docs" / language / "api.md").read_text() for language in ("en", "zh")]
+    modules = [re.findall(r"^(?::::|    ).*$", page, re.MULTILINE) for page in pages]
+    assert modules[0] == modules[1]
+    assert modules[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_all_blocks_are_files_or_commands(page):
+    blocks = blocks_of(page)
+    assert len(blocks) == (ROOT / f"docs/en/{page}.md").read_text().count("\n```") / 2
+    for block in blocks:
+        assert block.title or commands_of(block), block
+
+
+@pytest.fixture(scope="module")
+def rewarded(own_data):
+    """The folder after the tutorial of reward functions."""
+    follow("tutorials/reward-functions", own_data)
+    return own_data
+
+
+def test_reward_functions(rewarded):
+    assert (rewarded.folder / "output/rlhf/mine-polite/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("page", ["tutorials/deepspeed-chat", "tutorials/trl", "api"])
+def test_pages_that_continue_there(page, own_data):
+    follow(page, own_data)
+
+
+def test_report(rewarded):
+    follow("tutorials/report", rewarded)
+    assert (rewarded.folder / "report.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_defaults_beside_those_of_trl_are_ours(language):
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    text = (ROOT / "docs" / language / "tutorials/trl.md").read_text()
+    tables = re.split(r"^\| `\w+Config`.*`(\w+)`.*\|\n", text, flags=re.MULTILINE)[1:]
+    stages = dict(zip(tables[::2], tables[1::2], strict=True))
+    assert stages.keys() == {"sft", "dpo", "rlhf"}
+    for stage, table in stages.items():
+        found = re.findall(r"^\|.*\| `(\w+)` \| (.+) \|$", table, re.MULTILINE)
+        assert len(found) > 5
+        for key, value in found:
+            assert config[stage]["defaults"][key] == yaml.safe_load(value), key
