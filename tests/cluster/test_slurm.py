@@ -283,7 +283,11 @@ def test_the_tutorial(cluster, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+<<<<<<< HEAD
             timeout=LIMIT,
+=======
+            timeout=2 * LIMIT,
+>>>>>>> tutorials
         )
 
     follow("tutorials/slurm", Workflow(tmp_path), run)

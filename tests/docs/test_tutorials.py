@@ -54,7 +54,9 @@ def test_both_languages_have_the_same_reference():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_all_blocks_are_files_or_commands(page):
-    for block in blocks_of(page):
+    blocks = blocks_of(page)
+    assert len(blocks) == (ROOT / f"docs/en/{page}.md").read_text().count("\n```") / 2
+    for block in blocks:
         assert block.title or commands_of(block), block
 
 
