@@ -283,11 +283,7 @@ def test_the_tutorial(cluster, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-<<<<<<< HEAD
-            timeout=LIMIT,
-=======
             timeout=2 * LIMIT,
->>>>>>> tutorials
         )
 
     follow("tutorials/slurm", Workflow(tmp_path), run)

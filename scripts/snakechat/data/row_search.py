@@ -2,7 +2,8 @@
 
 A result is made from the rows of the phases that its lineage tokenizes, from all rows of a dataset
 that its tokenizer was trained on, and from those that an LLM judge labelled. The lineage names the
-split by its content: the row numbers are read from any copy of it, in output/ or in the cache.
+split by its content: the row numbers are read from any copy of it, in output/ or in the cache. If
+there is no copy, a result is made from the same rows as another one with the same content.
 """
 
 import os
@@ -117,10 +118,13 @@ class RowSearch:
     def __init__(self, results: Iterable[Result], query: Query) -> None:
         self.matches: dict[str, list[Match]] = {}
         self.phases: dict[str, dict[str, Rows]] = {}
+        self._manifests: dict[str, list[Manifest]] = {}
+        self._usages: dict[str, Usage | None] = {}
         results = list(results)
         has_eval: dict[str, bool] = {}
         for folder, manifest in results:
             content = content_digest(manifest)
+            self._manifests.setdefault(content, []).append(manifest)
             if manifest["spec"]["rule"] in RECORD_RULES and content not in self.matches:
                 self.matches[content] = matching_rows(folder, query)
                 has_eval[content] = (folder / "eval.parquet").exists()
@@ -155,6 +159,18 @@ class RowSearch:
             return NOTHING._replace(unknown=missing)
         return _UsageOfJobs(self, jobs)[manifest["spec"]["path"]]
 
+    def usage_of_content(self, content: str) -> Usage | None:
+        """Return which of the matching rows a content was made from, by any result that has it.
+
+        None if each lineage of the content leads to another one that is nowhere to be read.
+        """
+        if content not in self._usages:
+            # Unknown for lineages that lead back to it.
+            self._usages[content] = None
+            usages = map(self.usage, self._manifests.get(content, ()))
+            self._usages[content] = next((usage for usage in usages if not usage.unknown), None)
+        return self._usages[content]
+
 
 class _UsageOfJobs:
     """The usage of each job of a lineage, by the path of its result."""
@@ -170,7 +186,10 @@ class _UsageOfJobs:
             usages = self._upstream(path)
             if self.jobs[path]["rule"] in RECORD_RULES:
                 usages.append(self._records(path))
-            self.known[path] = union(usages)
+            usage = union(usages)
+            if usage.unknown:
+                usage = self.search.usage_of_content(self.jobs[path]["content"]) or usage
+            self.known[path] = usage
         return self.known[path]
 
     def _upstream(self, path: str) -> list[Usage]:
