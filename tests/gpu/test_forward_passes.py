@@ -8,7 +8,6 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import DTYPES, choose_device, make_causal
@@ -120,9 +119,7 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
     examples = long_examples(num_responses)
     model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
     expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples, 1024)
-    if compiled:
-        compile_layers(model)
-    configured(attn_implementation=attn_implementation)
+    configured(attn_implementation=attn_implementation, compile=compiled)
     loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples, 1024)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert (grads - expected).norm() < tolerance * expected.norm()

@@ -8,6 +8,7 @@ compiled layers, and the last one runs twice with deterministic kernels.
 """
 
 import copy
+import dataclasses
 import json
 import os
 import sys
@@ -124,10 +125,10 @@ def main(device_type, folder):
         ]
         for stage, dtype in CASES[device_type]
     }
-    results["2 fp32 compiled"] = [
-        run(2, "fp32", {**placement, "compile": True}, device, interrupted)
-        for interrupted in (False, True)
-    ]
+    with acceleration.using(dataclasses.replace(acceleration.current(), compile=True)):
+        results["2 fp32 compiled"] = [
+            run(2, "fp32", placement, device, interrupted) for interrupted in (False, True)
+        ]
     acceleration.use_deterministic_kernels()
     stage, dtype = CASES[device_type][-1]
     results[f"{stage} {dtype} deterministic"] = [

@@ -15,8 +15,8 @@ AttnImplementation = Literal["sdpa", "auto", "varlen", "flex"]
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node. Those with defaults
-    are optional: snakechat.modeling.acceleration has the defaults for each device, and
+    threads, mem_mb and runtime (minutes) count on each node. Those with defaults are
+    optional: snakechat.modeling.acceleration has the defaults for each device, and
     scripts/launch.py sets environment.
     """
 

@@ -40,6 +40,7 @@ class Acceleration:
         generate_tokens: Limit of tokens in a batch of responses; None: micro_batch_tokens.
         attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which takes
             the best one that the batch and the GPU support (snakechat.modeling.attention).
+        compile: Compile the layers of models (snakechat.modeling.compilation).
     """
 
     pad_to_multiple_of: int = 1
@@ -48,6 +49,7 @@ class Acceleration:
     cuda_graphs: bool = False
     generate_tokens: int | None = None
     attn_implementation: str = "sdpa"
+    compile: bool = False
 
 
 _current = Acceleration()
@@ -82,6 +84,7 @@ def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
         generate_tokens=placement.get("generate_tokens"),
         # A CPU has no fused kernels of the others.
         attn_implementation=placement.get("attn_implementation", "sdpa") if on_gpu else "sdpa",
+        compile=bool(placement.get("compile")),
     )
 
 

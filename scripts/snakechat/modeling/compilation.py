@@ -57,7 +57,7 @@ def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callabl
 
 def check_compiler(setting: str) -> None:
     """Raise InputError if a setting needs a compiler, and none is installed."""
-    if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", COMPILERS[0])))):
+    if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", "")))):
         raise InputError(
             f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
             " install one, or remove the setting"

@@ -15,6 +15,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from snakechat.modeling import acceleration
 from snakechat.modeling.attention import (
     choose_kernel,
     packed_block_mask,
@@ -22,6 +23,7 @@ from snakechat.modeling.attention import (
     window_block_mask,
 )
 from snakechat.modeling.batching import Examples
+from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import SINGLE_WINDOW_FAMILIES, supports_packing
 from snakechat.modeling.packing import (
@@ -39,7 +41,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model
+        self.model = prepared(model)
         self.supports_packing = supports_packing(model)
 
     def external_parameters(self) -> list[torch.Tensor]:
@@ -85,7 +87,7 @@ class Scorer(nn.Module):
         normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.normalizer = model, normalizer
+        self.model, self.normalizer = prepared(model), normalizer
         self.supports_packing = supports_packing(model)
 
     def forward(self, batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
@@ -96,6 +98,16 @@ class Scorer(nn.Module):
         score_head: Any = self.model.score
         outputs = score_head(hidden).squeeze(-1).float()
         return self.normalizer(outputs) if self.normalizer else outputs
+
+
+def prepared(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with compiled layers, if the placement has compile: true.
+
+    Models that are not trained are compiled too: others would have other rounding errors.
+    """
+    if acceleration.current().compile:
+        compile_layers(model)
+    return model
 
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:

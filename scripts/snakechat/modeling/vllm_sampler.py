@@ -167,7 +167,7 @@ class VllmSampler:
 
     def close(self) -> None:
         """Free vLLM's copy of the model."""
-        self.llm = None
+        self.llm, self.is_asleep = None, False
 
 
 def _load_weights(weights: list[tuple[str, torch.Tensor]], copy: Any) -> None:

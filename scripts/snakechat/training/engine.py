@@ -18,7 +18,6 @@ from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.config.common import TrainingSettings
-from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.models import DTYPES, choose_device
 from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
@@ -50,10 +49,10 @@ def make_engine(
         settings: Settings of the recipe.
         learning_rate: Peak learning rate of all weights without a rate of their own.
         num_steps: Number of optimizer steps, for the learning rate schedule.
-        placement: zero_stage, offload and activation_checkpointing, maybe compile.
+        placement: zero_stage, offload and activation_checkpointing.
 
     Raises:
-        InputError: The device cannot train in the dtype of the recipe, or there is no compiler.
+        InputError: The device cannot train in the dtype of the recipe.
     """
     # That module imports this one.
     from snakechat.training.deepspeed_engine import DeepSpeedEngine
@@ -64,8 +63,6 @@ def make_engine(
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
     stage = stage_used(placement["zero_stage"], settings.dtype)
-    if placement.get("compile"):
-        compile_layers(cast(PreTrainedModel, module.model))
     if stage < 3:
         module.to(choose_device(placement))
     if stage == 0:

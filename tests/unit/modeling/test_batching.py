@@ -417,6 +417,7 @@ def test_the_next_micro_batch_is_prepared_during_the_current_one():
         ("cpu", {}, Acceleration()),
         ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
         ("cpu", {"attn_implementation": "flex"}, Acceleration()),
+        ("cpu", {"compile": True}, Acceleration(compile=True)),
         (
             "cuda",
             {"pad_to_multiple_of": None, "prefetch": None},

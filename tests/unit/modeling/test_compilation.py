@@ -20,7 +20,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.models import choose_device, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.training.engine import make_engine
 from snakechat.workflow.errors import InputError
@@ -116,11 +116,13 @@ def test_sampling_with_a_cache_compiles_nothing(policy):
 
 
 @pytest.mark.slow
-def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path):
+def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, monkeypatch):
     def losses(compile_setting):
-        model = load_causal(tmp_path, "fp32", tokenizer)
+        monkeypatch.setattr(acceleration, "_current", acceleration.current())
         placement = {"gpus_per_node": 0, "zero_stage": 0, "activation_checkpointing": False}
-        engine = make_engine(Policy(model), SETTINGS, 1e-3, 3, placement | compile_setting)
+        choose_device(placement | compile_setting)
+        module = Policy(load_causal(tmp_path, "fp32", tokenizer))
+        engine = make_engine(module, SETTINGS, 1e-3, 3, placement | compile_setting)
         values = []
         for _ in range(3):
             values.append(0.0)

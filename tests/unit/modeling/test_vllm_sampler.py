@@ -229,6 +229,14 @@ def test_a_sleeping_engine_has_to_be_updated(sampler, model):
         sampler.sample(PROMPTS)
 
 
+def test_an_engine_that_is_closed_asleep_can_be_started_again(sampler, model):
+    sampler.update(model)
+    sampler.sleep()
+    sampler.close()
+    sampler.update(model)
+    sampler.sample(PROMPTS)
+
+
 def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):
     groups = []
     monkeypatch.setattr(
