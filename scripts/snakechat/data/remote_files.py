@@ -6,7 +6,7 @@ downloaded: planning needs them for no other source.
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,11 +33,11 @@ class Scheme(NamedTuple):
     options: dict[str, Any]
 
 
-# Without a network, the defaults of botocore wait for minutes.
+# s3fs tries five times on top of this. The defaults wait for many minutes for a mute server.
 S3_CONFIG = {
     "connect_timeout": 5,
-    "read_timeout": 30,
-    "retries": {"mode": "standard", "total_max_attempts": 3},
+    "read_timeout": 10,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
 }
 SCHEMES = {
     "s3": Scheme("s3fs", ("ETag",), {"config_kwargs": S3_CONFIG}),
@@ -127,14 +127,20 @@ def downloaded(url: str, planned: Mapping[str, str], parent: Path) -> Iterator[P
         try:
             yield Path(folder)
         except InputError as error:
-            raise InputError(str(error).replace(folder, url.rstrip("/"))) from None
+            raise InputError(str(error).replace(folder, _folder_url(url, files))) from None
+
+
+def _folder_url(url: str, names: Collection[str]) -> str:
+    """Return the URL that the names of files are relative to: that of a file is its folder."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return folder if list(names) == [name] else f"{folder}/{name}"
 
 
 def _check_versions(url: str, planned: Mapping[str, str], files: Mapping[str, RemoteFile]) -> None:
     """Raise InputError unless the files have their planned versions."""
     for name, version in planned.items():
         if name not in files or files[name].version != version:
-            raise changed_since_planned(f"{url}: {name}")
+            raise changed_since_planned(f"{_folder_url(url, planned)}/{name}")
 
 
 def _find(url: str) -> tuple[Any, dict[str, RemoteFile]]:
@@ -147,11 +153,11 @@ def _find(url: str) -> tuple[Any, dict[str, RemoteFile]]:
         found = filesystem.find(root, detail=True)
     files = {}
     for path, info in found.items():
+        # Some tools write an empty object in place of a folder.
+        if path.endswith("/") and not info["size"]:
+            continue
         # The URL of a file finds itself.
         name = path.removeprefix(f"{root}/") if path != root else path.rpartition("/")[2]
-        # Some tools write an empty object in place of a folder.
-        if name.endswith("/") and not info["size"]:
-            continue
         if not _is_local_name(name):
             raise InputError(f"{url}: {name!r} cannot be the name of a local file: rename it")
         digests = [info.get(key) for key in scheme.digests]
