@@ -145,11 +145,12 @@ def prepare():
     command_line = BUILD.get("command_line", snakemake_adapter.command_line_config(workflow))
     values = copy.deepcopy(config)
     checked = load_config(config, ROOT, SOURCES, command_line)
+    checked.listings |= BUILD.get("listings", {})
     try:
         snapshot = take_snapshot(SOURCES)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
-    build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[])
+    build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[], listings={})
     code = CodeCache(MEMORY / "code.json", snapshot.folder.name).code
     specs = Specs(SOURCES, code, checked.values["deterministic"])
     staleness = Staleness(specs)
@@ -228,7 +229,7 @@ def start_build():
     forced = [spec["path"] for job, spec in zip(jobs, specs) if job.forced]
     try:
         SNAPSHOT.write()
-        PLANNED_BUILD._replace(forced=forced).write()
+        PLANNED_BUILD._replace(forced=forced, listings=CONFIG.listings).write()
         for spec in specs:
             write_spec(spec)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Fetch a base model or reward model, and its tokenizer, from the hub or a local folder.
+"""Fetch a base model or reward model, and its tokenizer: from the hub, a folder or a URL.
 
 The result has safetensors.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
 from snakechat.data.model_files import model_files
+from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
@@ -28,8 +29,12 @@ def main(job: Job) -> None:
         with unchanged_files(folder / path for path in paths):
             save(job, folder, f"hub model {hub} at {commit}")
         return
-    source = Path(job.placement["source"])
-    planned = {source / name: digest for name, digest in job.spec["files"].items()}
+    source, files = job.placement["source"], job.spec["files"]
+    if is_remote(source):
+        with downloaded(source, files, job.result) as folder:
+            save(job, folder, f"model in {source}")
+        return
+    planned = {Path(source, name): digest for name, digest in files.items()}
     with planned_files(planned), tempfile.TemporaryDirectory() as links:
         # A folder with only the planned files: other files of the source must not be read.
         for path in planned:

@@ -6,8 +6,8 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
-from contextlib import closing
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from snakechat.data.dataset_files import split_files
 from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
+from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
@@ -36,10 +37,9 @@ def main(job: Job) -> None:
         with unchanged_files(path for files in splits.values() for path in files.values()):
             import_splits(job, splits)
     else:
-        splits, planned = local_files(job)
-        job.facts |= card_facts(Path(job.placement["source"]))
-        with planned_files(planned):
-            import_splits(job, splits)
+        with source_folder(job) as folder:
+            job.facts |= card_facts(folder)
+            import_splits(job, splits_of(job, folder))
     if declared := job.placement.get("license"):
         job.facts["licence"] = declared
     write_statistics(job)
@@ -59,16 +59,26 @@ def generate_toy(job: Job) -> None:
     job.facts["dropped"] = {"train": {}, "eval": {}}
 
 
-def local_files(job: Job) -> tuple[dict[str, dict[str, Path]], dict[Path, str]]:
-    """Return {split: {name: path}} of a local source, and the planned digest of each path."""
+@contextmanager
+def source_folder(job: Job) -> Iterator[Path]:
+    """Return the folder with the planned files of a source with a path, which the context reads."""
+    source = job.placement["source"]
+    planned = {name.partition("/")[2]: digest for name, digest in job.spec["files"].items()}
+    if is_remote(source):
+        with downloaded(source, planned, job.result) as folder:
+            yield folder
+    else:
+        with planned_files({Path(source, name): digest for name, digest in planned.items()}):
+            yield Path(source)
+
+
+def splits_of(job: Job, folder: Path) -> dict[str, dict[str, Path]]:
+    """Return {split: {name: path}} of the planned files in a folder."""
     splits: dict[str, dict[str, Path]] = {}
-    planned: dict[Path, str] = {}
-    for name, digest in job.spec["files"].items():
+    for name in job.spec["files"]:
         split, _, relative = name.partition("/")
-        path = Path(job.placement["source"], relative)
-        splits.setdefault(split, {})[relative] = path
-        planned[path] = digest
-    return splits, planned
+        splits.setdefault(split, {})[relative] = folder / relative
+    return splits
 
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:

@@ -59,6 +59,7 @@ def _main(output, folder, arguments, environment):
     # Without the folders that pytest adds: the workflow imports its own copy of the package.
     added = {str(TESTS), str(TESTS.parent / "scripts")}
     sys.path[:] = [path for path in sys.path if path not in added]
+    sys.path += filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = ["snakemake", *arguments]
     from snakemake.cli import main
 

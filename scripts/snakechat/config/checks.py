@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH, has_reference_point
@@ -22,6 +23,7 @@ from snakechat.data.model_files import (
     read_model_config,
     reward_model_problem,
 )
+from snakechat.data.remote_files import is_remote, url_problem
 
 RECIPE_SECTIONS = (*STAGES, "generations")
 
@@ -54,6 +56,7 @@ def check_references(config: Config) -> None:
     check_cycles(config)
     _check_llm_judges(config)
     _check_deterministic(config)
+    _check_urls(config)
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
             used_by = f"datasets.{name}.generations"
@@ -195,6 +198,16 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
         section = config.values[found.section] if found.section in RECIPE_SECTIONS else {}
         if found.name in section.get("recipes", ()):
             yield found
+
+
+def _check_urls(config: Config) -> None:
+    """Check the URLs of datasets and models."""
+    for section in ("datasets", "models"):
+        for name in config.entries_with(section, "path"):
+            path = config.values[section][name]["path"]
+            problem = url_problem(path) if is_remote(path) else None
+            if problem:
+                raise ConfigError(f"config: {section}.{name}.path: {problem}")
 
 
 def _check_selection(dataset: dict[str, Any], name: str) -> None:
@@ -359,8 +372,8 @@ def _check_is_no_classifier(config: Config, name: str, used_by: str) -> None:
 
 def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
     """Return config.json of a model in a local folder; None if it is elsewhere or unreadable."""
-    path = config.values["models"][name].get("path")
-    return None if path is None else read_model_config(config.local_path(path))
+    source = config.source_of("models", name)
+    return read_model_config(source) if isinstance(source, Path) else None
 
 
 def _check_preference_loss(config: Config, name: str) -> None:

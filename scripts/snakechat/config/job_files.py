@@ -1,10 +1,11 @@
-"""External files of jobs: local datasets, models, tokenizers, prompt sets, tasks.
+"""External files of jobs: datasets, models, tokenizers, prompt sets, tasks.
 
-Paths are relative to the working directory, in the form in which specs record them.
+Paths are relative to the working directory, in the form in which specs record them. A file of an
+object store has a digest instead, its version.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,52 @@ from snakechat.config.recipes import Config
 from snakechat.config.task_references import referenced_files
 from snakechat.data.dataset_files import check_link, local_paths, split_files, unsplit_files
 from snakechat.data.model_files import model_files
+from snakechat.data.remote_files import list_files
 from snakechat.workflow.errors import InputError
 
 
-def dataset_folder(config: Config, name: str) -> Path | None:
-    """Return the folder of a local dataset, or None if it comes from elsewhere."""
-    source = config.source_of(name)
-    return source.parent if source and source.is_file() else source
+def remote_versions(config: Config, url: str) -> dict[str, str]:
+    """Return what list_files returns of a URL, which a build asks for once.
+
+    Raises:
+        InputError: As list_files.
+    """
+    if url not in config.listings:
+        config.listings[url] = list_files(url)
+    return config.listings[url]
 
 
-def dataset_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files of a local dataset by SPLIT/PATH, the path being relative to its folder.
+def dataset_folder(config: Config, name: str) -> Path | str | None:
+    """Return the folder or the URL of a dataset, or None if it has no path."""
+    source = config.source_of("datasets", name)
+    return source.parent if isinstance(source, Path) and source.is_file() else source
+
+
+def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
+    """Return the files of a dataset with a path by SPLIT/PATH, which is relative to its folder.
 
     Raises:
         InputError: The source does not exist, or its files cannot be assigned to splits.
     """
-    source = config.source_of(name)
+    source = config.source_of("datasets", name)
     if source is None:
         return {}
-    if source.is_file():
-        return {f"train/{source.name}": source}
     place = f"config: datasets.{name}"
-    if not source.is_dir():
-        raise InputError(f"{place}.path: {source} does not exist")
     dataset = config.values["datasets"][name]
     globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
+    if isinstance(source, str):
+        versions = remote_versions(config, source)
+        if versions.keys() == {source.rpartition("/")[2]}:
+            return {f"train/{file}": version for file, version in versions.items()}
+        try:
+            splits = split_files(sorted(versions), globs)
+        except InputError as error:
+            raise InputError(f"{place}: {source}: {error}") from None
+        return {f"{split}/{file}": versions[file] for split in splits for file in splits[split]}
+    if source.is_file():
+        return {f"train/{source.name}": source}
+    if not source.is_dir():
+        raise InputError(f"{place}.path: {source} does not exist")
     try:
         follow_links = dataset.get("follow_links", False)
         splits = split_files(local_paths(source, follow_links), globs)
@@ -99,14 +121,13 @@ def word_files(config: Config, dataset: str) -> dict[str, Path]:
     return {"words": path}
 
 
-def model_folder(config: Config, name: str) -> Path | None:
-    """Return the folder of a local base model, or None if it comes from elsewhere."""
-    path = config.values["models"][name].get("path")
-    return None if path is None else config.local_path(path)
+def model_folder(config: Config, name: str) -> Path | str | None:
+    """Return the folder or the URL of a base model, or None if it has no path."""
+    return config.source_of("models", name)
 
 
-def base_model_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files that a local base model is read from, by name.
+def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
+    """Return the files that a base model with a path is read from, by name.
 
     Raises:
         InputError: The folder does not exist or has no weights.
@@ -115,12 +136,17 @@ def base_model_files(config: Config, name: str) -> dict[str, Path]:
     if folder is None:
         return {}
     place = f"config: models.{name}.path"
-    if not folder.is_dir():
+    found: Mapping[str, Path | str]
+    if isinstance(folder, str):
+        found = remote_versions(config, folder)
+    elif folder.is_dir():
+        found = {path.name: path for path in folder.iterdir() if path.is_file()}
+    else:
         raise InputError(f"{place}: there is no folder {folder}")
-    files = model_files(sorted(path.name for path in folder.iterdir() if path.is_file()))
+    files = model_files(sorted(found))
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
-    return {file: folder / file for file in files}
+    return {file: found[file] for file in files}
 
 
 def tokenizer_folder(config: Config, name: str) -> Path | None:

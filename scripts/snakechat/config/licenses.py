@@ -44,7 +44,7 @@ class LicenseCheck:
 
     The licence of a dataset or a model is the one that the config declares, or the one that its
     import recorded, or the one that the card in its local folder names. That of a repository of the
-    Hub is known once it was fetched: before that, only `strict` reports it.
+    Hub or of an object store is known once it was fetched: before that, only `strict` reports it.
     """
 
     def __init__(self, config: Config, specs: Specs) -> None:
@@ -99,7 +99,7 @@ class LicenseCheck:
         if path in self.declared:
             return self.declared[path], True
         folder = (dataset_folder if rule == "import_dataset" else model_folder)(self.config, name)
-        if folder is not None:
+        if isinstance(folder, Path):
             return card_facts(folder)["licence"], True
         settings: dict[str, Any] = self.specs.spec(rule, name)[0]["settings"]
         recorded = read_manifest(manifest_path(Path(path)))

@@ -20,6 +20,7 @@ from snakechat.config.references import (
     weighted_references,
 )
 from snakechat.data.formats import has_responses, kept_name
+from snakechat.data.remote_files import is_remote
 from snakechat.workflow.cache_versions import Version, find_version, is_version
 from snakechat.workflow.result_cache import parse_size
 
@@ -74,6 +75,8 @@ class Config:
         self.root, self.sources = root, sources
         # The recipes and datasets that sweeps over `leave_out` add.
         self.ablated: dict[Reference, Ablated] = {}
+        # The versions of the files below the URLs of object stores that planning has listed.
+        self.listings: dict[str, dict[str, str]] = {}
         # Planning asks for the settings of a recipe dozens of times.
         self._recipe = cache(self._settings_of)
 
@@ -344,10 +347,13 @@ class Config:
         """Return a path of the config relative to the working directory."""
         return Path(os.path.relpath(self.root / Path(path).expanduser()))
 
-    def source_of(self, dataset: str) -> Path | None:
-        """Return the local file or folder of a dataset; None if it is not local."""
-        path = self.values["datasets"][dataset].get("path")
-        return None if path is None else self.local_path(path)
+    def source_of(self, section: str, name: str) -> Path | str | None:
+        """Return the `path` of a dataset or a model (section); None if it has none.
+
+        It is a file or a folder, or the URL of one in an object store.
+        """
+        path = self.values[section][name].get("path")
+        return path if path is None or is_remote(path) else self.local_path(path)
 
     def entries_with(self, section: str, *origins: str) -> list[str]:
         """Return the names of the datasets or models (section) that have one of these keys."""

@@ -34,12 +34,13 @@ def model_config(path: str, plan: Plan) -> str:
         for folder in (path, placement.get("source")):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
-        if settings["hub"] not in MODEL_CONFIGS:
+        # A model with a path is of an object store.
+        source = settings.get("hub", placement.get("source"))
+        if source not in MODEL_CONFIGS:
             raise InputError(
-                f"the size of {settings['hub']} is not known before its download: build {path}"
-                " first"
+                f"the size of {source} is not known before its download: build {path} first"
             )
-        return json.dumps(MODEL_CONFIGS[settings["hub"]])
+        return json.dumps(MODEL_CONFIGS[source])
     key = "actor" if spec["rule"] == "train_rlhf" else "model"
     return model_config(spec["inputs"][key]["path"], plan)
 

@@ -4,7 +4,8 @@ output/code/DIGEST/ is a copy of the files that jobs run, named after their cont
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
 
 On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
-snapshot and the config. Jobs learn from it which results the user forces.
+snapshot, the config and the files of object stores. Jobs learn from it which results the user
+forces.
 
 Planning knows the names of both; they are written when the jobs start, so that a dry run writes
 nothing.
@@ -87,20 +88,22 @@ class Build(NamedTuple):
         config: The config as Snakemake read it.
         command_line: What --config set.
         forced: The results that jobs compute although they exist.
+        listings: The version of each file below the URLs of object stores, by URL and path.
     """
 
     sources: str
     config: dict[str, Any]
     command_line: dict[str, Any]
     forced: list[str]
+    listings: dict[str, dict[str, str]]
 
     @property
     def path(self) -> Path:
-        """The absolute path of the file, which does not depend on what is forced.
+        """The absolute path of the file, which does not depend on what is forced and listed.
 
         It is known before the jobs are: plugins read it when they start.
         """
-        key = canonical_json(self._replace(forced=[])._asdict())
+        key = canonical_json(self._replace(forced=[], listings={})._asdict())
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         return (SNAPSHOTS / f"{name}.json").absolute()
 

@@ -8,7 +8,7 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,8 @@ class Rule(NamedTuple):
         program: Path of the program that the rule runs.
         settings: JSON values that the program reads.
         inputs: Upstream jobs by the keys that the program uses for them.
-        files: External files by the names that the spec has for them.
+        files: External files by the names that the spec has for them; of a file that is not local,
+            its digest.
         shows_provenance: Whether the program shows what its inputs were made from, so that their
             whole manifests count, and not only their content.
         runs_models: Whether the program runs models by torch.
@@ -46,7 +47,7 @@ class Rule(NamedTuple):
     program: Path
     settings: Callable[..., dict[str, Any]]
     inputs: Callable[..., dict[str, Job]]
-    files: Callable[..., dict[str, Path]]
+    files: Callable[..., Mapping[str, Path | str]]
     shows_provenance: bool
     runs_models: bool
 
@@ -105,7 +106,7 @@ class Specs:
         folder: str,
         settings: Callable[..., dict[str, Any]],
         inputs: Callable[..., dict[str, Job]] = _nothing,
-        files: Callable[..., dict[str, Path]] = _nothing,
+        files: Callable[..., Mapping[str, Path | str]] = _nothing,
         program: str | None = None,
         shows_provenance: bool = False,
         runs_models: bool = False,
@@ -145,7 +146,9 @@ class Specs:
             for key, (upstream, upstream_name) in self.inputs(rule, name).items()
         }
         files = description.files(*wildcards)
-        digests = self.file_digests.digests(files.values())
+        digests = self.file_digests.digests(
+            path for path in files.values() if isinstance(path, Path)
+        )
         reward_functions = tuple(settings.get("reward_functions", ()))
         code = self._code(description.program, reward_functions)
         libraries = code.imports
@@ -157,7 +160,10 @@ class Specs:
             "path": self.result(rule, name),
             "settings": settings,
             "inputs": inputs,
-            "files": {file: digests[path] for file, path in files.items()},
+            "files": {
+                name: file if isinstance(file, str) else digests[file]
+                for name, file in files.items()
+            },
             "code": code.digests,
             "requirements": self._pins(libraries, self.root / "requirements.txt"),
         }

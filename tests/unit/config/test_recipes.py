@@ -152,8 +152,8 @@ def test_paths_are_relative_to_the_snakefile(tmp_path, monkeypatch):
     config = load()
     config.root = tmp_path / "project"
     monkeypatch.chdir(tmp_path)
-    assert config.source_of("local") == Path("project/data")
-    assert config.source_of("toy") is None
+    assert config.source_of("datasets", "local") == Path("project/data")
+    assert config.source_of("datasets", "toy") is None
     assert config.local_path("/data/mine").resolve() == Path("/data/mine")
 
 

@@ -1,0 +1,196 @@
+"""Datasets and models of an object store: a local S3 server."""
+
+import json
+import time
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from conftest import INIT, Workflow, copy_sources
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from support.files import as_jsonl
+from support.object_store import KEYS, serving_objects
+from support.source_files import numbered
+
+DATASET, SPLIT, MODEL = (
+    f"output/{folder}/remote.manifest.json" for folder in ("data", "split", "models")
+)
+CONFIG = {
+    "datasets": {
+        "local": {"path": "pairs", "format": "plain"},
+        "remote": {"path": "s3://data/pairs", "format": "plain"},
+        "single": {"path": "s3://data/pairs/test.jsonl", "format": "plain"},
+        "hostile": {"path": "s3://data/hostile", "format": "plain"},
+        "nowhere": {"path": "s3://nowhere/pairs", "format": "plain"},
+        "empty": {"path": "s3://data/pair", "format": "plain"},
+    },
+    "models": {"remote": {"path": "s3://models/tiny"}},
+}
+
+
+def rows(number):
+    return as_jsonl([{**row, "rejected": " No."} for row in numbered(number)])
+
+
+@pytest.fixture(scope="module")
+def store():
+    with serving_objects() as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def made(store, tmp_path_factory, tokenizer):
+    """A workflow that has imported a dataset and fetched a model from a folder and the store."""
+    folder = tmp_path_factory.mktemp("storage") / "work"
+    copy_sources(folder)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "pairs").mkdir()
+    (folder / "pairs/README.md").write_text("---\nlicense: mit\n---\n# Pairs\n")
+    for name, number in (("train-1", 20), ("train-2", 10), ("test", 5)):
+        (folder / f"pairs/{name}.jsonl").write_bytes(rows(number))
+    (folder / "model").mkdir()
+    save_model(make_causal(INIT, tokenizer, 1), tokenizer, folder / "model")
+    for bucket in ("data", "models"):
+        store.put(bucket)
+    store.put_folder("data/pairs", folder / "pairs")
+    # As a console makes a folder.
+    store.put("data/pairs/")
+    store.put("data/hostile/train.jsonl", rows(5))
+    store.put("data/hostile/../../evil.jsonl", rows(5))
+    store.put_folder("models/tiny", folder / "model")
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    workflow.environment |= store.environment
+    workflow.build(SPLIT, MODEL, "output/data/local.manifest.json")
+    return workflow
+
+
+@pytest.fixture
+def offline(made):
+    """The workflow while the store cannot be reached."""
+    offline = Workflow(made.folder, *made.options)
+    offline.environment = {**made.environment, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    return offline
+
+
+def manifest_of(workflow, result):
+    return json.loads((workflow.folder / f"output/{result}.manifest.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_dataset_in_a_bucket_becomes_what_its_local_copy_becomes(made):
+    local, remote = (manifest_of(made, f"data/{name}") for name in ("local", "remote"))
+    assert remote["files"] == local["files"]
+    assert remote["facts"] == local["facts"]
+    assert remote["facts"]["licence"] == "mit"
+    assert remote["spec"]["files"].keys() == local["spec"]["files"].keys()
+
+
+@pytest.mark.slow
+def test_a_model_in_a_bucket_is_fetched(made):
+    given, found = (
+        load_file(made.folder / folder / "model.safetensors")
+        for folder in ("model", "output/models/remote")
+    )
+    assert given.keys() == found.keys()
+    assert all(torch.equal(given[key], found[key]) for key in given)
+
+
+@pytest.mark.slow
+def test_credentials_are_in_no_file(made):
+    for path in made.folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(value.encode() in content for value in KEYS.values()), path
+
+
+@pytest.mark.slow
+def test_a_changed_object_makes_stale_what_was_made_from_it(made, store):
+    content = rows(20)
+    assert made.planned(SPLIT, MODEL) == set()
+    store.put("data/pairs/train-1.jsonl", content)
+    store.put("data/pairs/notes.txt", b"Not read.")
+    store.put("data/pairs/README.md", b"Another card.")
+    assert made.planned(SPLIT, MODEL) == set()
+    try:
+        store.put("data/pairs/train-1.jsonl", content.replace(b"Response 1.", b"Response 0."))
+        assert made.planned(SPLIT, MODEL) == {"import_dataset", "split_dataset"}
+        process = made.run(
+            "python", "scripts/explain.py", SPLIT.removesuffix(".manifest.json"), *made.options
+        )
+        assert "train-1.jsonl changed" in process.stdout, process.stdout
+        store.put("data/pairs/train-3.jsonl", content)
+        assert made.planned(DATASET) == {"import_dataset"}
+    finally:
+        store.put("data/pairs/train-1.jsonl", content)
+
+
+@pytest.mark.slow
+def test_an_object_alone_that_changes_after_planning_is_an_error(
+    made, store, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SNAKECHAT_SPECS", str(tmp_path))
+    assert made.snakemake("-n", "output/data/single.manifest.json").returncode == 0
+    [spec] = (tmp_path / "import_dataset").glob("single-*.json")
+    assert list(json.loads(spec.read_text())["files"]) == ["train/test.jsonl"]
+    path = "data/pairs/test.jsonl"
+    store.put(path, rows(6))
+    process = made.run(
+        *("python", "scripts/import_dataset.py", "--spec", str(spec)),
+        *("--placement", json.dumps({"source": f"s3://{path}"})),
+    )
+    store.put(path, rows(5))
+    assert process.returncode == 1
+    assert "test.jsonl changed since this build was planned" in process.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        ("hostile", "s3://data/hostile: '../../evil.jsonl' cannot be the name of a local file"),
+        ("nowhere", "s3://nowhere/pairs: The specified bucket does not exist"),
+        ("empty", "s3://data/pair: there are no files"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_line_while_planning(made, dataset, reason):
+    process = made.snakemake("-n", f"output/data/{dataset}.manifest.json")
+    assert process.returncode == 1
+    assert f"error: {reason}" in process.stdout
+    assert "Traceback" not in process.stdout
+
+
+@pytest.mark.slow
+def test_a_store_that_cannot_be_reached_is_one_line_soon(offline):
+    started = time.monotonic()
+    process = offline.snakemake("-n", DATASET)
+    assert time.monotonic() - started < 20
+    assert process.returncode == 1
+    assert "error: s3://data/pairs: Could not connect" in process.stdout
+    assert "set path to a local copy" in process.stdout
+
+
+@pytest.mark.slow
+def test_sources_elsewhere_need_no_store(offline):
+    assert offline.planned("output/data/local.manifest.json") == set()
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster_plan_with_the_listing_of_their_build(offline):
+    (build,) = (offline.folder / "output/code").glob("*.json")
+    offline.environment["SNAKECHAT_BUILD"] = str(build)
+    process = offline.snakemake("-n", "--mode", "remote", SPLIT)
+    assert process.returncode == 0, process.stdout
+    assert "Nothing to be done" in process.stdout
+
+
+@pytest.mark.slow
+def test_missing_credentials_are_one_line(made):
+    without = Workflow(made.folder, *made.options)
+    without.environment = {
+        name: value for name, value in made.environment.items() if name not in KEYS
+    }
+    process = without.snakemake("-n", DATASET)
+    assert process.returncode == 1
+    assert "error: s3://data/pairs: Unable to locate credentials" in process.stdout
