@@ -57,6 +57,7 @@ lint: $(VENV)/test
 	$(ACTIVATE) ruff check .
 	$(ACTIVATE) ruff format --check .
 	$(ACTIVATE) snakefmt --check Snakefile rules
+	$(ACTIVATE) snakemake --lint --quiet
 	$(ACTIVATE) mypy && mypy scripts/*.py
 
 # Regenerates the reference of all config keys, lists missing translations, and builds the site in

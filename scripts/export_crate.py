@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rocrate.model.contextentity import ContextEntity
 from rocrate.model.data_entity import DataEntity
 from rocrate.model.entity import Entity
@@ -118,6 +119,11 @@ def describe(result: Path, manifest: Manifest) -> ROCrate:
     if (record := read_run_record(result)) is not None:
         crate.datePublished = datetime.datetime.fromisoformat(record["started"])
     return crate
+
+
+def project_version() -> str:
+    """Return the version of Snakechat."""
+    return str(yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"])
 
 
 class Provenance:
@@ -245,6 +251,7 @@ class Provenance:
             "@type": ["File", "SoftwareSourceCode", "ComputationalWorkflow", "HowTo"],
             "name": "Snakechat",
             "description": "Supervised fine-tuning, DPO and RLHF",
+            "version": project_version(),
         }
         return self.crate.add_workflow(
             ROOT / "Snakefile", "Snakefile", main=True, lang="snakemake", properties=properties

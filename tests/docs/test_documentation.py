@@ -462,3 +462,12 @@ def test_figures_name_processor_threads_and_commit(page, figure):
     start = before if "benchmarks" in page else before[-1200:]
     assert re.search("CPU", start) and re.search(r"\b[12] (threads?|线程)", start)
     assert re.search(r"\b[0-9a-f]{7}\b", start)
+
+
+def test_the_changelog_has_the_version_to_cite():
+    """The workflow of releases takes the version and the notes from these files."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    versions = re.findall(
+        r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert versions[0] == (cited["version"], str(cited["date-released"]))

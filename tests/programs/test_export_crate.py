@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import rocrate
+import yaml
 
 from conftest import ROOT
 from snakechat.workflow.manifest import result_files
@@ -74,6 +75,12 @@ def test_each_job_is_an_action_with_its_inputs_and_its_program(tree):
     assert ids(training["object"]) == {*inputs, f"#settings-{MODEL}"}
     assert ids(training["result"]) == {"model/"}
     assert entities[f"#control-{MODEL}"]["instrument"] == {"@id": "#step-train_sft"}
+
+
+def test_the_workflow_has_the_version_to_cite(tree):
+    export(tree)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert entities_of(tree / "crate")["Snakefile"]["version"] == cited["version"]
 
 
 def test_sources_have_their_commit_and_licence(tree):
