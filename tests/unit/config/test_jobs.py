@@ -285,6 +285,40 @@ def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
     assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
 
 
+def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
+    url, listed = "s3://bucket/pairs", []
+
+    def list_files(of):
+        listed.append(of)
+        return {"train.jsonl": "1", "test.jsonl": "2", "README.md": "3"}
+
+    monkeypatch.setattr("snakechat.config.job_files.list_files", list_files)
+    config = load({"datasets": {"local": {"path": url}}})
+    assert dataset_files(config, "local") == {"train/train.jsonl": "1", "eval/test.jsonl": "2"}
+    assert dataset_files(config, "local") and listed == [url]
+    assert dataset_folder(config, "local") == url
+
+
+def test_an_object_alone_is_a_training_file(load, monkeypatch):
+    monkeypatch.setattr("snakechat.config.job_files.list_files", lambda _: {"test.jsonl": "1"})
+    config = load({"datasets": {"local": {"path": "s3://bucket/test.jsonl"}}})
+    assert dataset_files(config, "local") == {"train/test.jsonl": "1"}
+
+
+def test_a_model_of_an_object_store_has_weights(load, monkeypatch):
+    monkeypatch.setattr("snakechat.config.job_files.list_files", lambda _: {"config.json": "1"})
+    config = load({"models": {"opt-125m": {"path": "s3://bucket/opt"}}})
+    with pytest.raises(InputError, match=r"s3://bucket/opt has no \*\.safetensors"):
+        base_model_files(config, "opt-125m")
+
+
+@pytest.mark.parametrize("section, name", [("datasets", "local"), ("models", "opt-125m")])
+def test_a_url_that_cannot_be_read_is_an_error_that_does_not_show_it(load, section, name):
+    with pytest.raises(InputError, match=rf"config: {section}\.{name}\.path: expected") as error:
+        load({section: {name: {"path": "s3://me:secret@bucket/pairs"}}})
+    assert "secret" not in str(error.value)
+
+
 def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
     config = load({"datasets": {"local": {"path": "mine"}}})
     with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):

@@ -169,6 +169,15 @@ def test_existing_tokens_are_counted(tmp_path):
     ]
 
 
+def test_the_config_of_a_model_in_an_object_store_is_unknown_before_its_download(tmp_path):
+    plan, path = plan_sft(model="someone/model", folder=tmp_path)
+    job = plan.jobs[f"{tmp_path}/fetch_model"]
+    del job.spec["settings"]["hub"]
+    job.placement["source"] = "s3://bucket/model"
+    [warning] = JobEstimate(path, plan, GPUS["h100"]).warnings
+    assert warning.startswith("the size of s3://bucket/model is not known before its download")
+
+
 def test_the_config_of_an_existing_model_is_read(tmp_path):
     plan, path = plan_sft(model="someone/model", folder=tmp_path)
     job = JobEstimate(path, plan, GPUS["h100"])

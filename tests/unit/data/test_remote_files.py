@@ -1,0 +1,184 @@
+"""Files of object stores: their versions, names and errors, with fsspec's file system in memory."""
+
+import errno
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from conftest import ROOT
+from snakechat.data.remote_files import SCHEMES, Scheme, downloaded, list_files, url_problem
+from snakechat.workflow.errors import InputError
+
+URL = "memory://bucket/pairs"
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """An empty store with the scheme memory, in which `created` stands for a digest."""
+    monkeypatch.setitem(SCHEMES, "memory", Scheme("fsspec", ("created",), {}))
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    yield store
+    store.store.clear()
+
+
+@pytest.fixture
+def pairs(memory):
+    memory.pipe({f"/bucket/pairs/{name}": name.encode() for name in ("a.json", "b/c.json")})
+    memory.pipe("/bucket/pairs-of-others/d.json", b"")
+    return memory
+
+
+def test_files_are_named_relative_to_the_url(pairs):
+    versions = list_files(URL)
+    assert versions.keys() == {"a.json", "b/c.json"} == list_files(f"{URL}/").keys()
+    assert list_files(f"{URL}/b/c.json") == {"c.json": versions["b/c.json"]}
+
+
+def test_a_version_changes_with_its_file_alone(pairs):
+    before = list_files(URL)
+    assert list_files(URL) == before
+    pairs.pipe("/bucket/pairs/a.json", b"other")
+    after = list_files(URL)
+    assert after["a.json"] != before["a.json"]
+    assert after["b/c.json"] == before["b/c.json"]
+
+
+def test_planned_files_and_the_card_are_downloaded_and_deleted_again(pairs, tmp_path):
+    pairs.pipe("/bucket/pairs/README.md", b"# Card")
+    planned = {"b/c.json": list_files(URL)["b/c.json"]}
+    with downloaded(URL, planned, tmp_path) as folder:
+        paths = {path for path in folder.rglob("*") if path.is_file()}
+        assert paths == {folder / "README.md", folder / "b/c.json"}
+        assert (folder / "b/c.json").read_bytes() == b"b/c.json"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", [URL, f"{URL}/", f"{URL}/a.json"])
+def test_an_error_about_a_downloaded_file_names_its_url(pairs, tmp_path, url):
+    planned = {"a.json": list_files(url)["a.json"]}
+    with (
+        pytest.raises(InputError, match=rf"^{URL}/a\.json: row 1$"),
+        downloaded(url, planned, tmp_path) as folder,
+    ):
+        raise InputError(f"{folder / 'a.json'}: row 1")
+
+
+def test_a_file_that_changed_since_it_was_planned_is_an_error(pairs, tmp_path):
+    planned = list_files(URL)
+    pairs.pipe("/bucket/pairs/a.json", b"other")
+    with (
+        pytest.raises(InputError, match=rf"^{URL}/a\.json changed since"),
+        downloaded(URL, planned, tmp_path),
+    ):
+        pass
+
+
+def test_a_file_that_changes_during_the_download_is_an_error(pairs, tmp_path, monkeypatch):
+    planned = list_files(URL)
+    get_file = type(pairs).get_file
+
+    def get_and_replace(store, path, target):
+        get_file(store, path, target)
+        pairs.pipe("/bucket/pairs/a.json", b"other")
+
+    monkeypatch.setattr(type(pairs), "get_file", get_and_replace)
+    with (
+        pytest.raises(InputError, match=rf"^{URL}/a\.json changed since"),
+        downloaded(URL, planned, tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "b/../../evil", "b//c", "./c", "a\nb", "a\\b", "\x1b[2J"]
+)
+def test_a_name_that_is_not_one_of_a_local_file_is_rejected(pairs, monkeypatch, name):
+    found = {f"/bucket/pairs/{name}": {"size": 1, "created": 1}}
+    monkeypatch.setattr(type(pairs), "find", lambda *_, **__: found)
+    with pytest.raises(InputError, match=rf"^{URL}: '.*' cannot be the name of a local file"):
+        list_files(URL)
+
+
+def test_objects_that_stand_for_folders_are_skipped(pairs, monkeypatch):
+    names = ("/bucket/pairs/", "/bucket/pairs/b/", "/bucket/pairs/b/c")
+    found = {name: {"size": int(name[-1] == "c"), "created": 1} for name in names}
+    monkeypatch.setattr(type(pairs), "find", lambda *_, **__: found)
+    assert list_files(URL).keys() == {"b/c"}
+
+
+def test_a_store_without_digests_is_rejected(pairs, monkeypatch):
+    monkeypatch.setitem(SCHEMES, "memory", Scheme("fsspec", ("ETag",), {}))
+    with pytest.raises(InputError, match="has no ETag"):
+        list_files(URL)
+
+
+def test_no_files_are_an_error(memory):
+    with pytest.raises(InputError, match=rf"^{URL}: there are no files: check the address"):
+        list_files(URL)
+
+
+def failing(monkeypatch, store, error):
+    def find(*_, **__):
+        raise error
+
+    monkeypatch.setattr(type(store), "find", find)
+
+
+def test_an_error_of_the_store_is_one_line_without_a_password(pairs, monkeypatch):
+    failing(monkeypatch, pairs, RuntimeError("no answer of\nhttp://me:secret@host/bucket"))
+    with pytest.raises(InputError, match=rf"^{URL}: no answer of http://host/bucket: check"):
+        list_files(URL)
+
+
+def test_a_full_disk_is_no_error_of_the_store(pairs, monkeypatch):
+    failing(monkeypatch, pairs, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        list_files(URL)
+
+
+def test_a_missing_library_is_named_with_its_version(monkeypatch):
+    # An import of a module that is None fails.
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(InputError) as error:
+        list_files("s3://bucket/pairs")
+    assert str(error.value) == (
+        f"s3://bucket/pairs needs s3fs: pip install s3fs=={fsspec.__version__}"
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "s3://bucket/a b/c.jsonl", "gs://b/c/", "hf://datasets/o/n@main/data"]
+)
+def test_urls_of_object_stores_are_valid(url):
+    assert url_problem(url) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:secret@bucket/pairs",
+        "s3://bucket/pairs?token=secret",
+        "simplecache::s3://bucket/secret",
+        "s3://bucket/secret::s3://bucket",
+        "https://host/secret",
+        "file:///secret",
+        "s3:///secret",
+        "s3://bucket/secret\n",
+    ],
+)
+def test_other_urls_are_rejected_without_showing_them(url):
+    problem = url_problem(url)
+    assert "s3://, gs://, hf://" in problem and "secret" not in problem
+
+
+def test_the_module_imports_no_file_system():
+    statement = (
+        "import sys, snakechat.data.remote_files; print({'fsspec', 's3fs'} & set(sys.modules))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", statement], cwd=ROOT / "scripts", capture_output=True, text=True
+    )
+    assert process.stdout == "set()\n", process.stderr
