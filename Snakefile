@@ -18,11 +18,19 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 min_version("9.27")
+
+# Snakechat decides for a whole build what is stale, locks it and judges it at its end.
+if not workflow.modifier.is_main_snakefile():
+    sys.exit(
+        "error: Snakechat cannot be a module of another Snakefile: have a rule run it"
+        " (docs/en/snakemake-options.md)"
+    )
 
 
 configfile: f"{workflow.basedir}/config.yaml"

