@@ -26,7 +26,8 @@ rule chat_data:
         "chat/output/data/toy.manifest.json",
     threads: 2
     shell:
-        "snakemake --snakefile {ROOT}/Snakefile --directory chat --cores {{threads}} output/data/toy"
+        "snakemake --snakefile {ROOT}/Snakefile --directory chat --cores {{threads}}"
+        " output/data/toy"
 """
 
 
