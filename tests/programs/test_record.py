@@ -192,7 +192,7 @@ def test_a_record_has_the_numbers_of_the_build(recorded):
     assert rows["global_batch_size"] == ["16"]
     assert rows["micro_batch_tokens"] == ["8192"]
     assert rows["host"] == ["a|&lt;script&gt;"]
-    assert "<script" not in page
+    assert "|<script" not in page
 
 
 def test_each_stage_has_its_own_metrics_and_curves(recorded):
