@@ -189,6 +189,10 @@ def draw_estimates(
         if percent and reference is None:
             low, high = panel.get_xlim()
             panel.set_xlim(max(low, -0.02), min(high, 1.02))
+            low, high = panel.get_xlim()
+            # No share is below 0 or above 1, where the margins of the axis are.
+            ticks = [tick for tick in panel.get_xticks() if -1e-9 < tick < 1 + 1e-9]
+            panel.set_xticks([tick for tick in ticks if low <= tick <= high])
         panel.grid(axis="x")
         return as_svg(figure, title, list(estimates))
 

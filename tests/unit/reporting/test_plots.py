@@ -70,6 +70,13 @@ def test_ticks_have_as_many_decimals_as_they_need(percent, values, labels):
     assert Ticks(percent).format_ticks(values) == labels
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_axis_of_a_share_has_no_ticks_beyond_its_bounds(share):
+    texts = texts_of(draw_estimates("ties", {"a": (share, None)}, percent=True))
+    ticks = [float(text.removesuffix("\xa0%")) for text in texts if text.endswith("%")]
+    assert ticks and all(0 <= tick <= 100 for tick in ticks)
+
+
 def test_two_points_are_not_joined():
     pair, curve = [(0, 3.0), (9, 1.0)], [(0, 3.0), (4, 2.0), (9, 1.0)]
     assert paths_of(draw_lines("loss", {"": Line(pair)}, "step"), "var(--series-0)") == []
