@@ -23,6 +23,8 @@ from support.snakemake_fork import run_snakemake
 # Before torch is imported. Test processes and their builds share the cores: with several threads,
 # each operation would wait until all of them have had one.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Programs print as they do for users: with it, output would always be in order.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 ROOT = Path(__file__).resolve().parent.parent
 

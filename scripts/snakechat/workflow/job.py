@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
@@ -239,6 +240,9 @@ def exit_with_line(line: str) -> NoReturn:
         time.sleep(REPORT_DELAY)
         # The cursor may stand behind the progress bar of rank 0.
         line = f"\n{line}"
+    # In a log, what was printed before stands before the error.
+    with suppress(OSError):
+        sys.stdout.flush()
     sys.exit(line)
 
 
