@@ -124,7 +124,7 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
 
 
 def attention_arguments(model: PreTrainedModel, inputs: ModelInputs) -> dict[str, Any]:
-    """Return the arguments of a forward pass that tell which tokens attend to another."""
+    """Return the arguments of a forward pass that define its attention mask."""
     segments = inputs.segments
     if segments is not None:
         kernel = choose_kernel(model, segments)
