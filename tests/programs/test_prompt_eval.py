@@ -171,7 +171,7 @@ def test_a_page_in_chinese(job):
     assert '<html lang="zh">' in page and translator("zh")("Responses side by side") in page
     for name in (*prompt_eval.DECODERS, "model"):
         assert translator("zh")(name) in Cells(page).texts["th"]
-    assert "每个回答最多 12 个 token" in page
+    assert "每个回复最多 12 个 token" in page
 
 
 def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
