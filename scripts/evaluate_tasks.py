@@ -48,14 +48,18 @@ def main(job: Job[Any]) -> None:
 
 def arguments(job: Job[Any], output: Path) -> list[str]:
     """Return the arguments of lm_eval. output: the folder for its results."""
-    settings, on_gpu = job.settings, job.placement["gpus_per_node"] > 0
+    settings, gpus = job.settings, job.placement["gpus_per_node"]
     limit = [] if settings.limit is None else ["--limit", str(settings.limit)]
+    model = f"pretrained={job.inputs['model']},dtype={DTYPES[settings.dtype]}"
+    if gpus and job.placement["zero_stage"] == 3:
+        # One process, which divides the layers among the GPUs and, if they are full, CPU memory.
+        model += ",parallelize=True"
     return [
         *("--model", "hf"),
-        *("--model_args", f"pretrained={job.inputs['model']},dtype={DTYPES[settings.dtype]}"),
+        *("--model_args", model),
         *("--tasks", ",".join(task_argument(job, task) for task in settings.tasks)),
-        *("--device", "cuda" if on_gpu else "cpu"),
-        *("--batch_size", "auto" if on_gpu else "1"),
+        *("--device", "cuda" if gpus else "cpu"),
+        *("--batch_size", "auto" if gpus else "1"),
         *("--seed", str(settings.seed)),
         *("--output_path", str(output)),
         *limit,

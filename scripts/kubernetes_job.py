@@ -79,12 +79,13 @@ def main() -> None:
 
 
 def num_processes(job: PlannedJob) -> int:
-    """Return the processes that the launcher starts: one per GPU, or one per node without GPUs."""
+    """Return the processes that the launcher starts."""
     placement = job.placement
     if "nodes" not in placement or "launch" in placement:
         # Preparation of data, and programs that start the processes themselves.
         return 1
-    return placement["nodes"] * max(placement["gpus_per_node"], 1)
+    per_node: int = placement.get("processes_per_node", max(placement["gpus_per_node"], 1))
+    return placement["nodes"] * per_node
 
 
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:

@@ -2,11 +2,12 @@
 
     python scripts/launch.py scripts/train_sft.py --spec ... --placement '{"nodes": 2, ...}'
 
-A node without GPUs has one process on its CPU. One process is plain Python; several processes of a
-node are started by torchrun. For several nodes, this program starts itself on each node as a step
-of its Slurm job (srun). On Kubernetes, a PyTorchJob or TrainJob starts it on each node. In both
-cases the environment has the number of the node (PET_NODE_RANK or RANK) and the address of the
-first one (PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
+A node without GPUs has one process on its CPU; `processes_per_node` is another number. One process
+is plain Python; several processes of a node are started by torchrun. For several nodes, this
+program starts itself on each node as a step of its Slurm job (srun). On Kubernetes, a PyTorchJob or
+TrainJob starts it on each node. In both cases the environment has the number of the node
+(PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR and PET_MASTER_PORT, or
+without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job.
@@ -72,12 +73,12 @@ def main() -> None:
         claim_gpus(gpus)
     if "--spec" in command and is_first_node(node_options):
         start_trackers(command[command.index("--spec") + 1], placement.get("trackers"))
-    if nodes == 1 and gpus < 2:
+    processes = placement.get("processes_per_node", max(gpus, 1))
+    if nodes == 1 and processes == 1:
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
         set_threads(threads)
         os.execv(sys.executable, [sys.executable, *command])
-    processes = max(gpus, 1)
     set_threads(max(threads // processes, 1))
     # With --standalone, torchrun chooses a free port.
     group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]

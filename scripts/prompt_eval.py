@@ -35,7 +35,9 @@ Response = dict[str, Any]
 def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write the page."""
     start_evaluation(job.placement, job.settings.dtype)
-    prompts = read_prompts(job)
+    prompts = read_prompts(
+        job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"])
+    )
     responses = {}
     for name, folder in evaluated_models(job.inputs).items():
         responses[name] = generate(job, folder, prompts)

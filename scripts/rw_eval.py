@@ -36,7 +36,7 @@ WINNERS = {"chosen": N_("chosen"), "rejected": N_("rejected"), "tie": N_("tie")}
 def main(job: Job[Any]) -> None:
     """Score the pairs, then write the scores, the metrics and the page."""
     folder, settings = job.inputs["model"], job.settings
-    pairs = read_pairs(job)
+    pairs = read_pairs(job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"]))
     tokenizer = load_tokenizer(folder)
     start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))

@@ -145,7 +145,6 @@ def test_a_job_requests_the_resources_of_its_placement(sources):
 
 
 def test_a_job_of_one_process_requests_one_gpu(sources):
-    # With ZeRO 3, evaluations have the processes of the training.
     node = {"deployment": "single_node", "zero_stage": 2, "offload": "none"}
     config = {"sft": {"recipes": {"6.7b": {"placement": node}}}}
     jobs = planned(sources, config, "output/sft/6.7b", "output/sft/tiny")
@@ -153,6 +152,16 @@ def test_a_job_of_one_process_requests_one_gpu(sources):
     assert (placement["nodes"], placement["gpus_per_node"], placement["threads"]) == (1, 1, 8)
     assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "1", "8")
     assert jobs["evaluate_sft tiny"][0] == {**DEPLOYMENTS["cpu"], "save_steps": 20}
+
+
+def test_evaluations_of_partitioned_models_request_the_gpus_of_the_training(sources):
+    jobs = planned(sources, {}, "output/sft/66b", "output/lm_eval/sft/66b.manifest.json")
+    placement, requested = jobs["evaluate_sft 66b"]
+    assert (requested["nodes"], requested["gres"]) == ("8", "gpu:8")
+    # lm-evaluation-harness has one process, which uses the GPUs of a node.
+    placement, requested = jobs["evaluate_tasks sft/66b"]
+    assert (placement["nodes"], placement["processes_per_node"]) == (1, 1)
+    assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "8", "64")
 
 
 def test_memory_and_time_grow_with_each_attempt(sources):
@@ -187,8 +196,9 @@ def start(tmp_path):
     program.write_text(PROGRAM)
     started = []
 
-    def begin(nodes=1, gpus=0, threads=8, of_placement=None, **environment):
+    def begin(nodes=1, gpus=0, threads=8, processes=None, of_placement=None, **environment):
         placement = {"nodes": nodes, "gpus_per_node": gpus, "threads": threads}
+        placement |= {} if processes is None else {"processes_per_node": processes}
         placement = json.dumps(placement | {"environment": of_placement or {}})
         inherited = {name: value for name, value in os.environ.items() if name not in CHANGED}
         process = subprocess.Popen(
@@ -246,6 +256,14 @@ def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):
         assert variables["OMP_NUM_THREADS"] == "3"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_one_process_may_have_several_gpus(start):
+    process = start(gpus=2, processes=1, threads=6, CUDA_VISIBLE_DEVICES="3,5,7")
+    [variables] = variables_of(process)
+    assert variables["pid"] == process.pid
+    assert variables["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert variables["OMP_NUM_THREADS"] == "6"
 
 
 def test_concurrent_jobs_have_different_gpus(start):

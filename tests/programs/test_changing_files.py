@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -96,4 +97,9 @@ def test_prompts_that_were_swapped_are_not_used(tmp_path, monkeypatch):
     job = job_of(tmp_path, tmp_path, {"prompts/mine.yaml": path}, prompt_sets=["mine"])
     read = type(path).read_text
     monkeypatch.setattr(type(path), "read_text", swapping(read, path, b"- Ho?\n"))
-    check_that_it_fails(prompt_sets.read_prompts, job, path, b"- Ho?\n")
+
+    def read_prompts(job):
+        files = job.spec["files"]
+        prompt_sets.read_prompts(["mine"], files, Path(job.placement["source"]))
+
+    check_that_it_fails(read_prompts, job, path, b"- Ho?\n")

@@ -205,9 +205,13 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
 # --- sets of prompts --------------------------------------------------------------------------
 
 
+def read_sets(read, job):
+    return read(job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"]))
+
+
 def test_prompts_are_read_in_the_order_of_their_sets(tmp_path):
     job = prompt_job(tmp_path, {}, {"zh": [" 你好\n"], "en": ["Hi?", "Two\nlines."]})
-    assert read_prompts(job) == [("zh", "你好"), ("en", "Hi?"), ("en", "Two\nlines.")]
+    assert read_sets(read_prompts, job) == [("zh", "你好"), ("en", "Hi?"), ("en", "Two\nlines.")]
 
 
 PAIR = {"prompt": "?", "chosen": "Yes.", "rejected": "No."}
@@ -234,7 +238,7 @@ def test_errors_in_a_file_name_it_and_the_entry(tmp_path, kind, text, message):
     job.spec["files"] = {f"{kind}/mine.yaml": file_digest(path)}
     read = read_prompts if kind == "prompts" else read_pairs
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        read(job)
+        read_sets(read, job)
     assert str(path) in str(error.value)
 
 
@@ -242,7 +246,7 @@ def test_a_file_that_changed_after_planning_is_rejected(tmp_path):
     job = prompt_job(tmp_path, {}, {"mine": ["Hi?"]})
     (tmp_path / "prompts/mine.yaml").write_text("- Ho?\n")
     with pytest.raises(InputError, match="changed since this build was planned"):
-        read_prompts(job)
+        read_sets(read_prompts, job)
 
 
 def test_every_set_has_prompts_and_pairs():
@@ -255,8 +259,8 @@ def test_every_set_has_prompts_and_pairs():
         placement={"source": str(ROOT)},
         spec={"files": files},
     )
-    assert [name for name in dict(read_prompts(job))] == sets
-    assert [name for name in dict(read_pairs(job))] == sets
+    assert [name for name in dict(read_sets(read_prompts, job))] == sets
+    assert [name for name in dict(read_sets(read_pairs, job))] == sets
 
 
 def both(name):

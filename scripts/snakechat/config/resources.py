@@ -16,7 +16,8 @@ def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str
     """Return the placement of a job of a recipe.
 
     An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
-    not fit into one process.
+    not fit on one GPU. Then it has all processes, and a program that has one process has the GPUs
+    of a node.
 
     Args:
         config: The checked config.
@@ -28,6 +29,8 @@ def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str
     is_partitioned = placement["zero_stage"] == 3
     if work == "training" or (work == "evaluation" and is_partitioned):
         return placement
+    if is_partitioned:
+        return {**placement, "nodes": 1, "processes_per_node": 1}
     gpus = placement["gpus_per_node"]
     threads = max(placement["threads"] // max(gpus, 1), 1)
     return {**placement, "nodes": 1, "gpus_per_node": min(gpus, 1), "threads": threads}

@@ -2,6 +2,7 @@
 with a chosen and a rejected response each.
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +10,39 @@ import yaml
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files
-from snakechat.workflow.job import Job
 
 # Keys of an entry of prompts/pairs.
 PAIR_KEYS = ("prompt", "chosen", "rejected")
 
 
-def read_prompts(job: Job) -> list[tuple[str, str]]:
-    """Return (set, prompt) of each prompt of the job's sets.
+def read_prompts(
+    prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
+) -> list[tuple[str, str]]:
+    """Return (set, prompt) of each prompt of some sets.
+
+    Args:
+        prompt_sets: Names of the sets.
+        files: Digests of their files by the path in the source.
+        source: Folder of the Snakefile.
 
     Raises:
         InputError: A file changed after planning, or has an invalid entry.
     """
-    entries = _read_entries(job, "prompts")
+    entries = _read_entries("prompts", prompt_sets, files, source)
     for location, _, prompt in entries:
         _check_text(prompt, location)
     return [(name, prompt.strip()) for _, name, prompt in entries]
 
 
-def read_pairs(job: Job) -> list[tuple[str, dict[str, str]]]:
-    """Return (set, {prompt, chosen, rejected}) of each pair of the job's sets.
+def read_pairs(
+    prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
+) -> list[tuple[str, dict[str, str]]]:
+    """Return (set, {prompt, chosen, rejected}) of each pair of some sets; see read_prompts.
 
     Raises:
         InputError: A file changed after planning, or has an invalid entry.
     """
-    entries = _read_entries(job, "prompts/pairs")
+    entries = _read_entries("prompts/pairs", prompt_sets, files, source)
     for location, _, pair in entries:
         if not isinstance(pair, dict) or sorted(pair) != sorted(PAIR_KEYS):
             raise InputError(
@@ -44,14 +53,16 @@ def read_pairs(job: Job) -> list[tuple[str, dict[str, str]]]:
     return [(name, {key: pair[key].strip() for key in PAIR_KEYS}) for _, name, pair in entries]
 
 
-def _read_entries(job: Job, folder: str) -> list[tuple[str, str, Any]]:
-    """Return (location for errors, set, entry) of each entry of the sets in the job's settings."""
+def _read_entries(
+    folder: str, prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
+) -> list[tuple[str, str, Any]]:
+    """Return (location for errors, set, entry) of each entry of some sets in a folder."""
     entries = []
-    for name in job.settings.prompt_sets:
+    for name in prompt_sets:
         file = f"{folder}/{name}.yaml"
-        path = Path(job.placement["source"], file)
+        path = source / file
         try:
-            with planned_files({path: job.spec["files"][file]}):
+            with planned_files({path: files[file]}):
                 content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None

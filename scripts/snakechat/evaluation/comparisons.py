@@ -3,7 +3,7 @@
 Shapes: n prompts, S responses of each model to each prompt.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ def initial_model(models: Container[str]) -> str:
     return next(name for name in INITIAL_MODELS if name in models)
 
 
-def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
-    """Return {name: folder} of the models among the inputs of a job, in the order of training."""
+def compared_inputs(inputs: Collection[str]) -> list[str]:
+    """Return the inputs of a job that are models to compare, in the order of training."""
     others = [name for name in inputs if name.startswith("compare_with.")]
-    order = ("base", "sft", *others, "dpo", "rlhf")
-    folders = {name.removeprefix("compare_with."): inputs[name] for name in order if name in inputs}
+    return [name for name in ("base", "sft", *others, "dpo", "rlhf") if name in inputs]
+
+
+def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
+    """Return {name: folder} of the models that a job compares, in the order of training."""
+    folders = {name.removeprefix("compare_with."): inputs[name] for name in compared_inputs(inputs)}
     if "rlhf" in inputs and (inputs["rlhf"] / "ema").is_dir():
         folders["ema"] = inputs["rlhf"] / "ema"
     return folders

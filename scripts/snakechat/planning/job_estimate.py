@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.planning.changes import job_name
 from snakechat.planning.compute_time import Gpu
 from snakechat.planning.job_workloads import job_workload
@@ -19,6 +20,8 @@ from snakechat.workflow.valid_manifests import read_valid_manifest
 SUGGESTED_LORA_RANK = 128
 SUGGESTED_GPUS_PER_NODE = 8
 MIN_MICRO_BATCH_TOKENS = 256
+# Assumed bytes per second of a download.
+DOWNLOAD_BANDWIDTH = 100e6
 
 
 class JobEstimate:
@@ -52,7 +55,7 @@ class JobEstimate:
             if self.workload:
                 self._estimate(self.workload)
             elif self.disk is None:
-                self.disk = base_model_bytes(path, plan)
+                self._estimate_base_model()
         except InputError as error:
             self.warnings.append(str(error))
 
@@ -74,17 +77,21 @@ class JobEstimate:
             self.disk = workload.result_bytes()
             self.warnings = [*self._memory_warnings(workload), *self._host_memory_warnings()]
 
+    def _estimate_base_model(self) -> None:
+        """Set the disk of a base model, and the time of its download."""
+        self.disk = base_model_bytes(self.spec["path"], self.plan)
+        if self.disk is not None and "hub" in self.spec["settings"]:
+            self.seconds = self.disk / DOWNLOAD_BANDWIDTH
+            self.notes.append(
+                f"assumed: downloads at {DOWNLOAD_BANDWIDTH / 1e6:.0f} MB/s; the cache of the Hub"
+                " takes as much disk again"
+            )
+
     def _memory_warnings(self, workload: Workload) -> list[str]:
         """Return a warning with settings that help, if the job does not fit on its GPUs."""
         if self.fits():
             return []
-        assert self.memory
-        largest = max(self.memory, key=self.memory.__getitem__)
-        warning = (
-            f"does not fit: {format_bytes(sum(self.memory.values()))} at {self.moment} ({largest}:"
-            f" {format_bytes(self.memory[largest])}), {'a GPU' if self.num_gpus else 'mem_mb'} has"
-            f" {format_bytes(self.memory_limit())}"
-        )
+        warning = f"does not fit: {self._lack_of_memory(workload)}"
         changes = list(self._suggestions(workload))
         # Of several values of the same settings, the first one changes the least.
         fitting: dict[tuple[str, ...], str] = {}
@@ -100,6 +107,21 @@ class JobEstimate:
             return [f"{warning}; fits with all of {format_settings(combined)}"]
         return [f"{warning}; no placement helps: use larger GPUs or a smaller model"]
 
+    def _lack_of_memory(self, workload: Workload) -> str:
+        """Return what a GPU needs and what it has."""
+        assert self.memory
+        if not self._vllm_fits(workload):
+            return (
+                f"vllm needs {format_bytes(workload.vllm_bytes())} and uses"
+                f" {GPU_MEMORY_FRACTION:.0%} of a GPU, {format_bytes(self._vllm_limit())}"
+            )
+        largest = max(self.memory, key=self.memory.__getitem__)
+        return (
+            f"{format_bytes(sum(self.memory.values()))} at {self.moment} ({largest}:"
+            f" {format_bytes(self.memory[largest])}), {'a GPU' if self.num_gpus else 'mem_mb'} has"
+            f" {format_bytes(self.memory_limit())}"
+        )
+
     def _host_memory_warnings(self) -> list[str]:
         """Return a warning if the job does not fit into the CPU memory of its nodes."""
         assert self.host_memory is not None
@@ -113,6 +135,11 @@ class JobEstimate:
     def _suggestions(self, workload: Workload) -> Iterator[dict[str, Any]]:
         """Yield changes of settings that reduce memory, the smallest changes first."""
         placement = self.placement
+        if workload.vllm_ranks:
+            gpus = placement["gpus_per_node"]
+            for size in range(workload.vllm_ranks + 1, gpus + 1):
+                if gpus % size == 0:
+                    yield {"vllm_tensor_parallel_size": size}
         tokens = placement["micro_batch_tokens"] // 2
         while tokens >= max(MIN_MICRO_BATCH_TOKENS, workload.largest.length):
             yield {"micro_batch_tokens": tokens}
@@ -146,22 +173,25 @@ class JobEstimate:
             return self.placement["mem_mb"] << 20
         return self.gpu.memory * USABLE_MEMORY
 
-    def fits(self, **changes: Any) -> bool:
-        """Return whether the job fits into memory, with changed settings if any."""
-        _, memory = self.memory_with(**changes)
-        return sum(memory.values()) <= self.memory_limit()
+    def _vllm_limit(self) -> float:
+        """Return the bytes of a GPU that vLLM uses."""
+        return GPU_MEMORY_FRACTION * self.gpu.memory
 
-    def memory_with(
-        self, lora_rank: int | None = None, **placement: Any
-    ) -> tuple[str, dict[str, float]]:
-        """Return the moment of peak memory and its bytes by component, with changed settings."""
+    def _vllm_fits(self, workload: Workload) -> bool:
+        """Return whether vLLM, if it samples, has memory for the weights and a response."""
+        return workload.vllm_bytes() <= self._vllm_limit()
+
+    def fits(self, lora_rank: int | None = None, **placement: Any) -> bool:
+        """Return whether the job fits into memory, with changed settings if any."""
         settings = self.spec["settings"]
         if lora_rank:
             settings = settings | {"lora_rank": lora_rank}
         changed = self.placement | placement
         workload = job_workload(self.spec | {"settings": settings}, changed, self.plan)
         assert workload
-        return workload.memory(changed, self.gpu.memory if changed["gpus_per_node"] else 0)
+        gpu_memory = self.gpu.memory if changed["gpus_per_node"] else 0
+        _, memory = workload.memory(changed, gpu_memory)
+        return sum(memory.values()) <= self.memory_limit() and self._vllm_fits(workload)
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""

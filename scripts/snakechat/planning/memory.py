@@ -8,6 +8,7 @@ docstring says elements.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.planning.footprint import (
     SCORE,
     BatchShape,
@@ -73,6 +74,7 @@ def training_memory(
     has_ema: bool,
     gpu_memory: float = 0,
     buffers: ZeroBuffers = DEFAULT_BUFFERS,
+    vllm_ranks: int = 0,
 ) -> Phase:
     """Return the phase of a training with the highest peak in a process.
 
@@ -83,6 +85,7 @@ def training_memory(
         generation: the largest batch that generates, if any.
         has_ema: whether a moving average of the first model is kept.
         gpu_memory: bytes of a GPU; 0 on CPUs.
+        vllm_ranks: processes of a vLLM engine; 0 if the first model itself generates.
     """
     resident = [resident_memory(entry, placement, buffers) for entry in trained]
     if has_ema:
@@ -94,7 +97,7 @@ def training_memory(
     resident.append({"weights": frozen_weights})
     phases = [*training_phases(trained, frozen, placement, largest, buffers)]
     if generation:
-        sampled = sampling_memory(trained[0], generation, gpu_memory, buffers)
+        sampled = sampling_memory(trained[0], generation, gpu_memory, buffers, vllm_ranks)
         phases.append(("sampling", sampled))
     phases = [(name, add_components(*resident, memory)) for name, memory in phases]
     # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
@@ -113,12 +116,14 @@ def inference_memory(
     generation: BatchShape | None = None,
     gpu_memory: float = 0,
     buffers: ZeroBuffers = DEFAULT_BUFFERS,
+    vllm_ranks: int = 0,
 ) -> Phase:
     """Return the phase with the highest peak of a job that evaluates models, all in memory.
 
     Args:
         generation: the largest batch that the first model generates, if any.
         gpu_memory: bytes of a GPU; 0 on CPUs.
+        vllm_ranks: processes of a vLLM engine; 0 if the first model itself generates.
     """
     entries = [evaluated_entry(model, placement) for model in models]
     offloaded = placement["offload"] == "parameters"
@@ -135,19 +140,34 @@ def inference_memory(
         activations = inference_activations(entry.model, largest)
         phases.append(("scoring", add_components(gathered, activations)))
     if generation:
-        sampled = sampling_memory(entries[0], generation, gpu_memory, buffers)
+        sampled = sampling_memory(entries[0], generation, gpu_memory, buffers, vllm_ranks)
         phases.append(("sampling", sampled))
     return highest_peak((name, add_components(weights, memory)) for name, memory in phases)
 
 
 def sampling_memory(
-    entry: TrainedModel, generation: BatchShape, gpu_memory: float, buffers: ZeroBuffers
+    entry: TrainedModel,
+    generation: BatchShape,
+    gpu_memory: float,
+    buffers: ZeroBuffers,
+    vllm_ranks: int,
 ) -> Memory:
-    """Return what generation adds to a model, with the weights that ZeRO 3 gathers for it."""
+    """Return what generation adds to a model: vLLM, or the weights that ZeRO 3 gathers for it."""
+    if vllm_ranks:
+        return vllm_memory(entry.model, gpu_memory, vllm_ranks)
     gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
     if entry.stage == 3 and samples_whole(weight_bytes(entry.model), gpu_memory):
         gathered = {"weights": weight_bytes(entry.model)}
     return add_components(gathered, generation_memory(entry.model, generation))
+
+
+def vllm_memory(model: ModelSpec, gpu_memory: float, num_ranks: int) -> Memory:
+    """Return what a vLLM engine of a number of processes takes of a GPU while it is awake.
+
+    Its share of the weights, and keys and values in the rest of its fraction of the memory.
+    """
+    weights = weight_bytes(model) / num_ranks
+    return {"weights": weights, "cache": max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0)}
 
 
 def highest_peak(phases: Iterable[Phase]) -> Phase:
@@ -333,6 +353,12 @@ def inference_activations(model: ModelSpec, shape: BatchShape) -> Memory:
     return {"activations": inference_peak(model, shape)}
 
 
+def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
+    """Return the bytes of the keys and values of all tokens of a batch."""
+    width = BYTES_PER_ELEMENT[model.dtype]
+    return width * measure_size(model).kv * shape.sequences * shape.length
+
+
 def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
     """Return what generation adds.
 
@@ -341,7 +367,7 @@ def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
     fp32.
     """
     size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
-    cache = width * size.kv * shape.sequences * shape.length * (1 + 0.5 / size.layers)
+    cache = cache_bytes(model, shape) * (1 + 0.5 / size.layers)
     prompt_length = shape.length - shape.targets
     prompts = shape._replace(length=prompt_length, targets=prompt_length)
     forward = inference_peak(model._replace(loss=SCORE), prompts)

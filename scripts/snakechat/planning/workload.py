@@ -7,6 +7,7 @@ from snakechat.planning.compute_time import Gpu, compute_seconds, generation_sec
 from snakechat.planning.footprint import SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import (
     TrainedModel,
+    cache_bytes,
     checkpoint_bytes,
     highest_peak,
     host_memory,
@@ -14,15 +15,17 @@ from snakechat.planning.memory import (
     inference_memory,
     model_folder_bytes,
     training_memory,
+    weight_bytes,
 )
 from snakechat.training.zero_stages import DEFAULT_BUFFERS, ZeroBuffers
 
 
 class Generation(NamedTuple):
-    """Responses that a model generates."""
+    """Responses that a model generates, in batches of a shape."""
 
     model: ModelSpec
     num_responses: float
+    shape: BatchShape
 
 
 class Workload(NamedTuple):
@@ -33,6 +36,7 @@ class Workload(NamedTuple):
     largest: Its largest micro-batch.
     flops: Operations of forward and backward passes; None if the number of rows is unknown.
     generation: The largest batch that it generates, if any.
+    vllm_ranks: Processes of a vLLM engine that generates; 0 if the model itself does.
     generations: Responses that it generates.
     ema: Whether it keeps a moving average of the first trained model.
     one_at_a_time: Whether it has one of its models in memory at a time. Each of them generates,
@@ -45,6 +49,7 @@ class Workload(NamedTuple):
     largest: BatchShape
     flops: float | None
     generation: BatchShape | None = None
+    vllm_ranks: int = 0
     generations: tuple[Generation, ...] = ()
     ema: bool = False
     one_at_a_time: bool = False
@@ -70,6 +75,7 @@ class Workload(NamedTuple):
                 self.ema,
                 gpu_memory,
                 buffers,
+                self.vllm_ranks,
             )
         return highest_peak(
             inference_memory(
@@ -79,6 +85,7 @@ class Workload(NamedTuple):
                 None if models[0].loss == SCORE else self.generation,
                 gpu_memory,
                 buffers,
+                self.vllm_ranks,
             )
             for models in self._evaluated_together()
         )
@@ -86,6 +93,17 @@ class Workload(NamedTuple):
     def _evaluated_together(self) -> list[list[ModelSpec]]:
         """Return the groups of evaluated models that are in memory at the same time."""
         return [[model] for model in self.frozen] if self.one_at_a_time else [self.frozen]
+
+    def vllm_bytes(self) -> float:
+        """Return the bytes of a GPU that vLLM needs: for weights, and the cache of a response.
+
+        0 without vLLM.
+        """
+        if not (self.vllm_ranks and self.generation):
+            return 0
+        model = self.trained[0].model if self.trained else self.frozen[0]
+        response = cache_bytes(model, self.generation._replace(sequences=1))
+        return (weight_bytes(model) + response) / self.vllm_ranks
 
     def host_memory(self, placement: Mapping[str, Any]) -> float:
         """Return the bytes of a node's CPU memory."""
@@ -116,10 +134,6 @@ class Workload(NamedTuple):
         """Return the seconds on a number of GPUs; None if the number of rows is unknown."""
         if self.flops is None:
             return None
-        seconds = compute_seconds(self.flops, gpu, num_gpus)
-        if self.generation:
-            seconds += sum(
-                generation_seconds(model, num_responses, self.generation, gpu, num_gpus)
-                for model, num_responses in self.generations
-            )
-        return seconds
+        return compute_seconds(self.flops, gpu, num_gpus) + sum(
+            generation_seconds(*generation, gpu, num_gpus) for generation in self.generations
+        )

@@ -17,7 +17,7 @@ from snakechat.planning.footprint import (
     training_peaks,
 )
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.job_workloads import JobDescription
+from snakechat.planning.job_description import JobDescription
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 from support.specs import SMALL, small_spec

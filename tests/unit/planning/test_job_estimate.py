@@ -143,6 +143,15 @@ def test_flops_hours_and_disk_by_hand():
     ]
 
 
+def test_disk_and_time_of_a_download():
+    plan, _ = plan_sft()
+    job = JobEstimate("out/fetch_model", plan, GPUS["h100"])
+    assert job.disk == 2 * OPT_1_3B_WEIGHTS
+    assert job.seconds == job.disk / 100e6
+    [note] = job.notes
+    assert note.startswith("assumed: downloads at 100 MB/s")
+
+
 def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
     plan, path = plan_sft(data={"hub": "someone/something"})
     job = JobEstimate(path, plan, GPUS["h100"])

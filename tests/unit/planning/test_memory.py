@@ -21,6 +21,7 @@ from snakechat.planning.memory import (
     model_folder_bytes,
     resident_memory,
     training_memory,
+    vllm_memory,
     weight_bytes,
 )
 from snakechat.training.zero_stages import DEFAULT_BUFFERS, samples_whole
@@ -138,6 +139,25 @@ def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     ]
     assert weights[0] == pytest.approx(whole + whole / 4)
     assert weights[1] < 0.5 * whole
+
+
+def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    whole, gpu = weight_bytes(model), 80 << 30
+    assert vllm_memory(model, gpu, 4) == {"weights": whole / 4, "cache": 0.3 * gpu - whole / 4}
+    arguments = [TrainedModel(model, 3)], [], placement(gpus_per_node=4, zero_stage=3)
+    batches = BatchShape(1, 64, 1), BatchShape(64, 512, 256), False, gpu
+    moment, memory = training_memory(*arguments, *batches, vllm_ranks=4)
+    assert moment == "sampling"
+    # A quarter of the trained model, and a quarter of vLLM's copy.
+    assert memory["weights"] == whole / 2
+    assert memory["cache"] == 0.3 * gpu - whole / 4
+    # A large micro-batch needs more than vLLM, which sleeps.
+    batches = BatchShape(64, 1024, 1), BatchShape(64, 512, 256), False, gpu
+    moment, memory = training_memory(*arguments, *batches, vllm_ranks=4)
+    assert (moment, memory["cache"]) == ("backward", 0)
+    moment, memory = inference_memory([model], arguments[2], *batches[:2], gpu, vllm_ranks=4)
+    assert moment == "sampling"
 
 
 def test_generation_holds_keys_and_values():

@@ -1,0 +1,218 @@
+"""The workloads of jobs that sample, score and evaluate, and train no model."""
+
+import math
+from pathlib import Path
+
+from snakechat.data.prompt_sets import PAIR_KEYS, read_pairs, read_prompts
+from snakechat.data.reward_bench import read_bench_prompts
+from snakechat.evaluation.comparisons import compared_inputs, initial_model
+from snakechat.planning import compute_time
+from snakechat.planning.footprint import POLICY, SCORE, ModelSpec, load_config
+from snakechat.planning.job_description import (
+    JobDescription,
+    forward_flops,
+    product,
+    with_responses,
+)
+from snakechat.planning.token_counts import text_counts
+from snakechat.planning.workload import Generation, Workload
+
+# Assumed length of a sequence of lm-evaluation-harness.
+LM_EVAL_TOKENS = 1024
+
+
+def compute_reference(job: JobDescription) -> Workload:
+    """Return the workload of the log-probabilities of DPO's reference model."""
+    workload = pair_evaluation(job, job.model("model", POLICY), "train")
+    batches = job.settings["batches"]
+    epochs = 1 if batches is None else batches["epochs"]
+    return workload._replace(flops=product(epochs, workload.flops))
+
+
+def evaluate_reward(job: JobDescription) -> Workload:
+    """Return the workload of scoring the evaluation split, in fp32."""
+    return pair_evaluation(job, job.model("model", SCORE, dtype="fp32"), "eval")
+
+
+def evaluate_dpo(job: JobDescription) -> Workload:
+    """Return the workload of the implicit rewards of the evaluation split."""
+    return pair_evaluation(job, job.model("model", POLICY), "eval")
+
+
+def pair_evaluation(job: JobDescription, model: ModelSpec, split: str) -> Workload:
+    """Return the workload of one forward pass over the pairs of a split."""
+    tokens = job.tokens(split)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=job.micro_batch(tokens.longest, tokens.longest // 2),
+        flops=product(tokens.num_rows, forward_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
+def evaluate_sft(job: JobDescription) -> Workload:
+    """Return the workload of perplexities, of one model after the other."""
+    tokens = job.tokens("eval")
+    models = [job.model(key, POLICY) for key in ("base", "model")]
+    # With and without the prompts as targets.
+    flops = 2 * sum(forward_flops(model, tokens) for model in models)
+    return Workload(
+        trained=[],
+        frozen=models,
+        one_at_a_time=True,
+        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
+        flops=product(tokens.num_rows, flops),
+        notes=tuple(tokens.notes),
+    )
+
+
+def evaluate_rlhf(job: JobDescription) -> Workload:
+    """Return the workload of the comparison of a chat model with its initial model."""
+    settings, prompts = job.settings, job.tokens("eval")
+    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
+    num_prompts = min(prompts.num_rows or math.inf, settings["num_prompts"])
+    tokens = with_responses(prompts, num_generations, response_length)
+    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
+    initial = job.model(initial_model(job.inputs), POLICY)
+    scorers = [job.model(key, SCORE, dtype="fp32") for key in job.scorers("reward", "judge")]
+    # Each model evaluates its own responses, and the initial model and the scorers those of all.
+    flops = sum(forward_flops(model, tokens) for model in models)
+    flops += len(models) * sum(forward_flops(model, tokens) for model in (initial, *scorers))
+    shape = job.generation_batch(prompts, response_length)
+    return Workload(
+        trained=[],
+        frozen=[*models, *scorers],
+        one_at_a_time=True,
+        largest=job.micro_batch(tokens.longest, num_generations * response_length),
+        flops=num_prompts * flops,
+        generation=shape,
+        generations=tuple(
+            Generation(model, num_prompts * num_generations, shape) for model in models
+        ),
+        notes=tuple(prompts.notes),
+    )
+
+
+def generate_responses(job: JobDescription) -> Workload:
+    """Return the workload of sampling responses to the prompts of both splits."""
+    settings, splits = job.settings, (job.tokens("train"), job.tokens("eval"))
+    model = job.model("model", POLICY)
+    prompts = max(splits, key=lambda tokens: tokens.longest)
+    counts = [tokens.num_rows for tokens in splits if tokens.num_rows is not None]
+    rows = sum(counts) if len(counts) == len(splits) else None
+    shape = job.generation_batch(prompts, settings["max_response_length"])
+    generations: tuple[Generation, ...] = ()
+    if rows is not None:
+        generations = (Generation(model, rows * settings["num_generations"], shape),)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=shape,
+        flops=product(rows, compute_time.inference_flops(model, prompts.prompt, prompts.prompt)),
+        generation=shape,
+        vllm_ranks=job.vllm_ranks(),
+        generations=generations,
+        notes=tuple(prompts.notes),
+    )
+
+
+def score_responses(job: JobDescription) -> Workload | None:
+    """Return the workload of scoring generated responses; None if only functions score them."""
+    settings, prompts = job.settings, job.tokens("train")
+    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
+    tokens = with_responses(prompts, num_generations, response_length)
+    scorers = [job.model(key, SCORE) for key in job.scorers("reward")]
+    if not scorers:
+        return None
+    return Workload(
+        trained=[],
+        frozen=scorers,
+        largest=job.micro_batch(tokens.longest, num_generations * response_length),
+        flops=product(prompts.num_rows, sum(forward_flops(model, tokens) for model in scorers)),
+        notes=tuple(prompts.notes),
+    )
+
+
+def evaluate_reward_bench(job: JobDescription) -> Workload:
+    """Return the workload of scoring the responses of RewardBench 2, in fp32."""
+    model = job.model("model", SCORE, dtype="fp32")
+    if not job.spec["files"]:
+        limit = job.placement["micro_batch_tokens"]
+        note = "unknown until RewardBench 2 is downloaded: number of tokens"
+        return Workload([], [model], job.micro_batch(limit, 1), flops=None, notes=(note,))
+    folder = Path(job.placement["source"])
+    prompts = read_bench_prompts(folder / name for name in job.spec["files"])
+    conversations = [
+        [prompt.prompt + response]
+        for prompt in prompts
+        for response in (*prompt.chosen, *prompt.rejected)
+    ]
+    tokens = text_counts(conversations)
+    # Longer ones are truncated.
+    positions = getattr(load_config(model), "max_position_embeddings", math.inf)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=job.micro_batch(int(min(tokens.longest, positions)), 1),
+        flops=product(tokens.num_rows, forward_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
+def evaluate_tasks(job: JobDescription) -> Workload:
+    """Return the workload of lm-evaluation-harness: its memory with a sequence at a time."""
+    model = job.model("model", POLICY)
+    shape = job.micro_batch(LM_EVAL_TOKENS, LM_EVAL_TOKENS - 1)._replace(sequences=1)
+    notes = (
+        f"assumed: sequences of {LM_EVAL_TOKENS} tokens; lm_eval chooses how many fit into a batch",
+        "unknown before lm_eval runs: number of tokens",
+    )
+    return Workload(trained=[], frozen=[model], largest=shape, flops=None, notes=notes)
+
+
+def prompt_eval(job: JobDescription) -> Workload:
+    """Return the workload of responses to prompt sets, of one model after the other."""
+    settings, response_length = job.settings, job.settings["max_response_length"]
+    prompts = read_prompts(*job.prompt_files())
+    tokens = text_counts([[prompt] for _, prompt in prompts])
+    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
+    num_prompts = len(prompts)
+    shape = job.generation_batch(tokens, response_length)
+    shape = shape._replace(sequences=min(shape.sequences, num_prompts))
+    # Beam search responds to one prompt at a time.
+    beams = shape._replace(sequences=settings["num_beams"])
+    generations = []
+    for model in models:
+        # Greedy decoding and sampling.
+        generations.append(Generation(model, 2 * num_prompts, shape))
+        generations.append(Generation(model, settings["num_beams"] * num_prompts, beams))
+    flops = sum(
+        compute_time.inference_flops(model, tokens.prompt, tokens.prompt) for model in models
+    )
+    largest = max(shape, beams)
+    return Workload(
+        trained=[],
+        frozen=models,
+        one_at_a_time=True,
+        largest=largest,
+        flops=3 * num_prompts * flops,
+        generation=largest,
+        generations=tuple(generations),
+        notes=tuple(tokens.notes),
+    )
+
+
+def rw_eval(job: JobDescription) -> Workload:
+    """Return the workload of scoring the pairs of prompt sets, in fp32."""
+    pairs = [pair for _, pair in read_pairs(*job.prompt_files())]
+    tokens = text_counts([[pair[key] for key in PAIR_KEYS] for pair in pairs])
+    model = job.model("model", SCORE, dtype="fp32")
+    largest = job.micro_batch(tokens.longest, tokens.longest // 2)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=largest._replace(sequences=min(largest.sequences, len(pairs))),
+        flops=product(tokens.num_rows, forward_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )

@@ -1,0 +1,130 @@
+"""A planned job, described by what its program reads: models, tokens, micro-batches."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.config.references import input_names
+from snakechat.planning import compute_time
+from snakechat.planning.footprint import BatchShape, ModelSpec
+from snakechat.planning.model_configs import model_config
+from snakechat.planning.plan import Plan
+from snakechat.planning.token_counts import TokenCounts, token_counts
+
+
+class JobDescription:
+    """A job, with the models and tokens that its program reads."""
+
+    def __init__(self, spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan) -> None:
+        self.rule, self.settings, self.inputs = spec["rule"], spec["settings"], spec["inputs"]
+        self.spec, self.placement, self.plan = spec, placement, plan
+
+    def model(
+        self, key: str, loss: str, dtype: str | None = None, lora: str | None = None
+    ) -> ModelSpec:
+        """Return the model of an input.
+
+        Args:
+            key: Name of the input.
+            loss: What the forward pass computes (SFT, POLICY or SCORE).
+            dtype: Defaults to that of the recipe.
+            lora: Prefix of the settings of its adapters; None for a model that is not trained.
+        """
+        settings = self.settings
+        return ModelSpec(
+            model_config(self.inputs[key]["path"], self.plan),
+            loss,
+            dtype or settings["dtype"],
+            settings.get(f"{lora}_rank", 0) if lora else 0,
+            settings.get("train_base", "none") if lora == "lora" else "none",
+            bool(lora) and self.placement["activation_checkpointing"],
+        )
+
+    def scorers(self, *keys: str) -> list[str]:
+        """Return the inputs with models of `reward` or `judge` (keys), in their given order."""
+        return [name for key in keys for name in input_names(key, self.settings[key])]
+
+    def critic_origin(self) -> str:
+        """Return the input that a critic starts from: a reward model with the actor's tokenizer.
+
+        Until the models exist, equal vocabulary sizes stand for equal tokenizers.
+        """
+        sizes = {
+            name: json.loads(model_config(self.inputs[name]["path"], self.plan)).get("vocab_size")
+            for name in ("actor", *self.scorers("reward"))
+        }
+        same = [name for name in sizes if sizes[name] == sizes["actor"]]
+        # The actor itself comes first.
+        return same[min(1, len(same) - 1)]
+
+    def tokens(self, split: str = "train") -> TokenCounts:
+        """Return the counts of a split of the job's tokens."""
+        return token_counts(self.inputs["tokens"]["path"], split, self.plan)
+
+    def rows_trained(self, tokens: TokenCounts) -> float | None:
+        """Return the rows of all steps, at most; None if the number of rows is unknown."""
+        rows, settings = product(tokens.num_rows, self.settings["epochs"]), self.settings
+        if rows is None or settings["max_steps"] is None:
+            return rows
+        batch_size = settings.get("rollout_batch_size", settings["global_batch_size"])
+        return min(rows, settings["max_steps"] * batch_size)
+
+    def micro_batch(
+        self, length: int, num_targets: int, max_tokens: int | None = None
+    ) -> BatchShape:
+        """Return the largest micro-batch of sequences of a length, each with so many targets.
+
+        max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
+        """
+        sequences = max(1, (max_tokens or self.placement["micro_batch_tokens"]) // length)
+        on_gpu = self.placement["gpus_per_node"] > 0
+        dense_mask = not on_gpu or self.has_dense_mask()
+        return BatchShape(sequences, length, num_targets, on_gpu, dense_mask)
+
+    def has_dense_mask(self) -> bool:
+        """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
+        choice = self.placement.get("attn_implementation", "sdpa")
+        one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
+        return choice == "sdpa" or (choice == "varlen" and not one_response)
+
+    def generation_batch(self, prompts: TokenCounts, response_length: int) -> BatchShape:
+        """Return the largest batch that generates: one sequence for each response."""
+        length, limit = prompts.longest + response_length, self.placement.get("generate_tokens")
+        return self.micro_batch(length, response_length, limit)
+
+    def prompt_files(self) -> tuple[list[str], dict[str, str], Path]:
+        """Return the prompt sets of the job, the digests of their files, and their folder."""
+        return self.settings["prompt_sets"], self.spec["files"], Path(self.placement["source"])
+
+    def vllm_ranks(self) -> int:
+        """Return the processes of a vLLM engine that samples; 0 without vLLM."""
+        if self.settings["generation_backend"] != "vllm":
+            return 0
+        return self.placement.get("vllm_tensor_parallel_size", 1)
+
+
+def with_responses(prompts: TokenCounts, num_generations: int, response_length: int) -> TokenCounts:
+    """Return the counts of prompts with all their responses, which have the maximum length."""
+    responses = num_generations * response_length
+    return prompts._replace(responses=responses, longest=prompts.longest + responses)
+
+
+def product(*factors: float | None) -> float | None:
+    """Return the product of the factors; None if one is unknown."""
+    result: float = 1
+    for factor in factors:
+        if factor is None:
+            return None
+        result *= factor
+    return result
+
+
+def training_flops(model: ModelSpec, tokens: TokenCounts) -> float:
+    """Return the operations of training on a row."""
+    return compute_time.training_flops(model, tokens.per_row, tokens.per_row)
+
+
+def forward_flops(model: ModelSpec, tokens: TokenCounts) -> float:
+    """Return the operations of a forward pass over a row."""
+    return compute_time.inference_flops(model, tokens.per_row, tokens.per_row)

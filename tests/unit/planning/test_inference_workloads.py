@@ -1,0 +1,158 @@
+"""Workloads of jobs that sample and evaluate, by hand."""
+
+import json
+
+import pytest
+import yaml
+
+from snakechat.planning.compute_time import GPUS, generation_seconds
+from snakechat.planning.dry_run import PlannedJob
+from snakechat.planning.job_estimate import JobEstimate
+from snakechat.planning.memory import weight_bytes
+from snakechat.planning.plan import Plan
+from snakechat.workflow.digests import file_digest
+
+PLACEMENT = {
+    "nodes": 1,
+    "gpus_per_node": 1,
+    "zero_stage": 0,
+    "offload": "none",
+    "activation_checkpointing": False,
+    "micro_batch_tokens": 4096,
+    "mem_mb": 64000,
+}
+H100 = GPUS["h100"]
+SAMPLED = {"max_response_length": 64, "num_generations": 2, "generation_backend": "hf"}
+
+
+def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.3b", **placement):
+    """Return the estimate of a job whose inputs are trained models of OPT.
+
+    files: Paths in the folder, which the job reads.
+    """
+    specs = {"base": {"rule": "fetch_model", "settings": {"hub": f"facebook/opt-{model}"}}}
+    specs["trained"] = {"rule": "train_sft", "settings": {}, "inputs": {"model": {"path": "base"}}}
+    specs["tokens"] = {"rule": "tokenize_rlhf", "inputs": {}}
+    specs["tokens"]["settings"] = {"datasets": [], "max_prompt_length": 100}
+    entries = {name: {"path": "tokens" if name == "tokens" else "trained"} for name in inputs}
+    digests = {name: file_digest(folder / name) for name in files}
+    specs["job"] = {"rule": rule, "settings": {"dtype": "bf16", **settings}, "inputs": entries}
+    specs["job"]["files"] = digests
+    placement = PLACEMENT | {"source": str(folder)} | placement
+    plan = {
+        path: PlannedJob({"name": "a", "path": path, **spec}, placement, "")
+        for path, spec in specs.items()
+    }
+    return JobEstimate("job", Plan(plan, set(plan)), H100)
+
+
+def prompt_sets(folder, name, entries):
+    path = folder / name
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(entries))
+
+
+def test_responses_to_prompt_sets(tmp_path):
+    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300, "b" * 30])
+    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
+    job = estimate("prompt_eval", settings, ("base", "sft"), ["prompts/mine.yaml"], folder=tmp_path)
+    workload = job.workload
+    assert job.warnings == []
+    # 300 bytes are 100 tokens. One model is in memory at a time; beam search has the largest batch.
+    assert (workload.generation.length, workload.generation.sequences) == (200, 4)
+    assert job.memory["weights"] == weight_bytes(workload.frozen[0])
+    two, beams = workload.generation._replace(sequences=2), workload.generation
+    model = workload.frozen[0]
+    # Greedy and sampled responses in a batch each, then a prompt after the other.
+    seconds = 2 * generation_seconds(model, 2, two, H100, 1)
+    seconds += generation_seconds(model, 8, beams, H100, 1)
+    compute = workload.flops / H100.flops / 0.4
+    assert job.seconds == pytest.approx(2 * seconds + compute)
+
+
+def test_batches_of_prompts_are_bounded_by_micro_batch_tokens(tmp_path):
+    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300] * 50)
+    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
+    job = estimate("prompt_eval", settings, ("base",), ["prompts/mine.yaml"], folder=tmp_path)
+    assert job.workload.generation.sequences == 4096 // 200
+
+
+def test_scores_of_prompt_sets(tmp_path):
+    pair = {"prompt": "a" * 30, "chosen": "b" * 60, "rejected": "c" * 90}
+    prompt_sets(tmp_path, "prompts/pairs/mine.yaml", [pair] * 3)
+    files = ["prompts/pairs/mine.yaml"]
+    job = estimate("rw_eval", {"prompt_sets": ["mine"]}, files=files, folder=tmp_path)
+    largest = job.workload.largest
+    assert (largest.length, largest.sequences) == (60, 3)
+    # Reward models score in fp32.
+    [model] = job.workload.frozen
+    assert job.memory["weights"] == weight_bytes(model) > 4 * 1.3e9
+    assert job.notes == ["assumed: a token of a text has 3 bytes"]
+
+
+def test_an_invalid_prompt_set_is_a_warning(tmp_path):
+    prompt_sets(tmp_path, "prompts/mine.yaml", [12])
+    files = ["prompts/mine.yaml"]
+    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
+    job = estimate("prompt_eval", settings, files=files, folder=tmp_path)
+    [warning] = job.warnings
+    assert "entry 1: expected a text, found 12" in warning
+
+
+def test_reward_bench_in_files_and_on_the_hub(tmp_path):
+    row = {"id": "1", "subset": "Math", "prompt": "a" * 30, "chosen": ["b" * 60]}
+    row["rejected"] = ["c" * 90, "d" * 30000]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    job = estimate("evaluate_reward_bench", {}, files=["rows.jsonl"], folder=tmp_path)
+    # The longest conversation is truncated to the positions of OPT.
+    assert job.workload.largest.length == 2048
+    assert job.seconds > 0
+    of_hub = estimate("evaluate_reward_bench", {"hub": "a/b"})
+    assert of_hub.workload.largest.length == 4096
+    assert of_hub.seconds is None
+    assert of_hub.notes == ["unknown until RewardBench 2 is downloaded: number of tokens"]
+
+
+def test_tasks_of_a_model_that_no_gpu_holds():
+    settings = {"tasks": ["arc_easy"]}
+    alone = estimate("evaluate_tasks", settings, model="66b")
+    assert "does not fit" in alone.warnings[0]
+    assert "zero_stage: 3, gpus_per_node: 8" in alone.warnings[0]
+    divided = estimate("evaluate_tasks", settings, model="66b", gpus_per_node=8, zero_stage=3)
+    assert divided.warnings == []
+
+
+def test_an_evaluation_compares_all_models_of_a_recipe():
+    settings = {**SAMPLED, "num_prompts": 10, "reward": [], "judge": []}
+    seconds, flops = {}, {}
+    for number, models in enumerate(
+        (("sft", "rlhf"), ("base", "sft", "compare_with.dpo/a", "rlhf")), 1
+    ):
+        job = estimate("evaluate_rlhf", settings, (*models, "tokens"))
+        seconds[number], flops[number] = job.seconds, job.flops
+    # Each one evaluates its own responses, and the first one those of all.
+    assert flops[2] == pytest.approx(2 * flops[1])
+    assert seconds[2] == pytest.approx(2 * seconds[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "ranks", "suggestion"),
+    [
+        ("1.3b", 8, 1, None),
+        ("30b", 8, 1, "vllm_tensor_parallel_size: 4"),
+        ("30b", 8, 4, None),
+        ("66b", 2, 2, "no placement helps"),
+    ],
+)
+def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
+    settings = {**SAMPLED, "generation_backend": "vllm"}
+    placement = {"gpus_per_node": gpus, "zero_stage": 3, "vllm_tensor_parallel_size": ranks}
+    job = estimate("generate_responses", settings, ("model", "tokens"), model=model, **placement)
+    if suggestion is None:
+        assert job.warnings == []
+    else:
+        [warning] = job.warnings
+        assert warning.startswith("does not fit: vllm needs ")
+        assert f" and uses 30% of a GPU, 24.0 GiB; {suggestion}" in warning.replace(
+            "fits with ", ""
+        )
