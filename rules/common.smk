@@ -30,6 +30,7 @@ from snakechat.config.job_files import (
     task_files,
     tokenizer_files,
     tokenizer_folder,
+    unread_files_remark,
     word_files,
 )
 from snakechat.config.job_settings import (
@@ -273,6 +274,14 @@ def judge_recipes():
 snakemake_adapter.after_build(workflow, judge_recipes)
 
 
+# Snakemake asks for the inputs of a job several times.
+@functools.cache
+def warn_of_unread_files(dataset):
+    """Print a warning if a dataset has data files that belong to no split."""
+    if remark := unread_files_remark(CONFIG, dataset):
+        warn(remark)
+
+
 def inputs(rule):
     """Input function of rules, with the manifests of the upstream jobs.
 
@@ -286,8 +295,11 @@ def inputs(rule):
         name = "/".join(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
-        if rule.startswith("train_") and workflow.is_main_process:
-            LICENSES.check(rule, name)
+        if workflow.is_main_process:
+            if rule.startswith("train_"):
+                LICENSES.check(rule, name)
+            elif rule == "import_dataset":
+                warn_of_unread_files(name)
         if SPECS_FOLDER:
             write_spec(spec, Path(SPECS_FOLDER))
         SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))

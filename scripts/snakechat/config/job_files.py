@@ -11,7 +11,13 @@ from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.config.task_references import referenced_files
-from snakechat.data.dataset_files import check_link, local_paths, split_files, unsplit_files
+from snakechat.data.dataset_files import (
+    check_link,
+    local_paths,
+    nameless_files,
+    split_files,
+    unsplit_files,
+)
 from snakechat.data.model_files import model_files
 from snakechat.data.remote_files import list_files
 from snakechat.workflow.errors import InputError
@@ -66,6 +72,30 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
     return {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
+
+
+def unread_files_remark(config: Config, name: str) -> str | None:
+    """Return a remark on data files of a dataset that no split has, or None if there are none.
+
+    The dataset has no glob for train.
+    """
+    source, files = config.source_of("datasets", name), dataset_files(config, name)
+    if not files or "train" in config.values["datasets"][name]:
+        return None
+    if isinstance(source, str):
+        paths = sorted(remote_versions(config, source))
+    elif source is not None and source.is_dir():
+        paths = local_paths(source, config.values["datasets"][name].get("follow_links", False))
+    else:
+        return None
+    unread = nameless_files(paths, {"": [file.partition("/")[2] for file in files]})
+    if not unread:
+        return None
+    listed = unread[0] if len(unread) == 1 else f"{unread[0]} and {len(unread) - 1:,} more"
+    return (
+        f"datasets.{name}: {source}: not read, because other files have train in their path:"
+        f" {listed}: rename them, or select the files by datasets.{name}.train"
+    )
 
 
 def _check_links(folder: Path, paths: Iterable[str], follow_links: bool) -> None:

@@ -5,7 +5,7 @@ Standard library only: the workflow imports this module while it plans.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -171,12 +171,28 @@ def _split_by_name(paths: Iterable[str]) -> dict[str, list[str]]:
         )
     by_word: dict[str, list[str]] = {"train": [], "validation": [], "test": [], "": []}
     for path in data_files:
-        words = [word for word in re.findall(r"[a-z]+", path.lower()) if word in SPLIT_WORDS]
-        by_word[SPLIT_WORDS[words[-1]] if words else ""].append(path)
+        by_word[_named_split(path)].append(path)
     splits = {"train": by_word["train"] or by_word[""]}
     if held_out := by_word["validation"] or by_word["test"]:
         splits["eval"] = held_out
     return splits
+
+
+def _named_split(path: str) -> str:
+    """Return the split that the last split word in a path names, or an empty string."""
+    words = [word for word in re.findall(r"[a-z]+", path.lower()) if word in SPLIT_WORDS]
+    return SPLIT_WORDS[words[-1]] if words else ""
+
+
+def nameless_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the data files that belong to no split because no split word is in their paths.
+
+    Args:
+        paths: All files of a folder or repository.
+        splits: What split_files returns for them.
+    """
+    assigned = {path for files in splits.values() for path in files}
+    return [path for path in _data_files(paths) if path not in assigned and not _named_split(path)]
 
 
 def matches(path: str, glob: str) -> bool:

@@ -17,6 +17,7 @@ from snakechat.config.job_files import (
     reward_bench_folder,
     task_files,
     tokenizer_files,
+    unread_files_remark,
 )
 from snakechat.config.job_settings import (
     filter_inputs,
@@ -283,6 +284,23 @@ def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
     assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
     assert dataset_folder(single, "local").resolve() == tmp_path / "mine"
     assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
+
+
+def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("train.jsonl", "test.jsonl", "validation.jsonl", "README.md"):
+        (tmp_path / "mine" / name).write_text("{}")
+    config = load({"datasets": {"local": {"path": "mine"}}})
+    assert unread_files_remark(config, "local") is None
+    for name in ("more.jsonl", "other.jsonl"):
+        (tmp_path / "mine" / name).write_text("{}")
+    assert unread_files_remark(config, "local") == (
+        "datasets.local: mine: not read, because other files have train in their path: more.jsonl"
+        " and 1 more: rename them, or select the files by datasets.local.train"
+    )
+    for entry in ({"path": "mine", "train": "train.jsonl"}, {"path": "mine/train.jsonl"}):
+        assert unread_files_remark(load({"datasets": {"local": entry}}), "local") is None
+    assert unread_files_remark(config, "toy") is None
 
 
 def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
