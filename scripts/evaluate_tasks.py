@@ -51,9 +51,9 @@ def arguments(job: Job[Any], output: Path) -> list[str]:
     settings, gpus = job.settings, job.placement["gpus_per_node"]
     limit = [] if settings.limit is None else ["--limit", str(settings.limit)]
     model = f"pretrained={job.inputs['model']},dtype={DTYPES[settings.dtype]}"
-    if gpus and job.placement["zero_stage"] == 3:
-        # One process, which divides the layers among the GPUs and, if they are full, CPU memory.
-        model += ",parallelize=True"
+    if gpus > 1:
+        # The layers are divided among the GPUs; those that do not fit are read from disk.
+        model += f",parallelize=True,offload_folder={output / 'offload'}"
     return [
         *("--model", "hf"),
         *("--model_args", model),

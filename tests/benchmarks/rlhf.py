@@ -299,7 +299,9 @@ def rlhf_job(case, folder, result, seed):
         seed=seed,
     )
     job.settings = RlhfSettings(**settings)
-    job.placement.setdefault("micro_batch_tokens", MICRO_BATCH_TOKENS)
+    # Those of make_job are for training alone.
+    micro_batch = {"micro_batch_tokens": MICRO_BATCH_TOKENS}
+    job.placement |= micro_batch | read_setup(folder).placement
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
     return job

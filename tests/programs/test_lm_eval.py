@@ -22,7 +22,7 @@ def job(tmp_path, monkeypatch):
     settings["apply_chat_template"] = False
     return SimpleNamespace(
         settings=SimpleNamespace(**settings),
-        placement={"gpus_per_node": 0, "zero_stage": 0, "source": str(tmp_path)},
+        placement={"gpus_per_node": 0, "source": str(tmp_path)},
         spec={"files": {"mine.yaml": file_digest(tmp_path / "mine.yaml")}},
         inputs={"model": Path("output/rlhf/tiny")},
         result=tmp_path / "result",
@@ -59,9 +59,9 @@ def test_arguments_of_a_limit_on_a_gpu(job):
 
 
 def test_a_model_that_training_partitions_is_divided_among_the_gpus(job):
-    job.placement |= {"gpus_per_node": 8, "zero_stage": 3}
+    job.placement["gpus_per_node"] = 8
     found = arguments_of(job)["--model_args"]
-    assert found == "pretrained=output/rlhf/tiny,dtype=bfloat16,parallelize=True"
+    assert found.startswith("pretrained=output/rlhf/tiny,dtype=bfloat16,parallelize=True,")
 
 
 def test_prompts_become_turns_by_the_chat_template_on_request(job):

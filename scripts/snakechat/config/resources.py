@@ -30,7 +30,7 @@ def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str
     if work == "training" or (work == "evaluation" and is_partitioned):
         return placement
     if is_partitioned:
-        return {**placement, "nodes": 1, "processes_per_node": 1}
+        return {**placement, "nodes": 1, "offload": "none", "processes_per_node": 1}
     gpus = placement["gpus_per_node"]
     threads = max(placement["threads"] // max(gpus, 1), 1)
     return {**placement, "nodes": 1, "gpus_per_node": min(gpus, 1), "threads": threads}

@@ -43,7 +43,7 @@ def test_a_single_process_gets_one_gpu_and_its_threads(placement, expected):
 def test_evaluations_of_partitioned_models_have_all_processes():
     config = OneRecipe(nodes=4, zero_stage=3)
     assert job_placement(config, "sft", "a", "evaluation") == config.placement
-    single = {**config.placement, "nodes": 1, "processes_per_node": 1}
+    single = {**config.placement, "nodes": 1, "offload": "none", "processes_per_node": 1}
     assert job_placement(config, "sft", "a", "single_process") == single
 
 
