@@ -106,9 +106,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _stored_tensors(path: Path) -> Tensors:
-    """Return the tensors of a file, which is mapped into memory.
+    """Return the tensors of a file: those of safetensors on the meta device, others mapped.
 
-    Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
+    A mapped tensor takes at least a page of the file, which may be large. Only files in the format
+    of torch before 1.6 are read whole: they cannot be mapped.
 
     Raises:
         InputError: the file is damaged, or has pickled objects other than tensors.
@@ -116,7 +117,8 @@ def _stored_tensors(path: Path) -> Tensors:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = file.keys()
+                return {name: file.get_tensor(name).to("meta") for name in names}
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
@@ -158,7 +160,7 @@ def _model_without_weights(auto_class: Any, source: Path) -> PreTrainedModel:
 
 def _copy_weights(model: PreTrainedModel, files: Mapping[Path, Tensors], folder: Path) -> None:
     """Copy or convert the weights of files, without those that the model does not have."""
-    unneeded = _unneeded(_merged(files.values()), model)
+    unneeded = _unneeded(files, model)
     kept = {
         path: {name: tensor for name, tensor in tensors.items() if name not in unneeded}
         for path, tensors in files.items()
@@ -205,13 +207,19 @@ def _mapped_again(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return _stored_tensors(path)[name] if zipfile.is_zipfile(path) else tensor
 
 
-def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:
+def _unneeded(files: Mapping[Path, Tensors], model: PreTrainedModel) -> set[str]:
     """Return the names of tensors that the model does not have, or has under another name too.
 
     As in files of save_pretrained, tied weights are stored once; two that differ are both kept,
     because from_pretrained does not tie them. If transformers computes weights from several
     tensors, all tensors are kept.
     """
+    tensors = _merged(files.values())
+    paths = {name: path for path, of_file in files.items() for name in of_file}
+
+    def value(name: str) -> torch.Tensor:
+        return _mapped_again(paths[name], name, tensors[name])
+
     renamed = names_in_model(model, tensors)
     if renamed is None:
         return set()
@@ -221,6 +229,6 @@ def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:
         for tied, source in model.all_tied_weights_keys.items()
         if tied in names
         and source in names
-        and torch.equal(tensors[names[tied]], tensors[names[source]])
+        and torch.equal(value(names[tied]), value(names[source]))
     }
     return tensors.keys() - renamed.keys() | repeated
