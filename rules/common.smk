@@ -276,9 +276,11 @@ snakemake_adapter.after_build(workflow, judge_recipes)
 
 # Snakemake asks for the inputs of a job several times.
 @functools.cache
-def warn_of_unread_files(dataset):
-    """Print a warning if a dataset has data files that belong to no split."""
-    if remark := unread_files_remark(CONFIG, dataset):
+def warn_of_unread_files(rule, dataset):
+    """Print a warning if a dataset to import has data files that belong to no split."""
+    is_planned = rule == "import_dataset" and workflow.is_main_process
+    remark = unread_files_remark(CONFIG, dataset) if is_planned else None
+    if remark:
         warn(remark)
 
 
@@ -295,11 +297,9 @@ def inputs(rule):
         name = "/".join(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
-        if workflow.is_main_process:
-            if rule.startswith("train_"):
-                LICENSES.check(rule, name)
-            elif rule == "import_dataset":
-                warn_of_unread_files(name)
+        if rule.startswith("train_") and workflow.is_main_process:
+            LICENSES.check(rule, name)
+        warn_of_unread_files(rule, name)
         if SPECS_FOLDER:
             write_spec(spec, Path(SPECS_FOLDER))
         SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))

@@ -159,7 +159,7 @@ def test_evaluations_of_partitioned_models_request_the_gpus_of_the_training(sour
     placement, requested = jobs["evaluate_sft 66b"]
     assert (requested["nodes"], requested["gres"]) == ("8", "gpu:8")
     # lm-evaluation-harness has one process, which uses the GPUs of a node.
-    placement, requested = jobs["evaluate_tasks sft/66b"]
+    placement, requested = jobs["evaluate_tasks 66b"]
     assert (placement["nodes"], placement["processes_per_node"]) == (1, 1)
     assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "8", "64")
 
