@@ -75,9 +75,9 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
 
 
 def unread_files_remark(config: Config, name: str) -> str | None:
-    """Return a remark on data files of a dataset that no split has, or None if there are none.
+    """Return a remark on data files of a dataset that belong to no split, or None without any.
 
-    The dataset has no glob for train.
+    With a glob for train, the user has selected the files: there is no remark.
     """
     source, files = config.source_of("datasets", name), dataset_files(config, name)
     if not files or "train" in config.values["datasets"][name]:

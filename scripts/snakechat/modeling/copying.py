@@ -1,8 +1,7 @@
 """Copy models as safetensors without loading their weights.
 
-The weights of a source are mapped into memory, so that a copy of a model of any size needs little
-of it. Files whose weights all belong to the model are copied as they are; others are written one
-weight at a time.
+A copy of a model of any size needs little memory. Files whose weights all belong to the model are
+copied as they are; others are written one weight at a time, which is mapped from the source.
 """
 
 import json
