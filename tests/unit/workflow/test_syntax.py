@@ -61,7 +61,9 @@ def numbered(code, outer, numbers):
 def renamed(node, generator):
     """A copy of a definition in which one or all uses of a name have another name."""
     node = copy.deepcopy(node)
-    names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    # Where super is named, even as a local variable, the compiler adds a variable __class__.
+    nodes = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    names = [each for each in nodes if each.id != "super"]
     bound = [each for each in names if isinstance(each.ctx, ast.Store)]
     if not bound:
         return node
