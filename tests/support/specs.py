@@ -1,4 +1,4 @@
-"""A small ModelSpec whose sizes can be computed by hand, and the least that a run record has."""
+"""A ModelSpec whose sizes can be computed by hand, a placement, and the least of a run record."""
 
 import json
 
@@ -16,6 +16,17 @@ SMALL = {
     "n_head": 2,
     "n_positions": 16,
     "vocab_size": 32,
+}
+
+# A placement of one process.
+ONE_GPU = {
+    "nodes": 1,
+    "gpus_per_node": 1,
+    "zero_stage": 0,
+    "offload": "none",
+    "activation_checkpointing": False,
+    "micro_batch_tokens": 8192,
+    "mem_mb": 64000,
 }
 
 

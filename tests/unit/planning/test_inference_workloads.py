@@ -11,16 +11,8 @@ from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan
 from snakechat.workflow.digests import file_digest
+from support.specs import ONE_GPU
 
-PLACEMENT = {
-    "nodes": 1,
-    "gpus_per_node": 1,
-    "zero_stage": 0,
-    "offload": "none",
-    "activation_checkpointing": False,
-    "micro_batch_tokens": 4096,
-    "mem_mb": 64000,
-}
 H100 = GPUS["h100"]
 SAMPLED = {"max_response_length": 64, "num_generations": 2, "generation_backend": "hf"}
 
@@ -38,7 +30,7 @@ def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.
     digests = {name: file_digest(folder / name) for name in files}
     specs["job"] = {"rule": rule, "settings": {"dtype": "bf16", **settings}, "inputs": entries}
     specs["job"]["files"] = digests
-    placement = PLACEMENT | {"source": str(folder)} | placement
+    placement = ONE_GPU | {"source": str(folder)} | placement
     plan = {
         path: PlannedJob({"name": "a", "path": path, **spec}, placement, "")
         for path, spec in specs.items()
@@ -71,10 +63,10 @@ def test_responses_to_prompt_sets(tmp_path):
 
 
 def test_batches_of_prompts_are_bounded_by_micro_batch_tokens(tmp_path):
-    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300] * 50)
+    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300] * 100)
     settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
     job = estimate("prompt_eval", settings, ("base",), ["prompts/mine.yaml"], folder=tmp_path)
-    assert job.workload.generation.sequences == 4096 // 200
+    assert job.workload.generation.sequences == 8192 // 200
 
 
 def test_scores_of_prompt_sets(tmp_path):
@@ -108,7 +100,7 @@ def test_reward_bench_in_files_and_on_the_hub(tmp_path):
     assert job.workload.largest.length == 2048
     assert job.seconds > 0
     of_hub = estimate("evaluate_reward_bench", {"hub": "a/b"})
-    assert of_hub.workload.largest.length == 4096
+    assert of_hub.workload.largest.length == 8192
     assert of_hub.seconds is None
     assert of_hub.notes == ["unknown until RewardBench 2 is downloaded: number of tokens"]
 

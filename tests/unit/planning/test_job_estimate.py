@@ -10,18 +10,10 @@ from snakechat.planning.dry_run import PlannedJob
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan
+from support.specs import ONE_GPU
 
 SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
 SETTINGS |= {"max_steps": None, "global_batch_size": 8}
-PLACEMENT = {
-    "nodes": 1,
-    "gpus_per_node": 1,
-    "zero_stage": 0,
-    "offload": "none",
-    "activation_checkpointing": False,
-    "micro_batch_tokens": 8192,
-    "mem_mb": 64000,
-}
 DATA = {"hub": "Dahoas/rm-static"}
 SPLIT = {"weights": {"sft": 2, "reward": 4, "rlhf": 4}, "max_rows": None}
 OPT_1_3B_WEIGHTS = 1_315_758_080
@@ -51,7 +43,7 @@ def plan_sft(
     inputs = {"records.a": records, "rows.a": rows}
     tokens = add("tokenize_sft", blend, tokenizer=base, **inputs)
     path = add("train_sft", blend, model=base, tokens=tokens)
-    jobs = {name: PlannedJob(spec, PLACEMENT | placement, "") for name, spec in specs.items()}
+    jobs = {name: PlannedJob(spec, ONE_GPU | placement, "") for name, spec in specs.items()}
     return Plan(jobs, set(jobs) if stale else set()), path
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,14 +9,23 @@ from torch import nn
 from transformers import get_scheduler
 
 from snakechat.training import deepspeed_engine
-from snakechat.training.checkpointing import Checkpointer
-from snakechat.training.engine import FrozenModel, make_engine, step_engines
+from snakechat.training.engine import step_engines
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import LOCK, read_lock
+from support.engines import (
+    RATE,
+    cosine,
+    engine_for,
+    network,
+    placement,
+    rows,
+    run_step,
+    squared_error,
+    weights_of,
+)
 
 # After snakechat, which sets DS_ACCELERATOR.
-import deepspeed  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
 
 # DeepSpeed calls functions of torch that are deprecated.
@@ -25,64 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("group"),
 ]
-
-SETTINGS = {
-    "weight_decay": 0.1,
-    "lora_learning_rate": None,
-    "adam_betas": [0.9, 0.95],
-    "lr_schedule": "constant",
-    "warmup_steps": 0,
-    "min_lr_ratio": 0.0,
-    "max_grad_norm": 1.0,
-    "dtype": "fp32",
-}
-RATE = 0.01
-
-
-def placement(**changes):
-    return {
-        "nodes": 1,
-        "gpus_per_node": 0,
-        "zero_stage": 0,
-        "offload": "none",
-        "activation_checkpointing": False,
-        "micro_batch_tokens": 8192,
-    } | changes
-
-
-def network():
-    """Return matrices, biases and a norm, with the same weights at each call."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1))
-
-
-def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
-    settings = SimpleNamespace(**{**SETTINGS, **changes})
-    return make_engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
-
-
-def rows(number, seed=1):
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(number, 4, generator=random), torch.randn(number, 1, generator=random)
-
-
-def squared_error(output, targets, number):
-    """Return the contribution of a micro-batch to the mean of a step."""
-    return (output - targets).square().sum() / number
-
-
-def weights_of(module):
-    with deepspeed.zero.GatheredParameters(list(module.parameters())):
-        return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
-
-
-def run_step(engine, inputs, targets, micro_batches, scale=1.0):
-    """Take one optimizer step whose rows are divided into micro-batches."""
-    groups = list(zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True))
-    for number, (group_inputs, group_targets) in enumerate(groups, start=1):
-        loss = squared_error(engine(group_inputs), group_targets, len(inputs)) * scale
-        engine.backward(loss, last=number == len(groups))
-    engine.step()
 
 
 def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
@@ -383,10 +333,6 @@ def test_two_engines_train_independently():
     assert_equal_weights(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
 
-def cosine(progress, min_ratio=0.0):
-    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 @pytest.mark.parametrize(
     ("schedule", "min_ratio", "warmup", "factors"),
     [
@@ -481,195 +427,6 @@ def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
     engine.step()
     assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
-
-
-def stateful(zero_stage, dtype, shift=0.0, frozen=False):
-    """Return a module and its engine, whose learning rate changes.
-
-    shift: added to the trained weights.
-    """
-    module = network().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    for name, weight in module.named_parameters():
-        # As with LoRA, frozen weights are not part of a state.
-        weight.requires_grad_(not (frozen and name.startswith(("0.", "2."))))
-        if weight.requires_grad:
-            weight.data.add_(shift)
-    schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
-    return module, engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
-
-
-def train(engine, job, number=6, dtype="fp32"):
-    """Run the remaining steps and return the rate of each; saves a checkpoint after the third."""
-    rates = []
-    steps = [rows(8, seed) for seed in range(number)]
-    for _, (inputs, targets) in Checkpointer(job, module=engine).steps(steps):
-        rates.append(engine.learning_rate)
-        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-        run_step(engine, inputs.to(kind), targets, micro_batches=2)
-    return rates
-
-
-@pytest.fixture
-def make_job(tmp_path):
-    """A function that returns a job with a checkpoint every three steps."""
-
-    def job(name):
-        result = tmp_path / name / "result"
-        result.mkdir(parents=True, exist_ok=True)
-        (result / "metrics.jsonl").touch()
-        states = tmp_path / name / "states"
-        placement = {"save_steps": 3}
-        return SimpleNamespace(result=result, states=states, placement=placement, record={})
-
-    return job
-
-
-STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in range(4)]
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_resumed_run_equals_an_uninterrupted_one(zero_stage, dtype, frozen, make_job):
-    module, engine = stateful(zero_stage, dtype, frozen=frozen)
-    rates = train(engine, make_job("whole"), dtype=dtype)
-    assert rates == pytest.approx(
-        [RATE * factor for factor in (0, 0.5, *(cosine(step / 4, 0.1) for step in range(4)))]
-    )
-
-    _, stopped = stateful(zero_stage, dtype, frozen=frozen)
-    assert train(stopped, make_job("stopped"), number=3, dtype=dtype) == rates[:3]
-    # Shifted weights, so that none is correct by chance.
-    again, resumed = stateful(zero_stage, dtype, shift=0.5, frozen=frozen)
-    assert train(resumed, make_job("stopped"), dtype=dtype) == rates[3:]
-
-    assert torch.equal(weights_of(again), weights_of(module))
-    expected, restored = engine.state_dict(), resumed.state_dict()
-    assert restored.keys() == expected.keys()
-    for name, value in expected.items():
-        equal = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
-        assert equal(restored[name], value), name
-
-
-@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_restored_module_has_its_weights_before_the_first_step(zero_stage, dtype, make_job):
-    # As the actor, which generates before it trains.
-    module, engine = stateful(zero_stage, dtype)
-    train(engine, make_job("job"), number=3, dtype=dtype)
-    again, resumed = stateful(zero_stage, dtype, shift=0.5)
-    assert not torch.equal(weights_of(again), weights_of(module))
-    Checkpointer(make_job("job"), module=resumed)
-    assert torch.equal(weights_of(again), weights_of(module))
-    inputs = rows(4, 9)[0].to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    with torch.no_grad():
-        assert torch.equal(again(inputs), module(inputs))
-
-
-@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
-def test_a_state_has_fp32_weights_and_moments_of_trained_weights_only(zero_stage, dtype, make_job):
-    module, engine = stateful(zero_stage, dtype, frozen=True)
-    train(engine, make_job("job"), number=3, dtype=dtype)
-    tensors = {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
-    assert all(value.dtype == torch.float32 for value in tensors.values())
-    with deepspeed.zero.GatheredParameters(list(module.parameters())):
-        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-        everything = sum(weight.numel() for weight in module.parameters())
-    for name in ("weights", "exp_avg", "exp_avg_sq"):
-        size = sum(value.numel() for key, value in tensors.items() if key.endswith(f".{name}"))
-        # Groups are padded with zeros.
-        assert trained <= size <= trained + 4 < everything
-
-
-def test_a_state_of_another_zero_stage_is_rejected():
-    _, engine = stateful(2, "fp32")
-    _, other = stateful(3, "fp32")
-    with pytest.raises(InputError) as error:
-        other.load_state_dict(engine.state_dict())
-    assert str(error.value) == (
-        "the saved state has ZeRO stage 2, this run has stage 3: set zero_stage back, or delete the"
-        " state in output/state"
-    )
-
-
-def test_stage_1_in_bf16_resumes_as_stage_2(make_job):
-    module, engine = stateful(2, "bf16")
-    train(engine, make_job("job"), number=3, dtype="bf16")
-    again, resumed = stateful(1, "bf16", shift=0.5)
-    resumed.load_state_dict(engine.state_dict())
-    assert torch.equal(weights_of(again), weights_of(module))
-
-
-def test_two_engines_restore_their_own_states(make_job):
-    # As actor and critic.
-    def train_both(engines, number):
-        steps = [rows(8, seed) for seed in range(number)]
-        first, second = engines
-        for _, (inputs, targets) in Checkpointer(make_job("job"), a=first, b=second).steps(steps):
-            run_step(first, inputs, targets, micro_batches=1)
-            run_step(second, inputs, -targets, micro_batches=2)
-
-    uninterrupted = [stateful(0, "fp32") for _ in range(2)]
-    for (_, engine), sign, number in zip(uninterrupted, (1, -1), (1, 2), strict=True):
-        for seed in range(6):
-            inputs, targets = rows(8, seed)
-            run_step(engine, inputs, sign * targets, number)
-    train_both([stateful(0, "fp32")[1] for _ in range(2)], 3)
-    again = [stateful(0, "fp32", shift=0.5) for _ in range(2)]
-    train_both([engine for _, engine in again], 6)
-    for (restored, _), (expected, _) in zip(again, uninterrupted, strict=True):
-        assert torch.equal(weights_of(restored), weights_of(expected))
-
-
-# Frozen models.
-
-
-class RecordingLayer(nn.Linear):
-    """A layer that records the devices that it was moved to."""
-
-    def __init__(self):
-        super().__init__(2, 1)
-        self.train()
-        self.devices = []
-
-    def to(self, device):
-        self.devices.append(str(device))
-        return self
-
-
-@pytest.mark.parametrize(
-    ("offload", "devices"),
-    [
-        (False, ["cuda:1", "cuda:1", "cuda:1"]),
-        # Moved to its device and back, each time.
-        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
-    ],
-)
-def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
-    module = RecordingLayer()
-    frozen = FrozenModel(module, torch.device("cuda", 1), offload)
-    for _ in range(2):
-        with frozen.on_device() as moved:
-            assert moved is module
-            assert module.devices[-1] == "cuda:1"
-    assert module.devices == devices
-
-
-def test_all_weights_of_a_frozen_module_are_moved():
-    module = network()
-    frozen = FrozenModel(module, torch.device("meta"), offload=False)
-    with frozen.on_device() as moved:
-        assert {weight.device.type for weight in moved.parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_a_frozen_module_computes_no_gradients(offload):
-    module, inputs = network(), rows(4)[0]
-    before = module(inputs).detach()
-    with FrozenModel(module, torch.device("cpu"), offload).on_device() as frozen:
-        assert not frozen.training
-        outputs = frozen(inputs)
-    assert not outputs.requires_grad
-    assert torch.equal(outputs, before)
-    assert not any(weight.requires_grad for weight in module.parameters())
 
 
 def test_the_tested_version_of_deepspeed_is_the_pinned_one():

@@ -1,0 +1,58 @@
+"""Frozen models: where they are and that they compute no gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+from snakechat.training.engine import FrozenModel
+from support.engines import network, rows
+
+
+class RecordingLayer(nn.Linear):
+    """A layer that records the devices that it was moved to."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.train()
+        self.devices = []
+
+    def to(self, device):
+        self.devices.append(str(device))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("offload", "devices"),
+    [
+        (False, ["cuda:1", "cuda:1", "cuda:1"]),
+        # Moved to its device and back, each time.
+        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
+    ],
+)
+def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
+    module = RecordingLayer()
+    frozen = FrozenModel(module, torch.device("cuda", 1), offload)
+    for _ in range(2):
+        with frozen.on_device() as moved:
+            assert moved is module
+            assert module.devices[-1] == "cuda:1"
+    assert module.devices == devices
+
+
+def test_all_weights_of_a_frozen_module_are_moved():
+    module = network()
+    frozen = FrozenModel(module, torch.device("meta"), offload=False)
+    with frozen.on_device() as moved:
+        assert {weight.device.type for weight in moved.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_frozen_module_computes_no_gradients(offload):
+    module, inputs = network(), rows(4)[0]
+    before = module(inputs).detach()
+    with FrozenModel(module, torch.device("cpu"), offload).on_device() as frozen:
+        assert not frozen.training
+        outputs = frozen(inputs)
+    assert not outputs.requires_grad
+    assert torch.equal(outputs, before)
+    assert not any(weight.requires_grad for weight in module.parameters())
