@@ -3,8 +3,15 @@
 import shutil
 
 import pytest
-import yaml
 
+from support.setting_values import (
+    BOUNDS,
+    PLACEMENT,
+    REWARD,
+    SHARES,
+    STAGES,
+    is_stated,
+)
 from support.staleness import (
     CONFIG,
     COPIED,
@@ -22,9 +29,7 @@ from support.staleness import (
     TOKENIZED,
     TOKENIZERS,
     Row,
-    backwards,
     config,
-    fresh,
     merged,
     move_the_model,
     nested,
@@ -35,91 +40,6 @@ from support.staleness import (
     tiny_rlhf,
     write_config,
 )
-
-# The rules that build another dataset, SFT model or reward model for the first time.
-DATASET = {"import_dataset", "split_dataset"}
-SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
-TRAINED_REWARD = {"tokenize_reward", "train_reward"}
-REWARD = TRAINED_REWARD | {"evaluate_reward"}
-
-# Another value of each setting of the stages, and the rules that must run after the change.
-DATASETS = {"datasets": ["toy", "other"]}
-CUT = {"max_length": 95, "truncation_side": "right"}
-DTYPE = {"dtype": "fp32"}
-# Settings of RLHF whose values have to fit one another.
-RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size": 64}
-RL |= {"kl_in": "loss", "kl_estimator": "k2"}
-BETAS = {"adam_betas": [0.95, 0.9]}
-BOUNDS = {"max_characters": 40}
-SAMPLING = {"num_generations": 3, "temperature": 0.9, "generation_backend": "vllm"}
-SAMPLING |= {"max_response_length": 23, "dtype": "fp32"}
-# Settings with a row in SETTINGS.
-SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
-SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")
-SPECIAL += ("eval_prompts", "expect", "not_worse_than")
-STAGES = {
-    f"{stage}.{key}": (value, rules)
-    for stage, settings, rules in (
-        ("sft", {"model": "other"}, stale("init_model")),
-        ("sft", DATASETS, DATASET | stale("tokenize_sft")),
-        ("sft", CUT, stale("tokenize_sft")),
-        ("sft", BETAS | {"max_steps": 5}, SFT_TRAINED),
-        ("reward", {"model": "tiny"}, stale("train_reward")),
-        ("reward", DATASETS, DATASET | stale("tokenize_reward")),
-        ("reward", CUT, stale("tokenize_reward")),
-        ("reward", BETAS | {"max_steps": 5}, stale("train_reward")),
-        ("dpo", {"model": "tiny"}, stale("compute_reference")),
-        ("dpo", DATASETS, DATASET | stale("tokenize_dpo")),
-        ("dpo", CUT, stale("tokenize_dpo")),
-        ("dpo", DTYPE, stale("compute_reference")),
-        # Without a reference model.
-        ("dpo", {"loss": "simpo"}, stale("train_dpo")),
-        ("dpo", BETAS, stale("train_dpo")),
-        # In 16 bits, the reference follows the batches of the training.
-        ("dpo", {"max_steps": 5, "epochs": 7, "global_batch_size": 7}, stale("compute_reference")),
-        ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
-        ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
-        ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
-        ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
-        ("rlhf", RL | BETAS | {"max_steps": 5}, stale("train_rlhf")),
-        ("generations", DATASETS, DATASET | stale("tokenize_generations")),
-        ("generations", {"max_prompt_length": 47}, stale("tokenize_generations")),
-        ("generations", {"model": "tiny"}, stale("generate_responses")),
-        ("generations", SAMPLING, stale("generate_responses")),
-        ("generations", {"reward": "other"}, TRAINED_REWARD | stale("score_responses")),
-        ("generations", {"reward_functions": {"shop": 1}}, stale("score_responses")),
-    )
-    for key, value in settings.items()
-}
-
-
-def another_value(schema, value):
-    """Return a value that a JSON schema allows, other than the given one."""
-    if "enum" in schema:
-        return next(choice for choice in schema["enum"] if choice != value)
-    if isinstance(value, bool):
-        return not value
-    if schema["type"] == "integer":
-        return value + 1
-    return value / 2 if value else 0.25
-
-
-# All other settings count in training alone.
-STAGES |= {
-    f"{stage}.{key}": (
-        another_value(schema, {**CONFIG[stage]["defaults"], **RECIPES[stage]}[key]),
-        SFT_TRAINED if stage == "sft" else stale(f"train_{stage}"),
-    )
-    for stage in RECIPES
-    for key, schema in SCHEMA["properties"][stage]["properties"]["defaults"]["properties"].items()
-    if f"{stage}.{key}" not in STAGES and key not in ("placement", "seed", *SPECIAL)
-}
-
-
-def is_stated(name):
-    """Return whether the tiny recipe sets a key itself."""
-    stage, key = name.split(".")
-    return key in RECIPES[stage]
 
 
 def place_of(name):
@@ -140,7 +60,6 @@ INIT = {
     "init_std": 0.05,
 }
 
-SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
 SWAPPED_COLUMNS = {"prompt": "prompt", "chosen": "rejected", "rejected": "chosen"}
 GENERATED = {
     "path": None,
@@ -180,16 +99,8 @@ def other_tokenizer(folder):
 
 HUB_BENCH = {"hub": "lab/bench", "revision": "main"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
-# Other values of what a judge is asked, and of where and how it is asked.
+# Other values of what a judge is asked.
 JUDGE = {"model": "wiser", "rubric": "Be brief.", "scale": [1, 5], "parameters": {"seed": 1}}
-ACCESS = {
-    "url": "http://elsewhere/v1",
-    "key_env": "KEY",
-    "requests_per_minute": 60,
-    "concurrency": 2,
-    "prices.prompt": 1.0,
-    "prices.completion": 2.0,
-}
 METRICS = {"sft": "after.perplexity", "reward": "loss", "dpo": "loss", "rlhf": "rlhf.length"}
 ABLATION = {
     "sft": {"recipes": {"two": {**RECIPES["sft"], "datasets": ["toy", "other"]}}},
@@ -395,44 +306,6 @@ SETTINGS = {
     "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
 }
 
-# Another value of each setting that determines only where and how a job runs.
-PLACE = {
-    "nodes": 2,
-    "gpus_per_node": 8,
-    "zero_stage": 2,
-    "offload": "optimizer",
-    "activation_checkpointing": True,
-    "micro_batch_tokens": 4096,
-    "threads": 3,
-    "mem_mb": 2000,
-    "runtime": 30,
-    "generate_tokens": 5000,
-    "pad_to_multiple_of": 64,
-    "prefetch": True,
-    "cuda_graphs": True,
-    "attn_implementation": "flex",
-    "compile": True,
-    "vllm_tensor_parallel_size": 2,
-    "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
-}
-PLACEMENT = {
-    "save_steps": 7,
-    "trackers": ["mlflow"],
-    "cache": "elsewhere",
-    "cache_max_size": "1G",
-    "container": "docker://registry.example.com/snakechat",
-    "deployment": "multi_node",
-    **{f"deployments.{key}": value for key, value in PLACE.items()},
-    **{
-        f"{stage}.placement.{key}": value
-        for stage in RECIPES
-        for key, value in {**PLACE, "deployment": "single_node"}.items()
-    },
-    **{f"llm_judges.{key}": value for key, value in ACCESS.items()},
-    "rlhf.placement.critic_zero_stage": 1,
-    "rlhf.placement.offload_frozen": True,
-}
-
 
 def settings_of(schema, config):
     """Return the settings that a schema names, and those that it allows and a config has.
@@ -596,137 +469,4 @@ VALUES = {
 
 @rows(VALUES)
 def test_other_forms_of_a_setting_do_so_too(plans, row):
-    assert plans(row) == row.rules
-
-
-# --- edits without effect -------------------------------------------------------------------
-
-
-def reformat_the_config(folder):
-    text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
-    (folder / "config.yaml").write_text(text)
-
-
-def placement(*names):
-    """Change settings of PLACEMENT."""
-    places = {name: name.replace(".placement", ".recipes.tiny.placement") for name in names}
-    return config(*(nested(places[name], PLACEMENT[name]) for name in names))
-
-
-PLACES = {stage: [name for name in PLACEMENT if name.startswith(f"{stage}.")] for stage in RECIPES}
-OVERRIDDEN = [
-    nested(name.replace(".", ".defaults."), value)
-    for name, (value, _) in STAGES.items()
-    if is_stated(name)
-]
-STATED = [
-    nested(f"{stage}.recipes.tiny", {**CONFIG[stage]["defaults"], **RECIPES[stage]})
-    for stage in RECIPES
-]
-USUAL_COLUMNS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-
-
-FRESH = {
-    "comments in the config": fresh(replaced("config.yaml", ("# All settings", "# The settings"))),
-    "order and style of the config": fresh(reformat_the_config),
-    "spelling of values": fresh(
-        replaced(
-            "config.yaml",
-            ("seed: 1234", "seed: 0x4D2"),
-            ("weights: {sft: 2,", "weights: {sft: 2.0,"),
-            ("init_std: 0.06", "init_std: 6.0e-2"),
-            ("lora_alpha: 1", "lora_alpha: 1.0"),
-            ("gamma: 1.0", "gamma: 1"),
-            ("actor_learning_rate: 1.0e-3", "actor_learning_rate: .001"),
-            ("whiten_advantages: true", "whiten_advantages: True"),
-            ("dtype: bf16", 'dtype: "bf16"'),
-        )
-    ),
-    "save_steps": fresh(placement("save_steps")),
-    "trackers": fresh(placement("trackers")),
-    "another cache and image": fresh(placement("cache", "cache_max_size", "container")),
-    "deployment": fresh(placement("deployment")),
-    "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
-    "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
-    "the name of a deployment as placement": fresh(
-        config(*(nested(f"{stage}.recipes.tiny.placement", "multi_node") for stage in RECIPES))
-    ),
-    "placement of sft": fresh(placement(*PLACES["sft"])),
-    "placement of reward": fresh(placement(*PLACES["reward"])),
-    "placement of dpo": fresh(placement(*PLACES["dpo"])),
-    "placement of rlhf": fresh(placement(*PLACES["rlhf"])),
-    "defaults that the recipes override": fresh(config(*OVERRIDDEN)),
-    "defaults stated in the recipes": fresh(config(*STATED)),
-    "where and how a judge is asked": fresh(
-        config(*(nested(f"llm_judges.wise.{key}", value) for key, value in ACCESS.items()))
-    ),
-    "a judge that nothing asks": fresh(setting("llm_judges.kind.rubric", "Be brief.")),
-    "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
-    "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
-    "another model": fresh(setting("models.opt-125m.revision", "v2")),
-    "a new recipe": fresh(setting("rlhf.recipes.new", RECIPES["rlhf"])),
-    "a preset that the recipe does not use": fresh(
-        setting("rlhf.presets.deepspeed_chat.kl_coef", 0.3)
-    ),
-    "a preset with the values of the recipe": fresh(
-        config(
-            nested("rlhf.presets.mine", {"kl_coef": 0.15, "gae_lambda": 0.95}),
-            nested("rlhf.recipes.tiny.preset", "mine"),
-        )
-    ),
-    "a preset whose values the recipe overrides": fresh(
-        config(
-            nested("rlhf.presets.mine", {"kl_coef": 0.3, "ppo_epochs": 1}),
-            nested("rlhf.recipes.tiny.preset", "mine"),
-        )
-    ),
-    "the common seed as seed of the recipe": fresh(
-        config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
-    ),
-    "the common seed as seed of the dataset": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
-    "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
-    "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
-    "the common template as template of the model": fresh(
-        setting("models.tiny.template", "dialogue")
-    ),
-    "the common template as template of a fetched model": fresh(
-        setting("models.far.template", "dialogue")
-    ),
-    "the common on_bad_row as that of the dataset": fresh(
-        setting("datasets.mine.on_bad_row", "fail")
-    ),
-    "on_bad_row for generated datasets": Row(setting("on_bad_row", "skip"), set()),
-    "the usual columns": fresh(setting("datasets.mine.columns", USUAL_COLUMNS)),
-    "globs of the same files": fresh(
-        setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
-    ),
-    "the origin of a local dataset": fresh(
-        setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
-    ),
-    "the origin of a local model": fresh(
-        setting("models.near", {"hub": "lab/near", "revision": "main"})
-    ),
-}
-
-
-def test_every_placement_is_changed():
-    cpu = CONFIG["deployments"]["cpu"]
-    assert all(PLACE[key] != value for key, value in cpu.items())
-    for stage, names in PLACES.items():
-        assert RECIPES[stage]["placement"] == {"deployment": "cpu"} != names
-        assert {name.rpartition(".")[2] for name in names} >= PLACE.keys() | {"deployment"}
-    common = PLACEMENT.keys() & CONFIG.keys()
-    assert common == {
-        "save_steps",
-        "trackers",
-        "deployment",
-        "cache",
-        "cache_max_size",
-        "container",
-    }
-    assert all(PLACEMENT[name] != CONFIG[name] for name in common)
-
-
-@rows(FRESH)
-def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
     assert plans(row) == row.rules
