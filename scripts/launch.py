@@ -2,12 +2,12 @@
 
     python scripts/launch.py scripts/train_sft.py --spec ... --placement '{"nodes": 2, ...}'
 
-A node without GPUs has one process on its CPU; `processes_per_node` is another number. One process
-is plain Python; several processes of a node are started by torchrun. For several nodes, this
-program starts itself on each node as a step of its Slurm job (srun). On Kubernetes, a PyTorchJob or
-TrainJob starts it on each node. In both cases the environment has the number of the node
-(PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR and PET_MASTER_PORT, or
-without PET_).
+A node without GPUs has one process on its CPU; the placement's `processes_per_node` overrides both.
+One process is plain Python; several processes of a node are started by torchrun. For several nodes,
+this program starts itself on each node as a step of its Slurm job (srun). On Kubernetes, a
+PyTorchJob or TrainJob starts it on each node. In both cases the environment has the number of the
+node (PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR and PET_MASTER_PORT,
+or without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job.

@@ -168,7 +168,7 @@ def evaluate_tasks(job: JobDescription) -> Workload:
         f"assumed: sequences of {LM_EVAL_TOKENS} tokens; lm_eval chooses how many fit into a batch",
         "unknown before lm_eval runs: number of tokens",
     )
-    return Workload(trained=[], frozen=[model], largest=shape, flops=None, notes=notes)
+    return Workload([], [model], shape, flops=None, can_offload=False, notes=notes)
 
 
 def prompt_eval(job: JobDescription) -> Workload:

@@ -145,7 +145,7 @@ class JobEstimate:
             yield {"micro_batch_tokens": tokens}
             tokens //= 2
         if not workload.trained:
-            yield from self._suggested_partitions()
+            yield from self._suggested_partitions(workload)
             return
         if not placement["activation_checkpointing"]:
             yield {"activation_checkpointing": True}
@@ -156,13 +156,13 @@ class JobEstimate:
                 yield {"zero_stage": stage}
         if placement["offload"] == "none":
             yield {"zero_stage": max(placement["zero_stage"], 2), "offload": "optimizer"}
-        yield from self._suggested_partitions()
+        yield from self._suggested_partitions(workload)
         if self.spec["settings"]["lora_rank"] == 0:
             yield {"lora_rank": SUGGESTED_LORA_RANK}
 
-    def _suggested_partitions(self) -> Iterator[dict[str, Any]]:
+    def _suggested_partitions(self, workload: Workload) -> Iterator[dict[str, Any]]:
         """Yield changes with which an evaluation partitions its models."""
-        if self.placement["offload"] != "parameters":
+        if workload.can_offload and self.placement["offload"] != "parameters":
             yield {"zero_stage": 3, "offload": "parameters"}
         if 0 < self.placement["gpus_per_node"] < SUGGESTED_GPUS_PER_NODE:
             yield {"zero_stage": 3, "gpus_per_node": SUGGESTED_GPUS_PER_NODE}

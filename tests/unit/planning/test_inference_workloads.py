@@ -109,7 +109,8 @@ def test_tasks_of_a_model_that_no_gpu_holds():
     settings = {"tasks": ["arc_easy"]}
     alone = estimate("evaluate_tasks", settings, model="66b")
     assert "does not fit" in alone.warnings[0]
-    assert "zero_stage: 3, gpus_per_node: 8" in alone.warnings[0]
+    # lm-evaluation-harness offloads nothing.
+    assert alone.warnings[0].endswith("; fits with zero_stage: 3, gpus_per_node: 8")
     divided = estimate("evaluate_tasks", settings, model="66b", gpus_per_node=8, zero_stage=3)
     assert divided.warnings == []
 
