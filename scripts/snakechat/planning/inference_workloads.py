@@ -16,6 +16,7 @@ from snakechat.planning.job_description import (
 )
 from snakechat.planning.token_counts import text_counts
 from snakechat.planning.workload import Generation, Workload
+from snakechat.workflow.external_files import planned_files
 
 # Assumed length of a sequence of lm-evaluation-harness.
 LM_EVAL_TOKENS = 1024
@@ -142,7 +143,10 @@ def evaluate_reward_bench(job: JobDescription) -> Workload:
         note = "unknown until RewardBench 2 is downloaded: number of tokens"
         return Workload([], [model], job.micro_batch(limit, 1), flops=None, notes=(note,))
     folder = Path(job.placement["source"])
-    prompts = read_bench_prompts(folder / name for name in job.spec["files"])
+    files = {folder / name: digest for name, digest in job.spec["files"].items()}
+    # An earlier run may have read files that exist no more.
+    with planned_files(files):
+        prompts = read_bench_prompts(files)
     conversations = [
         [prompt.prompt + response]
         for prompt in prompts

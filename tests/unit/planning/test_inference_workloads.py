@@ -99,6 +99,9 @@ def test_reward_bench_in_files_and_on_the_hub(tmp_path):
     # The longest conversation is truncated to the positions of OPT.
     assert job.workload.largest.length == 2048
     assert job.seconds > 0
+    (tmp_path / "rows.jsonl").unlink()
+    [warning] = JobEstimate("job", job.plan, H100).warnings
+    assert "rows.jsonl" in warning
     of_hub = estimate("evaluate_reward_bench", {"hub": "a/b"})
     assert of_hub.workload.largest.length == 8192
     assert of_hub.seconds is None
