@@ -39,7 +39,7 @@ def compute(job: Job[Any], policy: Policy) -> None:
         pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
         examples = {split: pairs}
         if max_length is not None:
-            examples[f"{split}.mismatched"] = pairs.mismatched(max_length)
+            examples[f"{split}.mismatched"] = pairs.mismatched(max_length, split)
         batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
             logprobs = logprobs_by_epoch(policy, rows, max_tokens, batches)

@@ -45,7 +45,7 @@ class PreferenceData:
         if has_reference(settings.loss):
             self.reference = _load(inputs["reference"] / f"{split}.npy")
         if has_reference_point(settings.loss):
-            self.mismatched = self.rows.mismatched(settings.max_length)
+            self.mismatched = self.rows.mismatched(settings.max_length, split)
             self.mismatched_reference = _load(inputs["reference"] / f"{split}.mismatched.npy")
 
     def reference_point(

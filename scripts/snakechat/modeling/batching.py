@@ -13,7 +13,7 @@ from snakechat.data.tokens import Ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.errors import warn
+from snakechat.workflow.errors import InputError, warn
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
@@ -101,18 +101,45 @@ class Examples:
         )
         return Examples(prompts, *responses)
 
-    def mismatched(self, max_length: int) -> "Examples":
-        """Return each prompt with a response to another one: the first one of the next row.
+    def mismatched(self, max_length: int, split: str) -> "Examples":
+        """Return each prompt with a response to another one.
 
-        Responses are truncated to max_length tokens with their prompt.
+        It is the first response of the next row that has another prompt: weights repeat rows side
+        by side, and the responses to a prompt are often next to each other. Responses are
+        truncated to max_length tokens with their prompt.
+
+        Args:
+            split: train or eval, for the error.
+
+        Raises:
+            InputError: All prompts are the same.
         """
         responses = []
-        for row, prompt_length in enumerate(self.prompt_lengths):
-            other = (row + 1) % len(self)
+        for other, prompt_length in zip(
+            self._other_prompts(split), self.prompt_lengths, strict=True
+        ):
             # Of rows that are labelled good or bad, one of the responses is empty.
             ids = next(ids[other] for ids in self.responses if len(ids[other]))
             responses.append(ids[: max_length - prompt_length])
         return Examples(self.prompts, responses)
+
+    def _other_prompts(self, split: str) -> np.ndarray:
+        """Return the next row [n] with another prompt of each row; the first follows the last."""
+        following = np.roll(np.arange(len(self)), -1)
+        differs = self.prompt_lengths != self.prompt_lengths[following]
+        for row in np.flatnonzero(~differs).tolist():
+            other = int(following[row])
+            differs[row] = not np.array_equal(self.prompts[row], self.prompts[other])
+        last_rows = np.flatnonzero(differs)
+        if not len(last_rows):
+            raise InputError(
+                f"the {split} split: all {len(self)} prompts are the same, but loss: kto compares"
+                " responses with responses to other prompts: add rows with other prompts, or use"
+                " another loss"
+            )
+        # A row and those before the next change of prompt have the same prompt.
+        changes = np.searchsorted(last_rows, np.arange(len(self))) % len(last_rows)
+        return following[last_rows[changes]]
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
         """Return the number of target tokens [n] of each row. See packing.collate."""

@@ -21,6 +21,7 @@ from snakechat.modeling.batching import (
     sort_by_size,
     training_batches,
 )
+from snakechat.workflow.errors import InputError
 
 CPU = torch.device("cpu")
 
@@ -140,10 +141,46 @@ def test_head_returns_the_first_rows(examples):
 
 def test_mismatched_responses_are_the_first_ones_of_the_next_row():
     examples = Examples([[1, 1], [2], [3, 3, 3]], [[4, 4, 4], [], [6]], [[7], [8, 8, 8], []])
-    mismatched = examples.mismatched(4)
+    mismatched = examples.mismatched(4, "train")
     assert mismatched.prompts == examples.prompts
     # With their prompt, they have at most 4 tokens.
     assert mismatched.responses == ([[8, 8], [6], [4]],)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "others"),
+    [
+        # Weights repeat rows, and a prompt has several responses.
+        ([[1], [1], [2], [2], [2], [3]], [2, 2, 5, 5, 5, 0]),
+        # The first row follows the last one.
+        ([[1], [1], [2], [1]], [2, 2, 3, 2]),
+        # Of the same length, one the start of the other.
+        ([[1, 2], [1, 3], [1, 3, 3]], [1, 2, 0]),
+    ],
+)
+def test_mismatched_responses_are_those_to_another_prompt(prompts, others):
+    responses = [[10 + row] for row in range(len(prompts))]
+    [mismatched] = Examples(prompts, responses).mismatched(9, "train").responses
+    assert mismatched == [responses[other] for other in others]
+
+
+def test_mismatched_responses_of_rows_on_disk_that_a_weight_of_2_repeats(tmp_path):
+    rows = {
+        "prompt": [[row // 2, 7] for row in range(216)],
+        "chosen": [[row] for row in range(216)],
+    }
+    for name, ids in rows.items():
+        with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
+            writer.write(ids)
+    [mismatched] = Examples.read(tmp_path, "train", "chosen").mismatched(9, "train").responses
+    assert [int(ids[0]) // 2 for ids in mismatched] == [(row // 2 + 1) % 108 for row in range(216)]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_prompts_that_are_all_the_same_have_no_mismatched_responses(rows):
+    examples = Examples([[1, 2]] * rows, [[3]] * rows)
+    with pytest.raises(InputError, match=rf"^the eval split: all {rows} prompts are the same, "):
+        examples.mismatched(9, "eval")
 
 
 def test_num_tokens_excludes_the_first_token_of_a_prompt(examples):
