@@ -27,7 +27,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-filters bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
+.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -83,11 +83,6 @@ reproduce: $(VENV)/demo
 bench-data: $(VENV)/demo
 	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
 	mv $(VENV)/data.json tests/benchmarks/results/
-
-# Filters of 100,000 rows: time, memory, and precision and recall on planted duplicates.
-bench-filters: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/filters.py > $(VENV)/filters.json
-	mv $(VENV)/filters.json tests/benchmarks/results/
 
 # SFT, reward model and DPO, compared with DeepSpeed-Chat's method and TRL.
 bench-train: $(VENV)/demo $(TRL)/ready

@@ -8,7 +8,6 @@
 #   output/generations/...   responses          output/scores/...      scores of responses
 #   output/report/...        figures, tables    output/record/...      training records
 #   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
-#   output/filtered/DATASET  rows to remove
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
 #   output/lm_eval/...       tasks of lm-evaluation-harness
 #   output/eval/reward_bench/RECIPE   a reward model on RewardBench 2

@@ -31,12 +31,9 @@ from snakechat.config.job_files import (
     tokenizer_files,
     tokenizer_folder,
     unread_files_remark,
-    word_files,
 )
 from snakechat.config.job_settings import (
     dpo_evaluation_settings,
-    filter_inputs,
-    filter_settings,
     generation_inputs,
     held_out_datasets,
     held_out_tokens,
@@ -451,13 +448,6 @@ def labelling_json(wildcards):
 def splitting_json(wildcards):
     """Return the placement of the program that splits a dataset."""
     return canonical_json({**COMMON_PLACEMENT, **exclude_placement(CONFIG, wildcards.name)})
-
-
-@fails_in_one_line
-def filtering_json(wildcards):
-    """Return the placement of the program that filters a dataset."""
-    files = {name: str(path) for name, path in word_files(CONFIG, wildcards.name).items()}
-    return canonical_json({**COMMON_PLACEMENT, **files})
 
 
 @fails_in_one_line

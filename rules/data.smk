@@ -1,4 +1,4 @@
-# Dataset source -> records -> rows that filters remove -> row numbers of the phases.
+# Dataset source -> records -> row numbers of the phases.
 
 
 SPECS.describe(
@@ -13,13 +13,6 @@ SPECS.describe(
     settings=lambda name: labelling_settings(CONFIG, name),
     inputs=lambda name: labelling_inputs(CONFIG, name),
     files=lambda name: excluded_files(CONFIG, CONFIG.labelled_dataset(name)),
-)
-SPECS.describe(
-    "filter_dataset",
-    folder="filtered",
-    settings=lambda name: filter_settings(CONFIG, name),
-    inputs=lambda name: filter_inputs(CONFIG, name),
-    files=lambda name: word_files(CONFIG, name),
 )
 SPECS.describe(
     "split_dataset",
@@ -65,23 +58,6 @@ use rule import_dataset as label_pairs with:
         placement=labelling_json,
     message:
         "Labelling the pairs of dataset {wildcards.name}"
-
-
-use rule import_dataset as filter_dataset with:
-    input:
-        unpack(inputs("filter_dataset")),
-    output:
-        "output/filtered/{name}.manifest.json",
-    log:
-        "output/logs/filter_dataset/{name}.log",
-    wildcard_constraints:
-        name=entries_with("datasets", "filters"),
-    params:
-        spec=spec_file,
-        program=program("filter_dataset"),
-        placement=filtering_json,
-    message:
-        "Filtering dataset {wildcards.name}"
 
 
 use rule import_dataset as split_dataset with:

@@ -275,7 +275,7 @@ def read_statistics(job: Job[Any]) -> dict[str, dict[str, Any]]:
     return {
         name: json.loads((folder / "stats.json").read_text())
         for name, folder in job.inputs.items()
-        if name.partition(".")[0] in ("records", "rows", "filtered", "tokens")
+        if name.partition(".")[0] in ("records", "rows", "tokens")
     }
 
 

@@ -1,9 +1,9 @@
 """Split a dataset's rows among the phases: PHASE.train.npy and PHASE.eval.npy with row numbers.
 
 If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
-row numbers of train.parquet too. Rows that the dataset excludes or filters are removed after the
-split, so that all other rows stay in their phases. stats.json has the number of rows of each phase,
-and how many of them have a prompt that occurs in another phase; the manifest records the same.
+row numbers of train.parquet too. Rows that the dataset excludes are removed after the split, so
+that all other rows stay in their phases. stats.json has the number of rows of each phase, and how
+many of them have a prompt that occurs in another phase; the manifest records the same.
 """
 
 import json

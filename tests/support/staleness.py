@@ -27,7 +27,6 @@ TOKENIZERS |= {"tokenize_generations"}
 READERS = {
     "import_dataset": {
         "split_dataset",
-        "filter_dataset",
         "label_pairs",
         "init_model",
         *TOKENIZERS,
@@ -35,8 +34,6 @@ READERS = {
         "draw_report",
     },
     "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
-    # No recipe of TARGETS reads these rows.
-    "filter_dataset": set(),
     "fetch_model": set(),
     "init_model": {
         *TOKENIZERS,
@@ -142,7 +139,6 @@ TINY = (
     "output/eval/reward_bench/tiny.manifest.json",
     "output/data/picked.manifest.json",
     "output/data/labelled.manifest.json",
-    "output/filtered/clean.manifest.json",
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -206,12 +202,6 @@ OURS = {
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
         "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
         "picked": {"generations": "tiny", "select": "best"},
-        "clean": {
-            "path": "another",
-            "format": "plain",
-            "on_bad_row": "skip",
-            "filters": {"decontaminate": ["toy"], "characters": {"prompt": [1, 200]}},
-        },
         "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
     },
     "llm_judges": {

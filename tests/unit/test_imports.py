@@ -24,9 +24,7 @@ LIBRARIES = {
     "huggingface_hub": {"data", "modeling", "reporting"},
     "jsonschema": {"config"},
     "matplotlib": {"reporting"},
-    "py3langid": {"data"},
     "pyarrow": {"data"},
-    "rensa": {"data"},
     # Only scripts/export_crate.py.
     "rocrate": set(),
     "snakemake": {"workflow"},
@@ -101,7 +99,6 @@ def test_planning_loads_no_heavy_library():
     "program",
     [
         "import_dataset",
-        "filter_dataset",
         "split_dataset",
         "draw_report",
         "write_record",

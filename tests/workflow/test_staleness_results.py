@@ -69,7 +69,6 @@ RESULTS = {
     "score_responses": "scores/tiny",
     "select_responses": "data/picked",
     "label_pairs": "data/labelled",
-    "filter_dataset": "filtered/clean",
 }
 
 
@@ -144,7 +143,6 @@ REQUESTED = {
     "compare_runs": {"compare_runs"},
     "select_responses": {"select_responses"},
     "label_pairs": {"label_pairs"},
-    "filter_dataset": {"filter_dataset"},
 }
 SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft", "report", "draw_report"}, ("output/sft/tiny",)
 DAMAGED |= {

@@ -76,11 +76,6 @@ def mine(rules, **settings):
     return Row(setting("datasets.mine", settings), rules, (MINE,))
 
 
-def clean(**filters):
-    """A row with filters of the filtered dataset."""
-    return Row(setting("datasets.clean.filters", filters), {"filter_dataset"})
-
-
 def far(rules, **settings):
     """A row with settings of the dataset from the hub."""
     return Row(setting("datasets.far", settings), rules, (FAR,))
@@ -138,16 +133,6 @@ SETTINGS = {
     "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),
     "datasets.max_rows": mine(SPLIT, max_rows=20),
     "datasets.exclude": mine(SPLIT, exclude=[{"pattern": "0001", "because": "a request"}]),
-    "datasets.filters.characters.prompt": clean(characters={"prompt": [1, 199]}),
-    "datasets.filters.characters.response": clean(characters={"response": [1, 199]}),
-    "datasets.filters.words": clean(words="words.txt"),
-    "datasets.filters.languages": clean(languages=["en"]),
-    "datasets.filters.decontaminate": Row(
-        setting("datasets.clean.filters.decontaminate", ["other"]),
-        {"import_dataset", "filter_dataset"},
-    ),
-    "datasets.filters.exact_duplicates": clean(exact_duplicates=True),
-    "datasets.filters.near_duplicates": clean(near_duplicates=0.9),
     # A licence changes no bytes of data, and no training. TINY has no source with a licence.
     "datasets.license": mine(set(), license="cc-by-nc-4.0"),
     "models.license": Row(setting("models.far.license", "mit"), set(), (MINE,)),
@@ -365,9 +350,6 @@ def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
 
 
 VALUES = {
-    "filters of a dataset that had none": mine(
-        {"filter_dataset", *SPLIT}, filters={"exact_duplicates": True}
-    ),
     "rows of a dataset taken twice": Row(
         setting("sft.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_sft")
     ),

@@ -70,7 +70,6 @@ def check_references(config: Config) -> None:
         except ValueError as error:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
-        _check_filters(config, name)
     for name, model in config.values["models"].items():
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
@@ -232,28 +231,6 @@ def _check_kept_columns(config: Config, dataset: str) -> None:
             problem = f"two columns have the name {name}"
         if problem:
             raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
-
-
-def _check_filters(config: Config, dataset: str) -> None:
-    """Check the bounds of a dataset's filters, and that its evaluation sets are imported ones."""
-    filters = config.values["datasets"][dataset].get("filters", {})
-    place = f"datasets.{dataset}.filters"
-    for text, (low, high) in filters.get("characters", {}).items():
-        if low > high:
-            raise ConfigError(
-                f"config: {place}.characters.{text}: {low} is more than {high}, expected the"
-                " smallest and the largest number"
-            )
-    for other in filters.get("decontaminate", ()):
-        config.entry("datasets", other, f"{place}.decontaminate")
-        if other == dataset:
-            raise ConfigError(f"config: {place}.decontaminate names {dataset} itself")
-        # Its rows may depend on those of this dataset.
-        if config.records_job(other)[0] != "import_dataset":
-            raise ConfigError(
-                f"config: {place}.decontaminate names {other}, whose rows a model generates or"
-                " labels: name a dataset that is imported"
-            )
 
 
 def _check_evaluations(config: Config, stage: str, name: str) -> None:

@@ -136,21 +136,6 @@ def exclude_placement(config: Config, dataset: str) -> dict[str, Any]:
     return {"exclude": {"patterns": patterns, "files": files}}
 
 
-def word_files(config: Config, dataset: str) -> dict[str, Path]:
-    """Return the file of words that a dataset is filtered by, as {"words": path}; {} if none.
-
-    Raises:
-        InputError: The file does not exist.
-    """
-    name = config.values["datasets"][dataset]["filters"].get("words")
-    if name is None:
-        return {}
-    path = config.local_path(name)
-    if not path.is_file():
-        raise InputError(f"config: datasets.{dataset}.filters.words: there is no file {path}")
-    return {"words": path}
-
-
 def model_folder(config: Config, name: str) -> Path | str | None:
     """Return the folder or the URL of a base model, or None if it has no path."""
     return config.source_of("models", name)

@@ -71,9 +71,8 @@ def labelling_settings(config: Config, name: str) -> dict[str, Any]:
 
 
 def labelling_inputs(config: Config, name: str) -> Jobs:
-    """Return the job whose records a dataset labels, and what filters removed of them."""
-    labelled = config.labelled_dataset(name)
-    return {"records": config.records_job(labelled), **filtered_input(config, labelled)}
+    """Return the job whose records a dataset labels."""
+    return {"records": config.records_job(config.labelled_dataset(name))}
 
 
 def sampling_settings(config: Config, name: str) -> dict[str, Any]:
@@ -114,33 +113,8 @@ def split_settings(config: Config, name: str) -> dict[str, Any]:
 
 
 def split_inputs(config: Config, name: str) -> Jobs:
-    """Return the records of a dataset, and the rows that its filters found."""
-    return {"records": config.records_job(name), **filtered_input(config, name)}
-
-
-def filter_settings(config: Config, name: str) -> dict[str, Any]:
-    """Return the settings of the job that filters a dataset. The file of words is an external one.
-
-    Raises:
-        ConfigError: The dataset has no filters.
-    """
-    filters = config.entry("datasets", name, "the target").get("filters")
-    if filters is None:
-        raise ConfigError(f"config: datasets.{name} has no filters: name another target")
-    return {key: value for key, value in filters.items() if key != "words"}
-
-
-def filter_inputs(config: Config, name: str) -> Jobs:
-    """Return the records of a dataset and those of the evaluation sets that it must not contain."""
-    others = config.values["datasets"][name]["filters"].get("decontaminate", ())
-    against = {f"against.{other}": config.records_job(other) for other in others}
-    return {"records": config.records_job(name), **against}
-
-
-def filtered_input(config: Config, dataset: str) -> Jobs:
-    """Return the job that filters a dataset, if it has filters."""
-    has_filters = "filters" in config.values["datasets"][dataset]
-    return {"filtered": ("filter_dataset", dataset)} if has_filters else {}
+    """Return the records of a dataset."""
+    return {"records": config.records_job(name)}
 
 
 def exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
@@ -176,8 +150,7 @@ def tokenizer_inputs(config: Config, name: str) -> Jobs:
     tokenizer = config.values["models"][name]["tokenizer"]
     if "train_on" not in tokenizer:
         return {}
-    train_on = tokenizer["train_on"]
-    return {"records": config.records_job(train_on), **filtered_input(config, train_on)}
+    return {"records": config.records_job(tokenizer["train_on"])}
 
 
 def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> dict[str, Any]:
@@ -408,11 +381,6 @@ def report_inputs(config: Config, stage: str, name: str) -> Jobs:
     return {
         **{f"records.{dataset}": config.records_job(dataset) for dataset in sorted(datasets)},
         **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in sorted(datasets)},
-        **{
-            f"{key}.{dataset}": job
-            for dataset in sorted(datasets)
-            for key, job in filtered_input(config, dataset).items()
-        },
         **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
         **{
             f"{verb}_{stage}": (f"{verb}_{stage}", name)

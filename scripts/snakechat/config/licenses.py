@@ -90,8 +90,7 @@ class LicenseCheck:
         if rule in SOURCE_RULES:
             is_external = is_source(rule, spec["settings"])
             return frozenset({(rule, name, spec["path"])} if is_external else ())
-        # Nothing is made from the evaluation sets of filters.
-        inputs = [of for key, of in spec["inputs"].items() if not key.startswith("against.")]
+        inputs = spec["inputs"].values()
         return frozenset().union(*(self._sources(of["rule"], of["name"]) for of in inputs))
 
     def _license_of(self, rule: str, name: str, path: str) -> tuple[str | None, bool]:

@@ -8,7 +8,6 @@ from snakechat.config.common import (
     Keyword,
     Name,
     NonNegative,
-    NonNegativeInt,
     Positive,
     Seed,
     Template,
@@ -89,39 +88,6 @@ Exclude = Annotated[
 ]
 
 
-# The smallest and the largest number of characters.
-CharacterRange = tuple[NonNegativeInt, NonNegativeInt]
-
-
-class CharacterBounds(TypedDict):
-    """Bounds of the characters of prompts and of each response."""
-
-    prompt: NotRequired[CharacterRange]
-    response: NotRequired[CharacterRange]
-
-
-class Filters(TypedDict):
-    """Filters of the rows of a dataset, in the order in which rows meet them."""
-
-    characters: NotRequired[Annotated[CharacterBounds, Keyword("minProperties", 1)]]
-    words: NotRequired[NonEmptyText]
-    languages: NotRequired[
-        Annotated[
-            list[Annotated[str, Keyword("pattern", "^[a-z]{2,3}$")]],
-            Keyword("minItems", 1),
-            Keyword("uniqueItems", True),
-        ]
-    ]
-    decontaminate: NotRequired[
-        Annotated[list[str], Keyword("minItems", 1), Keyword("uniqueItems", True)]
-    ]
-    exact_duplicates: NotRequired[bool]
-    near_duplicates: NotRequired[Annotated[float, Keyword("minimum", 0.1), Keyword("maximum", 1)]]
-
-
-RowFilters = Annotated[Filters, Keyword("minProperties", 1)]
-
-
 class SourceDataset(TypedDict):
     """A dataset of local files or of the Hub."""
 
@@ -140,7 +106,6 @@ class SourceDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
-    filters: NotRequired[RowFilters]
 
 
 class GeneratedDataset(TypedDict):
@@ -153,7 +118,6 @@ class GeneratedDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
-    filters: NotRequired[RowFilters]
 
 
 class SelectedDataset(TypedDict):
@@ -166,7 +130,6 @@ class SelectedDataset(TypedDict):
     split: NotRequired[SplitWeights]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
-    filters: NotRequired[RowFilters]
 
 
 class LabelledDataset(TypedDict):

@@ -1,5 +1,4 @@
-"""Rows that a dataset removes: those that `exclude` names by their digests, in files of digests or
-by patterns, and those that its filters found (scripts/filter_dataset.py).
+"""Rows that `exclude` of a dataset removes: it names them by digests, in files, or by patterns.
 
 They are removed after the split (scripts/split_dataset.py), so that no other row changes its phase.
 What else reads whole records, such as the training of a tokenizer, removes the same rows.
@@ -126,7 +125,7 @@ def removed_rows(
     """Return the ascending numbers of the rows of each split that a dataset removes.
 
     Args:
-        job: The job; its input `filtered`, if any, has the rows that filters found.
+        job: The job, as in exclude_rows.
         settings: The part of the spec that may have `exclude`.
         paths: The records of each split.
         dataset: Name of the dataset, for errors.
@@ -134,14 +133,9 @@ def removed_rows(
     Raises:
         InputError: As exclude_rows.
     """
-    removed = dict.fromkeys(paths, np.empty(0, np.int64))
-    if "exclude" in settings:
-        removed = exclude_rows(job, settings["exclude"], paths, dataset)
-    if folder := job.inputs.get("filtered"):
-        for split in paths:
-            filtered = np.load(folder / f"{split}.npy", allow_pickle=False)
-            removed[split] = np.union1d(removed[split], filtered)
-    return removed
+    if "exclude" not in settings:
+        return dict.fromkeys(paths, np.empty(0, np.int64))
+    return exclude_rows(job, settings["exclude"], paths, dataset)
 
 
 def exclude_rows(

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from snakechat.workflow.lineage import Lineage, evaluation_sets
+from snakechat.workflow.lineage import Lineage
 
 # The file that code digests find by this name (snakechat.workflow.code_digests).
 TABLE = "licenses.toml"
@@ -199,9 +199,8 @@ def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, 
 
     declared: Licences that the config declares, by path; the others are those that were recorded.
     """
-    unused = evaluation_sets(lineage)
     return {
         path: declared.get(path) or normalized_license(entry["facts"].get("licence"))
         for path, entry in lineage.items()
-        if is_source(entry["rule"], entry["settings"]) and path not in unused
+        if is_source(entry["rule"], entry["settings"])
     }

@@ -139,8 +139,6 @@ def config_key(spec: Spec, key: str) -> str:
         return "template"
     if rule in ("import_dataset", "select_responses", "label_pairs") or first == "max_rows":
         return f"datasets.{spec['name']}.{key}"
-    if rule == "filter_dataset":
-        return f"datasets.{spec['name']}.filters.{key}"
     if rule == "split_dataset":
         return f"split.{key}"
     if stage == "model":

@@ -20,46 +20,14 @@ def data_sections(
     """Return the sections of the data of a recipe.
 
     statistics: stats.json of each job, by input name (records.DATASET, rows.DATASET,
-        tokens.STAGE; filtered.DATASET of those with filters).
+        tokens.STAGE).
     """
     tokens = {
         stage: statistics[f"tokens.{stage}"]["train"]
         for stage in stages
         if f"tokens.{stage}" in statistics
     }
-    sections = [phase_section(tokens, translate), prompt_section(statistics, translate)]
-    filtered = {
-        name.removeprefix("filtered."): of
-        for name, of in statistics.items()
-        if name.startswith("filtered.")
-    }
-    return [*sections, filter_section(filtered, translate)] if filtered else sections
-
-
-def filter_section(filtered: Mapping[str, Statistics], translate: Translate) -> Section:
-    """Return the section of the rows that the filters of each dataset remove.
-
-    filtered: stats.json of the filters, by dataset.
-    """
-    removed: dict[str, dict[str, float | None]] = {}
-    rows: list[list[Any]] = []
-    for dataset, splits in filtered.items():
-        for split, of in sorted(splits.items(), reverse=True):
-            for name, count in of["removed"].items():
-                rows.append([dataset, split, name, count, metric_cell(SHARE, count / of["rows"])])
-                if split == "train":
-                    removed.setdefault(dataset, {})[name] = count
-    kinds = list(dict.fromkeys(kind for counts in removed.values() for kind in counts))
-    title = translate("training rows that filters remove")
-    head = [translate("dataset"), translate("split"), translate("filter"), translate("rows")]
-    return Section(
-        translate("Filtered rows"),
-        panels=[Panel(title, draw_bars(title, removed, stacked=True))],
-        legend=kinds,
-        kind="bars",
-        caption=translate("A row counts for the first filter that removes it."),
-        tables=[Table(translate("Filtered rows"), [*head, translate("share of rows")], rows)],
-    )
+    return [phase_section(tokens, translate), prompt_section(statistics, translate)]
 
 
 def phase_section(tokens: Mapping[str, Statistics], translate: Translate) -> Section:

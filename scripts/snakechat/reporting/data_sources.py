@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from snakechat.workflow.lineage import Lineage, evaluation_sets
+from snakechat.workflow.lineage import Lineage
 
 # What makes records, and where they come from.
 IMPORT, SELECT, LABEL = "import_dataset", "select_responses", "label_pairs"
@@ -44,11 +44,10 @@ def data_sources(lineage: Lineage, licenses: Mapping[str, str | None]) -> list[D
 
     licenses: The licence of each external source, by path.
     """
-    unused = evaluation_sets(lineage)
     return [
         data_source(lineage, path, licenses.get(path))
         for path, entry in sorted(lineage.items())
-        if entry["rule"] in (IMPORT, SELECT, LABEL) and path not in unused
+        if entry["rule"] in (IMPORT, SELECT, LABEL)
     ]
 
 
@@ -60,9 +59,6 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
     removed: Counter[str] = Counter()
     for reasons in facts.get("dropped", {}).values():
         removed.update(reasons)
-    filtered = lineage.get(f"output/filtered/{entry['name']}", {"facts": {}})
-    for filters in filtered["facts"].get("filtered", {}).values():
-        removed.update(filters)
     if excluded := len(split["facts"].get("excluded", ())):
         removed["excluded"] = excluded
     return DataSource(

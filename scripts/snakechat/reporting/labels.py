@@ -9,8 +9,7 @@ def N_(message: str) -> str:
     return message
 
 
-# Why an import, a selection, a label or an exclusion drops a row. Filters have other reasons: their
-# names.
+# Why an import, a selection, a label or an exclusion drops a row.
 REMOVED_ROWS = frozenset(
     {
         N_("bad row"),

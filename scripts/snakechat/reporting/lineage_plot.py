@@ -14,7 +14,6 @@ NAME_LENGTH = 22
 # The class of a job's box in the style sheet, by the first word of its rule.
 KINDS = {
     "import": "data",
-    "filter": "data",
     "split": "data",
     "tokenize": "data",
     "select": "data",

@@ -14,7 +14,7 @@ from snakechat.workflow.lineage import Lineage
 DERIVED = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf", "compute_reference"}
 DERIVED |= {"tokenize_generations"}
 # The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
-NAMED = {"import_dataset", "filter_dataset", "split_dataset", "init_model", "fetch_model"}
+NAMED = {"import_dataset", "split_dataset", "init_model", "fetch_model"}
 # The models behind these jobs have roles of their own.
 BRANCHES = ("train_reward", "select_responses")
 # The jobs of each round of iterated DPO.

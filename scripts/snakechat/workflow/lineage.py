@@ -68,21 +68,6 @@ def ancestors(jobs: Lineage, path: str) -> set[str]:
     return inputs.union(*(ancestors(jobs, upstream) for upstream in inputs))
 
 
-def evaluation_sets(jobs: Lineage) -> set[str]:
-    """Return the paths of datasets that only filters of other datasets read.
-
-    They remove rows from these datasets: nothing is made from them.
-    """
-    readers: dict[str, list[bool]] = {}
-    for entry in jobs.values():
-        for path in entry["inputs"]:
-            filters_another = entry["rule"] == "filter_dataset" and (
-                path != f"output/data/{entry['name']}"
-            )
-            readers.setdefault(path, []).append(filters_another)
-    return {path for path, found in readers.items() if all(found)}
-
-
 def lineage_columns(jobs: Lineage) -> list[list[str]]:
     """Return the paths of a lineage in columns: each job is to the right of all its inputs."""
     columns: dict[str, int] = {}

@@ -73,23 +73,6 @@ MISTAKES = {
         tiny("reward", not_worse_than="tiny"),
         "config: reward.recipes.tiny.not_worse_than names the recipe itself",
     ),
-    "bounds of a filter in the wrong order": (
-        with_dataset(filters={"characters": {"prompt": [9, 1]}}),
-        "config: datasets.mine.filters.characters.prompt: 9 is more than 1",
-    ),
-    "a dataset filtered by itself": (
-        with_dataset(filters={"decontaminate": ["mine"]}),
-        "config: datasets.mine.filters.decontaminate names mine itself",
-    ),
-    "a filter by responses of models": (
-        with_dataset(filters={"decontaminate": ["toy-best"]}),
-        "config: datasets.mine.filters.decontaminate names toy-best, whose rows a model generates",
-    ),
-    "a filter by an unknown dataset": (
-        with_dataset(filters={"decontaminate": ["toi"]}),
-        "config: datasets.mine.filters.decontaminate names 'toi', which is not under datasets",
-    ),
-    "no filters": (with_dataset(filters={}), "config: datasets.mine.filters"),
     "deterministic kernels with vllm": (
         {"deterministic": True, **tiny("rlhf", generation_backend="vllm")},
         "config: deterministic: true, and rlhf.recipes.tiny has generation_backend: vllm",

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from snakechat.config.errors import ConfigError
 from snakechat.config.job_files import (
     base_model_files,
     dataset_files,
@@ -20,8 +19,6 @@ from snakechat.config.job_files import (
     unread_files_remark,
 )
 from snakechat.config.job_settings import (
-    filter_inputs,
-    filter_settings,
     generation_inputs,
     import_settings,
     model_settings,
@@ -35,9 +32,7 @@ from snakechat.config.job_settings import (
     rlhf_inputs,
     sampling_settings,
     scoring_inputs,
-    split_inputs,
     tokenization_inputs,
-    tokenizer_inputs,
 )
 from snakechat.config.loading import load_config
 from snakechat.config.targets import FIRST_TARGET, default_targets
@@ -121,25 +116,6 @@ def test_tokenization_reads_records_and_rows_of_each_dataset(load):
         "records.toy": ("import_dataset", "toy"),
         "rows.toy": ("split_dataset", "toy"),
     }
-
-
-def test_only_a_dataset_with_filters_has_a_job_of_them(load):
-    assert split_inputs(load(), "toy") == {"records": ("import_dataset", "toy")}
-    filters = {"decontaminate": ["rm-static"], "words": "words.txt", "near_duplicates": 0.8}
-    config = load({"datasets": {"toy": {"filters": filters}}})
-    filtered = {"filtered": ("filter_dataset", "toy")}
-    records = {"records": ("import_dataset", "toy")}
-    assert split_inputs(config, "toy") == tokenizer_inputs(config, "tiny") == records | filtered
-    assert filter_inputs(config, "toy") == {
-        **records,
-        "against.rm-static": ("import_dataset", "rm-static"),
-    }
-    # The content of the file of words counts, not its name.
-    expected = {"decontaminate": ["rm-static"], "near_duplicates": 0.8}
-    assert filter_settings(config, "toy") == expected
-    assert report_inputs(config, "sft", "tiny")["filtered.toy"] == filtered["filtered"]
-    with pytest.raises(ConfigError, match=r"datasets.rm-static has no filters"):
-        filter_settings(config, "rm-static")
 
 
 def test_rlhf_reads_the_reward_model_and_ptx_rows_only_if_the_recipe_names_them(load):

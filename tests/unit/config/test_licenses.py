@@ -114,24 +114,6 @@ def test_the_card_in_a_local_folder_counts_before_it_is_imported(capsys, tmp_pat
     assert warnings(capsys, check_of(a=("datasets", declared))) == []
 
 
-def test_evaluation_sets_of_filters_are_no_sources(capsys):
-    sources = {
-        "a": ("datasets", {"license": "mit"}),
-        "b": ("datasets", {"license": "cc-by-nc-4.0"}),
-    }
-    check = check_of(**sources)
-    spec = check.specs.spec
-
-    def filtered(rule, name):
-        found, digest = spec(rule, name)
-        if rule == "tokenize_sft":
-            found["inputs"]["against.b"] = found["inputs"].pop("1")
-        return found, digest
-
-    check.specs.spec = filtered
-    assert warnings(capsys, check) == []
-
-
 def test_only_licences_of_the_sources_of_a_job_count_for_it():
     check = check_of(a=("datasets", {"license": "MIT"}), b=("models", {"license": "odc-by"}))
     check.specs.sources = [("import_dataset", "a")]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from snakechat.reporting.costs import cost_sections, read_runs, run_cells, total_cost
-from snakechat.reporting.data_plots import filter_section, prompt_section
+from snakechat.reporting.data_plots import prompt_section
 from snakechat.reporting.interpretation import pair_remarks, rlhf_remarks
 from snakechat.reporting.recipe_rows import recipe_table
 from snakechat.reporting.response_examples import write_responses
@@ -356,17 +356,3 @@ def test_the_highest_and_the_lowest_score_are_marked(tmp_path):
     )
     rows = re.findall(r'<tr class="(\w*)"><th scope="row">(\w+)', page)
     assert rows == [("", "base"), ("loser", "SFT"), ("winner", "RLHF")]
-
-
-def test_filtered_rows_are_counted_by_filter_and_split():
-    removed = {"words": 3, "near_duplicates": 0}
-    splits = {"eval": {"rows": 10, "removed": dict.fromkeys(removed, 0)}}
-    splits["train"] = {"rows": 60, "removed": removed}
-    section = filter_section({"mine": splits}, english)
-    assert section.legend == ["words", "near_duplicates"]
-    rows = section.tables[0].rows
-    assert [row[:4] for row in rows[:2]] == [
-        ["mine", "train", "words", 3],
-        ["mine", "train", "near_duplicates", 0],
-    ]
-    assert text_of(rows[0][4]) == "5.0 %" and rows[2][1] == "eval"
