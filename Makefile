@@ -12,15 +12,14 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, the validator of RO-Crates, TRL, the conversion of GGUF, trackers,
-# object stores, llama.cpp and uv have environments of their own.
+# The documentation tools, the validator of RO-Crates, TRL, the conversion of GGUF,
+# trackers, object stores and uv have environments of their own.
 DOCS := .venv-docs
 CRATE := .venv-crate
 TRL := .venv-trl
 QUALITY := .venv-quality
 TRACKERS := .venv-trackers
 STORAGE := .venv-storage
-LLAMA_CPP := .venv-llama-cpp
 LOCK := .venv-lock
 
 # Byte-identical results need the same number of cores.
@@ -38,7 +37,7 @@ demo: $(VENV)/demo
 test-quick: $(VENV)/test
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
 
-test: $(VENV)/test $(CRATE)/ready $(TRACKERS)/ready $(STORAGE)/ready $(LLAMA_CPP)/ready lint
+test: $(VENV)/test $(CRATE)/ready $(TRACKERS)/ready $(STORAGE)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
@@ -130,7 +129,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(CRATE) $(TRL) $(QUALITY) $(TRACKERS) $(STORAGE) $(LLAMA_CPP) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(CRATE) $(TRL) $(QUALITY) $(TRACKERS) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -180,10 +179,4 @@ $(TRACKERS)/ready: tests/requirements-trackers.txt
 $(STORAGE)/ready: tests/requirements-storage.txt $(VENV)/demo
 	rm -rf $(STORAGE)
 	$(ACTIVATE) pip install --quiet --no-deps --target $(STORAGE) --requirement $<
-	touch $@
-
-# A folder of packages, which a test adds to the path of llama.cpp's server alone.
-$(LLAMA_CPP)/ready: tests/requirements-llama-cpp.txt $(VENV)/demo
-	rm -rf $(LLAMA_CPP)
-	$(ACTIVATE) pip install --quiet --no-deps --target $(LLAMA_CPP) --requirement $<
 	touch $@

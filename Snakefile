@@ -11,7 +11,6 @@
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
 #   output/lm_eval/...       tasks of lm-evaluation-harness
 #   output/eval/reward_bench/RECIPE   a reward model on RewardBench 2
-#   output/gguf/STAGE/RECIPE          a trained model for llama.cpp and Ollama
 #
 # Next to each result folder, NAME.manifest.json lists what it was made from, and its files.
 
@@ -52,7 +51,6 @@ include: f"{BUILD['sources']}/rules/rlhf.smk"
 include: f"{BUILD['sources']}/rules/generations.smk"
 include: f"{BUILD['sources']}/rules/report.smk"
 include: f"{BUILD['sources']}/rules/evaluation.smk"
-include: f"{BUILD['sources']}/rules/export.smk"
 include: f"{BUILD['sources']}/rules/record.smk"
 include: f"{BUILD['sources']}/rules/zero.smk"
 include: f"{BUILD['sources']}/rules/compare.smk"

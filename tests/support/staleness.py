@@ -94,8 +94,6 @@ READERS = {
     "rw_eval": set(),
     "evaluate_tasks": set(),
     "evaluate_reward_bench": set(),
-    # Of another model than the tiny ones.
-    "export_gguf": set(),
     # Of SFT.
     "write_record": set(),
     "compare_zero": {"draw_zero"},
@@ -119,8 +117,6 @@ TOKENIZED = {"tokenize_sft", "train_sft"}
 SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
-# Those that the export of that model is made by, apart from itself.
-EXPORTED_BY = IMPORTED | FETCHED
 
 
 ZERO = "output/zero/sft/tiny.html"
@@ -144,9 +140,7 @@ MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
 COPIED = "output/models/copied.manifest.json"
 NEAR = "output/models/near.manifest.json"
-# llama.cpp does not know the architecture of the tiny models.
-EXPORTED = "output/gguf/sft/mine.manifest.json"
-TARGETS = (*TINY, MINE, FAR, COPIED, NEAR, EXPORTED)
+TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
 
 
 class Row(NamedTuple):
@@ -294,7 +288,7 @@ RULES = set(READERS)
 SCRIPTS = ROOT / "scripts"
 
 # Targets for which every rule has a job.
-EVERY_RULE = (*TINY, EXPORTED)
+EVERY_RULE = (*TINY, MINE)
 
 
 def fresh(edit):
@@ -317,9 +311,7 @@ def code_of(rule):
 def stale_everywhere(users):
     """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
     rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
-    if users & EXPORTED_BY:
-        rules |= {"export_gguf"} | (TOKENIZED if "fetch_model" in users else set())
-    return rules
+    return rules | (TOKENIZED if "fetch_model" in users else set())
 
 
 def code(name):

@@ -5,7 +5,6 @@ import shutil
 
 from conftest import Workflow
 from support.staleness import (
-    EXPORTED,
     RULES,
     TARGETS,
     TINY,
@@ -59,7 +58,6 @@ RESULTS = {
     "rw_eval": "rw_eval/reward/tiny",
     "evaluate_tasks": "lm_eval/rlhf/tiny",
     "evaluate_reward_bench": "eval/reward_bench/tiny",
-    "export_gguf": "gguf/sft/mine",
     "write_record": "record/sft/tiny",
     "compare_zero": "zero_runs/sft/tiny",
     "draw_zero": "zero/sft/tiny",
@@ -109,7 +107,7 @@ def files_of(result):
     return (path for path in files if path.name not in ("manifest.json", "README.md"))
 
 
-def damaged(rule, damage, rules=None, targets=(*TINY, EXPORTED)):
+def damaged(rule, damage, rules=None, targets=TINY):
     """A row with a damaged result, which makes the rule stale unless rules are named."""
     rules = stale(rule) if rules is None else rules
     return Row(lambda folder: damage(folder / "output" / RESULTS[rule]), rules, targets)
@@ -137,7 +135,6 @@ REQUESTED = {
     "rw_eval": {"rw_eval"},
     "evaluate_tasks": {"evaluate_tasks"},
     "evaluate_reward_bench": {"evaluate_reward_bench"},
-    "export_gguf": {"export_gguf"},
     "write_record": {"write_record"},
     "draw_zero": {"draw_zero"},
     "compare_runs": {"compare_runs"},

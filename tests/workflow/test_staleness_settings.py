@@ -15,7 +15,6 @@ from support.setting_values import (
 from support.staleness import (
     CONFIG,
     COPIED,
-    EXPORTED,
     FAR,
     FETCHED,
     IMPORTED,
@@ -270,7 +269,6 @@ SETTINGS = {
     # Without its own key, the tiny model uses the common one.
     "prompt_sets": Row(replaced("config.yaml", ("    prompt_sets: [toy]\n", "")), PROMPT_PAGES),
     "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
-    "gguf.quantization": Row(setting("gguf.quantization", "q8_0"), {"export_gguf"}, (EXPORTED,)),
     "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
     "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
     "lm_eval.apply_chat_template": Row(

@@ -312,12 +312,6 @@ class LmEval(TypedDict):
     apply_chat_template: bool
 
 
-class Gguf(TypedDict):
-    """Exports for llama.cpp and Ollama."""
-
-    quantization: Literal["f32", "f16", "bf16", "q8_0"]
-
-
 class RewardBench(TypedDict):
     """The data of RewardBench 2, in local files or on the Hub."""
 
@@ -360,6 +354,5 @@ class Sections(TypedDict):
     evaluation: Evaluation
     prompt_eval: PromptEval
     lm_eval: LmEval
-    gguf: Gguf
     reward_bench: Annotated[RewardBench, PATH_OR_HUB] | None
     zero: ZeroComparison

@@ -10,7 +10,7 @@ FIRST_TARGET = "output/rlhf/tiny"
 
 
 def default_targets(config: Config) -> list[str]:
-    """Return the recipes, exports and pages that have results, or else the tiny recipe.
+    """Return the recipes and pages that have results, or else the tiny recipe.
 
     The recipes that an RLHF recipe is made from are built with it and are not listed.
     """
@@ -30,8 +30,6 @@ def default_targets(config: Config) -> list[str]:
                 for model in config.reward_models(name, key).values()
             }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
-    exports = [f"output/gguf/{stage}/{name}" for stage, name in built]
-    targets += filter(_has_result, exports)
     pages = [
         f"output/{folder}/{stage}/{name}.{suffix}"
         for stage, name in built

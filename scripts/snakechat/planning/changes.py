@@ -38,7 +38,7 @@ STAGES = {
     "score_responses": "generations",
 }
 # Config sections of the rules whose jobs are named STAGE/NAME.
-SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval", "export_gguf": "gguf"}
+SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
 # Strings that need no quotes in YAML: names of recipes (1.3b) and of models.
 UNQUOTED = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
 
