@@ -12,10 +12,9 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, the validator of RO-Crates, TRL, the conversion of GGUF,
-# trackers, object stores and uv have environments of their own.
+# The documentation tools, TRL, the conversion of GGUF, trackers, object stores and uv have
+# environments of their own.
 DOCS := .venv-docs
-CRATE := .venv-crate
 TRL := .venv-trl
 QUALITY := .venv-quality
 TRACKERS := .venv-trackers
@@ -37,7 +36,7 @@ demo: $(VENV)/demo
 test-quick: $(VENV)/test
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
 
-test: $(VENV)/test $(CRATE)/ready $(TRACKERS)/ready $(STORAGE)/ready lint
+test: $(VENV)/test $(TRACKERS)/ready $(STORAGE)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
@@ -129,7 +128,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(CRATE) $(TRL) $(QUALITY) $(TRACKERS) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(TRACKERS) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -145,11 +144,6 @@ $(VENV)/test: requirements-test.txt $(VENV)/demo
 $(DOCS)/ready: requirements-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/pip install --quiet --requirement $<
-	touch $@
-
-$(CRATE)/ready: tests/support/requirements-crate.txt
-	$(PYTHON) -m venv $(CRATE)
-	$(CRATE)/bin/pip install --quiet --requirement $<
 	touch $@
 
 $(LOCK)/ready:

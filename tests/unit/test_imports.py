@@ -25,8 +25,6 @@ LIBRARIES = {
     "jsonschema": {"config"},
     "matplotlib": {"reporting"},
     "pyarrow": {"data"},
-    # Only scripts/export_crate.py.
-    "rocrate": set(),
     "snakemake": {"workflow"},
     "vllm": {"modeling"},
 }
