@@ -72,7 +72,7 @@ from snakechat.config.resources import RESOURCES, job_placement, job_resources
 from snakechat.config.targets import default_targets, results_of_other_configs
 from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.cache_versions import is_version
-from snakechat.workflow.code_digests import CodeCache
+from snakechat.workflow.code_digests import SourceMemory, program_code
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import (
     NOT_IN_CONFIG,
@@ -149,7 +149,7 @@ def prepare():
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
     build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[], listings={})
-    code = CodeCache(MEMORY / "code.json", snapshot.folder.name).code
+    code = functools.partial(program_code, read=SourceMemory(MEMORY / "code.json"))
     specs = Specs(SOURCES, code, checked.values["deterministic"])
     staleness = Staleness(specs)
     snakemake_adapter.before_report(workflow, staleness.start_report)

@@ -85,37 +85,11 @@ def write_reward_functions(folder):
     (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
 
 
-def rename_locals(folder):
-    """Rename local variables, in a shared module and in programs."""
-    for path, name in {
-        "snakechat/workflow/distributed.py": "reduced",
-        "train_sft.py": "loss_sum",
-        "split_dataset.py": "phase_prompts",
-    }.items():
-        text = (folder / "scripts" / path).read_text()
-        assert name in text
-        (folder / "scripts" / path).write_text(re.sub(rf"\b{name}\b", "renamed", text))
-
-
-def add_definitions(folder):
-    """New functions and constants that nothing uses.
-
-    The modules that run functions of users count whole.
-    """
-    for path in (folder / "scripts/snakechat").rglob("*.py"):
-        if path.stem in ("reward_functions", "file_watch"):
-            continue
-        with path.open("a") as file:
-            file.write("\n\nNEW = 3\n\n\ndef new_function(x):\n    return x + NEW\n")
-
-
 FRESH = {
     "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
     "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
     "layout": fresh(all_code(lambda text: text.replace("\n\n\n", "\n\n\n\n") + "\n")),
     "code that nothing uses": fresh(add_a_module),
-    "definitions that nothing uses": fresh(add_definitions),
-    "names of local variables": fresh(rename_locals),
     "comments in the Snakefile": fresh(
         replaced("Snakefile", ("# From preference", "# From all preference"))
     ),

@@ -1,46 +1,209 @@
-"""Digests of programs: of the definitions that they reach and of the templates that they render.
+"""Digests of programs: one for each module of ours that a program imports, at any depth.
 
-A program is its file and the module-level statements of our other modules that it can reach by
-name. Statements that do more than bind a name count as soon as their module is imported. What
-cannot be resolved (star imports, names that are made at run time, modules used as values) makes the
-module that it is about count whole.
+A module counts by its syntax tree without docstrings, so that comments and layout change nothing.
+An import counts wherever it stands, also in a function or in a branch that may never run. A module
+that can read its own source counts byte for byte.
 
 Standard library only: the workflow imports this module while it plans.
 """
 
 import ast
+import atexit
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from snakechat.workflow.digests import digest, file_digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.reachability import REWARDS, Reach
+
+# The components of a module's name. Those of modules in rewards/ start with REWARDS, which is no
+# name in Python.
+Key = tuple[str, ...]
+REWARDS = "rewards/"
+
+WORKFLOW = ("snakechat", "workflow")
+# Modules that lock, check, record, copy and place: no content of a result depends on them or on
+# what only they import.
+WITHOUT_EFFECT = {
+    (*WORKFLOW, name)
+    for name in (
+        *("cache_entries", "cache_space", "result_cache", "result_copies"),
+        *("code_digests", "pins", "errors", "gpus", "input_checks", "locks", "run_record"),
+    )
+}
+# It imports torch to connect the processes of a job; programs that compute import it themselves.
+WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
+
+# Names by which code imports modules that no import statement names.
+DYNAMIC_IMPORTS = {"__import__", "exec_module", "import_module", "load_module", "runpy"}
+# Names by which code reads docstrings, comments or numbers of lines.
+SOURCE_READERS = {
+    *("__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource"),
+    *("linecache", "co_firstlineno", "co_lines", "f_lineno", "tb_lineno"),
+}
+# Reward functions are programs of users, which may open their own file.
+REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
 DATA_FOLDERS = ("templates", "locale", "tables")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Code(NamedTuple):
     """What a program consists of.
 
     Attributes:
-        digests: Digests of what it reaches of each file, by path: relative to scripts/, or
-            rewards/NAME. Files without reached definitions are omitted.
-        imports: Top-level names of the libraries that it uses, without the standard library.
+        digests: Digests of its files by path: relative to scripts/, or rewards/NAME.
+        imports: Top-level names of the libraries that it imports, without the standard library.
     """
 
     digests: dict[str, str]
     imports: frozenset[str]
 
 
-def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
-    """Return the digests of what a program reaches, by file, and the libraries that it uses.
+class Source(NamedTuple):
+    """What counts of the source of a module.
+
+    Attributes:
+        digest: Digest of the syntax tree, or of the bytes if the module can read them.
+        imports: Level, module and attribute of each import. The attribute is "" in `import module`.
+        is_dynamic: Whether the module may import modules that no statement names.
+        strings: Strings that may be names of data files.
+        declared: The value of FILES, None without it. "" if it is not constant.
+    """
+
+    digest: str
+    imports: list[tuple[int, str, str]]
+    is_dynamic: bool
+    strings: list[str]
+    declared: Any
+
+
+def read_source(data: bytes, path: str, is_reward: bool) -> Source:
+    """Return what counts of a module.
+
+    Args:
+        data: The bytes of its file.
+        path: Its path, for errors.
+        is_reward: Whether it is in rewards/.
+
+    Raises:
+        SyntaxError, ValueError: It is not valid Python.
+    """
+    module = ast.parse(data, path)
+    imports: list[tuple[int, str, str]] = []
+    names: set[str] = set()
+    strings: set[str] = set()
+    declared: Any = None
+    for node in ast.walk(module):
+        if isinstance(node, DOCUMENTED) and _has_docstring(node):
+            del node.body[0]
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, "") for alias in node.names]
+            names.update(name for alias in node.names for name in alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            imports += [(node.level, node.module or "", alias.name) for alias in node.names]
+            names.update((node.module or "").split("."), (alias.name for alias in node.names))
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(each, ast.Name) and each.id == "FILES" for each in targets):
+                declared = _constant(node.value)
+    readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
+    text = repr(_tree(module)).encode() if names.isdisjoint(readers) else data
+    return Source(
+        hashlib.sha256(text).hexdigest(),
+        imports,
+        not names.isdisjoint(DYNAMIC_IMPORTS),
+        sorted(text for text in strings if re.fullmatch(r"[\w/.-]+\.\w+", text)),
+        declared,
+    )
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    body: list[ast.stmt] = getattr(node, "body", [])
+    first = body[0].value if body and isinstance(body[0], ast.Expr) else None
+    return isinstance(first, ast.Constant) and isinstance(first.value, str)
+
+
+def _tree(node: Any) -> Any:
+    """Return a syntax tree as nested tuples, the same in all versions of Python.
+
+    Newer versions have further fields, which are empty in older code.
+    """
+    if isinstance(node, ast.Constant):
+        return ("Constant", repr(node.value))
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return (type(node).__name__, *((name, _tree(value)) for name, value in fields))
+    if isinstance(node, list):
+        return tuple(map(_tree, node))
+    return repr(node)
+
+
+def _constant(node: ast.expr | None) -> Any:
+    """Return the value of an expression; "" if it is not constant."""
+    try:
+        return ast.literal_eval(node) if node else ""
+    except ValueError:
+        return ""
+
+
+class SourceMemory:
+    """read_source with a memory on disk, by the bytes of a module.
+
+    Args:
+        path: File of the memory. Whatever is wrong with it costs time only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # The working directory may be another one when the process ends.
+        self.path = path.absolute()
+        self.known: dict[str, Source] = {}
+        self.used: dict[str, Source] = {}
+        # The memory holds for one version of this module.
+        self.reader = file_digest(__file__)
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            memory = json.loads(path.read_text())
+            if memory["reader"] == self.reader and memory["digest"] == digest(memory["sources"]):
+                self.known = {key: Source(*value) for key, value in memory["sources"].items()}
+        atexit.register(self.save)
+
+    def __call__(self, data: bytes, path: str, is_reward: bool) -> Source:
+        """Return read_source(data, path, is_reward)."""
+        key = f"{hashlib.sha256(data).hexdigest()}{REWARDS if is_reward else ''}"
+        if key not in self.used:
+            self.used[key] = self.known.get(key) or read_source(data, path, is_reward)
+        return self.used[key]
+
+    def save(self) -> None:
+        """Write what was read now. Without the memory, planning takes a second longer."""
+        if self.used.keys() <= self.known.keys():
+            return
+        sources = {key: list(source) for key, source in self.used.items()}
+        memory = {"reader": self.reader, "sources": sources, "digest": digest(sources)}
+        with suppress(OSError):
+            write_atomically(self.path, json.dumps(memory), durable=False)
+
+
+def program_code(
+    program: str | Path,
+    reward_functions: Iterable[str] = (),
+    read: Callable[[bytes, str, bool], Source] = read_source,
+) -> Code:
+    """Return the digests of a program and of what it imports, by file, and its libraries.
 
     Our modules are those in the folder of the program. A template, a translation or a table counts
     if a string in the code is its path, relative to the folder `templates`, `locale` or `tables`
@@ -52,6 +215,7 @@ def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> C
     Args:
         program: Path of scripts/NAME.py.
         reward_functions: Names of the files in rewards/ that the program runs.
+        read: read_source, or a SourceMemory.
 
     Raises:
         InputError: A file that a reward function declares does not exist.
@@ -59,44 +223,16 @@ def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> C
         SyntaxError, ValueError, OSError: A file cannot be read.
     """
     program = Path(program)
-    reach = Reach(program.parent)
-    reach.count_whole((program.stem,), is_program=True)
-    return _code(reach, reward_functions)
-
-
-class CodeCache:
-    """program_code with a memory on disk.
-
-    Args:
-        path: File of the memory.
-        sources: Digest of all files of scripts/ and rewards/. The memory holds for one.
-    """
-
-    def __init__(self, path: Path, sources: str) -> None:
-        self.path, self.sources = path, sources
-        try:
-            known = json.loads(path.read_text())
-            entries = known["entries"]
-            if known["sources"] != sources or known["digest"] != digest(entries):
-                raise ValueError("of other sources, or damaged")
-            self._known = {key: Code(code[0], frozenset(code[1])) for key, code in entries.items()}
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            # Missing, of other sources, or damaged by a full disk.
-            self._known = {}
-
-    def code(self, program: Path, reward_functions: tuple[str, ...]) -> Code:
-        """Return program_code(program, reward_functions)."""
-        key = " ".join([program.name, *reward_functions])
-        if key not in self._known:
-            self._known[key] = program_code(program, reward_functions)
-            entries = {
-                key: [code.digests, sorted(code.imports)] for key, code in self._known.items()
-            }
-            known = {"sources": self.sources, "entries": entries, "digest": digest(entries)}
-            # Without it, planning takes half a second longer.
-            with suppress(OSError):
-                write_atomically(self.path, json.dumps(known), durable=False)
-        return self._known[key]
+    modules = Modules(program.parent, read)
+    for key in ((program.stem,), *((REWARDS, name) for name in reward_functions)):
+        modules.add(key)
+    digests = {modules.name(key): source.digest for key, source in modules.sources.items()}
+    digests |= {name: file_digest(path) for name, path in modules.declared_files().items()}
+    digests |= {
+        path.relative_to(modules.scripts).as_posix(): file_digest(path)
+        for path in modules.data_files()
+    }
+    return Code(dict(sorted(digests.items())), frozenset(modules.libraries))
 
 
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
@@ -110,61 +246,144 @@ def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set
     Raises:
         As program_code.
     """
-    reach = Reach(scripts)
-    _code(reach, reward_functions)
-    return {*map(reach.path, reach.modules), *_declared_files(reach).values()}
-
-
-def _code(reach: Reach, reward_functions: Iterable[str]) -> Code:
+    modules = Modules(scripts, read_source)
     for name in reward_functions:
-        reach.count_whole((REWARDS, name))
-    reach.finish()
-    digests = {reach.name(key): state.digest() for key, state in reach.modules.items() if state}
-    digests |= {name: file_digest(path) for name, path in _declared_files(reach).items()}
-    folders = {reach.path(key).parent for key in reach.modules if key[0] != REWARDS}
-    for path in _data_files(folders, reach.literals):
-        digests[path.relative_to(reach.scripts).as_posix()] = file_digest(path)
-    return Code(dict(sorted(digests.items())), frozenset(reach.libraries))
+        modules.add((REWARDS, name))
+    return {*map(modules.path, modules.seen), *modules.declared_files().values()}
 
 
-def _declared_files(reach: Reach) -> dict[str, Path]:
-    """Return the files of the constants FILES of modules in rewards/, by name in digests."""
-    files = {}
-    for key, state in reach.modules.items():
-        if key[0] != REWARDS or "FILES" not in state.module.bindings:
-            continue
-        place, names = reach.name(key), _constant(state.module.constants.get("FILES"))
-        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-            raise InputError(f'{place}: FILES must be a list of names, such as ["words.txt"]')
-        for name in names:
-            path = Path(os.path.normpath(reach.rewards / name))
-            if not path.is_file():
-                raise InputError(f"{place}: FILES names {name}: there is no file {path}")
-            if not path.is_relative_to(reach.rewards):
-                raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
-            files[path.relative_to(reach.rewards.parent).as_posix()] = path
-    return files
+class Modules:
+    """The modules of ours that a program imports.
 
+    Attributes:
+        scripts: The folder of our modules.
+        rewards: The folder of reward functions and of their helper modules.
+        seen: All modules that are imported.
+        sources: Those of `seen` that count.
+        libraries: Top-level names of modules that are neither ours nor of the standard library.
+    """
 
-def _constant(node: ast.expr | None) -> object:
-    """Return the value of an expression; None if it is not constant."""
-    try:
-        return ast.literal_eval(node) if node else None
-    except ValueError:
-        return None
+    def __init__(self, scripts: Path, read: Callable[[bytes, str, bool], Source]) -> None:
+        self.scripts, self.rewards = scripts, scripts.parent / "rewards"
+        self.seen: set[Key] = set()
+        self.sources: dict[Key, Source] = {}
+        self.libraries: set[str] = set()
+        self._read = read
+        self._paths: dict[Key, Path | None] = {}
 
+    def path(self, key: Key) -> Path:
+        """Return the file that Python runs for a module."""
+        return self._find(key) or self._without_suffix(key).with_suffix(".py")
 
-def _data_files(folders: Iterable[Path], names: Iterable[str]) -> set[Path]:
-    """Return the files of these names in the data folders, and the templates that they refer to."""
-    files: dict[str, list[Path]] = {}
-    for data_folder in (folder / name for folder in folders for name in DATA_FOLDERS):
-        for path in data_folder.rglob("*"):
-            files.setdefault(path.relative_to(data_folder).as_posix(), []).append(path)
-    referenced: set[Path] = set()
-    pending = [name for name in names if name in files]
-    while pending:
-        for path in files.get(pending.pop(), ()):
-            if path.is_file() and path not in referenced:
-                referenced.add(path)
-                pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
-    return referenced
+    def name(self, key: Key) -> str:
+        """Return the path of a module's file relative to scripts/; with rewards/ if it is there."""
+        folder = self.scripts.parent if key[0] == REWARDS else self.scripts
+        return self.path(key).relative_to(folder).as_posix()
+
+    def add(self, key: Key) -> None:
+        """Add a module, the packages around it, and all that they import."""
+        pending = [key]
+        while pending:
+            key = pending.pop()
+            if key in self.seen:
+                continue
+            self.seen.add(key)
+            is_top = len(key) == (2 if key[0] == REWARDS else 1)
+            pending += [] if is_top else [key[:-1]]
+            if key in WITHOUT_EFFECT:
+                continue
+            path = self.path(key)
+            source = self._read(path.read_bytes(), str(path), key[0] == REWARDS)
+            self.sources[key] = source
+            for each in source.imports:
+                pending += self._imported(key, *each)
+            if source.is_dynamic:
+                pending += self._all_modules(key[0] == REWARDS)
+
+    def declared_files(self) -> dict[str, Path]:
+        """Return the files of the constants FILES of modules in rewards/, by name in digests.
+
+        Raises:
+            InputError: A constant is not a list of names of files in rewards/.
+        """
+        files = {}
+        for key, source in self.sources.items():
+            if key[0] != REWARDS or source.declared is None:
+                continue
+            place, names = self.name(key), source.declared
+            if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+                raise InputError(f'{place}: FILES must be a list of names, such as ["words.txt"]')
+            for name in names:
+                path = Path(os.path.normpath(self.rewards / name))
+                if not path.is_file():
+                    raise InputError(f"{place}: FILES names {name}: there is no file {path}")
+                if not path.is_relative_to(self.rewards):
+                    raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
+                files[path.relative_to(self.rewards.parent).as_posix()] = path
+        return files
+
+    def data_files(self) -> set[Path]:
+        """Return the data files that modules name, and the templates that these refer to."""
+        files: dict[str, list[Path]] = {}
+        parents = {self.path(key).parent for key in self.sources if key[0] != REWARDS}
+        for folder in (parent / name for parent in parents for name in DATA_FOLDERS):
+            for path in folder.rglob("*"):
+                files.setdefault(path.relative_to(folder).as_posix(), []).append(path)
+        referenced: set[Path] = set()
+        pending = [name for source in self.sources.values() for name in source.strings]
+        while pending:
+            for path in files.get(pending.pop(), ()):
+                if path.is_file() and path not in referenced:
+                    referenced.add(path)
+                    pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
+        return referenced
+
+    def _without_suffix(self, key: Key) -> Path:
+        if key[0] == REWARDS:
+            return self.rewards.joinpath(*key[1:])
+        return self.scripts.joinpath(*key)
+
+    def _find(self, key: Key) -> Path | None:
+        """Return the file of a module; None if it is not ours or does not exist."""
+        if key not in self._paths:
+            path = self._without_suffix(key)
+            # As Python does, prefer a package.
+            files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+            self._paths[key] = next((file for file in files if file.is_file()), None)
+        return self._paths[key]
+
+    def _imported(self, key: Key, level: int, module: str, attribute: str) -> list[Key]:
+        """Return the modules of ours that an import in a module names; count a library."""
+        names = tuple(filter(None, module.split(".")))
+        if level:
+            is_package = self.path(key).name == "__init__.py"
+            package = key if is_package else key[:-1]
+            target = (*package[: len(package) - level + 1], *names)
+        elif key[0] == REWARDS and self._is_reward_module(key, names[0]):
+            target = (REWARDS, *names)
+        elif self._find(names[:1]):
+            target = names
+        else:
+            if names[0] not in sys.stdlib_module_names and key not in WITHOUT_LIBRARIES:
+                self.libraries.add(names[0])
+            return []
+        # rewards/ is no package: `from . import words`.
+        found = [] if target == (REWARDS,) else [target]
+        if attribute and self._find((*target, attribute)):
+            found.append((*target, attribute))
+        return found
+
+    def _is_reward_module(self, key: Key, name: str) -> bool:
+        """Return whether an import in a module of rewards/ finds a module in rewards/.
+
+        The precedence is that of snakechat.algorithms.reward_functions.
+        """
+        is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
+        return is_file and name != key[-1] and name not in sys.stdlib_module_names
+
+    def _all_modules(self, with_rewards: bool) -> list[Key]:
+        paths = [path.relative_to(self.scripts) for path in self.scripts.rglob("*.py")]
+        keys = [path.with_suffix("").parts for path in paths if path.name != "__init__.py"]
+        if with_rewards:
+            keys += [(REWARDS, path.stem) for path in self.rewards.glob("*.py")]
+        return keys

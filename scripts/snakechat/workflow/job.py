@@ -114,7 +114,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
-    parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True, help="spec file of the job")
     parser.add_argument(
         "--placement", default="{}", type=json.loads, help="JSON: where and how the job runs"

@@ -1,4 +1,4 @@
-"""Pins: the versions of libraries that a result depends on, and whether they are installed.
+"""Pins: the versions of Python and libraries that a result depends on, and of what is installed.
 
 The locks have the version of each distribution and, in comments, what requires it. A program is
 keyed by the versions of what it imports and of all that this requires.
@@ -9,6 +9,7 @@ Standard library only: the workflow imports this module while it plans.
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,9 @@ LOCK = Path(__file__).resolve().parents[3] / "requirements.txt"
 TORCH_LOCK = "requirements-torch.txt"
 # The lock of lm-evaluation-harness, whose environment is its own, and its distribution.
 LM_EVAL_LOCK, LM_EVAL = "requirements-lm-eval.txt", "lm-eval"
+
+# The name of Python's own version among the pins.
+PYTHON = "python"
 
 # Distributions whose modules have other names, as far as our programs import them.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
@@ -59,6 +63,8 @@ class Lock(NamedTuple):
 def pins_of(imports: Iterable[str], lock: Path = LOCK) -> dict[str, str]:
     """Return the versions that a program's results depend on, by distribution, in order.
 
+    Python counts by its minor version: its `sum` and `random`, for example, differ between them.
+
     A library that is not locked counts by its installed version, or not at all if it is not
     installed: a library that a reward function imports, or an optional one.
 
@@ -70,7 +76,7 @@ def pins_of(imports: Iterable[str], lock: Path = LOCK) -> dict[str, str]:
         InputError: A lock is missing or has no comments on what requires what.
     """
     versions, requires = read_lock(lock)
-    pins: dict[str, str] = {}
+    pins = {PYTHON: python_version()}
     pending = []
     for module in imports:
         name = distribution(module)
@@ -102,6 +108,11 @@ def check_installed(pins: Mapping[str, str]) -> None:
     different = [name for name in pins if _public(installed.get(name)) != _public(pins[name])]
     if not different:
         return
+    if PYTHON in different:
+        raise InputError(
+            f"Python {python_version()} runs, and this build was planned with Python"
+            f" {pins[PYTHON]}: use the environment that Snakemake runs in"
+        )
     # torch decides about many others.
     name = "torch" if "torch" in different else different[0]
     found = f"{installed[name]} is installed" if name in installed else "is not installed"
@@ -117,10 +128,18 @@ def check_installed(pins: Mapping[str, str]) -> None:
     raise InputError(f"{line}: {' && '.join(commands)}")
 
 
+def python_version() -> str:
+    """Return the minor version of the Python that runs, such as 3.11."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of those distributions that are installed, by name."""
     versions = {}
     for name in names:
+        if name == PYTHON:
+            versions[name] = python_version()
+            continue
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.pins import installed_versions
+from snakechat.workflow.pins import PYTHON, installed_versions
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
 # that is set during the run does not change its duration.
@@ -59,7 +59,7 @@ def run_record(
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "placement": placement,
         "python": platform.python_version(),
-        "versions": installed_versions(spec["requirements"]),
+        "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
     }
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 

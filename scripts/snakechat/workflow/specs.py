@@ -81,7 +81,7 @@ class Specs:
 
     Args:
         root: Folder of scripts/ and of the locked requirements.
-        code: program_code, or a function that remembers what it returns.
+        code: program_code, or a function that remembers what it reads.
         deterministic: Whether jobs that run models use deterministic kernels. Their specs have it
             only where it is true.
     """
@@ -97,7 +97,7 @@ class Specs:
         self.file_digests = DigestCache(MEMORY / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
-        self._code = code
+        self._code = cache(code)
         self._pins = cache(pins_of)
 
     def describe(

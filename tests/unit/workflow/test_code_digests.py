@@ -129,7 +129,7 @@ FLAT = {
     "pkg/c.py": "from pkg.b import two\n\nthree = 3\n",
     "pkg/d.py": "from pkg.a import one\n",
 }
-REACHED = ["pkg/a.py", "pkg/b.py", "pkg/c.py"]
+REACHED = ["pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/c.py"]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_code_is_the_program_and_the_modules_that_it_reaches(flat):
 
 def test_an_edit_changes_the_digest_of_its_module_only(flat):
     before = code_digests(flat / "program.py")
-    (flat / "pkg/c.py").write_text("three = 4\n")
+    (flat / "pkg/c.py").write_text("from pkg.b import two\n\nthree = 4\n")
     after = code_digests(flat / "program.py")
     assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
 
@@ -161,15 +161,89 @@ def test_an_edit_changes_the_digest_of_its_module_only(flat):
         "import json, pkg.a as other\nprint(other)",
         "def late():\n    from pkg import a\n    return a.one()\n",
         "def late():\n    from pkg import a\n    return getattr(a, 'o' + 'ne')\n",
-        "if False:\n    from pkg.a import one\n    one()\n",
+        "if False:\n    from pkg.a import one\n",
+        "import typing\nif typing.TYPE_CHECKING:\n    from pkg.a import one\n",
         "try:\n    from pkg.a import one\nexcept ImportError:\n    pass\none()\n",
-        "import importlib\nimportlib.import_module('pkg.a').one()\n",
-        "__import__('pkg.a')\n",
+        "import typing\nif not typing.TYPE_CHECKING:\n    import pkg.a\n",
+        "H = [lambda: __builtins__]\nH[0](1)\nimport pkg.a\n",
     ],
 )
 def test_import_statements_of_every_form_are_followed(flat, line):
     (flat / "program.py").write_text(f"{line}\n")
     assert sorted(code_digests(flat / "program.py")) == sorted(["program.py", *REACHED])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import importlib\nimportlib.import_module('pkg' + '.a').one()\n",
+        "from importlib import import_module as load\nload('pkg.a')\n",
+        "__import__('pkg.a')\n",
+        "import runpy\nrunpy.run_path('other.py')\n",
+    ],
+)
+def test_an_import_by_a_name_that_is_made_at_run_time_counts_all_modules(flat, line):
+    (flat / "program.py").write_text(f"{line}\n")
+    assert code_digests(flat / "program.py").keys() == FLAT.keys()
+
+
+EFFECTS_AT_IMPORT = """
+import functools
+import operator
+VALUES = []
+H = [VALUES.append]
+H[0](1)
+(lambda: VALUES.append(2))()
+functools.partial(VALUES.append, 3)()
+list(map(VALUES.append, [4]))
+class Sum:
+    def __add__(self, other):
+        VALUES.append(5)
+Sum() + 6
+@operator.attrgetter("append")(VALUES)
+class Seven: ...
+"""
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "Seven"])
+def test_every_effect_at_import_counts(flat, number):
+    (flat / "pkg/c.py").write_text(EFFECTS_AT_IMPORT)
+    before = code_digests(flat / "program.py")
+    assert EFFECTS_AT_IMPORT.count(number) == 1
+    (flat / "pkg/c.py").write_text(EFFECTS_AT_IMPORT.replace(number, f"{number}0"))
+    after = code_digests(flat / "program.py")
+    assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TEXT = one.__doc__",
+        "import inspect\nTEXT = inspect.getsource(one)",
+        "from inspect import getdoc as read\nTEXT = read(one)",
+        "LINE = one.__code__.co_firstlineno",
+        "import linecache",
+    ],
+)
+def test_a_module_that_reads_its_own_source_counts_with_comments_and_docstrings(flat, line):
+    source = f'def one():\n    """Text."""\n\n\n{line}\n'
+    (flat / "pkg/a.py").write_text(source)
+    digests = {code_digests(flat / "program.py")["pkg/a.py"]}
+    for edited in (source.replace("Text", "Another"), f"# Comment.\n{source}", f"\n{source}"):
+        (flat / "pkg/a.py").write_text(edited)
+        digests.add(code_digests(flat / "program.py")["pkg/a.py"])
+    assert len(digests) == 4
+
+
+def test_comments_count_in_a_reward_function_that_may_open_its_own_file(flat):
+    reward = flat.with_name("rewards") / "mine.py"
+    reward.parent.mkdir()
+    for line, changes in (("WORDS = open(__file__).read()", True), ("WORDS = []", False)):
+        reward.write_text(f"{line}\n")
+        before = code_digests(flat / "program.py", ["mine"])["rewards/mine.py"]
+        reward.write_text(f"# Comment.\n{line}\n")
+        after = code_digests(flat / "program.py", ["mine"])["rewards/mine.py"]
+        assert (before != after) == changes
 
 
 @pytest.mark.parametrize("line", ["import json", "from os import path", "import pkgother.a"])

@@ -5,6 +5,7 @@ import importlib.metadata
 import re
 import sys
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -19,12 +20,14 @@ from snakechat.workflow.pins import (
     DISTRIBUTIONS,
     LM_EVAL_LOCK,
     LOCK,
+    PYTHON,
     TORCH_LOCK,
     WITHOUT_EFFECT,
     check_installed,
     distribution,
     installed_versions,
     pins_of,
+    python_version,
     read_lock,
 )
 
@@ -100,12 +103,24 @@ def lock(tmp_path):
 )
 def test_pins_are_those_of_imports_and_of_what_they_require(lock, imports, expected):
     found = pins_of(imports, lock)
-    assert found == expected
-    assert list(found) == sorted(expected)
+    assert found == {PYTHON: python_version(), **expected}
+    assert list(found) == sorted(found)
+
+
+def test_the_minor_version_of_python_counts_and_is_checked(lock, monkeypatch):
+    before = pins_of(["numpy"], lock)
+    monkeypatch.setattr(sys, "version_info", SimpleNamespace(major=3, minor=99))
+    assert pins_of(["numpy"], lock) == {"numpy": "2.4.6", "python": "3.99"} != before
+    with pytest.raises(InputError) as error:
+        check_installed({**before, "numpy": importlib.metadata.version("numpy")})
+    assert str(error.value) == (
+        f"Python 3.99 runs, and this build was planned with Python {before['python']}: use the"
+        " environment that Snakemake runs in"
+    )
 
 
 def test_a_library_that_is_not_locked_counts_by_its_installed_version(lock):
-    assert pins_of(["pytest"], lock) == {"pytest": importlib.metadata.version("pytest")}
+    assert pins_of(["pytest"], lock)["pytest"] == importlib.metadata.version("pytest")
 
 
 def test_an_alias_of_a_locked_library_counts_by_the_lock(lock):

@@ -39,10 +39,10 @@ REWARD = {
     [
         ("../rewards/mine.py", "sign() *", "-sign() *", "rewards/mine.py"),
         ("pkg/tools.py", "return 1", "return -1", "pkg/tools.py"),
-        ("pkg/tools.py", "return 2", "return -2", None),
+        ("pkg/tools.py", "return 2", "return -2", "pkg/tools.py"),
         ("tools.py", "return 3", "return -3", "tools.py"),
         ("../rewards/words.py", "return length", "return -length", "rewards/words.py"),
-        ("../rewards/words.py", "return 4", "return -4", None),
+        ("../rewards/words.py", "return 4", "return -4", "rewards/words.py"),
         ("../rewards/length.py", "* len", "* -len", "rewards/length.py"),
         ("../rewards/other.py", "print()", "print(1)", None),
         ("../rewards/words.txt", "good", "bad", "rewards/words.txt"),
