@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from snakechat.data.cards import card_facts
-from snakechat.data.dataset_files import split_files
+from snakechat.data.dataset_files import split_files, unread_files
 from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
@@ -23,7 +23,7 @@ from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 
@@ -97,9 +97,13 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
 
     def choose(paths: list[str]) -> list[str]:
         try:
-            chosen = sorted(path for files in data_files(paths).values() for path in files)
+            splits = data_files(paths)
         except InputError as error:
             raise InputError(f"hub dataset {settings.hub}: {error}") from None
+        remark = None if globs else unread_files(paths, splits)
+        if remark:
+            warn(f"datasets.{job.spec['name']}: {settings.hub}: {remark}")
+        chosen = sorted(path for files in splits.values() for path in files)
         return [*chosen, CARD] if CARD in paths else chosen
 
     folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)

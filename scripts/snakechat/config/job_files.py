@@ -14,8 +14,8 @@ from snakechat.config.task_references import referenced_files
 from snakechat.data.dataset_files import (
     check_link,
     local_paths,
-    nameless_files,
     split_files,
+    unread_files,
     unsplit_files,
 )
 from snakechat.data.model_files import model_files
@@ -75,7 +75,7 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
 
 
 def unread_files_remark(config: Config, name: str) -> str | None:
-    """Return a remark on data files of a dataset that belong to no split, or None without any.
+    """Return a remark on files of a dataset that belong to no split, or None without any.
 
     With a glob for train, the user has selected the files: there is no remark.
     """
@@ -88,14 +88,8 @@ def unread_files_remark(config: Config, name: str) -> str | None:
         paths = local_paths(source, config.values["datasets"][name].get("follow_links", False))
     else:
         return None
-    unread = nameless_files(paths, {"": [file.partition("/")[2] for file in files]})
-    if not unread:
-        return None
-    listed = unread[0] if len(unread) == 1 else f"{unread[0]} and {len(unread) - 1:,} more"
-    return (
-        f"datasets.{name}: {source}: not read, because other files have train in their path:"
-        f" {listed}: rename them, or select the files by datasets.{name}.train"
-    )
+    remark = unread_files(paths, {"": [file.partition("/")[2] for file in files]})
+    return None if remark is None else f"datasets.{name}: {source}: {remark}"
 
 
 def _check_links(folder: Path, paths: Iterable[str], follow_links: bool) -> None:

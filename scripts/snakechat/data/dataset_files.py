@@ -22,6 +22,10 @@ SPLIT_WORDS = {
 }
 # Files that the datasets library writes next to the rows.
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+# Files next to the rows that describe, load or picture them.
+WITHOUT_ROWS = re.compile(
+    r"(readme|license|licence|notice|citation|changelog)(\..*)?|.*\.(md|rst|py|cff|png|jpe?g|svg)"
+)
 # Folders that link to one another have as many paths as they have orders.
 MAX_LINKED_FOLDERS = 10_000
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
@@ -99,7 +103,7 @@ def check_link(folder: str | Path, path: str) -> None:
         )
 
 
-def split_files(paths: Iterable[str], globs: Mapping[str, str]) -> dict[str, list[str]]:
+def split_files(paths: Sequence[str], globs: Mapping[str, str]) -> dict[str, list[str]]:
     """Assign files to the splits of a dataset.
 
     Without a glob for train, a file belongs to the split that the last split word in its path names
@@ -126,7 +130,7 @@ def split_files(paths: Iterable[str], globs: Mapping[str, str]) -> dict[str, lis
         if not matched and split in globs:
             raise InputError(f"{split}: no file matches {globs[split]!r}")
         if not matched:
-            raise InputError(f"no training files: expected {EXPECTED_KINDS}")
+            raise InputError(_no_training_files(paths, splits))
         # A glob without a star may select a single shard on purpose.
         if "*" in globs.get(split, "*"):
             _check_shards(matched)
@@ -136,6 +140,18 @@ def split_files(paths: Iterable[str], globs: Mapping[str, str]) -> dict[str, lis
             " or eval:"
         )
     return splits
+
+
+def _no_training_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]) -> str:
+    """Return the error about a folder without training files."""
+    if held_out := splits.get("eval"):
+        return (
+            f"no training files: {_listed(held_out)} was read as eval, because of the split in its"
+            f" path: rename it, or set train: {held_out[0]}"
+        )
+    others = _other_files(paths)
+    found = f", found {_listed(others)}" if others else ""
+    return f"no training files: expected {EXPECTED_KINDS}{found}"
 
 
 def unsplit_files(paths: Iterable[str]) -> list[str]:
@@ -152,11 +168,14 @@ def unsplit_files(paths: Iterable[str]) -> list[str]:
 
 
 def _data_files(paths: Iterable[str]) -> list[str]:
+    return [path for path in _visible_files(paths) if kind_of(path)]
+
+
+def _visible_files(paths: Iterable[str]) -> list[str]:
     return [
         path
         for path in paths
-        if kind_of(path)
-        and path.rpartition("/")[2] not in METADATA
+        if path.rpartition("/")[2] not in METADATA
         # Hidden folders (.git), and the caches of datasets' map().
         and not re.search(r"(^|/)(\.|cache-)", path)
     ]
@@ -184,15 +203,40 @@ def _named_split(path: str) -> str:
     return SPLIT_WORDS[words[-1]] if words else ""
 
 
-def nameless_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the data files that belong to no split because no split word is in their paths.
+def unread_files(paths: Sequence[str], splits: Mapping[str, Sequence[str]]) -> str | None:
+    """Return a remark on files that may have rows and belong to no split, or None without any.
+
+    Test files beside validation files are held out on purpose.
 
     Args:
         paths: All files of a folder or repository.
-        splits: What split_files returns for them.
+        splits: What split_files returns for them without a glob.
     """
     assigned = {path for files in splits.values() for path in files}
-    return [path for path in _data_files(paths) if path not in assigned and not _named_split(path)]
+    unread = [path for path in _data_files(paths) if path not in assigned]
+    nameless = [path for path in unread if not _named_split(path)]
+    remarks = []
+    if nameless:
+        remarks.append(
+            f"{_listed(nameless)}, because other files have train in their path: rename them, or"
+            " select the files by train:"
+        )
+    if others := _other_files(paths):
+        remarks.append(f"{_listed(others)}: expected {EXPECTED_KINDS}: convert or delete it")
+    return f"not read: {'; '.join(remarks)}" if remarks else None
+
+
+def _other_files(paths: Iterable[str]) -> list[str]:
+    """Return the files that may have rows and are of no kind that is read."""
+    return [
+        path
+        for path in _visible_files(paths)
+        if not kind_of(path) and not WITHOUT_ROWS.fullmatch(path.rpartition("/")[2].lower())
+    ]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1:,} more"
 
 
 def matches(path: str, glob: str) -> bool:

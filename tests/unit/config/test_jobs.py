@@ -271,8 +271,8 @@ def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
     for name in ("more.jsonl", "other.jsonl"):
         (tmp_path / "mine" / name).write_text("{}")
     assert unread_files_remark(config, "local") == (
-        "datasets.local: mine: not read, because other files have train in their path: more.jsonl"
-        " and 1 more: rename them, or select the files by datasets.local.train"
+        "datasets.local: mine: not read: more.jsonl and 1 more, because other files have train in"
+        " their path: rename them, or select the files by train:"
     )
     for entry in ({"path": "mine", "train": "train.jsonl"}, {"path": "mine/train.jsonl"}):
         assert unread_files_remark(load({"datasets": {"local": entry}}), "local") is None

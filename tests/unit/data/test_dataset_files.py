@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files
+from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files, unread_files
 from snakechat.workflow.errors import InputError
 
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
@@ -163,8 +163,49 @@ def test_folder_without_data_files_is_an_error(paths):
 
 
 def test_eval_files_alone_are_an_error():
-    message = error_of("data/validation.parquet")
-    assert message.startswith("no training files: ")
+    assert error_of("data/validation.parquet", "README.md") == (
+        "no training files: data/validation.parquet was read as eval, because of the split in its"
+        " path: rename it, or set train: data/validation.parquet"
+    )
+    assert error_of("test.jsonl").startswith("no training files: test.jsonl was read as eval")
+
+
+def test_files_of_other_kinds_alone_are_named():
+    assert error_of("a.tsv", "b.jsonl.zst", "README.md").endswith("csv, found a.tsv and 1 more")
+
+
+# --- files that are not read ----------------------------------------------------------------
+
+
+def unread(*paths):
+    paths = sorted(paths)
+    return unread_files(paths, split_files(paths, {}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["b.jsonl.zst", "c.json.gz", "d.tsv", "train-a.csv.gz", "e.txt", "data/f.xlsx", "g.ndjson"],
+)
+def test_files_of_other_kinds_are_named(path):
+    assert unread("train.jsonl", path) == (
+        f"not read: {path}: expected parquet, arrow, jsonl, jsonl.gz, json or csv: convert or"
+        " delete it"
+    )
+
+
+def test_files_that_are_not_read_for_two_reasons_are_named_in_one_line():
+    remark = unread("train.jsonl", "more.jsonl", "a.tsv", "b.tsv")
+    assert remark == (
+        "not read: more.jsonl, because other files have train in their path: rename them, or select"
+        " the files by train:; a.tsv and 1 more: expected parquet, arrow, jsonl, jsonl.gz, json or"
+        " csv: convert or delete it"
+    )
+
+
+def test_no_remark_without_files_that_may_have_rows():
+    described = ["README.md", "LICENSE", "licence.txt", "load.py", "CITATION.cff", "plot.png"]
+    cached = [".gitattributes", ".cache/a.tsv", "cache-1f.arrow", "dataset_info.json"]
+    assert unread("train.jsonl", "validation.jsonl", "test.jsonl", *described, *cached) is None
 
 
 # --- shards ---------------------------------------------------------------------------------
