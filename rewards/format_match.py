@@ -7,8 +7,14 @@ The response is matched without the whitespace at its ends, and a dot matches ne
 import re
 from collections.abc import Sequence
 
+from snakechat.evaluation.verifying import is_verified
+
 
 def score(prompts: Sequence[str], responses: Sequence[str], pattern: str) -> list[float]:
     """Return one score for each response."""
     compiled = re.compile(pattern, re.DOTALL)
-    return [float(compiled.fullmatch(response.strip()) is not None) for response in responses]
+
+    def has_format(response: str) -> bool:
+        return compiled.fullmatch(response.strip()) is not None
+
+    return [float(is_verified(has_format, response)) for response in responses]

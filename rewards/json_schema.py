@@ -13,6 +13,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
+from snakechat.evaluation.verifying import is_verified
+
 BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
 
 
@@ -24,25 +26,29 @@ def score(
     """Return one score for each response."""
     schemas = [schema] * len(responses) if isinstance(schema, Mapping) else schema
     return [
-        float(
-            each is not None
-            and is_valid(response, json.loads(each) if isinstance(each, str) else each)
-        )
+        float(each is not None and is_valid(response, each))
         for response, each in zip(responses, schemas, strict=True)
     ]
 
 
-def is_valid(response: str, schema: Any) -> bool:
+def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
     """Return whether a response is JSON of a schema.
 
     Raises:
+        ValueError: The schema is text and not JSON.
         jsonschema.SchemaError: The schema is not valid.
     """
+    schema = json.loads(schema) if isinstance(schema, str) else schema
     Draft202012Validator.check_schema(schema)
-    blocks = BLOCK.findall(response)
-    try:
-        value = json.loads(blocks[-1] if blocks else response)
-        # Without a registry, a schema could name one on the network.
-        return bool(Draft202012Validator(schema, registry=Registry()).is_valid(value))
-    except (ValueError, RecursionError):
-        return False
+    # Without a registry, a schema could name one on the network.
+    validator = Draft202012Validator(schema, registry=Registry())
+
+    def has_schema(response: str) -> bool:
+        blocks = BLOCK.findall(response)
+        try:
+            value = json.loads(blocks[-1] if blocks else response)
+        except ValueError:
+            return False
+        return validator.is_valid(value)
+
+    return is_verified(has_schema, response)

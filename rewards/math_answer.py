@@ -9,6 +9,7 @@ give 0.
 from collections.abc import Sequence
 
 from snakechat.evaluation.answers import answer_of, are_equal, last_boxed
+from snakechat.evaluation.verifying import is_verified
 
 
 def score(
@@ -23,6 +24,10 @@ def score(
 
 def is_correct(response: str, solution: str) -> bool:
     """Return whether the answer of a response is that of a solution."""
-    answer = answer_of(response)
     expected = last_boxed(solution) or solution.rpartition("####")[2]
-    return answer is not None and are_equal(answer, expected)
+
+    def has_answer(response: str) -> bool:
+        answer = answer_of(response)
+        return answer is not None and are_equal(answer, expected)
+
+    return is_verified(has_answer, response)

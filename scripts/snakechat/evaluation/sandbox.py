@@ -2,8 +2,8 @@
 
 bubblewrap (bwrap) gives the code namespaces of its own: no network, a temporary folder of limited
 size, and of the system only Python and its libraries, read-only. snakechat/evaluation/sandboxed.py
-limits memory and time there, and denies new processes. Code that imitates, from inside, the signal
-of passed tests is not detected.
+limits memory and time there, and allows only system calls that stay inside the process. Code that
+imitates, from inside, the signal of passed tests is not detected.
 """
 
 import json
@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -41,17 +42,21 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
     command = _command()
     token = secrets.token_hex()
     request = {"code": code, "tests": list(tests), "seconds": seconds, "token": token}
-    try:
-        process = subprocess.run(
-            command,
-            input=json.dumps({**request, "memory_bytes": memory_bytes}).encode() + b"\n",
-            capture_output=True,
-            timeout=WAIT_FACTOR * seconds,
-            env={"PYTHONHASHSEED": "0"},
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return process.returncode == 0 and process.stdout == token.encode()
+    # A file, whose size the sandbox limits: code that floods its output fills no memory.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.run(
+                command,
+                input=json.dumps({**request, "memory_bytes": memory_bytes}).encode() + b"\n",
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                timeout=WAIT_FACTOR * seconds,
+                env={"PYTHONHASHSEED": "0"},
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        output.seek(0)
+        return process.returncode == 0 and output.read(len(token) + 1) == token.encode()
 
 
 @cache
@@ -99,7 +104,7 @@ def _command() -> list[str]:
         isolation += ["--ro-bind", folder, folder]
     isolation += ["--dev", "/dev", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"]
     # Nothing but the temporary folder is writable.
-    isolation += ["--remount-ro", "/", "--chdir", "/tmp"]
+    isolation += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
     python = Path(
         sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"
     )

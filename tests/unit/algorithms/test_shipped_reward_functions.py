@@ -1,8 +1,11 @@
 """The reward functions that the project ships, by what they score."""
 
+import time
+
 import pytest
 
 from snakechat.algorithms.reward_functions import load_functions, weighted_sum
+from snakechat.evaluation import verifying
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
 
@@ -72,6 +75,20 @@ def test_json_schema():
 def test_json_schema_of_each_row():
     schemas = ['{"type": "integer"}', {"type": "string"}]
     assert scores("json_schema", ["7", "7"], {"schema": schemas}) == [1, 0]
+
+
+def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
+    monkeypatch.setattr(verifying, "MAX_SECONDS", 0.2)
+    started = time.monotonic()
+    # 1e400 is infinite, which has no multiples; the pattern takes 2^40 steps.
+    assert scores("json_schema", ["1e400", "4"], schema={"multipleOf": 0.5}) == [0, 1]
+    hangs = f'"{"a" * 40}!"'
+    assert scores("json_schema", [hangs, '"aa"'], schema={"pattern": "^(a+)+$"}) == [0, 1]
+    assert scores("format_match", [hangs, '"aa"'], pattern='"(a+)+"') == [0, 1]
+    assert time.monotonic() - started < 10
+    log = capfd.readouterr().err
+    assert "scored 0: has_schema: OverflowError: " in log
+    assert "scored 0: has_format: TimeLimit: took more than 0.2 s" in log
 
 
 def test_an_invalid_json_schema_is_an_error():
