@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(text if isinstance(text, bytes) else text.encode())
 
     def log_message(self, *_):
         """Log nothing."""

@@ -5,6 +5,7 @@ A reply that the cache has costs no request (snakechat/workflow/reply_cache.py).
 
 import datetime
 import email.utils
+import json
 import sys
 import time
 from collections import Counter
@@ -25,8 +26,10 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
 
-# Seconds without data after which an attempt has failed.
-TIMEOUT = 180
+# Seconds without data, and in total, after which an attempt has failed.
+TIMEOUT, DEADLINE = 180, 900
+# Largest response, decompressed.
+MAX_BYTES = 16 << 20
 # Attempts of a request. Each wait is twice the one before, or what the endpoint asks for.
 ATTEMPTS, FIRST_WAIT, MAX_WAIT = 8, 1, 60
 # Requests until a reply is readable; after the last one, the unreadable reply is kept.
@@ -42,6 +45,10 @@ Messages = list[dict[str, str]]
 
 class Stopped(Exception):
     """Another thread has failed."""
+
+
+class TooLarge(Exception):
+    """A response has more than MAX_BYTES."""
 
 
 class ChatClient:
@@ -134,8 +141,26 @@ class ChatClient:
                 break
         return self.cache.add(body, reply)
 
-    def _send(self, body: Request) -> Any:
-        """Return the endpoint's response to a request.
+    def _post(self, body: Request) -> tuple[httpx2.Response, str]:
+        """Return the endpoint's response to a request, and its text.
+
+        Raises:
+            TooLarge: It has more than MAX_BYTES.
+            httpx2.RequestError: It failed, or did not end within DEADLINE.
+        """
+        content, end = bytearray(), time.monotonic() + DEADLINE
+        url = f"{self.url}/chat/completions"
+        with self.client.stream("POST", url, json=body) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise TooLarge
+                if time.monotonic() > end:
+                    raise httpx2.ReadTimeout(f"the response did not end within {DEADLINE} s")
+        return response, content.decode(errors="replace")
+
+    def _send(self, body: Request) -> str:
+        """Return the text of the endpoint's response to a request.
 
         Raises:
             InputError: All attempts failed.
@@ -145,13 +170,16 @@ class ChatClient:
             self._count(requests=1)
             wait: float = FIRST_WAIT * 2**attempt
             try:
-                response = self.client.post(f"{self.url}/chat/completions", json=body)
+                response, text = self._post(body)
+            except TooLarge:
+                failure = f"its response has more than {MAX_BYTES >> 20} MiB"
+                break
             except (httpx2.RequestError, httpx2.InvalidURL) as error:
                 failure = f"{type(error).__name__} {error}"
             else:
                 if response.is_success:
-                    return response
-                failure = f"status {response.status_code}: {response.text}"
+                    return text
+                failure = f"status {response.status_code}: {text}"
                 if response.status_code not in (408, 429) and response.status_code < 500:
                     break
                 wait = max(wait, retry_after(response))
@@ -167,23 +195,23 @@ class ChatClient:
             " and key"
         )
 
-    def _read(self, response: Any) -> Reply:
+    def _read(self, text: str) -> Reply:
         """Return the reply in a response; its text is empty if the model returned none.
 
         Raises:
             InputError: The response is no chat completion.
         """
         try:
-            completion = response.json()
+            completion = json.loads(text)
             content = completion["choices"][0]["message"]["content"]
             usage = completion.get("usage") or {}
             tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             content, tokens = 0, []
         if not isinstance(content, str | None):
             raise InputError(
                 f"{self.place}: expected a chat completion from {self.url}, found"
-                f" {self._quote(response.text)}"
+                f" {self._quote(text)}"
             )
         reply = Reply(content or "", *(n if isinstance(n, int) else None for n in tokens))
         self._count(

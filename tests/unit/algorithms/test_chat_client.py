@@ -2,6 +2,7 @@
 
 import datetime
 import email.utils
+import gzip
 import json
 from threading import Barrier
 
@@ -11,6 +12,9 @@ import pytest
 from snakechat.algorithms import chat_client
 from snakechat.workflow.errors import InputError
 from support.llm_endpoint import SECRET, judge_of, llm_server, serving  # noqa: F401
+
+# 600 MB, compressed.
+BOMB = b"".join(gzip.compress(bytes(100 << 20)) for _ in range(6))
 
 
 def client_of(server, folder, **settings):
@@ -116,14 +120,15 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
 def test_failed_connections_are_retried(server, tmp_path, monkeypatch):
     client = client_of(server, tmp_path)
     assert client.client.timeout == httpx2.Timeout(chat_client.TIMEOUT)
-    post, broken = client.client.post, [httpx2.ReadTimeout("late"), httpx2.ConnectError("refused")]
+    stream = client.client.stream
+    broken = [httpx2.ReadTimeout("late"), httpx2.ConnectError("refused")]
 
     def breaking(*args, **kwargs):
         if broken:
             raise broken.pop()
-        return post(*args, **kwargs)
+        return stream(*args, **kwargs)
 
-    monkeypatch.setattr(client.client, "post", breaking)
+    monkeypatch.setattr(client.client, "stream", breaking)
     assert ask(client, "a") == ["A"]
     assert server.waits == [1, 2]
 
@@ -138,6 +143,8 @@ def test_failed_connections_are_retried(server, tmp_path, monkeypatch):
         ((200, {}, "<html>Log in</html>"), 1, "expected a chat completion from .*<html>"),
         ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
         ((200, {}, "[]"), 1, "expected a chat completion"),
+        ((200, {}, "[" * 100_000), 1, "expected a chat completion"),
+        ((200, {"Content-Encoding": "gzip"}, BOMB), 1, "its response has more than 16 MiB"),
     ],
 )
 def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_requests, message):
@@ -149,6 +156,14 @@ def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_
     assert len(server.waits) == num_requests - 1
     assert SECRET not in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_response_that_does_not_end_is_a_failed_attempt(server, tmp_path, monkeypatch):
+    # A byte now and then keeps a connection alive; the deadline has passed at the first one.
+    monkeypatch.setattr(chat_client, "DEADLINE", -1)
+    with pytest.raises(InputError, match="ReadTimeout the response did not end within -1 s"):
+        ask(client_of(server, tmp_path), "a")
+    assert len(server.requests) == chat_client.ATTEMPTS
 
 
 def test_one_failure_ends_the_other_requests(server, tmp_path):
