@@ -10,11 +10,12 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from snakechat.workflow.digests import digest, file_digests
 from snakechat.workflow.errors import InputError
 
 LOCK = Path(__file__).resolve().parents[3] / "requirements.txt"
@@ -47,6 +48,12 @@ BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
 
 
+# The name at the start of a requirement.
+REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+# What a pin by files has before their digest.
+FILES = "(files "
+
+
 class Lock(NamedTuple):
     """The content of a lock.
 
@@ -60,40 +67,67 @@ class Lock(NamedTuple):
     requires: dict[str, list[str]]
 
 
-def pins_of(imports: Iterable[str], lock: Path = LOCK) -> dict[str, str]:
+def pins_of(
+    imports: Iterable[str],
+    lock: Path = LOCK,
+    digests: Callable[[Iterable[Path]], dict[Path, str]] = file_digests,
+) -> dict[str, str]:
     """Return the versions that a program's results depend on, by distribution, in order.
 
     Python counts by its minor version: its `sum` and `random`, for example, differ between them.
 
-    A library that is not locked counts by its installed version, or not at all if it is not
-    installed: a library that a reward function imports, or an optional one.
+    A library that is not locked counts by its files, by the name of its module, and so does each
+    library that it requires: a library that a reward function imports, or an optional one. It does
+    not count if it is not installed.
 
     Args:
         imports: Top-level names of the modules that the program imports.
         lock: The lock of the program's environment.
+        digests: Returns the digests of files.
 
     Raises:
         InputError: A lock is missing or has no comments on what requires what.
     """
     versions, requires = read_lock(lock)
     pins = {PYTHON: python_version()}
-    pending = []
-    for module in imports:
+    modules, pending = list(imports), []
+    while modules:
+        module = modules.pop()
         name = distribution(module)
         if name in versions or name in WITHOUT_EFFECT:
             pending.append(name)
-            continue
-        for name, version in _installed(module).items():
-            if name in versions:
-                pending.append(name)
-            else:
-                pins[name] = version
+        elif module not in pins and _is_installed(module):
+            providers = _providers(module)
+            pending += [name for name in providers if name in versions]
+            unlocked = [name for name in providers if name not in versions]
+            if unlocked or not providers:
+                pins[module] = files_pin(module, digests)
+            for name in _required_by(unlocked):
+                modules += [name] if name in versions else _modules_of(name)
     while pending:
         name = pending.pop()
         if name in versions and name not in pins and name not in WITHOUT_EFFECT:
             pins[name] = versions[name]
             pending += requires.get(name, ())
     return dict(sorted(pins.items()))
+
+
+def files_pin(
+    module: str, digests: Callable[[Iterable[Path]], dict[Path, str]] = file_digests
+) -> str:
+    """Return the version of a library that is not locked and the digest of its files."""
+    found = importlib.util.find_spec(module)
+    folders = list(found.submodule_search_locations or ()) if found else []
+    roots = folders or ([found.origin] if found and found.origin else [])
+    names: dict[Path, str] = {}
+    for root in map(Path, roots):
+        paths = sorted(root.rglob("*")) if root.is_dir() else [root]
+        for path in paths:
+            if path.is_file() and path.parent.name != "__pycache__":
+                names[path] = path.relative_to(root).as_posix()
+    files = [[names[path], value] for path, value in digests(names).items()]
+    versions = installed_versions(_providers(module)).values()
+    return f"{' '.join(versions)} {FILES}{digest(files)[:16]})".lstrip()
 
 
 def check_installed(pins: Mapping[str, str]) -> None:
@@ -105,6 +139,11 @@ def check_installed(pins: Mapping[str, str]) -> None:
         InputError: Versions differ, or distributions are missing.
     """
     installed = installed_versions(pins)
+    installed |= {
+        name: files_pin(name)
+        for name, pin in pins.items()
+        if FILES in pin and importlib.util.find_spec(name)
+    }
     different = [name for name in pins if _public(installed.get(name)) != _public(pins[name])]
     if not different:
         return
@@ -112,6 +151,13 @@ def check_installed(pins: Mapping[str, str]) -> None:
         raise InputError(
             f"Python {python_version()} runs, and this build was planned with Python"
             f" {pins[PYTHON]}: use the environment that Snakemake runs in"
+        )
+    changed = [name for name in different if FILES in pins[name]]
+    if changed:
+        found = installed.get(changed[0], "missing")
+        raise InputError(
+            f"{changed[0]} is {found}, and this build was planned with {pins[changed[0]]}:"
+            " install the same files everywhere, or start the build again"
         )
     # torch decides about many others.
     name = "torch" if "torch" in different else different[0]
@@ -185,11 +231,29 @@ def _public(version: str | None) -> str | None:
     return version and version.partition("+")[0]
 
 
+def _is_installed(module: str) -> bool:
+    """Return whether Python finds a module."""
+    return importlib.util.find_spec(module) is not None
+
+
+def _providers(module: str) -> list[str]:
+    """Return the distributions that provide a module; none of a loose file."""
+    return sorted({_normalized(name) for name in _distributions().get(module, ())})
+
+
+def _modules_of(name: str) -> list[str]:
+    """Return the top-level modules that a distribution provides."""
+    return [module for module in _distributions() if name in _providers(module)]
+
+
+def _required_by(names: Iterable[str]) -> list[str]:
+    """Return what distributions require, without what only their extras require."""
+    lines = [line for name in names for line in importlib.metadata.requires(name) or ()]
+    found = [REQUIREMENT.match(line) for line in lines if "extra ==" not in line]
+    return [_normalized(match[0]) for match in found if match]
+
+
 @cache
-def _installed(module: str) -> dict[str, str]:
-    """Return the installed versions of the distributions that provide a module."""
-    # Distributions are listed only for modules that exist: it takes half a second.
-    if importlib.util.find_spec(module) is None:
-        return {}
-    names = importlib.metadata.packages_distributions().get(module, ())
-    return installed_versions(map(_normalized, names))
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the installed distributions by the modules that they provide, in half a second."""
+    return importlib.metadata.packages_distributions()

@@ -9,7 +9,7 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ class Specs:
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
         self._code = cache(code)
-        self._pins = cache(pins_of)
+        self._pins = cache(partial(pins_of, digests=self.file_digests.digests))
 
     def describe(
         self,

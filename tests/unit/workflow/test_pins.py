@@ -119,8 +119,68 @@ def test_the_minor_version_of_python_counts_and_is_checked(lock, monkeypatch):
     )
 
 
-def test_a_library_that_is_not_locked_counts_by_its_installed_version(lock):
-    assert pins_of(["pytest"], lock)["pytest"] == importlib.metadata.version("pytest")
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of installed modules: `loose` without a distribution, `mine`, which requires `other`
+    and numpy, `other`, and `extra`, which only an extra of `mine` requires.
+    """
+    folder = tmp_path / "site"
+    texts = {
+        "loose.py": "A = 1\n",
+        "mine/__init__.py": "B = 1\n",
+        "mine/words.txt": "word\n",
+        "mine/__pycache__/old.pyc": "",
+        "my_other/__init__.py": "C = 1\n",
+        "extra/__init__.py": "D = 1\n",
+    }
+    requires = {
+        "mine": "Requires-Dist: My.Other>=1\nRequires-Dist: numpy\n"
+        "Requires-Dist: extra ; extra == 'all'\n",
+        "my_other": "",
+        "extra": "",
+    }
+    for name, lines in requires.items():
+        texts[f"{name}-1.0.dist-info/METADATA"] = f"Name: {name}\nVersion: 1.0\n{lines}"
+        texts[f"{name}-1.0.dist-info/top_level.txt"] = f"{name}\n"
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    pins._distributions.cache_clear()
+    yield folder
+    pins._distributions.cache_clear()
+
+
+def test_a_library_that_is_not_locked_counts_by_its_files_and_so_does_what_it_requires(lock, site):
+    found = pins_of(["mine", "loose"], lock)
+    assert found.keys() == {"loose", "mine", "my_other", "numpy", "python"}
+    assert re.fullmatch(r"1\.0 \(files [0-9a-f]{16}\)", found["mine"])
+    assert re.fullmatch(r"\(files [0-9a-f]{16}\)", found["loose"])
+    for name, changed in {
+        "loose.py": "loose",
+        "mine/words.txt": "mine",
+        "my_other/__init__.py": "my_other",
+        "mine/__pycache__/old.pyc": None,
+        "extra/__init__.py": None,
+    }.items():
+        (site / name).write_text("edited\n")
+        after = pins_of(["mine", "loose"], lock)
+        assert {name for name in found if found[name] != after[name]} == {changed} - {None}
+        found = after
+
+
+def test_files_that_changed_since_the_build_was_planned_are_an_error(lock, site):
+    planned = {name: pin for name, pin in pins_of(["mine"], lock).items() if name != "numpy"}
+    check_installed(planned)
+    (site / "my_other/__init__.py").write_text("C = 2\n")
+    with pytest.raises(InputError) as error:
+        check_installed(planned)
+    assert re.fullmatch(
+        r"my_other is 1\.0 \(files \w+\), and this build was planned with 1\.0 \(files \w+\):"
+        " install the same files everywhere, or start the build again",
+        str(error.value),
+    )
 
 
 def test_an_alias_of_a_locked_library_counts_by_the_lock(lock):
