@@ -9,8 +9,6 @@
 #   output/report/...        figures, tables    output/record/...      training records
 #   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
-#   output/lm_eval/...       tasks of lm-evaluation-harness
-#   output/eval/reward_bench/RECIPE   a reward model on RewardBench 2
 #
 # Next to each result folder, NAME.manifest.json lists what it was made from, and its files.
 

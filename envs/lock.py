@@ -34,9 +34,6 @@ def main(options: list[str]) -> None:
     write(TORCH, source, (block for name, block in locked.items() if OF_TORCH.match(name)))
     # The same versions, and further distributions.
     options = [*options, f"--constraints={BASE}", f"--constraints={TORCH}"]
-    target, source = "requirements-lm-eval.txt", ["requirements.in", "requirements-lm-eval.in"]
-    whole = compile_lock(source, [target], options)
-    write(target, source, (block for name, block in whole.items() if not OF_TORCH.match(name)))
     # In addition to requirements.txt.
     for extra in ("kubernetes", "test"):
         target, source = f"requirements-{extra}.txt", [f"requirements-{extra}.in"]

@@ -1,4 +1,4 @@
-# Responses of models to prompts that users write, scores of reward models, and public benchmarks.
+# Responses of models to prompts that users write, and scores of reward models.
 
 
 SPECS.describe(
@@ -15,21 +15,6 @@ SPECS.describe(
     settings=lambda name: prompt_page_settings(CONFIG, "reward", name),
     inputs=lambda name: {"model": ("train_reward", name)},
     files=lambda name: prompt_set_files(CONFIG, "prompts/pairs", "reward", name),
-    runs_models=True,
-)
-SPECS.describe(
-    "evaluate_tasks",
-    folder="lm_eval",
-    settings=lambda stage, name: lm_eval_settings(CONFIG, stage, name),
-    inputs=lambda stage, name: {"model": training_job(stage, name)},
-    files=lambda *_: task_files(CONFIG),
-)
-SPECS.describe(
-    "evaluate_reward_bench",
-    folder="eval/reward_bench",
-    settings=lambda name: reward_bench_settings(CONFIG, name),
-    inputs=lambda name: {"model": ("train_reward", name)},
-    files=lambda _: reward_bench_files(CONFIG),
     runs_models=True,
 )
 
@@ -94,47 +79,3 @@ rule rw_eval:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
         f"{RUN} && cp {{params.result:q}}/scores.html{TO_PAGE}"
-
-
-rule evaluate_tasks:
-    input:
-        unpack(inputs("evaluate_tasks")),
-    output:
-        "output/lm_eval/{stage}/{name}.manifest.json",
-    log:
-        "output/logs/evaluate_tasks/{stage}/{name}.log",
-    wildcard_constraints:
-        stage="sft|dpo|rlhf",
-    conda:
-        "../envs/lm-eval.yaml"
-    threads: threads_of(work="single_process")
-    resources:
-        **resources_of(work="single_process"),
-    params:
-        spec=spec_file,
-        program=program("evaluate_tasks"),
-        placement=placement_json(work="single_process", source=os.path.relpath(ROOT)),
-    message:
-        "Running lm-evaluation-harness on {wildcards.stage}/{wildcards.name}"
-    shell:
-        RUN
-
-
-use rule train_sft as evaluate_reward_bench with:
-    input:
-        unpack(inputs("evaluate_reward_bench")),
-    output:
-        "output/eval/reward_bench/{name}.manifest.json",
-    log:
-        "output/logs/evaluate_reward_bench/{name}.log",
-    threads: threads_of("reward", work="evaluation")
-    resources:
-        **resources_of("reward", work="evaluation"),
-    params:
-        spec=spec_file,
-        program=program("evaluate_reward_bench"),
-        placement=placement_json(
-            "reward", work="evaluation", source=str(reward_bench_folder(CONFIG) or ".")
-        ),
-    message:
-        "Evaluating reward model {wildcards.name} on RewardBench 2"

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files of a checkout that a build reads.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
-SOURCES += ("requirements-torch.txt", "requirements-lm-eval.txt")
+SOURCES += ("requirements-torch.txt",)
 
 
 # Of folders in memory: a tree of a build has 15 MB, and a worker has two at a time.

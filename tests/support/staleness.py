@@ -73,7 +73,6 @@ READERS = {
         "evaluate_rlhf",
         "draw_report",
         "rw_eval",
-        "evaluate_reward_bench",
     },
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
@@ -81,7 +80,7 @@ READERS = {
     "train_dpo": {"evaluate_dpo", "compare_runs", "draw_report"},
     "evaluate_dpo": {"compare_runs", "draw_report"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
-    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval", "evaluate_tasks"},
+    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval"},
     "evaluate_rlhf": {"draw_report"},
     "tokenize_generations": {"generate_responses", "score_responses"},
     "generate_responses": {"score_responses"},
@@ -92,8 +91,6 @@ READERS = {
     "draw_report": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
-    "evaluate_tasks": set(),
-    "evaluate_reward_bench": set(),
     # Of SFT.
     "write_record": set(),
     "compare_zero": {"draw_zero"},
@@ -131,8 +128,6 @@ TINY = (
     COMPARED,
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
-    "output/lm_eval/rlhf/tiny.manifest.json",
-    "output/eval/reward_bench/tiny.manifest.json",
     "output/data/picked.manifest.json",
     "output/data/labelled.manifest.json",
 )
@@ -218,7 +213,6 @@ OURS = {
     "reward": {"recipes": {"other": RECIPES["reward"]}},
     "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
     "generations": {"recipes": {"other": RECIPES["generations"]}},
-    "reward_bench": {"path": "bench"},
 }
 
 
@@ -233,15 +227,6 @@ def lines(*numbers):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def bench_lines(*numbers):
-    """Rows of a benchmark of reward models."""
-    rows = (
-        {"id": f"{n}", "subset": "Math", "prompt": f"{n}?", "chosen": ["Yes."], "rejected": ["No."]}
-        for n in numbers
-    )
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 FILES = {
     "mine/train-1.jsonl": lines(*range(40)),
     "mine/train-2.jsonl": lines(*range(40, 50)),
@@ -250,9 +235,6 @@ FILES = {
     "mine/more.jsonl": lines(*range(70, 80)),
     "one/rows.jsonl": lines(*range(80, 90)),
     "another/rows.jsonl": lines(*range(90, 100)),
-    "words.txt": "forbidden\n",
-    "bench/rows.jsonl": bench_lines(*range(4)),
-    "other-bench.jsonl": bench_lines(*range(3)),
 }
 
 
@@ -386,10 +368,6 @@ def build_stubs(workflow, stub, config, targets):
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(stub)
     write_stub_config(workflow.folder, config)
-    # The config names them, and planning reads their files.
-    for path in ("bench/rows.jsonl", "another/rows.jsonl"):
-        (workflow.folder / path).parent.mkdir()
-        (workflow.folder / path).write_text(FILES[path])
     workflow.build(*targets)
 
 

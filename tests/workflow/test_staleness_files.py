@@ -81,9 +81,6 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
     ),
     "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
     "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
-    "edit_a_benchmark": Row(
-        replaced("bench/rows.jsonl", ("Yes.", "Sure.")), {"evaluate_reward_bench"}
-    ),
     "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
     "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
 }

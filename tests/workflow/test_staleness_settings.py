@@ -91,7 +91,6 @@ def other_tokenizer(folder):
     write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
 
 
-HUB_BENCH = {"hub": "lab/bench", "revision": "main"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
 # Other values of what a judge is asked.
 JUDGE = {"model": "wiser", "rubric": "Be brief.", "scale": [1, 5], "parameters": {"seed": 1}}
@@ -106,7 +105,7 @@ DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in RECIPES}
 RUNS_MODELS -= {"train_generations", "evaluate_generations"}
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
-RUNS_MODELS |= {"rw_eval", "prompt_eval", "evaluate_reward_bench", "compare_zero"}
+RUNS_MODELS |= {"rw_eval", "prompt_eval", "compare_zero"}
 
 SETTINGS = {
     "seed": Row(setting("seed", 1235), stale("import_dataset")),
@@ -138,7 +137,6 @@ SETTINGS = {
     "licenses": Row(setting("licenses", "strict"), set()),
     # Which files are read is decided by their digests.
     "datasets.follow_links": far(set(), follow_links=True),
-    "reward_bench.follow_links": Row(setting("reward_bench.follow_links", True), set()),
     "datasets.generate": mine(IMPORTED, **GENERATED),
     "datasets.rows": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
     "datasets.eval_rows": Row(setting("datasets.toy.eval_rows", 101), stale("import_dataset")),
@@ -269,19 +267,6 @@ SETTINGS = {
     # Without its own key, the tiny model uses the common one.
     "prompt_sets": Row(replaced("config.yaml", ("    prompt_sets: [toy]\n", "")), PROMPT_PAGES),
     "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
-    "lm_eval.tasks": Row(setting("lm_eval.tasks", ["arc_easy"]), {"evaluate_tasks"}),
-    "lm_eval.limit": Row(setting("lm_eval.limit", 5), {"evaluate_tasks"}),
-    "lm_eval.apply_chat_template": Row(
-        setting("lm_eval.apply_chat_template", True), {"evaluate_tasks"}
-    ),
-    **{
-        f"reward_bench.{key}": Row(config({"reward_bench": value}), {"evaluate_reward_bench"})
-        for key, value in {
-            "path": {"path": "other-bench.jsonl"},
-            "hub": {"path": None, **HUB_BENCH},
-            "revision": {"path": None, **HUB_BENCH, "revision": "v2"},
-        }.items()
-    },
     **{
         f"prompt_eval.{key}": Row(setting(f"prompt_eval.{key}", value), {"prompt_eval"})
         for key, value in {"max_response_length": 9, "temperature": 0.5, "num_beams": 3}.items()

@@ -4,19 +4,16 @@ Paths are relative to the working directory, in the form in which specs record t
 object store has a digest instead, its version.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.config.task_references import referenced_files
 from snakechat.data.dataset_files import (
     check_link,
     local_paths,
     split_files,
     unread_files,
-    unsplit_files,
 )
 from snakechat.data.model_files import model_files
 from snakechat.data.remote_files import list_files
@@ -197,59 +194,3 @@ def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict
             )
     paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
     return {path: config.root / path for path in paths}
-
-
-def reward_bench_folder(config: Config) -> Path | None:
-    """Return the folder of a local benchmark of reward models, or None."""
-    path = (config.values["reward_bench"] or {}).get("path")
-    if path is None:
-        return None
-    source = config.local_path(path)
-    return source.parent if source.is_file() else source
-
-
-def reward_bench_files(config: Config) -> dict[str, Path]:
-    """Return the files of a local benchmark of reward models by their paths in its folder.
-
-    Raises:
-        InputError: The source does not exist, or has no data files or a broken link.
-    """
-    folder = reward_bench_folder(config)
-    if folder is None:
-        return {}
-    source = config.local_path(config.values["reward_bench"]["path"])
-    if source.is_file():
-        return {source.name: source}
-    place = "config: reward_bench.path"
-    if not source.is_dir():
-        raise InputError(f"{place}: {source} does not exist")
-    try:
-        follow_links = config.values["reward_bench"].get("follow_links", False)
-        paths = unsplit_files(local_paths(source, follow_links))
-        _check_links(source, paths, follow_links)
-    except InputError as error:
-        raise InputError(f"{place}: {source}: {error}") from None
-    return {path: source / path for path in paths}
-
-
-def task_files(config: Config) -> dict[str, Path]:
-    """Return the task files of lm-evaluation-harness that users wrote, and what they refer to.
-
-    Names are relative to the folder of the Snakefile; a full path outside of it stays as it is.
-
-    Raises:
-        InputError: A file does not exist or cannot be read.
-    """
-    files: dict[str, Path] = {}
-    for task in config.values["lm_eval"]["tasks"]:
-        if not task.endswith(".yaml"):
-            continue
-        if not (config.root / task).is_file():
-            raise InputError(
-                f"config: lm_eval.tasks names {task}: there is no {config.root / task}"
-            )
-        files[task] = config.root / task
-        for path in sorted(referenced_files(config.root / task) - {config.root / task}):
-            inside = not path.is_absolute() or path.is_relative_to(config.root)
-            files[os.path.relpath(path, config.root) if inside else str(path)] = path
-    return files

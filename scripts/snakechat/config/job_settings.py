@@ -4,12 +4,10 @@ from dataclasses import fields
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
-from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import Reference, input_names, ordered_references
 from snakechat.data.formats import columns_of
 from snakechat.workflow.digests import digest
-from snakechat.workflow.pins import LM_EVAL, LM_EVAL_LOCK, read_lock
 
 Jobs = dict[str, Job]
 
@@ -331,32 +329,6 @@ def prompt_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any
         **prompt_page_settings(config, stage, name),
         **config.values["prompt_eval"],
     }
-
-
-def lm_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
-    """Return the settings of an evaluation by lm-evaluation-harness."""
-    recipe = config.recipe(stage, name)
-    return {
-        **{key: recipe[key] for key in ("seed", "dtype")},
-        **config.values["lm_eval"],
-        # It has an environment of its own (envs/lm-eval.yaml).
-        "version": read_lock(config.sources / LM_EVAL_LOCK).versions[LM_EVAL],
-    }
-
-
-def reward_bench_settings(config: Config, name: str) -> dict[str, Any]:
-    """Return the settings of the evaluation of a reward model on RewardBench 2.
-
-    Raises:
-        ConfigError: The config names no data.
-    """
-    bench = config.values["reward_bench"]
-    if bench is None:
-        raise ConfigError(
-            "config: reward_bench is null: set path or hub of the data to evaluate"
-            f" reward/{name} on"
-        )
-    return {**hub_source(bench), "template": config.template("reward", name)}
 
 
 def reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:

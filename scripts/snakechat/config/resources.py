@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from snakechat.config.recipes import Config
 
-# What a job does with models: it trains or samples at scale with all processes of its placement, it
-# evaluates, or it runs a program that has one process.
-Work = Literal["training", "evaluation", "single_process"]
+# What a job does with models: it trains or samples at scale with all processes of its placement, or
+# it evaluates.
+Work = Literal["training", "evaluation"]
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
@@ -16,8 +16,7 @@ def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str
     """Return the placement of a job of a recipe.
 
     An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
-    not fit on one GPU. Then it has all processes, and a program that has one process has the GPUs
-    of a node.
+    not fit on one GPU. Then it has all processes.
 
     Args:
         config: The checked config.
@@ -26,11 +25,8 @@ def job_placement(config: Config, stage: str, name: str, work: Work) -> dict[str
         work: What the job does.
     """
     placement = config.recipe(stage, name)["placement"]
-    is_partitioned = placement["zero_stage"] == 3
-    if work == "training" or (work == "evaluation" and is_partitioned):
+    if work == "training" or placement["zero_stage"] == 3:
         return placement
-    if is_partitioned:
-        return {**placement, "nodes": 1, "offload": "none", "processes_per_node": 1}
     gpus = placement["gpus_per_node"]
     threads = max(placement["threads"] // max(gpus, 1), 1)
     return {**placement, "nodes": 1, "gpus_per_node": min(gpus, 1), "threads": threads}

@@ -300,27 +300,6 @@ class PromptEval(TypedDict):
     num_beams: Annotated[int, Keyword("minimum", 2)]
 
 
-class LmEval(TypedDict):
-    """Tasks of lm-evaluation-harness."""
-
-    tasks: Annotated[
-        list[Annotated[str, Keyword("pattern", r"^[^,\s]+$")]],
-        Keyword("minItems", 1),
-        Keyword("uniqueItems", True),
-    ]
-    limit: Count | None
-    apply_chat_template: bool
-
-
-class RewardBench(TypedDict):
-    """The data of RewardBench 2, in local files or on the Hub."""
-
-    path: NotRequired[NonEmptyText]
-    follow_links: NotRequired[bool]
-    hub: NotRequired[HubName]
-    revision: NotRequired[NonEmptyText]
-
-
 class ZeroComparison(TypedDict):
     """Comparison of ZeRO stages."""
 
@@ -353,6 +332,4 @@ class Sections(TypedDict):
     sweeps: dict[Name, Sweep]
     evaluation: Evaluation
     prompt_eval: PromptEval
-    lm_eval: LmEval
-    reward_bench: Annotated[RewardBench, PATH_OR_HUB] | None
     zero: ZeroComparison

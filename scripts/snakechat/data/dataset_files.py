@@ -154,19 +154,6 @@ def _no_training_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]
     return f"no training files: expected {EXPECTED_KINDS}{found}"
 
 
-def unsplit_files(paths: Iterable[str]) -> list[str]:
-    """Return all data files of a folder or repository without splits, in the order of `paths`.
-
-    Raises:
-        InputError: There are none, or a shard is missing.
-    """
-    files = _data_files(paths)
-    if not files:
-        raise InputError(f"no data files: expected {EXPECTED_KINDS}")
-    _check_shards(files)
-    return files
-
-
 def _data_files(paths: Iterable[str]) -> list[str]:
     return [path for path in _visible_files(paths) if kind_of(path)]
 

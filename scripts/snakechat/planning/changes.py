@@ -37,8 +37,6 @@ STAGES = {
     "generate_responses": "generations",
     "score_responses": "generations",
 }
-# Config sections of the rules whose jobs are named STAGE/NAME.
-SECTIONS = {"prompt_eval": "prompt_eval", "evaluate_tasks": "lm_eval"}
 # Strings that need no quotes in YAML: names of recipes (1.3b) and of models.
 UNQUOTED = re.compile(r"(?!(?:true|false|null|yes|no|on|off)$)([a-z][\w./-]*|\d[\d.]*[a-z]+)", re.I)
 
@@ -143,8 +141,8 @@ def config_key(spec: Spec, key: str) -> str:
         return f"split.{key}"
     if stage == "model":
         return f"models.{spec['name']}.{key}"
-    if rule in SECTIONS:
-        return f"{spec['name'].partition('/')[0] if first == 'dtype' else SECTIONS[rule]}.{key}"
+    if rule == "prompt_eval":
+        return f"{spec['name'].partition('/')[0] if first == 'dtype' else rule}.{key}"
     if rule == "evaluate_rlhf" and first not in RECIPE_SETTINGS:
         return f"evaluation.{key}"
     return f"{stage}.{key}"

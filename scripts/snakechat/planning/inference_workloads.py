@@ -1,13 +1,11 @@
 """The workloads of jobs that sample, score and evaluate, and train no model."""
 
 import math
-from pathlib import Path
 
 from snakechat.data.prompt_sets import PAIR_KEYS, read_pairs, read_prompts
-from snakechat.data.reward_bench import read_bench_prompts
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import POLICY, SCORE, ModelSpec, load_config
+from snakechat.planning.footprint import POLICY, SCORE, ModelSpec
 from snakechat.planning.job_description import (
     JobDescription,
     forward_flops,
@@ -16,10 +14,6 @@ from snakechat.planning.job_description import (
 )
 from snakechat.planning.token_counts import text_counts
 from snakechat.planning.workload import Generation, Workload
-from snakechat.workflow.external_files import planned_files
-
-# Assumed length of a sequence of lm-evaluation-harness.
-LM_EVAL_TOKENS = 1024
 
 
 def compute_reference(job: JobDescription) -> Workload:
@@ -133,46 +127,6 @@ def score_responses(job: JobDescription) -> Workload | None:
         flops=product(prompts.num_rows, sum(forward_flops(model, tokens) for model in scorers)),
         notes=tuple(prompts.notes),
     )
-
-
-def evaluate_reward_bench(job: JobDescription) -> Workload:
-    """Return the workload of scoring the responses of RewardBench 2, in fp32."""
-    model = job.model("model", SCORE, dtype="fp32")
-    if not job.spec["files"]:
-        limit = job.placement["micro_batch_tokens"]
-        note = "unknown until RewardBench 2 is downloaded: number of tokens"
-        return Workload([], [model], job.micro_batch(limit, 1), flops=None, notes=(note,))
-    folder = Path(job.placement["source"])
-    files = {folder / name: digest for name, digest in job.spec["files"].items()}
-    # An earlier run may have read files that exist no more.
-    with planned_files(files):
-        prompts = read_bench_prompts(files)
-    conversations = [
-        [prompt.prompt + response]
-        for prompt in prompts
-        for response in (*prompt.chosen, *prompt.rejected)
-    ]
-    tokens = text_counts(conversations)
-    # Longer ones are truncated.
-    positions = getattr(load_config(model), "max_position_embeddings", math.inf)
-    return Workload(
-        trained=[],
-        frozen=[model],
-        largest=job.micro_batch(int(min(tokens.longest, positions)), 1),
-        flops=product(tokens.num_rows, forward_flops(model, tokens)),
-        notes=tuple(tokens.notes),
-    )
-
-
-def evaluate_tasks(job: JobDescription) -> Workload:
-    """Return the workload of lm-evaluation-harness: its memory with a sequence at a time."""
-    model = job.model("model", POLICY)
-    shape = job.micro_batch(LM_EVAL_TOKENS, LM_EVAL_TOKENS - 1)._replace(sequences=1)
-    notes = (
-        f"assumed: sequences of {LM_EVAL_TOKENS} tokens; lm_eval chooses how many fit into a batch",
-        "unknown before lm_eval runs: number of tokens",
-    )
-    return Workload([], [model], shape, flops=None, can_offload=False, notes=notes)
 
 
 def prompt_eval(job: JobDescription) -> Workload:

@@ -162,7 +162,7 @@ class JobEstimate:
 
     def _suggested_partitions(self, workload: Workload) -> Iterator[dict[str, Any]]:
         """Yield changes with which an evaluation partitions its models."""
-        if workload.can_offload and self.placement["offload"] != "parameters":
+        if self.placement["offload"] != "parameters":
             yield {"zero_stage": 3, "offload": "parameters"}
         if 0 < self.placement["gpus_per_node"] < SUGGESTED_GPUS_PER_NODE:
             yield {"zero_stage": 3, "gpus_per_node": SUGGESTED_GPUS_PER_NODE}

@@ -23,8 +23,6 @@ WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
     "evaluate_reward": inference.evaluate_reward,
     "evaluate_dpo": inference.evaluate_dpo,
     "evaluate_rlhf": inference.evaluate_rlhf,
-    "evaluate_reward_bench": inference.evaluate_reward_bench,
-    "evaluate_tasks": inference.evaluate_tasks,
     "prompt_eval": inference.prompt_eval,
     "rw_eval": inference.rw_eval,
 }

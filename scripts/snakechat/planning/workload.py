@@ -41,7 +41,6 @@ class Workload(NamedTuple):
     ema: Whether it keeps a moving average of the first trained model.
     one_at_a_time: Whether it has one of its models in memory at a time. Each of them generates,
         apart from reward models.
-    can_offload: Whether its weights may be in CPU memory.
     notes: Assumptions, for the user.
     """
 
@@ -54,7 +53,6 @@ class Workload(NamedTuple):
     generations: tuple[Generation, ...] = ()
     ema: bool = False
     one_at_a_time: bool = False
-    can_offload: bool = True
     notes: tuple[str, ...] = ()
 
     def memory(

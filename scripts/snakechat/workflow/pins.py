@@ -21,8 +21,6 @@ from snakechat.workflow.errors import InputError
 LOCK = Path(__file__).resolve().parents[3] / "requirements.txt"
 # Beside every lock: torch, and its libraries for CUDA.
 TORCH_LOCK = "requirements-torch.txt"
-# The lock of lm-evaluation-harness, whose environment is its own, and its distribution.
-LM_EVAL_LOCK, LM_EVAL = "requirements-lm-eval.txt", "lm-eval"
 
 # The name of Python's own version among the pins.
 PYTHON = "python"
@@ -165,10 +163,9 @@ def check_installed(pins: Mapping[str, str]) -> None:
     line = f"{name} {found}, and this build was planned with {pins[name]}"
     if len(different) > 1:
         line += f" ({len(different) - 1} more differ)"
-    lock = LM_EVAL_LOCK if LM_EVAL in pins else LOCK.name
     commands = []
     if different != ["torch"]:
-        commands.append(f"pip install --no-deps --requirement {lock}")
+        commands.append(f"pip install --no-deps --requirement {LOCK.name}")
     if "torch" in different:
         commands.append(f"pip install torch=={pins['torch']}")
     raise InputError(f"{line}: {' && '.join(commands)}")
@@ -222,7 +219,7 @@ def distribution(module: str) -> str:
 
 
 def _normalized(name: str) -> str:
-    """Return the normalized name of a distribution: Jinja2 is jinja2, lm_eval is lm-eval."""
+    """Return the normalized name of a distribution: Jinja2 is jinja2, my_lib is my-lib."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

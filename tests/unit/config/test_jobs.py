@@ -12,9 +12,6 @@ from snakechat.config.job_files import (
     dataset_files,
     dataset_folder,
     prompt_set_files,
-    reward_bench_files,
-    reward_bench_folder,
-    task_files,
     tokenizer_files,
     unread_files_remark,
 )
@@ -26,7 +23,6 @@ from snakechat.config.job_settings import (
     phases_of_datasets,
     reference_settings,
     report_inputs,
-    reward_bench_settings,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,
     rlhf_inputs,
@@ -348,25 +344,10 @@ def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
     assert dataset_files(config, "local").keys() == {"train/data/rows.jsonl"}
 
 
-def test_a_benchmark_needs_a_source(load):
-    assert reward_bench_files(load()) == {}
-    message = "config: reward_bench is null: set path or hub of .* reward/tiny on"
-    with pytest.raises(InputError, match=message):
-        reward_bench_settings(load(), "tiny")
-
-
-def test_a_benchmark_of_the_hub_has_no_files(load):
-    bench = {"hub": "allenai/reward-bench-2", "revision": "main"}
-    config = load({"reward_bench": bench})
-    assert reward_bench_settings(config, "tiny") == {**bench, "template": "dialogue"}
-    assert (reward_bench_files(config), reward_bench_folder(config)) == ({}, None)
-
-
 def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
     source = {"hub": "me/mine"}
     config = load(
         {
-            "reward_bench": source,
             "models": {"mine": source, "copy": {**source, "path": "mine"}},
             "datasets": {"mine": {**source, "format": "plain"}},
         }
@@ -375,31 +356,6 @@ def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
     assert model_settings(config, "mine") == main
     assert model_settings(config, "copy") == {}
     assert main.items() <= import_settings(config, "mine").items()
-    assert main.items() <= reward_bench_settings(config, "tiny").items()
-
-
-def test_a_local_benchmark_is_a_file_or_all_data_files_of_a_folder(load, tmp_path):
-    bench = {"path": "mine", "hub": "allenai/reward-bench-2", "revision": "main"}
-    config = load({"reward_bench": bench})
-    # It matters no more where it is a copy of.
-    assert reward_bench_settings(config, "tiny") == {"template": "dialogue"}
-    with pytest.raises(InputError, match=r"config: reward_bench\.path: mine does not exist"):
-        reward_bench_files(config)
-    (tmp_path / "mine/data").mkdir(parents=True)
-    (tmp_path / "mine/README.md").write_text("")
-    with pytest.raises(InputError, match=r"reward_bench\.path: mine: no data files: expected par"):
-        reward_bench_files(config)
-    (tmp_path / "mine/data/test-00000-of-00001.parquet").write_text("")
-    (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
-    with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is a broken link")):
-        reward_bench_files(config)
-    (tmp_path / "mine/rows.jsonl").unlink()
-    (tmp_path / "mine/rows.jsonl").write_text("")
-    names = {"data/test-00000-of-00001.parquet", "rows.jsonl"}
-    assert reward_bench_files(config).keys() == names
-    config = load({"reward_bench": {"path": "mine/rows.jsonl"}})
-    assert reward_bench_files(config).keys() == {"rows.jsonl"}
-    assert (tmp_path / reward_bench_folder(config)).samefile(tmp_path / "mine")
 
 
 def test_a_local_model_needs_weights(load, tmp_path):
@@ -427,32 +383,12 @@ def test_a_tokenizer_folder_needs_files(load, tmp_path):
     assert tokenizer_files(load(), "tiny") == {}
 
 
-def test_missing_prompt_sets_and_tasks_are_errors(load, tmp_path):
+def test_missing_prompt_sets_are_errors(load, tmp_path):
     with pytest.raises(InputError, match=r"prompts has no toy\.yaml \(it has: none\)"):
         prompt_set_files(load(), "prompts", "sft", "tiny")
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts/toy.yaml").write_text("")
     assert prompt_set_files(load(), "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
-    config = load({"lm_eval": {"tasks": ["hellaswag", "mine.yaml"]}})
-    with pytest.raises(InputError, match=r"lm_eval\.tasks names mine\.yaml"):
-        task_files(config)
-    (tmp_path / "mine.yaml").write_text("")
-    assert task_files(config).keys() == {"mine.yaml"}
-
-
-def test_files_that_a_task_refers_to_are_files_of_its_job(load, tmp_path):
-    config = load({"lm_eval": {"tasks": ["hellaswag", "tasks/mine.yaml"]}})
-    folder, elsewhere = tmp_path / "tasks", tmp_path.with_name(f"{tmp_path.name}.jsonl")
-    folder.mkdir()
-    (folder / "mine.yaml").write_text(
-        f"include: base.yaml\ndata_files: [rows.jsonl, {elsewhere}]\nprocess_docs: !function a.b\n"
-    )
-    for path in (folder / "base.yaml", folder / "a.py", tmp_path / "rows.jsonl", elsewhere):
-        path.write_text("")
-    files = task_files(config)
-    names = {"tasks/mine.yaml", "tasks/base.yaml", "tasks/a.py", "rows.jsonl", str(elsewhere)}
-    assert files.keys() == names
-    assert all((tmp_path / name).samefile(path) for name, path in files.items())
 
 
 # --- default targets -----------------------------------------------------------------------------

@@ -33,18 +33,15 @@ class OneRecipe:
         ({"threads": 3}, {"nodes": 1, "gpus_per_node": 1, "threads": 1}),
     ],
 )
-def test_a_single_process_gets_one_gpu_and_its_threads(placement, expected):
+def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     config = OneRecipe(**placement)
     assert job_placement(config, "sft", "a", "training") == config.placement
-    for work in ("evaluation", "single_process"):
-        assert job_placement(config, "sft", "a", work) == config.placement | expected
+    assert job_placement(config, "sft", "a", "evaluation") == config.placement | expected
 
 
 def test_evaluations_of_partitioned_models_have_all_processes():
     config = OneRecipe(nodes=4, zero_stage=3)
     assert job_placement(config, "sft", "a", "evaluation") == config.placement
-    single = {**config.placement, "nodes": 1, "offload": "none", "processes_per_node": 1}
-    assert job_placement(config, "sft", "a", "single_process") == single
 
 
 def test_resources_of_one_node():

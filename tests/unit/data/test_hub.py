@@ -463,13 +463,11 @@ def test_branches_that_moved_since_the_import_are_described(hub):
         result("import_dataset", "not built", None, **mine),
         result("import_dataset", "local", {}, format="plain"),
         result("fetch_model", "opt", {"commit": old}, **model),
-        result("evaluate_reward_bench", "tiny", {"commit": old}, template="chat", **mine),
     ]
     after = "set revision to the first to keep the result, to the second to replace it"
     assert branches_of(hub, results) == [
         f"dataset mine: main of lab/data was {old} and is {now} now: {after}",
         f"model opt: main of lab/model was {old} and is {now} now: {after}",
-        f"dataset tiny: main of lab/data was {old} and is {now} now: {after}",
     ]
     # Each branch is asked for once, and nothing is asked about commits.
     assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1

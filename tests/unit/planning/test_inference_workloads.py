@@ -1,7 +1,5 @@
 """Workloads of jobs that sample and evaluate, by hand."""
 
-import json
-
 import pytest
 import yaml
 
@@ -89,33 +87,6 @@ def test_an_invalid_prompt_set_is_a_warning(tmp_path):
     job = estimate("prompt_eval", settings, files=files, folder=tmp_path)
     [warning] = job.warnings
     assert "entry 1: expected a text, found 12" in warning
-
-
-def test_reward_bench_in_files_and_on_the_hub(tmp_path):
-    row = {"id": "1", "subset": "Math", "prompt": "a" * 30, "chosen": ["b" * 60]}
-    row["rejected"] = ["c" * 90, "d" * 30000]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    job = estimate("evaluate_reward_bench", {}, files=["rows.jsonl"], folder=tmp_path)
-    # The longest conversation is truncated to the positions of OPT.
-    assert job.workload.largest.length == 2048
-    assert job.seconds > 0
-    (tmp_path / "rows.jsonl").unlink()
-    [warning] = JobEstimate("job", job.plan, H100).warnings
-    assert "rows.jsonl" in warning
-    of_hub = estimate("evaluate_reward_bench", {"hub": "a/b"})
-    assert of_hub.workload.largest.length == 8192
-    assert of_hub.seconds is None
-    assert of_hub.notes == ["unknown until RewardBench 2 is downloaded: number of tokens"]
-
-
-def test_tasks_of_a_model_that_no_gpu_holds():
-    settings = {"tasks": ["arc_easy"]}
-    alone = estimate("evaluate_tasks", settings, model="66b")
-    assert "does not fit" in alone.warnings[0]
-    # lm-evaluation-harness offloads nothing.
-    assert alone.warnings[0].endswith("; fits with zero_stage: 3, gpus_per_node: 8")
-    divided = estimate("evaluate_tasks", settings, model="66b", gpus_per_node=8, zero_stage=3)
-    assert divided.warnings == []
 
 
 def test_an_evaluation_compares_all_models_of_a_recipe():

@@ -18,7 +18,6 @@ from snakechat.workflow.code_digests import program_code
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import (
     DISTRIBUTIONS,
-    LM_EVAL_LOCK,
     LOCK,
     PYTHON,
     TORCH_LOCK,
@@ -254,11 +253,6 @@ def test_versions_that_differ_are_reported_with_the_command_that_installs_them(
         check_installed(planned)
 
 
-def test_lm_eval_is_installed_from_its_own_lock(installed):
-    with pytest.raises(InputError, match=rf"lm-eval is not .* --requirement {LM_EVAL_LOCK}$"):
-        check_installed({"lm-eval": "0.4.13", "numpy": "2.4.6"})
-
-
 def test_installed_versions_leave_out_what_is_missing(installed):
     assert installed_versions(["torch", "nothing"]) == {"torch": "2.13.0+cu130"}
 
@@ -274,8 +268,6 @@ def requirements(name):
     "lock, source",
     [
         ("requirements.txt", "requirements.in"),
-        (LM_EVAL_LOCK, "requirements.in"),
-        (LM_EVAL_LOCK, "requirements-lm-eval.in"),
         ("requirements-kubernetes.txt", "requirements-kubernetes.in"),
         ("requirements-test.txt", "requirements-test.in"),
     ],
@@ -293,16 +285,9 @@ def test_every_locked_distribution_has_hashes():
             assert blocks and all("--hash=sha256:" in block for block in blocks), path
 
 
-def test_both_environments_have_the_same_versions():
-    versions = read_lock(LOCK).versions
-    others = read_lock(LOCK.with_name(LM_EVAL_LOCK)).versions
-    assert versions.items() <= others.items()
-
-
-@pytest.mark.parametrize("lock", ["requirements.txt", LM_EVAL_LOCK])
-def test_all_that_locked_distributions_require_is_locked(lock):
+def test_all_that_locked_distributions_require_is_locked():
     """The comments of the lock agree with the metadata of what is installed."""
-    versions, requires = read_lock(ROOT / lock)
+    versions, requires = read_lock(LOCK)
     for name in versions.keys() & installed_versions(versions).keys():
         for line in importlib.metadata.requires(name) or ():
             requirement = Requirement(line)
@@ -352,11 +337,10 @@ def test_which_pins_which_programs_depend_on():
     assert not any(programs_of(name) for name in ("tqdm", "tensorboard", "protobuf", "snakemake"))
 
 
-def test_files_of_environments_name_locks_and_their_digest():
-    for name, lock in (("snakechat", "requirements.txt"), ("lm-eval", LM_EVAL_LOCK)):
-        path = ROOT / f"envs/{name}.yaml"
-        packages = yaml.safe_load(path.read_text())["dependencies"][-1]["pip"]
-        assert packages == [f"-r ../../{lock}", f"-r ../../{TORCH_LOCK}"]
-        # Snakemake compares this file alone, so that it has to change with the locks.
-        digest = sha256((ROOT / lock).read_bytes() + (ROOT / TORCH_LOCK).read_bytes()).hexdigest()
-        assert f"\n# locks: {digest}\n" in path.read_text()
+def test_the_file_of_the_environment_names_the_locks_and_their_digest():
+    path = ROOT / "envs/snakechat.yaml"
+    packages = yaml.safe_load(path.read_text())["dependencies"][-1]["pip"]
+    assert packages == [f"-r ../../{LOCK.name}", f"-r ../../{TORCH_LOCK}"]
+    # Snakemake compares this file alone, so that it has to change with the locks.
+    digest = sha256(LOCK.read_bytes() + (ROOT / TORCH_LOCK).read_bytes()).hexdigest()
+    assert f"\n# locks: {digest}\n" in path.read_text()
