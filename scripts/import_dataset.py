@@ -7,8 +7,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files, unread_files
-from snakechat.data.formats import BadRow, DroppedRow, kept_cells, kept_name, record_of
+from snakechat.data.formats import BadRow, DroppedRow, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
 from snakechat.data.remote_files import downloaded, is_remote
@@ -26,6 +27,9 @@ from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
+
+# Rows in which unused columns are looked for.
+CHECKED_ROWS = 100
 
 
 def main(job: Job) -> None:
@@ -143,21 +147,25 @@ def convert_files(
         records.
     """
     settings, columns = job.settings, job.settings.columns
-    keep = getattr(settings, "keep", [])
     dropped: Counter[str] = Counter()
     source_rows: Counter[str] = Counter()
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
-    names = list(map(kept_name, keep))
-    rows = rows_with_progress(split, files, [*columns.values(), *keep], position)
+    used = [*column_paths(columns), *settings.keep.values()]
+    if split == "train":
+        print_unused_columns(job.spec["name"], next(iter(files.values())), used)
+    rows = rows_with_progress(split, files, used, position)
     # An error is printed after the progress bar has ended its line.
-    with closing(rows), RecordWriter(job.result / f"{split}.parquet", names) as writer:
+    with (
+        closing(rows),
+        RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer,
+    ):
         for name, number, row in rows:
             source_rows[f"{split}/{name}"] += 1
             try:
                 if isinstance(row, BadRow):
                     raise row
                 prompt, chosen, rejected = record_of(row, settings.format, columns)
-                kept = kept_cells(row, keep)
+                kept = kept_cells(row, settings.keep.values())
             except BadRow as error:
                 if settings.on_bad_row == "fail":
                     raise InputError(f"{files[name]}: row {number}: {error}") from None
@@ -173,6 +181,26 @@ def convert_files(
                     rejected = rejected and remove.sub("", rejected)
                 writer.write((prompt, chosen, rejected), *kept)
     return source_rows, dropped, len(writer)
+
+
+def print_unused_columns(dataset: str, path: Path, used: Collection[str]) -> None:
+    """Print the columns that have text in the first rows of a file and that nothing uses."""
+    roots = {*used, *(column.partition(".")[0] for column in used)}
+    texts: Counter[str] = Counter()
+    num_rows = 0
+    # A column that nothing uses may be damaged.
+    with suppress(InputError):
+        for _, row in islice(read_rows(path), CHECKED_ROWS):
+            num_rows += 1
+            if isinstance(row, dict):
+                cells = {name: cell for name, cell in row.items() if name not in roots}
+                texts.update(n for n, cell in cells.items() if isinstance(cell, str) and cell)
+    if texts:
+        counts = ", ".join(f"{name} (in {number:,})" for name, number in sorted(texts.items()))
+        print(
+            f"{dataset}: columns that nothing uses have text in the first {num_rows:,} rows:"
+            f" {counts}: name them under columns or keep to use them"
+        )
 
 
 def rows_with_progress(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.data.exclusions import removed_rows
-from snakechat.data.phase_splits import split_rows
+from snakechat.data.phase_splits import limited_phases, split_rows
 from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.statistics import write_statistics
 from snakechat.workflow.errors import InputError
@@ -35,8 +35,9 @@ def main(job: Job[SimpleNamespace]) -> None:
     removed = removed_rows(job, vars(settings), paths, labelled)
     for split, path in paths.items():
         number = pq.read_metadata(path).num_rows
-        [drawn] = split_rows(number, [1], settings.seed, settings.max_rows)
-        rows = np.setdiff1d(drawn, removed[split])
+        drawn = split_rows(number, [1], settings.seed)
+        limit = settings.max_rows or number
+        rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
         num_swapped, dropped = 0, Counter[str]()
         with RecordWriter(job.result / f"{split}.parquet") as writer:
             for start in tqdm(range(0, len(rows), BATCH_SIZE), split, unit="batch", mininterval=2):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.exclusions import removed_rows
-from snakechat.data.phase_splits import PHASES, split_groups, split_rows
+from snakechat.data.phase_splits import PHASES, limited_phases, split_groups, split_rows
 from snakechat.data.records import read_records
 from snakechat.data.statistics import count_shared, fingerprint
 from snakechat.data.tokens import save_array
@@ -26,12 +26,10 @@ def main(job: Job) -> None:
     settings = job.settings
     weights = [settings.weights[phase] for phase in PHASES]
 
-    def divide(
-        prompts: np.ndarray, weights: Sequence[float], max_rows: int | None = None
-    ) -> list[np.ndarray]:
+    def divide(prompts: np.ndarray, weights: Sequence[float]) -> list[np.ndarray]:
         if settings.by == "row":
-            return split_rows(len(prompts), weights, settings.seed, max_rows)
-        return split_groups(prompts, weights, settings.seed, max_rows)
+            return split_rows(len(prompts), weights, settings.seed)
+        return split_groups(prompts, weights, settings.seed)
 
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
     prompts = {
@@ -47,10 +45,13 @@ def main(job: Job) -> None:
     stats: dict[str, dict[str, Any]] = {}
     phase_prompts = {}
     for split in ("train", "eval"):
-        phases = divide(prompts[split][rows[split]], weights, settings.max_rows)
-        for phase, indices in zip(PHASES, phases, strict=True):
+        # max_rows limits the rows to train on: evaluations with and without it are comparable.
+        max_rows = settings.max_rows if split == "train" else None
+        divided = [rows[split][indices] for indices in divide(prompts[split][rows[split]], weights)]
+        phases = limited_phases(divided, removed[split], weights, max_rows or len(rows[split]))
+        for phase, drawn in zip(PHASES, phases, strict=True):
             name = f"{phase}.{split}"
-            numbers = np.setdiff1d(rows[split][indices], removed[split])
+            numbers = np.sort(drawn)
             save_array(job.result / f"{name}.npy", numbers)
             phase_prompts[name] = prompts[split][numbers]
             stats[name] = {"rows": len(numbers)}

@@ -61,7 +61,7 @@ def test_rows_of_a_file_that_was_swapped_are_not_imported(tmp_path, monkeypatch)
     path = tmp_path / "data/pairs.jsonl"
     path.parent.mkdir()
     path.write_bytes(row("planned"))
-    settings = {"format": "plain", "on_bad_row": "fail"}
+    settings = {"format": "plain", "on_bad_row": "fail", "keep": {}}
     settings["columns"] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     job = job_of(tmp_path, path.parent, {"train/pairs.jsonl": path}, **settings)
     other = row("swapped")

@@ -191,27 +191,47 @@ def test_eval_split_is_used_as_it_is(split):
 
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
-def test_max_rows_limits_each_split(split, by):
+def test_max_rows_limits_training_rows_only(split, by):
     rows, stats = split(numbers("p", 100), numbers("e", 50), by=by, max_rows=20)
-    assert lengths(rows, "train") == lengths(rows, "eval") == [4, 8, 8]
-    assert [stats[name]["rows"] for name in NAMES] == [4, 8, 8] * 2
-    # Drawn from all rows, not the first ones.
+    whole, _ = split(numbers("p", 100), numbers("e", 50), by=by)
+    assert lengths(rows, "train") == [4, 8, 8]
+    assert lengths(rows, "eval") == [10, 20, 20]
+    assert [stats[name]["rows"] for name in NAMES] == [4, 8, 8, 10, 20, 20]
+    # Drawn from all rows, not the first ones; each of them has the phase that it has anyway.
     assert max(all_rows(rows, "train")) > 50
+    assert all(set(rows[name]) <= set(whole[name]) for name in NAMES)
 
 
-def test_max_rows_takes_all_rows_of_a_prompt(split):
+def test_max_rows_leaves_the_held_out_tenth(split):
+    rows, _ = split(numbers("p", 100), max_rows=5)
+    whole, _ = split(numbers("p", 100))
+    assert lengths(rows, "train") == [1, 2, 2] and lengths(rows, "eval") == [2, 4, 4]
+    assert all_rows(rows, "eval") == all_rows(whole, "eval")
+    assert not set(all_rows(rows, "train")) & set(all_rows(rows, "eval"))
+
+
+@pytest.mark.parametrize("by", ["row", "prompt"])
+def test_max_rows_does_not_count_excluded_rows(split, monkeypatch, by):
+    rows, _ = split(numbers("p", 100), numbers("e", 10), by=by, max_rows=20)
+    removed = np.sort([rows["reward.train"][0], rows["rlhf.train"][3]])
+    nothing = np.empty(0, np.int64)
+    monkeypatch.setattr(
+        split_dataset, "removed_rows", lambda *_: {"train": removed, "eval": nothing}
+    )
+    fewer, _ = split(numbers("p", 100), numbers("e", 10), by=by, max_rows=20)
+    assert lengths(fewer, "train") == [4, 8, 8]
+    assert fewer["sft.train"].tolist() == rows["sft.train"].tolist()
+    for name in ("reward.train", "rlhf.train"):
+        [lost] = set(rows[name]) - set(fewer[name])
+        assert lost in removed and len(set(fewer[name]) - set(rows[name])) == 1
+
+
+def test_max_rows_keeps_the_rows_of_a_prompt_in_one_phase(split):
     prompts = numbers("p", 40) * 3
     rows, _ = split(prompts, numbers("e", 10), by="prompt", max_rows=20)
-    found = [prompts[row] for row in all_rows(rows, "train")]
-    # Six prompts are 18 rows; a seventh would make 21.
-    assert len(found) == 18
-    assert all(found.count(prompt) == 3 for prompt in found)
-
-
-def test_max_rows_limits_held_out_rows_too(split):
-    rows, _ = split(numbers("p", 100), max_rows=5)
-    assert lengths(rows, "train") == lengths(rows, "eval") == [1, 2, 2]
-    assert not set(all_rows(rows, "train")) & set(all_rows(rows, "eval"))
+    assert lengths(rows, "train") == [4, 8, 8]
+    found = [{prompts[row] for row in rows[f"{phase}.train"]} for phase in PHASES]
+    assert not found[0] & found[1] and not found[0] & found[2] and not found[1] & found[2]
 
 
 def test_max_rows_above_the_number_of_rows_changes_nothing(split):

@@ -220,15 +220,16 @@ def _check_selection(dataset: dict[str, Any], name: str) -> None:
 
 def _check_kept_columns(config: Config, dataset: str) -> None:
     """Check that reward functions can receive the columns of `keep` by keyword."""
-    names = config.kept_columns(dataset)
+    try:
+        names = config.kept_columns(dataset)
+    except ValueError as error:
+        raise ConfigError(f"config: datasets.{dataset}.keep: {error}") from None
     for name in names:
         problem = None
         if not name.isidentifier() or iskeyword(name):
             problem = f"{name!r} is not a valid name of a parameter in Python"
         elif name in (*POSITIONAL, MESSAGES):
             problem = f"{name} is what reward functions receive anyway"
-        elif names.count(name) > 1:
-            problem = f"two columns have the name {name}"
         if problem:
             raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
 

@@ -6,7 +6,7 @@ from typing import Any
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import Reference, input_names, ordered_references
-from snakechat.data.formats import columns_of
+from snakechat.data.formats import columns_of, named_columns
 from snakechat.workflow.digests import digest
 
 Jobs = dict[str, Job]
@@ -21,7 +21,7 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
     if "generate" in dataset:
         seed = dataset.get("seed", config.values["seed"])
         return {"seed": seed, **{key: dataset[key] for key in ("generate", "rows", "eval_rows")}}
-    keys = ["format", "remove", "keep", "on_bad_row"]
+    keys = ["format", "remove", "on_bad_row"]
     if "path" not in dataset:
         keys += ["train", "eval"]
     return {
@@ -29,6 +29,7 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
         **hub_source(dataset),
         **{key: dataset[key] for key in keys if key in dataset},
         "columns": columns_of(dataset["format"], dataset.get("columns")),
+        "keep": named_columns(dataset.get("keep", {})),
     }
 
 

@@ -19,7 +19,7 @@ from snakechat.config.references import (
     parse_reference,
     weighted_references,
 )
-from snakechat.data.formats import has_responses, kept_name
+from snakechat.data.formats import has_responses, named_columns
 from snakechat.data.remote_files import is_remote
 from snakechat.workflow.cache_versions import Version, find_version, is_version
 from snakechat.workflow.result_cache import parse_size
@@ -329,7 +329,7 @@ class Config:
 
     def kept_columns(self, dataset: str) -> list[str]:
         """Return the names of the columns that reward functions receive."""
-        return list(map(kept_name, self.values["datasets"][dataset].get("keep", ())))
+        return list(named_columns(self.values["datasets"][dataset].get("keep", {})))
 
     @property
     def cache_folder(self) -> str | None:

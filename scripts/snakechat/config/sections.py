@@ -40,6 +40,9 @@ Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?$")]
 PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub"]}])
 
 
+ColumnList = Annotated[list[NonEmptyText], Keyword("minItems", 1)]
+
+
 class PhaseWeights(TypedDict):
     """Weight of each phase in the split of a dataset."""
 
@@ -96,8 +99,8 @@ class SourceDataset(TypedDict):
     revision: NotRequired[NonEmptyText]
     license: NotRequired[License]
     format: Format
-    columns: NotRequired[dict[str, NonEmptyText]]
-    keep: NotRequired[Annotated[list[NonEmptyText], Keyword("minItems", 1)]]
+    columns: NotRequired[dict[str, NonEmptyText | ColumnList]]
+    keep: NotRequired[ColumnList | Annotated[dict[str, NonEmptyText], Keyword("minProperties", 1)]]
     remove: NotRequired[Annotated[NonEmptyText, Keyword("format", "regex")]]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]

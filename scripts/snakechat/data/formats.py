@@ -8,7 +8,7 @@ imports this module while it plans.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
@@ -17,6 +17,9 @@ from snakechat.workflow.printable import printable_line
 # prompt, chosen, rejected. Without a rejected response that one is None, without any response both;
 # a single response that is labelled good is chosen, one that is labelled bad is rejected.
 Record = tuple[str, str | None, str | None]
+
+# The column of each field, or several whose texts are joined.
+Columns = Mapping[str, str | list[str]]
 
 # Characters of the reason why a row is bad.
 MAX_REASON = 500
@@ -54,22 +57,26 @@ class Format(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-def record_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str]) -> Record:
+def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     """Convert a row of a source to a record.
 
-    columns: {field: column}, from columns_of.
+    columns: From columns_of. The texts of several columns are joined by newlines, without the empty
+        ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
         BadRow: A column is missing, null or of the wrong type.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
-    fields = {name: _field(row, column, name) for name, column in columns.items()}
+    fields = {
+        name: _joined(row, column, name) if isinstance(column, list) else _field(row, column, name)
+        for name, column in columns.items()
+    }
     return FORMATS[format].record(**fields)
 
 
-def columns_of(format: str, columns: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return {field: column} of a format: the config's columns, or the defaults if None.
+def columns_of(format: str, columns: Columns | None = None) -> Columns:
+    """Return the columns of a format's fields: the config's, or the defaults if None.
 
     Raises:
         ValueError: columns has fields that the format does not have, or lacks required ones.
@@ -88,7 +95,40 @@ def columns_of(format: str, columns: Mapping[str, str] | None = None) -> Mapping
     return columns
 
 
-def kept_cells(row: Mapping[str, Any], keep: Sequence[str]) -> list[str]:
+def missing_hint(column: str) -> str:
+    """Return what to do about a missing column; an empty text for any but rejected."""
+    advice = ": list the other columns under columns if there are no rejected responses"
+    return advice if column == "rejected" else ""
+
+
+def column_paths(columns: Columns) -> list[str]:
+    """Return all columns of the fields of a format."""
+    return [
+        path
+        for column in columns.values()
+        for path in (column if isinstance(column, list) else [column])
+    ]
+
+
+def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return {name: column} of the columns that reward functions receive.
+
+    keep: {name: column}, or columns, whose names are the last keys of their paths.
+
+    Raises:
+        ValueError: Two columns have the same name.
+    """
+    if isinstance(keep, Mapping):
+        return dict(keep)
+    columns = {path.rpartition(".")[2]: path for path in keep}
+    if len(columns) < len(keep):
+        names = [path.rpartition(".")[2] for path in keep]
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two columns have the name {name}: set {{NAME: COLUMN}}")
+    return columns
+
+
+def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
     """Return the cells of a row in columns that reward functions read, each as JSON.
 
     Raises:
@@ -104,11 +144,6 @@ def kept_cells(row: Mapping[str, Any], keep: Sequence[str]) -> list[str]:
     return cells
 
 
-def kept_name(path: str) -> str:
-    """Return the name by which reward functions receive a column: the last key of its path."""
-    return path.rpartition(".")[2]
-
-
 def has_responses(format: str) -> bool:
     """Return whether rows of a format have responses, and not only prompts."""
     return format != "prompt"
@@ -119,9 +154,16 @@ def is_unpaired(format: str) -> bool:
     return format == "kto"
 
 
-def has_pairs(format: str, columns: Mapping[str, str] | None = None) -> bool:
+def has_pairs(format: str, columns: Columns | None = None) -> bool:
     """Return whether rows of a format have rejected responses in addition to chosen ones."""
     return bool(columns_of(format, columns).keys() & {"rejected", "second"})
+
+
+def _joined(row: Mapping[str, Any], paths: Sequence[str], name: str) -> str:
+    """Return the texts of several columns, joined by newlines without the empty ones."""
+    cells = [_field(row, path, name, nullable=True) for path in paths]
+    texts = [_text(cell, name) for cell in cells if cell is not None]
+    return "\n".join(filter(None, texts))
 
 
 def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False) -> Any:
@@ -133,7 +175,8 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
         return row[path]
     column, *keys = path.split(".")
     if column not in row:
-        raise BadRow(f"column {column} is missing; the row has {', '.join(map(str, row))}")
+        found = ", ".join(map(str, row))
+        raise BadRow(f"column {column} is missing; the row has {found}{missing_hint(column)}")
     value = row[column]
     for key in keys:
         if isinstance(value, dict):

@@ -31,60 +31,51 @@ def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:
     return counts.tolist()
 
 
-def split_rows(
-    rows: int, weights: Sequence[float], seed: int, max_rows: int | None = None
-) -> list[np.ndarray]:
-    """Split rows among phases.
-
-    Phases are consecutive slices of the permutation that DeepSpeed-Chat draws, or of its first
-    max_rows entries.
+def split_rows(rows: int, weights: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Split rows among phases, which are consecutive slices of DeepSpeed-Chat's permutation.
 
     Returns:
         For each phase the row numbers (int64) in the order of the permutation.
     """
     order = np.arange(rows, dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
-    order = order[:max_rows]
-    bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
+    bounds = np.cumsum([0, *phase_sizes(rows, weights)])
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def split_groups(
-    groups: np.ndarray, weights: Sequence[float], seed: int, max_rows: int | None = None
-) -> list[np.ndarray]:
+def split_groups(groups: np.ndarray, weights: Sequence[float], seed: int) -> list[np.ndarray]:
     """Split groups of rows among phases, so that each group belongs to one phase.
 
     Args:
         groups: Group of each row, as a number.
         weights: Relative numbers of groups of the phases.
         seed: Seed of the permutation of groups.
-        max_rows: Upper bound on the number of rows. Groups that do not fit are skipped.
 
     Returns:
-        For each phase its ascending row numbers (int64).
+        For each phase its row numbers (int64), in the order of the permutation of groups.
     """
     # Number groups by first appearance, so that the split does not depend on the values.
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     order = np.arange(len(first), dtype=np.int64)
     np.random.RandomState(seed).shuffle(order)
-    order = np.argsort(first)[order]
-    if max_rows is not None:
-        order = _groups_within(order, np.bincount(group), max_rows)
+    place = np.argsort(np.argsort(first)[order])[group]
+    rows = np.argsort(place, kind="stable").astype(np.int64)
     bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
-    return [
-        np.flatnonzero(np.isin(group, order[start:end])).astype(np.int64)
-        for start, end in pairwise(bounds)
-    ]
+    return [rows[start:end] for start, end in pairwise(np.searchsorted(place[rows], bounds))]
 
 
-def _groups_within(order: np.ndarray, sizes: np.ndarray, max_rows: int) -> np.ndarray:
-    """Take groups in order; skip each group that exceeds the remaining number of rows."""
-    selected = []
-    for group in order:
-        if sizes[group] <= max_rows:
-            selected.append(group)
-            max_rows -= sizes[group]
-    return np.array(selected, dtype=np.int64)
+def limited_phases(
+    phases: Sequence[np.ndarray], removed: np.ndarray, weights: Sequence[float], max_rows: int
+) -> list[np.ndarray]:
+    """Return the first rows of each phase that are not removed, at most max_rows in all.
+
+    Rows stay in the phase that they have without a limit, and each removed row is replaced by the
+    next one of its phase.
+    """
+    phases = [rows[~np.isin(rows, removed)] for rows in phases]
+    if sum(map(len, phases)) <= max_rows:
+        return phases
+    return [rows[:size] for rows, size in zip(phases, phase_sizes(max_rows, weights), strict=True)]
 
 
 def weighted_rows(rows: np.ndarray, weight: float, seed: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from snakechat.data.formats import BadRow
+from snakechat.data.formats import BadRow, missing_hint
 from snakechat.data.row_bounds import MAX_BATCH_BYTES, MAX_ROW_BYTES, not_utf8, too_long
 from snakechat.workflow.errors import InputError
 
@@ -115,6 +115,7 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
     if missing := sorted(required - set(names)):
         raise InputError(
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
+            f"{missing_hint(missing[-1])}"
         )
     return [name for name in names if name in required]
 

@@ -126,6 +126,6 @@ def count_split_rows(
         note = f"assumed: {dataset} has as many rows as in the hub catalog"
     else:
         return None, f"unknown until {dataset} is imported: number of rows"
-    if division["max_rows"]:
+    if division["max_rows"] and split == "train":
         num_rows = min(num_rows, division["max_rows"])
     return fraction * num_rows, note

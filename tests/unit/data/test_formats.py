@@ -15,7 +15,7 @@ from snakechat.data.formats import (
     has_pairs,
     has_responses,
     kept_cells,
-    kept_name,
+    named_columns,
 )
 from snakechat.data.sources import read_rows
 from support.formats import (
@@ -376,6 +376,38 @@ def test_formats_with_responses():
     assert [name for name in FORMATS if not has_responses(name)] == ["prompt"]
 
 
+# Joined columns.
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"instruction": "Translate.", "input": "cat"}, "Translate.\ncat"),
+        ({"instruction": "Name a color.", "input": ""}, "Name a color."),
+        ({"instruction": "Name a color.", "input": None}, "Name a color."),
+        ({"instruction": "", "input": "cat"}, "cat"),
+    ],
+)
+def test_columns_are_joined_by_newlines_without_the_empty_ones(row, prompt):
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    assert read({**row, "output": "a"}, "instruct", **columns) == (question(prompt), " a", None)
+
+
+def test_joined_columns_must_exist_and_be_text():
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    row = {"instruction": "a", "output": "b"}
+    expected = "column input is missing; the row has instruction, output"
+    assert bad(row, "instruct", **columns) == expected
+    assert bad({**row, "input": 1}, "instruct", **columns) == "prompt is int, expected text"
+
+
+def test_a_missing_rejected_column_says_how_to_do_without():
+    assert bad({"prompt": "a", "chosen": "b"}, "plain") == (
+        "column rejected is missing; the row has prompt, chosen: list the other columns under"
+        " columns if there are no rejected responses"
+    )
+
+
 # Kept cells.
 
 
@@ -383,7 +415,16 @@ def test_kept_cells_are_json():
     row = {"solution": "四", "meta": {"tests": ["assert x", 1.5, True], "none": None}}
     cells = kept_cells(row, ["solution", "meta.tests", "meta.none", "meta.absent"])
     assert cells == ['"四"', '["assert x", 1.5, true]', "null", "null"]
-    assert kept_name("meta.tests") == "tests"
+
+
+def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
+    assert named_columns(["solution", "meta.tests"]) == {
+        "solution": "solution",
+        "tests": "meta.tests",
+    }
+    assert named_columns({"solution": "answer"}) == {"solution": "answer"}
+    with pytest.raises(ValueError, match="two columns have the name tests"):
+        named_columns(["meta.tests", "tests"])
 
 
 @pytest.mark.parametrize(

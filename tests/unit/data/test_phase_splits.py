@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snakechat.data.phase_splits import split_groups, split_rows, weighted_rows
+from snakechat.data.phase_splits import limited_phases, split_groups, split_rows, weighted_rows
 
 WEIGHTS = [
     [1],
@@ -145,23 +145,28 @@ def test_global_random_state_is_neither_used_nor_changed(draw):
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("max_rows", [0, 1, 10, 99])
-def test_max_rows_takes_the_start_of_the_permutation(max_rows):
-    order = np.arange(100)
-    np.random.RandomState(7).shuffle(order)
-    phases = split_rows(100, [2, 4, 4], 7, max_rows)
-    assert all_rows(phases) == sorted(order[:max_rows].tolist())
-
-
-def test_max_rows_are_split_by_the_weights():
+@pytest.mark.parametrize("split", [split_rows, lambda n, *rest: split_groups(np.arange(n), *rest)])
+def test_a_limit_takes_the_first_rows_of_each_phase(split):
+    phases = split(100, [2, 4, 4], 7)
+    limited = limited_phases(phases, np.array([], np.int64), [2, 4, 4], 10)
     # Shares 2, 4 and 4 of ten.
-    assert lengths(split_rows(100, [2, 4, 4], 7, max_rows=10)) == [2, 4, 4]
+    assert [rows.tolist() for rows in limited] == [
+        rows[:size].tolist() for rows, size in zip(phases, [2, 4, 4], strict=True)
+    ]
 
 
-@pytest.mark.parametrize("max_rows", [None, 100, 1000])
-def test_max_rows_above_the_number_of_rows_changes_nothing(max_rows):
-    limited, whole = split_rows(100, [2, 4, 4], 7, max_rows), split_rows(100, [2, 4, 4], 7)
-    assert [rows.tolist() for rows in limited] == [rows.tolist() for rows in whole]
+def test_a_limit_does_not_count_removed_rows():
+    phases = split_rows(100, [2, 4, 4], 7)
+    limited = limited_phases(phases, phases[1][:3], [2, 4, 4], 10)
+    assert limited[0].tolist() == phases[0][:2].tolist()
+    assert limited[1].tolist() == phases[1][3:7].tolist()
+
+
+@pytest.mark.parametrize("max_rows", [100, 1000])
+def test_a_limit_above_the_number_of_rows_changes_nothing(max_rows):
+    phases = split_rows(100, [2, 4, 4], 7)
+    limited = limited_phases(phases, np.array([], np.int64), [2, 4, 4], max_rows)
+    assert [rows.tolist() for rows in limited] == [rows.tolist() for rows in phases]
 
 
 # 40 groups: row 0, rows 1 and 2, rows 3 to 5, rows 6 to 9, row 10, ...; 100 rows in all.
@@ -197,15 +202,14 @@ def test_one_group_of_all_rows_goes_to_one_phase():
 def test_groups_of_one_row_are_split_like_rows():
     groups = np.random.default_rng(1).permutation(101)
     phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
-    assert [rows.tolist() for rows in phases] == [sorted(rows) for rows in expected]
+    assert [rows.tolist() for rows in phases] == [rows.tolist() for rows in expected]
 
 
-@pytest.mark.parametrize("max_rows", [None, 30])
-def test_numbers_of_the_groups_do_not_matter(max_rows):
+def test_numbers_of_the_groups_do_not_matter():
     scattered = np.random.default_rng(1).permutation(GROUPS)
     names = np.random.default_rng(2).integers(0, 1 << 63, 40).astype(np.uint64) * np.uint64(2)
-    renamed = split_groups(names[scattered], [2, 4, 4], 7, max_rows)
-    expected = split_groups(scattered, [2, 4, 4], 7, max_rows)
+    renamed = split_groups(names[scattered], [2, 4, 4], 7)
+    expected = split_groups(scattered, [2, 4, 4], 7)
     assert [rows.tolist() for rows in renamed] == [rows.tolist() for rows in expected]
 
 
@@ -218,44 +222,13 @@ def test_few_groups_all_belong_to_phases_with_a_weight(number, weights):
     assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
 
 
-def test_rows_of_groups_ascend():
-    for rows in split_groups(np.random.default_rng(1).permutation(GROUPS), [2, 4, 4], 7):
+def test_rows_of_a_group_are_consecutive_and_ascend():
+    groups = np.random.default_rng(1).permutation(GROUPS)
+    for rows in split_groups(groups, [2, 4, 4], 7):
         assert rows.dtype == np.int64
-        assert (np.diff(rows) > 0).all()
-
-
-@pytest.mark.parametrize("max_rows", [21, 22, 23])
-def test_max_rows_takes_groups_that_fit(max_rows):
-    # Three rows a group: seven groups are 21 rows, an eighth would make 24.
-    groups = np.arange(300) // 3
-    phases = split_groups(groups, [2, 4, 4], 7, max_rows)
-    # Shares 1.4, 2.8 and 2.8 of seven groups are rounded to 1, 3 and 3.
-    assert lengths(phases) == [3, 9, 9]
-    found = groups[all_rows(phases)].tolist()
-    assert all(found.count(group) == 3 for group in found)
-    # Drawn from all groups, not the first ones.
-    assert max(found) > 50
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_max_rows_bounds_groups_of_any_size(seed):
-    rows = all_rows(split_groups(GROUPS, [2, 4, 4], seed, max_rows=30))
-    # The largest groups have four rows: any of them finds room among 26.
-    assert 26 < len(rows) <= 30
-    whole = [row for row in range(100) if GROUPS[row] in set(GROUPS[rows].tolist())]
-    assert rows == whole
-
-
-@pytest.mark.parametrize("max_rows", [0, 1, 2])
-def test_groups_are_never_divided(max_rows):
-    assert lengths(split_groups(np.arange(300) // 3, [2, 4, 4], 7, max_rows)) == [0, 0, 0]
-
-
-def test_group_that_does_not_fit_is_skipped():
-    # A group of fifty rows among fifty of one: ten rows can be had, whatever is drawn first.
-    groups = np.concatenate([np.zeros(50), np.arange(1, 51)])
-    totals = [sum(lengths(split_groups(groups, [2, 4, 4], seed, 10))) for seed in range(100)]
-    assert totals == [10] * 100
+        starts = np.flatnonzero(np.diff(groups[rows]))
+        assert len(starts) + 1 == len(set(groups[rows].tolist()))
+        assert all((np.diff(part) > 0).all() for part in np.split(rows, starts + 1))
 
 
 def test_weight_one_takes_all_rows_once():

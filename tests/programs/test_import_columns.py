@@ -1,0 +1,96 @@
+"""Columns of an import: joined, kept under another name, and unused."""
+
+import json
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+import import_dataset
+from snakechat.algorithms.reward_functions import load_functions, weighted_sum
+from snakechat.data.formats import columns_of, named_columns
+from snakechat.data.records import read_records
+from snakechat.workflow.digests import file_digest
+from snakechat.workflow.job import Job
+from support.files import write
+
+ALPACA = [
+    {"instruction": "Name a color.", "input": "", "output": "Blue.", "source": "seed"},
+    {"instruction": "Translate to French.", "input": "cat", "output": "chat", "source": "seed"},
+]
+
+
+def answers_score(responses, cells):
+    """Return the scores of math_answer for solutions that are kept as JSON."""
+    functions = load_functions({"math_answer": {"weight": 1, "arguments": {}}})
+    columns = {"solution": list(map(json.loads, cells))}
+    return weighted_sum(functions, ["p"] * len(responses), responses, columns).tolist()
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Import a file as a dataset of the given keys; return the folder of the result."""
+
+    def run(path, format, columns=None, keep=()):
+        settings = {
+            "format": format,
+            "on_bad_row": "fail",
+            "columns": columns_of(format, columns),
+            "keep": named_columns(keep),
+        }
+        spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
+        spec |= {"settings": settings, "inputs": {}}
+        spec["files"] = {f"train/{path.name}": file_digest(path)}
+        job = Job(spec, {}, {"source": str(path.parent)}, SimpleNamespace)
+        job.result.mkdir()
+        import_dataset.main(job)
+        return job.result
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_columns_are_joined_and_unused_ones_are_named(imported, tmp_path, kind, capfd):
+    write(tmp_path / f"data/rows.{kind}", ALPACA)
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    result = imported(tmp_path / f"data/rows.{kind}", "instruct", columns)
+    prompts = [repr(prompt) for prompt, _, _ in read_records(result / "train.parquet")]
+    assert "Name a color." in prompts[0]
+    assert r"Translate to French.\ncat" in prompts[1]
+    assert (
+        "mine: columns that nothing uses have text in the first 2 rows: source (in 2):"
+        in capfd.readouterr().out
+    )
+
+
+def test_an_unused_column_is_named(imported, tmp_path, capfd):
+    write(tmp_path / "data/rows.jsonl", ALPACA)
+    columns = {"prompt": "instruction", "chosen": "output"}
+    imported(tmp_path / "data/rows.jsonl", "instruct", columns, keep=["source"])
+    assert "first 2 rows: input (in 1): name them" in capfd.readouterr().out
+
+
+def test_nothing_is_printed_where_all_columns_are_used(imported, tmp_path, capfd):
+    write(tmp_path / "data/rows.jsonl", ALPACA)
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    imported(tmp_path / "data/rows.jsonl", "instruct", columns, keep={"origin": "source"})
+    assert "nothing uses" not in capfd.readouterr().out
+
+
+def test_a_column_is_kept_under_the_name_of_a_parameter(imported, tmp_path):
+    row = {"question": "How many?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
+    write(tmp_path / "data/rows.jsonl", [row])
+    result = imported(
+        tmp_path / "data/rows.jsonl", "prompt", {"prompt": "question"}, {"solution": "answer"}
+    )
+    [cell] = pq.read_table(result / "train.parquet")["kept_solution"].to_pylist()
+    assert answers_score(["It is 7."], [cell]) == [1]
+
+
+def test_gsm8k_needs_no_code(imported, shared_data):
+    result = imported(
+        shared_data / "gsm8k/test.jsonl", "prompt", {"prompt": "question"}, {"solution": "answer"}
+    )
+    solutions = pq.read_table(result / "train.parquet")["kept_solution"].to_pylist()
+    assert len(solutions) == 1319
+    assert answers_score(list(map(json.loads, solutions)), solutions) == [1] * 1319
