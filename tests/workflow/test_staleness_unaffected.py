@@ -108,11 +108,9 @@ FRESH = {
     "the common seed as seed of the dataset": fresh(setting("datasets.toy.seed", CONFIG["seed"])),
     "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
     "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
-    "the common template as template of the model": fresh(
-        setting("models.tiny.template", "dialogue")
-    ),
+    "the common template as template of the model": fresh(setting("models.tiny.template", "auto")),
     "the common template as template of a fetched model": fresh(
-        setting("models.far.template", "dialogue")
+        setting("models.far.template", "auto")
     ),
     "the common on_bad_row as that of the dataset": fresh(
         setting("datasets.mine.on_bad_row", "fail")

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
 from snakechat.data.conversations import ChatEncoder, ConversationEncoder, TurnEncoder
-from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.engine import FrozenModel
@@ -62,7 +62,8 @@ def choose_reader(
     """
     tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(actor)
     encoder: ConversationEncoder
-    if template == "chat" and parse_reference(reference, "reward").section == "models":
+    is_foreign = parse_reference(reference, "reward").section == "models"
+    if is_foreign and resolved_template(tokenizer, template) == "chat":
         encoder = ChatEncoder(tokenizer)
     else:
         encoder = TurnEncoder(tokenizer, template)

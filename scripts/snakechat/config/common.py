@@ -41,7 +41,7 @@ EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*
 Dtype = Literal["fp32", "bf16", "fp16"]
 SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
-Template = Literal["dialogue", "chat"]
+Template = Literal["auto", "dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
 TruncationSide = Literal["left", "right"]
 

@@ -293,7 +293,7 @@ class Config:
         return self.tokenizer_model(section, model) if section else (rule, model)
 
     def template(self, stage: str, name: str) -> str:
-        """Return the prompt template of the base model of a recipe: dialogue or chat."""
+        """Return the prompt template of the base model of a recipe: auto, dialogue or chat."""
         _, model = self.tokenizer_model(stage, name)
         return self.values["models"][model].get("template", self.values["template"])
 

@@ -38,13 +38,25 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model to train, with the chat template that the model is trained on.
 
-    template: "dialogue" sets the template of snakechat.data.dialogues; "chat" keeps the
-    tokenizer's.
+    template: As in resolved_template; "dialogue" sets the template of snakechat.data.dialogues,
+    "chat" keeps the tokenizer's.
     """
     tokenizer = load_tokenizer(folder)
-    if template == "dialogue":
+    if resolved_template(tokenizer, template) == "dialogue":
         tokenizer.chat_template = chat_template(tokenizer)
     return tokenizer
+
+
+def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """Return the prompt template of a model: dialogue or chat.
+
+    template: "auto" is "chat" if the tokenizer has a chat template. A model that was trained with
+    "dialogue" has a chat template that renders this format: it remains "dialogue".
+    """
+    if template != "auto":
+        return template
+    has_own = tokenizer.chat_template and tokenizer.chat_template != chat_template(tokenizer)
+    return "chat" if has_own else "dialogue"
 
 
 class Encoder:
@@ -62,6 +74,7 @@ class Encoder:
             "chat" renders its turns by the tokenizer's chat template.
 
     Attributes:
+        template: "dialogue" or "chat".
         end_id: The token that ends a response: eos, or the chat template's end of a turn.
 
     Raises:
@@ -70,6 +83,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        template = resolved_template(tokenizer, template)
         self.tokenizer, self.template = tokenizer, template
         # For errors.
         self.source = tokenizer.name_or_path or "tokenizer"

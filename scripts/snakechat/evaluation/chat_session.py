@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from snakechat.data.dialogues import MARKER, NAMES, Turn, chat_template, render_prompt
+from snakechat.data.dialogues import MARKER, NAMES, Turn, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import DTYPES
@@ -107,8 +107,7 @@ class ChatSession:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
-        is_dialogue = tokenizer.chat_template == chat_template(tokenizer)
-        self.encoder = Encoder(tokenizer, "dialogue" if is_dialogue else "chat")
+        self.encoder = Encoder(tokenizer, "auto")
         self.max_positions = getattr(model.config, "max_position_embeddings", None)
         self.turns: list[Turn] = []
         self.system = ""

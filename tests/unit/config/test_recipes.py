@@ -129,7 +129,7 @@ def test_models_behind_a_recipe():
 def test_model_overrides_template_and_prompt_sets():
     config = load({"models": {"opt-125m": {"template": "chat"}}})
     assert config.template("sft", "125m") == "chat"
-    assert config.template("sft", "350m") == "dialogue"
+    assert config.template("sft", "350m") == "auto"
     assert config.prompt_sets("rlhf", "tiny") == ["toy"]
     assert config.prompt_sets("sft", "350m") == ["en"]
 

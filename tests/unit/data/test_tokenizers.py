@@ -9,9 +9,15 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
-from snakechat.data.dialogues import render_prompt
+from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.special_tokens import end_of_turn_id
-from snakechat.data.tokenizers import Encoder, load_tokenizer, truncate_prompt, truncate_responses
+from snakechat.data.tokenizers import (
+    Encoder,
+    load_tokenizer,
+    load_training_tokenizer,
+    truncate_prompt,
+    truncate_responses,
+)
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 from support.chat_templates import WITHOUT_SYSTEM
@@ -117,6 +123,35 @@ def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path
     # <s> or </s>, and a token for each letter.
     assert [len(ids) for ids in encoder.prompts(["Qwertzuio", "Q"])] == [10, 2]
     assert [len(ids) for ids in encoder.responses(["Qwertzuio", "Q"])] == [10, 2]
+
+
+def test_auto_is_the_chat_template_of_a_tokenizer_that_has_one(trained, chat_tokenizer):
+    assert Encoder(chat_tokenizer(), "auto").template == "chat"
+    assert Encoder(trained, "auto").template == "dialogue"
+
+
+@pytest.mark.parametrize("name", ["trained", "tokenizer_opt", "tokenizers/llama2"])
+def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(
+    trained, request, tmp_path, name
+):
+    source = tmp_path / "base"
+    if name == "trained":
+        trained.save_pretrained(source)
+    else:
+        source = request.getfixturevalue("shared_data") / name
+    base = load_tokenizer(source)
+    base.chat_template = None
+    base.save_pretrained(tmp_path / "bare")
+    first = load_training_tokenizer(tmp_path / "bare", "auto")
+    assert first.chat_template == chat_template(first)
+    for stage in ("sft", "rlhf"):
+        first.save_pretrained(tmp_path / stage)
+        first = load_training_tokenizer(tmp_path / stage, "auto")
+        found = Encoder(first, "auto")
+        assert found.template == "dialogue"
+        expected = Encoder(load_tokenizer(tmp_path / "bare"), "dialogue")
+        assert found.prompts(TEXTS) == expected.prompts(TEXTS)
+        assert found.responses([" Yes.", " No."]) == expected.responses([" Yes.", " No."])
 
 
 def test_slow_tokenizer_is_an_error():
