@@ -266,6 +266,24 @@ def judge_recipes():
 snakemake_adapter.after_build(workflow, judge_recipes)
 
 
+@fails_in_one_line
+def add_results_to_cards():
+    """Write the results of evaluations into the model cards."""
+    recipes = [
+        (stage, name)
+        for stage in STAGES
+        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
+    ]
+    if recipes:
+        # It takes a second.
+        from snakechat.reporting.card_results import add_results
+
+        add_results(SPECS, recipes)
+
+
+snakemake_adapter.after_build(workflow, add_results_to_cards)
+
+
 # Snakemake asks for the inputs of a job several times.
 @functools.cache
 def warn_of_unread_files(rule, dataset):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -63,6 +64,17 @@ def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
         assert step["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
         assert step["policy/first_approxkl"] == pytest.approx(0, abs=1e-5)
     assert steps(tiny, "rlhf")[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+
+
+def test_model_cards_have_the_results_of_the_evaluation(tiny):
+    card = ModelCard.load(tiny.folder / "output/reward/tiny/README.md")
+    [accuracy] = card.data.eval_results
+    assert accuracy.metric_value == pytest.approx(figures(tiny, "reward")["accuracy"], rel=1e-5)
+    names = {
+        of.metric_name
+        for of in ModelCard.load(tiny.folder / "output/rlhf/tiny/README.md").data.eval_results
+    }
+    assert {"rlhf.score", "wins.rlhf.sft.score"} <= names
 
 
 def test_finished_build_has_nothing_to_do(tiny):

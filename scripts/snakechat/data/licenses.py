@@ -184,6 +184,14 @@ def _listed(sources: Mapping[str, str | None]) -> str:
     )
 
 
+def is_hub_license(license: str) -> bool:
+    """Return whether the Hugging Face Hub takes an identifier of a licence in cards."""
+    text = Path(__file__).with_name("tables").joinpath("hub_licenses.txt").read_text()
+    return license in {
+        word for line in text.splitlines() if not line.startswith("#") for word in line.split()
+    }
+
+
 def is_source(rule: str, settings: Mapping[str, Any]) -> bool:
     """Return whether a job reads a dataset or a model that the build does not generate itself."""
     return rule in SOURCE_RULES and "generate" not in settings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.licenses import source_licenses
+from snakechat.data.licenses import is_hub_license, source_licenses
 from snakechat.reporting.data_sources import DataSource, data_sources
 from snakechat.reporting.origins import describe_origin
 from snakechat.reporting.pages import write_page
@@ -56,8 +56,7 @@ def write_card(job: Job[Any]) -> None:
         auto_class=auto_class,
         is_chat_model="Causal" in auto_class,
         stage=path.split("/")[1],
-        hub_ids=hub_ids(job.lineage),
-        license=common_license(job.lineage, licenses),
+        metadata=hub_ids(job.lineage) | license_metadata(common_license(job.lineage, licenses)),
         spec_digest=digest(spec),
         seed=spec["settings"]["seed"],
         sources=[
@@ -131,6 +130,13 @@ def common_license(lineage: dict[str, Any], licenses: Mapping[str, str | None]) 
     """
     found = {licenses[path] for path, entry in lineage.items() if entry["rule"] == "fetch_model"}
     return found.pop() if len(found) == 1 else None
+
+
+def license_metadata(license: str | None) -> dict[str, str]:
+    """Return a licence as metadata of a card, which the Hub rejects if it has another one."""
+    if license is None or is_hub_license(license):
+        return {} if license is None else {"license": license}
+    return {"license": "other", "license_name": license}
 
 
 def data_row(source: DataSource) -> list[str]:

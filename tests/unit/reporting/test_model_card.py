@@ -58,7 +58,8 @@ def test_a_card_names_sources_and_the_last_step(tmp_path):
         "tags": ["snakechat", "sft"],
         "base_model": ["mine/base"],
         "datasets": ["mine/pairs"],
-        "license": "opt",
+        "license": "other",
+        "license_name": "opt",
     }
     assert "| loss | 1.25 |\n| rate | 1e-05 |" in text and "| loss | 3 |" not in text
     origin = f"mine/base @ {'f' * 40}, licence opt"

@@ -1,0 +1,120 @@
+"""The results of an evaluation in the model card, as the `model-index` metadata of the Hub.
+
+A training writes its card before its evaluation exists; the end of a build adds the results.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard
+
+from snakechat.data.model_files import CARD
+from snakechat.reporting.figures import read_figure
+from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.specs import Specs
+from snakechat.workflow.staleness import Staleness
+from snakechat.workflow.valid_manifests import read_valid_manifest
+
+# The metrics that a card has, by stage: keys of metrics.json joined by dots.
+METRICS = {
+    "sft": ("after.perplexity", "after.response_perplexity"),
+    "reward": ("accuracy",),
+    "dpo": ("accuracy",),
+    "rlhf": (
+        *("rlhf.score", "rlhf.judge_score", "rlhf.success"),
+        *(
+            f"wins.rlhf.{initial}.{criterion}"
+            for initial in ("sft", "dpo", "base")
+            for criterion in ("score", "judge_score", "llm_judge")
+        ),
+    ),
+}
+TASKS = {"reward": "text-classification"}
+
+
+def add_results(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
+    """Write the evaluations of recipes that are up to date into the cards of their models.
+
+    Raises:
+        InputError: A card cannot be read or written.
+    """
+    staleness = Staleness(specs)
+    for stage, name in recipes:
+        spec, _ = specs.spec(f"evaluate_{stage}", name)
+        manifest = read_valid_manifest(manifest_path(spec["path"]))
+        path = Path(f"output/{stage}/{name}", CARD)
+        if manifest is None or not path.exists() or not staleness.is_up_to_date(spec, manifest):
+            continue
+        metrics = json.loads(Path(spec["path"], "metrics.json").read_text())
+        datasets = evaluated_datasets(f"output/{stage}/{name}", manifest["lineage"])
+        old = path.read_text(encoding="utf-8")
+        try:
+            new = card_with_results(old, stage, name, metrics, datasets)
+        except (ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{path}: its metadata cannot be read: {reason}") from None
+        if new != old:
+            _write_card(path, new)
+
+
+def evaluated_datasets(path: str, lineage: Mapping[str, Any]) -> dict[str, str]:
+    """Return the datasets of a recipe: the repository, or the name, of each by its name.
+
+    path: Path of the training: output/STAGE/NAME.
+    """
+    entries = lineage[path]["settings"]["datasets"]
+    names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
+    imports = {name: lineage.get(f"output/data/{name}", {"settings": {}}) for name in names}
+    return {name: imports[name]["settings"].get("hub", name) for name in names}
+
+
+def card_with_results(
+    card: str, stage: str, name: str, metrics: Mapping[str, Any], datasets: Mapping[str, str]
+) -> str:
+    """Return a card with the results of an evaluation in its metadata, in place of earlier ones.
+
+    Args:
+        card: The text of the card, which a person may have edited.
+        stage: Stage of the recipe.
+        name: Name of the recipe.
+        metrics: Content of the evaluation's metrics.json.
+        datasets: The datasets of its held-out rows: repository, or name, by name.
+
+    Raises:
+        ValueError, yaml.YAMLError: The metadata of the card cannot be read.
+    """
+    found = {path: read_figure(metrics, path) for path in METRICS[stage]}
+    values = {path: figure.value for path, figure in found.items() if figure is not None}
+    updated = ModelCard(card, ignore_metadata_errors=False)
+    data: Any = updated.data
+    data.model_name = name
+    data.pipeline_tag = TASKS.get(stage, "text-generation")
+    data.eval_results = [
+        EvalResult(
+            task_type=data.pipeline_tag,
+            dataset_type=next(iter(datasets.values())) if len(datasets) == 1 else "mixed",
+            dataset_name=f"held-out rows of {', '.join(datasets)}",
+            metric_type=path.rpartition(".")[2],
+            metric_name=path,
+            metric_value=float(f"{value:.6g}"),
+        )
+        for path, value in values.items()
+        if math.isfinite(value)
+    ]
+    return str(updated)
+
+
+def _write_card(card: Path, text: str) -> None:
+    # Not next to the card: after a kill, it would be a file of the result.
+    temporary = card.parent.with_name(f".{card.parent.name}.card")
+    try:
+        write_atomically(temporary, text, writer="tmp")
+        temporary.replace(card)
+    except OSError as error:
+        raise InputError(f"{card} cannot be written: {error.strerror}") from None
