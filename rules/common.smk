@@ -59,7 +59,7 @@ from snakechat.config.job_settings import (
     tokenizer_inputs,
     training_job,
 )
-from snakechat.config.licenses import LicenseCheck, declared_license, declared_licenses
+from snakechat.config.licenses import declared_license, declared_licenses
 from snakechat.config.llm_judges import check_keys, judge_access
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
@@ -152,7 +152,6 @@ def prepare():
 
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
-LICENSES = LicenseCheck(CONFIG, SPECS)
 DECLARED_LICENSES = declared_licenses(CONFIG)
 
 # Snakemake uses the image with --sdm apptainer alone.
@@ -307,8 +306,6 @@ def inputs(rule):
         name = "/".join(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
-        if rule.startswith("train_") and workflow.is_main_process:
-            LICENSES.check(rule, name)
         warn_of_unread_files(rule, name)
         if SPECS_FOLDER:
             write_spec(spec, Path(SPECS_FOLDER))

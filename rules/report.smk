@@ -11,7 +11,6 @@ CHAPTERS = {
     "metrics.csv": ("1 Results", "2 all metrics (CSV)"),
     "data.html": ("2 Data", "1 rows, lengths, repeated prompts"),
     "data.csv": ("2 Data", "2 all statistics (CSV)"),
-    "statement.html": ("2 Data", "3 data statement: sources, licences, processing"),
     "training.html": ("3 Training", "curves and calibration"),
     "lineage.html": ("4 Lineage", "all jobs"),
     "costs.html": ("5 Costs", "time, memory, throughput, software"),
@@ -27,7 +26,6 @@ SPECS.describe(
     settings=lambda stage, name: {
         "language": config["language"],
         **expectation_settings(CONFIG, reported_recipes(CONFIG, stage, name)),
-        "licenses": LICENSES.declared_for(report_inputs(CONFIG, stage, name)),
     },
     inputs=lambda stage, name: {
         **report_inputs(CONFIG, stage, name),
@@ -50,7 +48,7 @@ rule draw_report:
     params:
         spec=spec_file,
         program=program("draw_report"),
-        placement=COMMON_PLACEMENT_JSON,
+        placement=canonical_json({**COMMON_PLACEMENT, "licenses": DECLARED_LICENSES}),
     message:
         "Drawing the report of {wildcards.stage}/{wildcards.name}"
     shell:

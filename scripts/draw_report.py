@@ -13,7 +13,6 @@ from snakechat.data.licenses import source_licenses
 from snakechat.reporting.costs import cost_sections, read_runs, total_cost
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.data_plots import data_sections
-from snakechat.reporting.data_statement import statement_sections
 from snakechat.reporting.expectation_section import (
     expectation_remarks,
     expectation_sections,
@@ -62,7 +61,6 @@ def main(job: Job[Any]) -> None:
     report = Report(job)
     report.write_results()
     report.write_data()
-    report.write_statement()
     report.write_training()
     report.write_lineage()
     report.write_costs()
@@ -86,7 +84,7 @@ class Report:
         self.stage, _, self.name = job.spec["name"].partition("/")
         self.path = f"output/{self.stage}/{self.name}"
         # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
-        self.licenses = source_licenses(job.lineage, job.settings.licenses)
+        self.licenses = source_licenses(job.lineage, job.placement["licenses"])
         self.stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
         self.metrics: dict[str, dict[str, Any]] = {
             stage: json.loads((job.inputs[f"evaluate_{stage}"] / "metrics.json").read_text())
@@ -154,24 +152,6 @@ class Report:
             sections=data_sections(statistics, tuple(STAGES), self.translate),
         )
         write_statistics(self.folder / "data.csv", statistics)
-
-    def write_statement(self) -> None:
-        """Write the statement of the training data."""
-        translate, lineage = self.translate, self.job.lineage
-        header = self.header("data") | {"title": translate("Data statement"), "chapter": None}
-        write_sections(
-            self.folder / "statement.html",
-            self.language,
-            **header,
-            sections=statement_sections(self.path, lineage, self.licenses, translate),
-            notes=[
-                translate(
-                    "In the order of the European Union's template for the public summary of"
-                    " training content. From the manifests of the build; licences as declared in"
-                    " the config or on cards. Facts to look up, no legal advice."
-                )
-            ],
-        )
 
     def write_training(self) -> None:
         """Write the curves of each training, and the calibration of models of pairs."""

@@ -134,7 +134,6 @@ SETTINGS = {
     # A licence changes no bytes of data, and no training. TINY has no source with a licence.
     "datasets.license": mine(set(), license="cc-by-nc-4.0"),
     "models.license": Row(setting("models.far.license", "mit"), set(), (MINE,)),
-    "licenses": Row(setting("licenses", "strict"), set()),
     # Which files are read is decided by their digests.
     "datasets.follow_links": far(set(), follow_links=True),
     "datasets.generate": mine(IMPORTED, **GENERATED),

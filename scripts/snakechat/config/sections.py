@@ -323,7 +323,6 @@ class Sections(TypedDict):
     cache: str | None
     cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
-    licenses: Literal["warn", "strict"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
     deployments: dict[Name, CompletePlacement]

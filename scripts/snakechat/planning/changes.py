@@ -26,11 +26,7 @@ RECIPE_SETTINGS = (
 )
 # Settings that the config has at its top level, and those that it has nowhere.
 TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets", "llm_judges")
-DERIVED = (
-    *("exact_check", "trained_on", "unpaired", "mismatched_max_length", "batches"),
-    # Those of the datasets and models of a report, by the paths of their results.
-    "licenses",
-)
+DERIVED = (*("exact_check", "trained_on", "unpaired", "mismatched_max_length", "batches"),)
 # Config sections of the rules whose names do not contain them.
 STAGES = {
     "compute_reference": "dpo",

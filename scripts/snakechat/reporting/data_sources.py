@@ -15,26 +15,20 @@ class DataSource(NamedTuple):
 
     Attributes:
         name: Its name in the config.
-        path: The path of its records.
         kind: Whether it comes from the Hub, from local files, or from the build.
-        job: The job that writes its records, from the lineage.
         license: Its licence, if known.
         languages: Those that its card declares.
         rows: Records by split; {} in results of earlier versions.
-        characters: Characters of all texts; None in results of earlier versions.
         removed: Rows of the source that no phase has, by reason.
         phases: Rows of each phase and split ("sft.train"), and how many of them have a prompt of
             another one.
     """
 
     name: str
-    path: str
     kind: Literal["hub", "local", "synthetic"]
-    job: Mapping[str, Any]
     license: str | None
     languages: list[str]
     rows: dict[str, int]
-    characters: int | None
     removed: dict[str, int]
     phases: dict[str, dict[str, Any]]
 
@@ -63,13 +57,10 @@ def data_source(lineage: Lineage, path: str, license: str | None) -> DataSource:
         removed["excluded"] = excluded
     return DataSource(
         name=entry["name"],
-        path=path,
         kind=kind_of_data(entry),
-        job=entry,
         license=license,
         languages=facts.get("languages", []),
         rows={name: size["rows"] for name, size in sizes.items()},
-        characters=sum(size["characters"] for size in sizes.values()) if sizes else None,
         removed=dict(removed),
         phases=split["facts"].get("phases", {}),
     )

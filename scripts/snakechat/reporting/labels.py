@@ -9,26 +9,6 @@ def N_(message: str) -> str:
     return message
 
 
-# Why an import, a selection, a label or an exclusion drops a row.
-REMOVED_ROWS = frozenset(
-    {
-        N_("bad row"),
-        N_("dialogues differ before the last response"),
-        N_("difference of scores below min_margin"),
-        N_("equal scores"),
-        N_("excluded"),
-        N_("no chosen"),
-        N_("no pair"),
-        N_("no prompt"),
-        N_("no rejected"),
-        N_("no response"),
-        N_("no response ended"),
-        N_("score below min_score"),
-        N_("tie"),
-        N_("unreadable reply"),
-    }
-)
-
 MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
 # The trained models in NAME.run.json.
 TRAINED_MODELS = {"model": N_("model"), "actor": N_("actor"), "critic": N_("critic")}

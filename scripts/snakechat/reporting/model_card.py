@@ -140,7 +140,7 @@ def license_metadata(license: str | None) -> dict[str, str]:
 
 
 def data_row(source: DataSource) -> list[str]:
-    """Return the row of a dataset in the statement of the training data."""
+    """Return the row of a dataset in the table of the training data."""
     rows = [f"{split} {count:,}" for split, count in source.rows.items()]
     removed = [f"{reason} {count:,}" for reason, count in source.removed.items() if count]
     overlaps: dict[frozenset[str], str] = {}
