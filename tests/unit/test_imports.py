@@ -107,11 +107,6 @@ def test_program_for_data_or_pages_does_not_load_torch(program):
     assert loaded_by(f"import {program}", {"torch", "transformers", "deepspeed"}) == []
 
 
-def test_watching_loads_no_heavy_library():
-    """Its first frame appears at once, also on a busy machine."""
-    assert loaded_by("import watch", HEAVY) == []
-
-
 @pytest.mark.parametrize("stage", SETTINGS)
 def test_each_setting_is_used(stage):
     """A declared hyper-parameter that nothing reads would be silently without effect."""
