@@ -12,12 +12,11 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, TRL, the conversion of GGUF, trackers, object stores and uv have
-# environments of their own.
+# The documentation tools, TRL, the conversion of GGUF, object stores and uv have environments of
+# their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 QUALITY := .venv-quality
-TRACKERS := .venv-trackers
 STORAGE := .venv-storage
 LOCK := .venv-lock
 
@@ -36,7 +35,7 @@ demo: $(VENV)/demo
 test-quick: $(VENV)/test
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
 
-test: $(VENV)/test $(TRACKERS)/ready $(STORAGE)/ready lint
+test: $(VENV)/test $(STORAGE)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
@@ -128,7 +127,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(TRACKERS) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -160,13 +159,6 @@ $(TRL)/ready: tests/benchmarks/requirements-trl.txt
 $(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo
 	rm -rf $(QUALITY)
 	$(ACTIVATE) pip install --quiet --no-deps --target $(QUALITY) --requirement $<
-	touch $@
-
-# Only the libraries of trackers: scripts/track.py needs no others.
-$(TRACKERS)/ready: tests/requirements-trackers.txt
-	rm -rf $(TRACKERS)
-	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/pip install --quiet --requirement $<
 	touch $@
 
 # A folder of packages, which tests of object stores add to the path.

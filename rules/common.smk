@@ -83,7 +83,6 @@ from snakechat.workflow.preflight import (
     check_gpus,
     import_reward_functions,
     no_gpu,
-    warn_of_missing_trackers,
 )
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
@@ -215,7 +214,6 @@ def start_build():
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
     if WITHOUT_GPU and snakemake_adapter.jobs_share_environment(workflow):
         check_gpus(WITHOUT_GPU[0])
-    warn_of_missing_trackers(config["trackers"])
     jobs = [job for job in snakemake_adapter.jobs_to_run(workflow) if job.rule in SPECS.rules]
     specs = [SPECS.spec(job.rule, job.name)[0] for job in jobs]
     forced = [spec["path"] for job, spec in zip(jobs, specs) if job.forced]
@@ -432,7 +430,6 @@ def placement_json(stage=None, work="training", **more):
                 **COMMON_PLACEMENT,
                 **access_to(judges),
                 "save_steps": config["save_steps"],
-                "trackers": config["trackers"],
                 "licenses": DECLARED_LICENSES,
                 **more,
             }

@@ -27,12 +27,10 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
-from snakechat.workflow.job import log_folder, reuse_result
+from snakechat.workflow.job import reuse_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -71,8 +69,6 @@ def main() -> None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:
         claim_gpus(gpus)
-    if "--spec" in command and is_first_node(node_options):
-        start_trackers(command[command.index("--spec") + 1], placement.get("trackers"))
     processes = placement.get("processes_per_node", max(gpus, 1))
     if nodes == 1 and processes == 1:
         for name in GROUP_VARIABLES:
@@ -84,35 +80,6 @@ def main() -> None:
     group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]
     options = [f"--nproc-per-node={processes}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT}"]
     run_torchrun([*group, *options, *command])
-
-
-def is_first_node(node_options: list[str] | None) -> bool:
-    """Return whether this is the only node, or the first one."""
-    return node_options is None or node_options[0] == "--node-rank=0"
-
-
-def start_trackers(spec_path: str, trackers: list[str] | None) -> None:
-    """Start a process that sends the metrics of a training to trackers until it has ended.
-
-    It is not part of the job: what it does cannot fail a training. Its messages are in the log
-    folder.
-    """
-    spec = json.loads(Path(spec_path).read_text())
-    if not trackers or not spec["rule"].startswith("train_"):
-        return
-    log = log_folder(spec) / "trackers.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    program = Path(__file__).with_name("track.py")
-    command = [sys.executable, program, spec["path"], "--to", *trackers, "--follow"]
-    with log.open("w") as file:
-        subprocess.Popen(
-            [*command, f"--process={os.getpid()}"],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            # Ctrl-C and SIGTERM end the training, and the last metrics are still sent.
-            start_new_session=True,
-        )
 
 
 def set_threads(number: int) -> None:

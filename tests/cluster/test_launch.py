@@ -60,8 +60,7 @@ def planned(workflow, config, *targets):
             assert placement.pop("options", options) == options
             # All jobs have the cache of results.
             assert placement.pop("cache") == "output/.cache" and placement.pop("cache_max_bytes")
-            # Jobs of models also have the trackers and the licences that the config declares.
-            assert placement.pop("trackers", []) == []
+            # Jobs of models also have the licences that the config declares.
             assert placement.pop("licenses", {}) == {}
             jobs[job] = placement, resources
     return jobs

@@ -128,7 +128,6 @@ PLACE = {
 }
 PLACEMENT = {
     "save_steps": 7,
-    "trackers": ["mlflow"],
     "cache": "elsewhere",
     "cache_max_size": "1G",
     "container": "docker://registry.example.com/snakechat",

@@ -65,7 +65,6 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
-    "trackers": fresh(placement("trackers")),
     "another cache and image": fresh(placement("cache", "cache_max_size", "container")),
     "deployment": fresh(placement("deployment")),
     "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
@@ -138,7 +137,6 @@ def test_every_placement_is_changed():
     common = PLACEMENT.keys() & CONFIG.keys()
     assert common == {
         "save_steps",
-        "trackers",
         "deployment",
         "cache",
         "cache_max_size",

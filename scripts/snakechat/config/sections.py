@@ -317,9 +317,6 @@ class Sections(TypedDict):
     deterministic: bool
     on_bad_row: BadRowPolicy
     save_steps: Count
-    trackers: Annotated[
-        list[Literal["wandb", "mlflow", "trackio", "swanlab"]], Keyword("uniqueItems", True)
-    ]
     cache: str | None
     cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]

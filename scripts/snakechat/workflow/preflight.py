@@ -3,14 +3,13 @@
 Standard library only: the workflow imports this module while it plans.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import InputError
 
 PROGRAM = "snakechat.algorithms.reward_functions"
 
@@ -54,13 +53,6 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
     if process.returncode:
         lines = process.stdout.strip().splitlines() or [f"exit code {process.returncode}"]
         raise InputError(lines[-1].removeprefix("error: "))
-
-
-def warn_of_missing_trackers(names: Iterable[str]) -> None:
-    """Print a warning for each tracker whose library is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            warn(f"trackers: {name} is not installed: pip install {name}")
 
 
 def check_folders(results: Iterable[str]) -> None:

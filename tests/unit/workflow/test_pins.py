@@ -12,7 +12,6 @@ import yaml
 from packaging.requirements import Requirement
 
 from conftest import ROOT
-from snakechat.reporting.trackers import TRACKERS
 from snakechat.workflow import pins
 from snakechat.workflow.code_digests import program_code
 from snakechat.workflow.errors import InputError
@@ -310,7 +309,7 @@ def test_every_library_that_a_program_imports_is_locked():
     own = {path.stem for path in scripts.iterdir()} | set(sys.stdlib_module_names)
     imported = {name for path in scripts.rglob("*.py") for name in imports_of(path)} - own
     # Optional libraries; that of Kubernetes has a lock of its own.
-    imported -= {"vllm", "kubernetes", *TRACKERS}
+    imported -= {"vllm", "kubernetes"}
     versions = read_lock(LOCK).versions
     distributions = importlib.metadata.packages_distributions()
     for module in imported:
