@@ -33,7 +33,6 @@ from snakechat.config.job_settings import (
     dpo_evaluation_settings,
     generation_inputs,
     held_out_datasets,
-    held_out_tokens,
     import_settings,
     labelling_inputs,
     labelling_settings,

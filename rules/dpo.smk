@@ -37,8 +37,8 @@ SPECS.describe(
     settings=lambda name: dpo_evaluation_settings(CONFIG, name),
     inputs=lambda name: {
         "model": ("train_dpo", name),
-        "tokens": held_out_tokens(CONFIG, "dpo", name),
-        **reference_inputs(CONFIG, CONFIG.held_out_recipe("dpo", name)),
+        "tokens": ("tokenize_dpo", name),
+        **reference_inputs(CONFIG, name),
     },
     runs_models=True,
 )

@@ -26,7 +26,7 @@ SPECS.describe(
     settings=lambda name: {"datasets": held_out_datasets(CONFIG, "reward", name)},
     inputs=lambda name: {
         "model": ("train_reward", name),
-        "tokens": held_out_tokens(CONFIG, "reward", name),
+        "tokens": ("tokenize_reward", name),
     },
     runs_models=True,
 )

@@ -27,7 +27,7 @@ SPECS.describe(
     inputs=lambda name: {
         "base": CONFIG.base_model("sft", name),
         "model": ("train_sft", name),
-        "tokens": held_out_tokens(CONFIG, "sft", name),
+        "tokens": ("tokenize_sft", name),
     },
     runs_models=True,
 )

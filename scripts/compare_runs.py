@@ -12,15 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snakechat.reporting.ablation import (
-    ablation_notes,
-    ablation_remarks,
-    ablation_subtitle,
-    common_metrics,
-    contribution_section,
-    dataset_metrics,
-    is_ablation,
-)
 from snakechat.reporting.comparison import (
     COLUMNS,
     Estimate,
@@ -98,23 +89,19 @@ def main(job: Job[Any]) -> None:
     translate = translator(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
-    metrics, ablation = RESULTS[stage], is_ablation(groups)
-    if ablation:
-        metrics = {**metrics, **dataset_metrics(groups, stage, translate)}
+    metrics = RESULTS[stage]
     write_data(job.result, groups, metrics)
     labels = group_labels(groups, translate)
     differences = difference_tables(groups, metrics, translate)
     seeds = seed_tables(groups, metrics, translate)
     sections = [
-        result_section(groups, metrics, () if ablation else differences, translate),
+        result_section(groups, metrics, differences, translate),
         curve_section(groups, CURVES[stage], translate),
         Section(
             translate("Settings that differ"),
             shown_tables=[Table("", ["", *labels], setting_rows(groups, translate))],
         ),
     ]
-    if ablation and differences:
-        sections.insert(0, contribution_section(groups, metrics, differences, translate))
     if seeds:
         sections.append(Section(translate("Results of each seed"), tables=seeds))
     write_sections(
@@ -122,21 +109,14 @@ def main(job: Job[Any]) -> None:
         job.settings.language,
         eyebrow=translate("Comparison of {stage} recipes", stage=MODELS.get(stage, stage)),
         title=name,
-        subtitle=ablation_subtitle(translate) if ablation else "",
         cards=group_cards(groups, metrics, translate),
-        remarks=[
-            *(ablation_remarks(groups, metrics, translate) if ablation else ()),
-            *remarks(groups, metrics, translate),
-        ],
+        remarks=list(remarks(groups, metrics, translate)),
         sections=sections,
         links=[
             {"path": f"{job.target.name}/{file}", "name": file}
             for file in ("comparison.csv", "comparison.json")
         ],
-        notes=[
-            *(ablation_notes(stage, translate) if ablation else ()),
-            *notes(differences, translate),
-        ],
+        notes=list(notes(differences, translate)),
     )
 
 
@@ -174,7 +154,6 @@ def training_seconds(path: str, spec: str) -> float | None:
 def write_data(folder: Path, groups: Sequence[Group], metrics: Mapping[str, str]) -> None:
     """Write comparison.csv and comparison.json: all numbers, by untranslated names."""
     rows = long_rows(groups, metrics)
-    comparable = common_metrics(groups, metrics) if is_ablation(groups) else metrics
     with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -191,7 +170,7 @@ def write_data(folder: Path, groups: Sequence[Group], metrics: Mapping[str, str]
             for number, (name, group) in enumerate(zip(group_names(groups), groups, strict=True))
         ],
         "results": rows,
-        "differences": difference_rows(groups, comparable),
+        "differences": difference_rows(groups, metrics),
     }
     text = json.dumps(data, indent=2, ensure_ascii=False)
     (folder / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
@@ -314,7 +293,7 @@ def remarks(
         for group, name in others
         if any(group.difference(first[0], path) for path in metrics)
     ]
-    for group, name in () if is_ablation(groups) else compared:
+    for group, name in compared:
         found = [
             f"{translate(label)} {format_metric(path, difference.value, signed=True)}"
             for path, label in metrics.items()
@@ -348,16 +327,13 @@ def result_rows(
     groups: Sequence[Group], labels: dict[str, str], translate: Translate
 ) -> list[list[Any]]:
     """Return rows of the results that any group has. labels: by path in metrics.json."""
-    rows, comparable = [], labels
-    if is_ablation(groups):
-        comparable = common_metrics(groups, labels)
+    rows = []
     for path, label in labels.items():
         results = [group.result(path) for group in groups]
         if any(results):
             cells = [result_cell(path, result) for result in results]
             values = [result.value if result else None for result in results]
-            marked = mark_best(path, cells, values) if path in comparable else cells
-            rows.append([translate(label), *marked])
+            rows.append([translate(label), *mark_best(path, cells, values)])
     return rows
 
 
@@ -384,9 +360,6 @@ def difference_tables(
     first, *others = zip(groups, group_labels(groups, translate), strict=True)
     compared = [(group, name) for group, name in others if len(group.runs) > 1]
     caption = translate("Differences from {name}", name=first[1])
-    if is_ablation(groups):
-        labels = common_metrics(groups, labels)
-        caption = translate("Differences from the model of all data")
     rows = []
     for path, label in labels.items():
         differences = [group.difference(first[0], path) for group, _ in compared]

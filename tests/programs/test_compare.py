@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from conftest import ROOT, Workflow
+from conftest import Workflow
 
 # --- sweeps ---------------------------------------------------------------------------------
 
@@ -117,43 +117,3 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert f'<th scope="col">tiny</th><th scope="col">{version}</th>' in text
     assert '<th scope="row">seed</th><td>1234</td><td>7</td>' in text
     assert copy.planned(f"output/compare/dpo/tiny-vs-{version}.html") == set()
-
-
-# --- models without a dataset ----------------------------------------------------------------
-
-
-def counts_of(output):
-    """The number of planned jobs of each rule that trains, evaluates or makes data."""
-    stats = output.partition("Job stats:")[2].partition("total")[0]
-    return {rule: int(count) for rule, count in re.findall(r"^(\w+_\w+) +(\d+)$", stats, re.M)}
-
-
-def test_only_the_recipes_that_use_a_left_out_dataset_are_trained_again(quick):
-    tiny = {
-        stage: yaml.safe_load((ROOT / "config.yaml").read_text())[stage]["recipes"]["tiny"]
-        for stage in ("reward", "rlhf")
-    }
-    settings = {
-        "datasets": {"more": {"generate": "shop", "rows": 60, "eval_rows": 10, "seed": 5}},
-        "reward": {"recipes": {"two": {**tiny["reward"], "datasets": ["toy", "more"]}}},
-        "rlhf": {"recipes": {"two": {**tiny["rlhf"], "judge": "tiny", "reward": "two"}}},
-        "sweeps": {
-            "mine": {
-                "stage": "rlhf",
-                "recipe": "two",
-                "over": {"leave_out": [[], ["more"]], "seed": [1, 2]},
-            }
-        },
-    }
-    output = planned_with(quick, settings, "output/compare/rlhf/mine.html")
-    # The SFT model, the records of the other dataset and the judge are those of the build.
-    assert counts_of(output) == {
-        "import_dataset": 1,
-        "split_dataset": 1,
-        "tokenize_reward": 2,
-        "train_reward": 2,
-        "tokenize_rlhf": 4,
-        "train_rlhf": 4,
-        "evaluate_rlhf": 4,
-        "compare_runs": 1,
-    }

@@ -95,10 +95,6 @@ PROMPT_PAGES = {"prompt_eval", "rw_eval"}
 # Other values of what a judge is asked.
 JUDGE = {"model": "wiser", "rubric": "Be brief.", "scale": [1, 5], "parameters": {"seed": 1}}
 METRICS = {"sft": "after.perplexity", "reward": "loss", "dpo": "loss", "rlhf": "rlhf.length"}
-ABLATION = {
-    "sft": {"recipes": {"two": {**RECIPES["sft"], "datasets": ["toy", "other"]}}},
-    "sweeps": {"without": {"stage": "sft", "recipe": "two", "over": {"leave_out": [[], ["toy"]]}}},
-}
 DPO_SWEEP = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.2]}}
 
 # The rules that run models, whose specs have `deterministic` where it is true.
@@ -231,7 +227,6 @@ SETTINGS = {
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
-    "sweeps.over.leave_out": Row(config(ABLATION), set()),
     # Pages show whether expectations are met; nothing is trained or evaluated again.
     **{
         f"{stage}.expect.{key}": Row(

@@ -202,12 +202,7 @@ def dpo_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
 
 def held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
     """Return the datasets whose held-out rows a recipe is evaluated on."""
-    return [dataset for dataset, _ in config.blend(stage, config.held_out_recipe(stage, name))]
-
-
-def held_out_tokens(config: Config, stage: str, name: str) -> Job:
-    """Return the job that tokenizes the held-out rows that a recipe is evaluated on."""
-    return f"tokenize_{stage}", config.held_out_recipe(stage, name)
+    return [dataset for dataset, _ in config.blend(stage, name)]
 
 
 def tokenization_inputs(config: Config, stage: str, name: str) -> Jobs:
@@ -269,7 +264,7 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     exact_check is the generator of all the recipe's datasets, which defines correct responses.
     """
     recipe = config.recipe("rlhf", name)
-    datasets = config.blend("rlhf", config.held_out_recipe("rlhf", name))
+    datasets = config.blend("rlhf", name)
     generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
     keys = ("seed", "dtype", "max_response_length", "reward_functions")
     templates = [config.reward_templates(recipe[key]) for key in ("reward", "judge")]
@@ -309,7 +304,7 @@ def rlhf_evaluation_inputs(config: Config, name: str) -> Jobs:
         **models_of(config, "rlhf", name),
         **reward_inputs(config, name, "reward"),
         **reward_inputs(config, name, "judge"),
-        "tokens": held_out_tokens(config, "rlhf", name),
+        "tokens": ("tokenize_rlhf", name),
     }
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.ablations import LEAVE_OUT, Ablation
-from snakechat.config.checks import check_cycles, check_placements, check_references
+from snakechat.config.checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
 from snakechat.config.expectations import check_expectations
 from snakechat.config.plain_values import check_plain_values
@@ -80,7 +79,6 @@ def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def add_sweeps(config: Config) -> None:
     """Add the recipes of all sweeps to those of their stages."""
-    ablations = []
     for sweep, settings in config.values["sweeps"].items():
         stage = settings["stage"]
         recipes = config.values[stage]["recipes"]
@@ -88,41 +86,9 @@ def add_sweeps(config: Config) -> None:
             raise ConfigError(
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
-        swept = config.swept_settings(sweep)
-        for changes in swept.values():
-            own = {key: value for key, value in changes.items() if key != LEAVE_OUT}
-            check_schema(own, recipe_schema(stage), "sweeps", sweep, "over")
+        for changes in config.swept_settings(sweep).values():
+            check_schema(changes, recipe_schema(stage), "sweeps", sweep, "over")
         for name, recipe in config.sweep_recipes(sweep).items():
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
-            if not swept[name].get(LEAVE_OUT):
-                recipes[name] = recipe
-        if LEAVE_OUT in settings["over"]:
-            ablations.append(sweep)
-    if ablations:
-        # A recipe that depends on itself would have no end.
-        check_cycles(config)
-    for sweep in ablations:
-        add_ablations(config, sweep)
-
-
-def add_ablations(config: Config, sweep: str) -> None:
-    """Add the recipes of a sweep without the datasets of `leave_out`, and those before them."""
-    settings = config.values["sweeps"][sweep]
-    place = f"config: sweeps.{sweep}.over"
-    for key in settings["over"]:
-        if key not in (LEAVE_OUT, "seed"):
-            raise ConfigError(
-                f"{place}: {LEAVE_OUT} is swept alone or with seed: put {key} into another sweep"
-            )
-    if [] not in settings["over"][LEAVE_OUT]:
-        raise ConfigError(
-            f"{place}.{LEAVE_OUT} has no [], the model of all data that the others are compared"
-            " with: add it"
-        )
-    swept = config.swept_settings(sweep)
-    all_data = {swept[name].get("seed"): name for name in swept if not swept[name][LEAVE_OUT]}
-    for name, changes in swept.items():
-        if changes[LEAVE_OUT]:
-            ablation = Ablation(config, sweep, changes[LEAVE_OUT])
-            ablation.add(settings["stage"], name, all_data[changes.get("seed")])
+            recipes[name] = recipe

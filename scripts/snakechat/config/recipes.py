@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.ablations import LEAVE_OUT, Ablated, left_out_name, unexpecting
 from snakechat.config.errors import ConfigError
 from snakechat.config.hints import available
 from snakechat.config.llm_judges import judge_names, judge_settings
@@ -73,8 +72,6 @@ class Config:
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
         self.root, self.sources = root, sources
-        # The recipes and datasets that sweeps over `leave_out` add.
-        self.ablated: dict[Reference, Ablated] = {}
         # The versions of the files below the URLs of object stores that planning has listed.
         self.listings: dict[str, dict[str, str]] = {}
         # Planning asks for the settings of a recipe dozens of times.
@@ -174,14 +171,6 @@ class Config:
                 f"config: {stage}.recipes.{name}.datasets names a dataset twice: use a weight"
             )
         return blend
-
-    def held_out_recipe(self, stage: str, name: str) -> str:
-        """Return the recipe whose held-out rows a recipe is evaluated on, usually itself.
-
-        A recipe of a sweep over `leave_out` has those of all datasets.
-        """
-        ablated = self.ablated.get(Reference(stage, name))
-        return name if ablated is None else ablated.held_out
 
     def base_model(self, stage: str, name: str) -> Job:
         """Return the job that makes the initial model of a recipe (not of stage rlhf).
@@ -363,34 +352,22 @@ class Config:
     def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
         """Return the recipes of a sweep by name: one for each combination of its values.
 
-        They have all datasets of the recipe, and none of its expectations: a sweep explores.
+        They have none of the recipe's expectations: a sweep explores.
         """
         settings = self.values["sweeps"][sweep]
         section = f"{settings['stage']}.recipes"
         origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
-        origin = {**origin, **unexpecting(settings["stage"])}
-        return {
-            name: {**origin, **{key: changes[key] for key in changes if key != LEAVE_OUT}}
-            for name, changes in self.swept_settings(sweep).items()
-        }
+        expected = ("expect", "not_worse_than")
+        origin = {key: value for key, value in origin.items() if key not in expected}
+        return {name: {**origin, **changes} for name, changes in self.swept_settings(sweep).items()}
 
     def swept_settings(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the values that each recipe of a sweep takes of it, by recipe and setting.
-
-        Of a sweep over `leave_out`, the recipes with all datasets are the first ones.
-        """
-        settings = self.values["sweeps"][sweep]
-        over = dict(settings["over"])
-        if LEAVE_OUT in over:
-            over[LEAVE_OUT] = sorted(map(sorted, over[LEAVE_OUT]), key=bool)
+        """Return the values that each recipe of a sweep takes of it, by recipe and setting."""
+        over = self.values["sweeps"][sweep]["over"]
         recipes: dict[str, dict[str, Any]] = {}
         for values in itertools.product(*over.values()):
             changes = dict(zip(over, values, strict=True))
-            texts = {
-                key: left_out_name(value) if key == LEAVE_OUT else value
-                for key, value in changes.items()
-            }
-            name = "-".join([sweep, *(f"{key}-{text}" for key, text in texts.items())])
+            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
             if not RECIPE_NAME.fullmatch(name):
                 raise ConfigError(
                     f"config: sweeps.{sweep}.over: {name!r} is not a valid recipe name:"

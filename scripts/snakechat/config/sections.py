@@ -209,24 +209,14 @@ Model = (
 SweepValues = Annotated[
     list[float | str | bool], Keyword("minItems", 1), Keyword("uniqueItems", True)
 ]
-# Datasets that a recipe and those before it do without (snakechat/config/ablations.py).
-LeftOut = {
-    "type": "array",
-    "minItems": 2,
-    "items": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-}
 
 
 class Sweep(TypedDict):
-    """Recipes that differ in some settings, or without some datasets."""
+    """Recipes that differ in some settings."""
 
     stage: Literal["sft", "reward", "dpo", "rlhf"]
     recipe: str
-    over: Annotated[
-        dict[str, SweepValues],
-        Keyword("minProperties", 1),
-        Keyword("properties", {"leave_out": LeftOut}),
-    ]
+    over: Annotated[dict[str, SweepValues], Keyword("minProperties", 1)]
 
 
 class Expectation(TypedDict):

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.config.ablations import LEAVE_OUT
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.curve_points import Point, points_of
 from snakechat.reporting.figures import read_figure
@@ -142,8 +141,6 @@ def group_names(groups: Sequence[Group], translate: Translate = str.format) -> l
 def values_name(group: Group, groups: Sequence[Group], translate: Translate) -> str:
     """Return the swept settings of a group that differ between groups: `kl_coef 0.05`.
 
-    For removed datasets (`leave_out`), the name is `without NAME`.
-
     Empty if the user wrote a recipe of the group, or if no such setting differs.
     """
 
@@ -160,13 +157,6 @@ def values_name(group: Group, groups: Sequence[Group], translate: Translate) -> 
         and len(values(key, group)) == 1
         and any(values(key, other) != values(key, group) for other in groups)
     ]
-    if differing == [LEAVE_OUT]:
-        datasets = ", ".join(first.swept[LEAVE_OUT])
-        return (
-            translate("without {datasets}", datasets=datasets)
-            if datasets
-            else translate("all data")
-        )
     return ", ".join(f"{key} {first.swept[key]}" for key in differing)
 
 
