@@ -62,12 +62,6 @@ def pytest_addoption(parser):
         help="kills of each job (test_kill.py); faults of each kind and program (test_faults.py);"
         " more than 2: all phases of test_killed_ranks.py",
     )
-    parser.addoption(
-        "--config-edits",
-        type=int,
-        default=40,
-        help="random edits of configs (tests/unit/config/test_config_edits.py)",
-    )
 
 
 @functools.cache

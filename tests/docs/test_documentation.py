@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/: links, commands, config keys, names and messages exist."""
+"""README, CONTRIBUTING and docs/: links, commands, config keys and files exist."""
 
 import importlib.util
 import re
@@ -70,12 +70,6 @@ def spans(text):
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
-def rows(path):
-    """The cells of each row of the tables of a page."""
-    lines = re.findall(r"^\|(.*)\|$", prose(path), re.MULTILINE)
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
-
-
 def anchors(path):
     """The anchors that GitHub and the site make of headings."""
     titles = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
@@ -115,45 +109,42 @@ def test_each_page_exists_in_both_languages():
     assert pages_of("en") == pages_of("zh")
 
 
-@pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
-def test_translations_have_the_same_headings_and_tables(path):
-    both = (path, translation(path))
-    levels = [re.findall(r"^(#+) ", prose(page), re.MULTILINE) for page in both]
-    assert levels[0] == levels[1]
-    assert [len(row) for row in rows(both[0])] == [len(row) for row in rows(both[1])]
+def test_translations_show_the_same_commands():
+    for path in TRANSLATED:
+        shown = [
+            [
+                re.split(r"\s+#", line)[0]
+                for block in blocks(page, "")
+                for line in block.splitlines()
+            ]
+            for page in (path, translation(path))
+        ]
+        commands = [[line for line in lines if is_command(line)] for lines in shown]
+        assert commands[0] == commands[1], name_of(path)
 
 
-@pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
-def test_translations_show_the_same_commands(path):
-    shown = [
-        [re.split(r"\s+#", line)[0] for block in blocks(page, "") for line in block.splitlines()]
-        for page in (path, translation(path))
-    ]
-    commands = [[line for line in lines if is_command(line)] for lines in shown]
-    assert commands[0] == commands[1]
+def test_translations_show_the_same_configs():
+    for path in TRANSLATED:
 
+        def configs(page):
+            return [yaml.safe_load(block) for block in blocks(page, "yaml")]
 
-@pytest.mark.parametrize("path", TRANSLATED, ids=name_of)
-def test_translations_show_the_same_configs(path):
-    def configs(page):
-        return [yaml.safe_load(block) for block in blocks(page, "yaml")]
-
-    assert configs(path) == configs(translation(path))
+        assert configs(path) == configs(translation(path)), name_of(path)
 
 
 # --- links and names ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_links_lead_somewhere(path):
-    links = re.findall(r"\]\(([^)\s]+)\)", prose(path))
-    for link in [*links, *re.findall(r'src="([^"]+)"', prose(path))]:
-        if link.startswith(("http:", "https:")):
-            continue
-        place, _, anchor = link.partition("#")
-        target = (path.parent / place).resolve() if place else path
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def test_links_lead_somewhere():
+    for path in DOCS:
+        links = re.findall(r"\]\(([^)\s]+)\)", prose(path))
+        for link in [*links, *re.findall(r'src="([^"]+)"', prose(path))]:
+            if link.startswith(("http:", "https:")):
+                continue
+            place, _, anchor = link.partition("#")
+            target = (path.parent / place).resolve() if place else path
+            assert target.exists(), f"{name_of(path)}: {link}"
+            assert not anchor or anchor in anchors(target), f"{name_of(path)}: {link}"
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -162,137 +153,41 @@ def test_navigation_contains_every_page(language):
     assert sorted(named) == pages_of(language)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_named_files_exist(path):
-    if path.name in HISTORY:
-        pytest.skip("names files of earlier versions")
+def test_named_files_exist():
     folders = "scripts|rules|tests|profiles|envs|rewards|prompts|docs"
-    for name in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]+\w", path.read_text()):
-        generated = name.startswith("docs/site") or name in WRITTEN
-        assert generated or PLACEHOLDER.search(name) or (ROOT / name).exists(), name
+    for path in DOCS:
+        if path.name in HISTORY:
+            continue
+        for name in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]+\w", path.read_text()):
+            generated = name.startswith("docs/site") or name in WRITTEN
+            assert generated or PLACEHOLDER.search(name) or (ROOT / name).exists(), (
+                f"{name_of(path)}: {name}"
+            )
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_named_recipes_exist(path):
-    found = re.findall(rf"output/(?:\w+/)?({'|'.join(STAGES)})/([\w.-]*\w)", path.read_text())
-    for stage, name in found:
-        name = re.sub(r"(\.(manifest|run))?\.(json|md|html)$", "", name)
-        exist = {*CONFIG[stage]["recipes"], *CONFIG["sweeps"], "RECIPE", "NAME", "theirs"}
-        parts = {part for part in name.split("-vs-") if part not in "AB"}
-        assert {part for part in parts if not part.startswith("mine")} <= exist, f"{stage}/{name}"
-
-
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_make_targets_exist(path):
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
-    for target in re.findall(r"(?:^|`)make ([\w./-]+)", path.read_text(), re.MULTILINE):
-        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+    for path in DOCS:
+        for target in re.findall(r"(?:^|`)make ([\w./-]+)", path.read_text(), re.MULTILINE):
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), (
+                f"{name_of(path)}: {target}"
+            )
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_settings_in_the_text_exist(path):
-    keys = {*keys_of(SCHEMA), "prompt", "chosen", "rejected", "NAME"}
+def test_settings_in_the_text_exist():
+    keys = {*keys_of(SCHEMA), "prompt", "chosen", "rejected", "NAME", "mine"}
     for stage in STAGES:
         keys |= CONFIG[stage]["recipes"].keys()
     for section in ("datasets", "deployments", "sweeps", "models"):
         keys |= CONFIG[section].keys()
     for profile in (ROOT / "profiles").glob("*/config.yaml"):
         keys |= set(re.findall(r"([\w-]+):", profile.read_text()))
-    keys |= {"mine"}
-    for span in spans(prose(path)):
-        whole = "..." not in span and (span.count(": ") == 1 or span.endswith("}"))
-        value = yaml.safe_load(span) if whole and re.match(r"\{?[a-z_]+: \S", span) else {}
-        if isinstance(value, dict) and not span.startswith(("error:", "warning:", "config:")):
-            assert value.keys() <= keys, span
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_settings_that_replace_flags_exist(language):
-    cells = [
-        row[1]
-        for row in rows(ROOT / "docs" / language / "migration.md")
-        if row[0].startswith("`--") and len(row) == 3
-    ]
-    keys = [re.match(r"[\w.]+", span)[0].split(".")[-1] for cell in cells for span in spans(cell)]
-    assert len(keys) > 40
-    assert set(keys) <= set(keys_of(SCHEMA))
-
-
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_named_functions_exist(path):
-    text = prose(path)
-    if path.name in ("migration.md", "tour.md", "trl.md"):
-        # The first column has names of DeepSpeed-Chat, of TRL and of earlier versions.
-        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
-    if path.name == "CHANGELOG.md":
-        pytest.skip("names keys of earlier versions")
-    files = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "rules").iterdir(), ROOT / "config.yaml"]
-    files += (ROOT / "rewards").glob("*.py")
-    files += [*(ROOT / "profiles").glob("*/config.yaml"), *(ROOT / "tests").rglob("*.py")]
-    words = set(re.findall(r"\w+", "\n".join(file.read_text() for file in files if file.is_file())))
-    # DeepSpeed-Chat's score head, and a method of PyTorch that it does not call.
-    words |= {"v_head", "set_epoch"}
-    for span in spans(text):
-        for word in re.findall(r"^(?:[a-z]+\.)*([a-z]+(?:_[a-z]+)+)(?:\(.*\))?$", span):
-            assert word in words, span
-
-
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_named_metrics_are_logged(path):
-    code = "\n".join(file.read_text() for file in (ROOT / "scripts").rglob("*.py"))
-    for name in re.findall(r"\b(?:objective|policy|value|response)/(\w+)", path.read_text()):
-        assert re.search(rf"\b{name}\b", code), name
-
-
-# --- messages -----------------------------------------------------------------------------------
-
-# Messages of Snakemake, jsonschema, pip and the system.
-FOREIGN = (
-    "MissingRule",
-    "IsADirectoryError",
-    "Invalid config definition",
-    "Target rules may not contain",
-    "Additional properties",
-    "not of type",
-    "No space left",
-    "In --require-hashes",
-)
-
-
-@pytest.fixture(scope="module")
-def messages():
-    """All code, with string literals that span several lines joined."""
-    files = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "rules").glob("*.smk")]
-    code = "\n".join(file.read_text() for file in files)
-    return re.sub(r"\"\s*\n\s*f?\"", "", code)
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_explained_messages_exist(language, messages):
-    path = ROOT / "docs" / language / "troubleshooting.md"
-    quoted = [row[0] for row in rows(path) if is_message(row)]
-    assert quoted
-    unknown = [
-        (span, part)
-        for cell in quoted
-        for span in spans(cell)
-        if not any(foreign in span for foreign in FOREIGN)
-        for part in fixed_parts(span)
-        if part not in messages
-    ]
-    assert not unknown
-
-
-def is_message(row):
-    """Whether a row of the troubleshooting page explains a message."""
-    quoted = row[0].startswith("`") and re.search(r"\.\.\.|: | \w+ \w+ ", row[0])
-    return len(row) == 3 and quoted and "objective/" not in row[0]
-
-
-def fixed_parts(message):
-    """The text of a message between placeholders."""
-    placeholders = r"\.\.\.+|\d+|\b[A-Z]{3,}\b|[\[\]]|: "
-    return [part.strip(" :'.,") for part in re.split(placeholders, message)]
+    for path in DOCS:
+        for span in spans(prose(path)):
+            whole = "..." not in span and (span.count(": ") == 1 or span.endswith("}"))
+            value = yaml.safe_load(span) if whole and re.match(r"\{?[a-z_]+: \S", span) else {}
+            if isinstance(value, dict) and not span.startswith(("error:", "warning:", "config:")):
+                assert value.keys() <= keys, f"{name_of(path)}: {span}"
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -365,11 +260,10 @@ def workflow(tmp_path_factory):
     copy_sources(folder)
     if (ROOT / "kubernetes").exists() and not (folder / "kubernetes").exists():
         (folder / "kubernetes").symlink_to("profiles/kubernetes")
-    for name in ("mydata", "bench", "data/rm-static"):
+    for name in ("mydata", "data/rm-static"):
         (folder / name).mkdir(parents=True)
         row = '{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n'
         (folder / name / "rows.jsonl").write_text(row)
-    (folder / "words.txt").write_text("forbidden\n")
     model = folder / "models/opt-125m"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -398,13 +292,6 @@ def test_documented_commands_plan_a_build(plan, workflow):
     assert process.returncode == 0, process.stdout[-3000:]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_no_target_follows_an_option_that_takes_all_words(path):
-    option = "--config|-C|--configfiles?|--forcerun|-R|--until|-U|--omit-from|-O"
-    for line, _ in commands_of(path):
-        assert not re.search(rf"(?<=\s)({option})( [^-\s]\S*)* output/", line), line
-
-
 def test_documented_options_of_programs_exist():
     # explain and estimate pass all other options to Snakemake.
     snakemake_options = {"--config", "--configfile", "--directory"}
@@ -425,10 +312,10 @@ def test_documented_options_of_programs_exist():
         assert options <= exist, program
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_documented_configs_fit_the_schema(path):
-    for block in blocks(path, "yaml"):
-        check_schema(merged(CONFIG, yaml.safe_load(block)), SCHEMA)
+def test_documented_configs_fit_the_schema():
+    for path in DOCS:
+        for block in blocks(path, "yaml"):
+            check_schema(merged(CONFIG, yaml.safe_load(block)), SCHEMA)
 
 
 def merged(below, above):
@@ -436,32 +323,6 @@ def merged(below, above):
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     return {**below, **{key: merged(below.get(key), value) for key, value in above.items()}}
-
-
-# Text of a table or sentence with measured figures, by page.
-FIGURES = [
-    ("README.md", "0.510 → 0.931"),
-    ("README.md", "ranks 65.6 % of 398 pairs"),
-    ("README.zh-CN.md", "0.510 → 0.931"),
-    ("README.zh-CN.md", "65.6 %"),
-    ("docs/{}/benchmarks.md", "3,986"),
-    ("docs/{}/evaluation.md", "margin 10.5535"),
-    ("docs/{}/rlhf.md", "0.930, 0.886, 0.949"),
-    ("docs/{}/training.md", "0.956, 0.922, 0.944"),
-    ("docs/{}/training.md", "0.512 | 0.786"),
-]
-
-
-@pytest.mark.parametrize(
-    ("page", "figure"),
-    [(page.format(name), figure) for page, figure in FIGURES for name in ("en", "zh")],
-)
-def test_figures_name_processor_threads_and_commit(page, figure):
-    before = (ROOT / page).read_text().partition(figure)[0]
-    # The paragraph before the table, or the one that opens a page of measurements.
-    start = before if "benchmarks" in page else before[-1200:]
-    assert re.search("CPU", start) and re.search(r"\b[12] (threads?|线程)", start)
-    assert re.search(r"\b[0-9a-f]{7}\b", start)
 
 
 def test_the_changelog_has_the_version_to_cite():
