@@ -28,7 +28,9 @@ def main(job: Job[Any]) -> None:
     """Compute the log-probabilities of both splits."""
     settings, folder = job.settings, job.inputs["model"]
     start_evaluation(job.placement, settings.dtype)
-    with loaded_policy(folder, settings.dtype, load_tokenizer(folder), job.placement) as model:
+    tokenizer = load_tokenizer(folder)
+    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
+    with loaded_policy(folder, settings.dtype, tokenizer, job.placement, pairs) as model:
         compute(job, model.module)
 
 

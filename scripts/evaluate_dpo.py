@@ -24,7 +24,9 @@ def main(job: Job[Any]) -> None:
     start_evaluation(job.placement, settings.dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
     data = PreferenceData(settings, job.inputs, "eval")
-    with loaded_policy(job.inputs["model"], settings.dtype, tokenizer, job.placement) as model:
+    with loaded_policy(
+        job.inputs["model"], settings.dtype, tokenizer, job.placement, data.rows
+    ) as model:
         rewards, losses = data.evaluate(model.module, job.placement["micro_batch_tokens"])
     if rank() > 0:
         return

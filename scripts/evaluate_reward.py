@@ -28,7 +28,7 @@ def main(job: Job[Any]) -> None:
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    with loaded_scorer(job.inputs["model"], DTYPE, tokenizer, placement) as model:
+    with loaded_scorer(job.inputs["model"], DTYPE, tokenizer, placement, pairs) as model:
         scored = response_scores(model.module, pairs, placement["micro_batch_tokens"])
     if rank() > 0:
         return

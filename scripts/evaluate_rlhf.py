@@ -28,7 +28,12 @@ from snakechat.algorithms.llm_judge import (
     usage_record,
 )
 from snakechat.algorithms.reward_functions import columns_of, load_functions, weighted_sum
-from snakechat.algorithms.reward_models import Reader, choose_reader, conversation_scores
+from snakechat.algorithms.reward_models import (
+    Reader,
+    choose_reader,
+    conversation_scores,
+    reader_examples,
+)
 from snakechat.algorithms.reward_sum import weighted_judges
 from snakechat.algorithms.rollouts import sample_equally
 from snakechat.config.references import input_names, weighted_references
@@ -51,6 +56,7 @@ from snakechat.evaluation.held_out_prompts import count_contamination, draw_held
 from snakechat.evaluation.llm_win_rates import llm_win_rates
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
+from snakechat.modeling.model_check import prompt_examples
 from snakechat.reporting.labels import MODELS
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, loaded_scorer, start_evaluation
@@ -232,7 +238,13 @@ class Evaluator:
         )
 
     def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
-        return loaded_policy(folder, self.settings.dtype, self.tokenizer, self.placement)
+        settings = self.settings
+        examples = prompt_examples(
+            self.prompts, settings.max_response_length, settings.num_generations
+        )
+        return loaded_policy(
+            folder, settings.dtype, self.tokenizer, self.placement, examples, samples=True
+        )
 
     def _function_scores(self, responses: ModelResponses) -> np.ndarray:
         """Return the weighted sum of the reward functions' scores [S, n]; zeros without any."""
@@ -266,7 +278,9 @@ class Evaluator:
             self.inputs["rlhf"],
             settings.template,
         )
-        with loaded_scorer(folder, "fp32", reader.tokenizer, self.placement) as model:
+        [first, *_] = models.values()
+        examples = reader_examples(reader, first.examples, lambda: self.texts.prompts(self.rows))
+        with loaded_scorer(folder, "fp32", reader.tokenizer, self.placement, examples) as model:
             for responses in models.values():
                 yield responses, self._model_scores(model.module, reader, responses)
 

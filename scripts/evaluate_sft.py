@@ -20,7 +20,7 @@ def main(job: Job[Any]) -> None:
     tokenizer = load_tokenizer(job.inputs["model"])
     metrics: dict[str, Any] = {"rows": len(examples)}
     for name, folder in (("before", job.inputs["base"]), ("after", job.inputs["model"])):
-        with loaded_policy(folder, dtype, tokenizer, placement) as model:
+        with loaded_policy(folder, dtype, tokenizer, placement, examples) as model:
             metrics[name] = perplexities(model.module, examples, placement["micro_batch_tokens"])
     if rank() == 0:
         write_json(job.result / "metrics.json", metrics)

@@ -22,6 +22,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
+from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy
@@ -39,7 +40,12 @@ def main(job: Job[GenerationSettings]) -> None:
     settings, folder = job.settings, job.inputs["model"]
     init_process_group(job.placement)
     tokenizer = load_tokenizer(folder)
-    with loaded_policy(folder, settings.dtype, tokenizer, job.placement) as policy:
+    prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+    samples = settings.generation_backend == "hf"
+    with loaded_policy(
+        folder, settings.dtype, tokenizer, job.placement, examples, samples
+    ) as policy:
         generate(job, policy, tokenizer)
 
 

@@ -18,6 +18,8 @@ from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
+from snakechat.modeling.model_check import prompt_examples
+from snakechat.modeling.models import max_positions
 from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.labels import N_
 from snakechat.reporting.translations import translator
@@ -71,7 +73,10 @@ def generate(
     ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
     ends = stop_ids(tokenizer, folder)
     generated: dict[str, list[list[int]]] = {}
-    with loaded_policy(folder, settings.dtype, tokenizer, job.placement) as policy:
+    examples = prompt_examples(ids, settings.max_response_length, 1)
+    with loaded_policy(
+        folder, settings.dtype, tokenizer, job.placement, examples, samples=True
+    ) as policy:
         max_length = limit_response_length(
             policy.module.model, folder, ids, settings.max_response_length
         )
@@ -102,7 +107,7 @@ def limit_response_length(
     Raises:
         InputError: The longest prompt takes all positions of the model.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = max_positions(model)
     longest = max(map(len, prompts))
     if positions is None:
         return max_response_length

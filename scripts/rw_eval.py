@@ -16,6 +16,7 @@ from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
+from snakechat.modeling.models import max_positions
 from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import N_
@@ -40,7 +41,7 @@ def main(job: Job[Any]) -> None:
     tokenizer = load_tokenizer(folder)
     start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))
-    with loaded_scorer(folder, DTYPE, tokenizer, job.placement) as model:
+    with loaded_scorer(folder, DTYPE, tokenizer, job.placement, examples) as model:
         check_length(examples, model.module.model, folder)
         scores = response_scores(model.module, examples, job.placement["micro_batch_tokens"])
     if rank() > 0:
@@ -86,7 +87,7 @@ def check_length(examples: Examples, model: PreTrainedModel, folder: Path) -> No
     Raises:
         InputError: A prompt and its response are longer.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = max_positions(model)
     longest = int((examples.prompt_lengths + examples.response_lengths).max())
     if positions is not None and longest > positions:
         raise InputError(

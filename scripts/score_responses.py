@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_models import RewardModel, choose_reader
+from snakechat.algorithms.reward_models import RewardModel, choose_reader, reader_examples
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
@@ -25,6 +25,7 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
+from snakechat.modeling.model_check import prompt_examples
 from snakechat.training.evaluated_models import load_frozen_scorer, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -94,7 +95,14 @@ def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardMode
     settings, folder = job.settings, job.inputs[key]
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs["model"], settings.template)
-    module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement)
+    prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    texts = PromptTexts(job.inputs["tokens"], "train")
+    examples = reader_examples(
+        reader,
+        prompt_examples(prompts, settings.max_response_length, settings.num_generations),
+        lambda: texts.prompts(range(min(len(prompts), BATCH_SIZE))),
+    )
+    module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement, examples)
     weight = weighted_references(settings.reward)[name]
     return RewardModel("/".join(parse_reference(name, "reward")), module, weight, reader)
 

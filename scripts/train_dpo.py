@@ -19,6 +19,7 @@ from snakechat.modeling.batching import num_steps, training_batches
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
@@ -56,6 +57,7 @@ def main(job: Job[DpoSettings]) -> None:
     job.record["models"] = {"model": model_size(model)}
     policy = Policy(model)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
+    check_model(policy, data.rows, engine.sampling)
 
     def evaluate() -> dict[str, float]:
         rewards, losses = eval_data.evaluate(policy, max_tokens)

@@ -20,6 +20,7 @@ from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.lora import add_lora, merge_adapters
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.saving import save_model
@@ -66,6 +67,7 @@ def main(job: Job[RewardSettings]) -> None:
     job.record["models"] = {"model": model_size(model)}
     scorer = Scorer(model)
     engine = make_engine(scorer, settings, settings.learning_rate, len(batches), job.placement)
+    check_model(scorer, pairs, engine.sampling)
 
     def evaluate() -> dict[str, float]:
         scores = torch.from_numpy(response_scores(scorer, eval_pairs, max_tokens))
@@ -118,6 +120,7 @@ def main(job: Job[RewardSettings]) -> None:
     saved = Scorer(load_scorer(job.result, settings.dtype, tokenizer, deferred=deferred))
     frozen = make_frozen(saved, settings.dtype, job.placement, offload=False)
     with frozen.on_device():
+        check_model(saved, probes, frozen.sampling)
         saved_scores = response_scores(saved, probes, max_tokens)
     # The best model may be that of an earlier step.
     if settings.save_strategy == "last":

@@ -43,6 +43,7 @@ from snakechat.data.tokens import Ragged
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import Examples, num_steps, training_batches
 from snakechat.modeling.generation import make_sampler
+from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
 from snakechat.training.checkpointing import Checkpointer
@@ -165,6 +166,14 @@ class RlhfTrainer:
             job.placement.get("vllm_tensor_parallel_size", 1),
         )
         self.actor, self.critic = make_engines(job, models, updates_per_step(settings, batches))
+        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+        samples = settings.generation_backend == "hf"
+        check_model(models.actor, examples, self.actor.sampling, samples)
+        with models.reference() as reference:
+            # The model that the actor starts as.
+            reference.supports_packing = models.actor.supports_packing
+        if models.critic and self.critic:
+            check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
         self.kl_controller = KLController(settings)
         self.response_check = ResponseCheck()

@@ -16,6 +16,7 @@ from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
@@ -55,6 +56,7 @@ def main(job: Job[SftSettings]) -> None:
     job.record["models"] = {"model": model_size(model)}
     policy = Policy(model)
     engine = make_engine(policy, settings, settings.learning_rate, len(batches), job.placement)
+    check_model(policy, train_split, engine.sampling)
 
     def evaluate() -> dict[str, float]:
         logprobs = response_logprobs(policy, eval_split, max_tokens, with_prompts=with_prompts)

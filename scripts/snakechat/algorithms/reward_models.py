@@ -4,7 +4,7 @@ A reward model that encodes conversations as the actor does reads the actor's to
 one reads their text, in the form that it was trained on (snakechat/data/conversations.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from snakechat.data.conversations import ChatEncoder, ConversationEncoder, TurnE
 from snakechat.data.tokenizers import load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
 
 # A conversation whose encoding shows whether two models read responses alike.
@@ -99,13 +100,26 @@ def sequence_scores(
 
     A conversation that exceeds the positions of the model is truncated at its start.
     """
-    positions = max_positions(scorer) or 0
-    kept = [ids[-positions:] for ids in sequences]
-    # The score is read at the last token.
-    examples = Examples([ids[:-1] for ids in kept], [ids[-1:] for ids in kept])
+    positions = max_positions(scorer.model) or 0
+    examples = sequence_examples([ids[-positions:] for ids in sequences])
     return response_scores(scorer, examples, micro_batch_tokens)[0]
 
 
-def max_positions(scorer: Scorer) -> int | None:
-    """Return the number of positions of a model; None if it has no limit."""
-    return getattr(scorer.model.config, "max_position_embeddings", None)
+def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
+    """Return encoded conversations as prompts whose response is the last token, which is scored."""
+    return Examples([ids[:-1] for ids in sequences], [ids[-1:] for ids in sequences])
+
+
+def reader_examples(
+    reader: Reader, examples: Examples, prompts: Callable[[], Sequence[str]]
+) -> Examples:
+    """Return rows as a reward model reads them.
+
+    Args:
+        examples: Prompts and responses of the actor's ids.
+        prompts: Returns the texts of prompts.
+    """
+    if reader.encoder is None:
+        return examples
+    texts = prompts()
+    return sequence_examples(reader.encoder(texts, [SAMPLE_RESPONSE] * len(texts)))

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
-from snakechat.algorithms.reward_models import RewardModel, choose_reader
+from snakechat.algorithms.reward_models import RewardModel, choose_reader, reader_examples
 from snakechat.algorithms.sanity_checks import check_probes
 from snakechat.config.references import input_names, parse_reference, weighted_references
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.tokens import Ragged
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
+from snakechat.modeling.model_check import NUM_PROMPTS, check_model, prompt_examples
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
 from snakechat.training.zero_stages import is_partitioned
@@ -108,8 +111,16 @@ def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel
         check_sequence_length(scorer.model, longest)
     warn_of_family(folder, scorer, actor)
     module = frozen_model(job, scorer)
-    if f"tokens.{key}" in job.inputs:
-        with module.on_device():
+    prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    texts = PromptTexts(job.inputs["tokens"], "train")
+    examples = reader_examples(
+        reader,
+        prompt_examples(prompts, settings.max_response_length, settings.num_generations),
+        lambda: texts.prompts(range(min(len(prompts), NUM_PROMPTS))),
+    )
+    with module.on_device():
+        check_model(scorer, examples, module.sampling)
+        if f"tokens.{key}" in job.inputs:
             check_probes(
                 scorer, folder, job.inputs[f"tokens.{key}"], job.placement["micro_batch_tokens"]
             )

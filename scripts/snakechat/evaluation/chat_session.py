@@ -21,7 +21,7 @@ from transformers import (
 from snakechat.data.dialogues import MARKER, NAMES, Turn, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import DTYPES
+from snakechat.modeling.models import DTYPES, max_positions
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import read_manifest
 
@@ -108,7 +108,7 @@ class ChatSession:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.encoder = Encoder(tokenizer, "auto")
-        self.max_positions = getattr(model.config, "max_position_embeddings", None)
+        self.max_positions = max_positions(model)
         self.turns: list[Turn] = []
         self.system = ""
 

@@ -25,7 +25,7 @@ from snakechat.modeling.attention import (
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
-from snakechat.modeling.models import SINGLE_WINDOW_FAMILIES, supports_packing
+from snakechat.modeling.models import supports_packing
 from snakechat.modeling.packing import (
     Mask,
     ModelInputs,
@@ -146,16 +146,17 @@ def layer_masks(config: PreTrainedConfig, inputs: ModelInputs) -> Mask | dict[st
     """
     mask, positions = inputs.attention_mask, inputs.position_ids
     window = getattr(config, "sliding_window", None)
-    if mask is None or positions is None or window is None or mask.shape[-1] <= window:
+    # Some families have a window of 0 for none.
+    if mask is None or positions is None or not window:
         return mask
     local: Mask
     if isinstance(mask, torch.Tensor):
         local = sliding_window_mask(mask, positions, window)
     else:
         local = window_block_mask(mask, positions, window)
-    if config.model_type in SINGLE_WINDOW_FAMILIES:
-        return local
-    return {"full_attention": mask, "sliding_attention": local}
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        return {"full_attention": mask, "sliding_attention": local}
+    return local
 
 
 def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
@@ -202,8 +202,6 @@ def generate_batch(
     new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
     attention_mask = torch.cat([attention_mask, new_mask], dim=1)
     positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    # BLOOM derives positions from the mask.
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     cache = make_cache(model.config, attention_mask.shape[1])
     tokens = torch.full_like(uniforms, stop_ids[0], dtype=torch.int64)
     # The rows of `tokens` in the current batch, and whether each has ended.
@@ -211,14 +209,9 @@ def generate_batch(
     ended = torch.zeros_like(rows, dtype=torch.bool)
     start, end = 0, input_ids.shape[1]
     for step in range(tokens.shape[1]):
-        logits = model(
-            input_ids=input_ids,
-            attention_mask=attention_mask[:, :end],
-            **({"position_ids": positions[:, start:end]} if takes_positions else {}),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        logits = next_logits(
+            model, cache, input_ids, attention_mask[:, :end], positions[:, start:end]
+        )
         # Responses per row of the batch: G in the first step, which has one row per prompt.
         copies = len(rows) // len(logits)
         step_uniforms = uniforms[rows, step].view(-1, copies)
@@ -256,6 +249,30 @@ def generate_batch(
             break
         input_ids, start, end = sampled[:, None], end, end + 1
     return tokens
+
+
+def next_logits(
+    model: PreTrainedModel,
+    cache: DynamicCache,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Add tokens to a cache, and return the logits [b, V] that follow them.
+
+    Args:
+        input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens].
+    """
+    # BLOOM derives positions from the mask.
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    return model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        **({"position_ids": positions} if takes_positions else {}),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
 
 
 def pad_left(

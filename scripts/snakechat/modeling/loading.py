@@ -1,6 +1,7 @@
 """Load models, and check that they are what their folder says and what recipes support."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,19 +27,6 @@ from snakechat.modeling.deferred_weights import defer_weights
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
-
-# Settings that transform logits after the output layer. Our forward passes compute logits as hidden
-# states times weights.
-LOGIT_SETTINGS = (
-    "final_logit_softcapping",
-    "lm_head_multiplier",
-    "logit_scale",
-    "logit_softcapping",
-    "logits_scaling",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-    "output_multiplier",
-)
 
 
 def load_causal(
@@ -101,7 +89,7 @@ def _check_kind(
 def _load_config(
     folder: str | Path, tokenizer: PreTrainedTokenizerBase, **changes: Any
 ) -> PreTrainedConfig:
-    """Return the config of a folder with the tokenizer's ids and without dropout.
+    """Return the config of a folder with the tokenizer's ids and without the noise of training.
 
     Raises:
         InputError: the model is not supported. This is checked before its weights are read.
@@ -109,21 +97,18 @@ def _load_config(
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.is_encoder_decoder:
         raise InputError(f"{folder}: {config.model_type} has an encoder: use a decoder-only model")
-    for name in LOGIT_SETTINGS:
-        value = getattr(config, name, None)
-        if value not in (None, 1):
-            raise InputError(
-                f"{folder}: config.json: {name} is {value}: models that transform logits after the"
-                " output layer are not supported: use another model"
-            )
     if len(tokenizer) > config.vocab_size:
         raise InputError(
             f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model has only"
             f" {config.vocab_size} embeddings: use the model's own tokenizer"
         )
-    # Without dropout PPO's first ratio is exactly 1, and runs are reproducible.
-    dropouts = {name: 0.0 for name, value in config.to_dict().items() if "drop" in name and value}
-    changes |= dropouts | {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+    # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
+    noise = {
+        name: 0.0
+        for name, value in config.to_dict().items()
+        if re.search("drop|jitter", name) and value
+    }
+    changes |= noise | {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     for name, value in changes.items():
         setattr(config, name, value)
     # transformers then selects sdpa if the family has it. Eager attention would add a boolean mask

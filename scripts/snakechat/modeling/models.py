@@ -31,25 +31,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-# Families that accept a boolean attention mask [B, 1, T, T] and position_ids. BLOOM does not: it
-# derives positions from the columns.
-PACKING_FAMILIES = {
-    "gemma",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "mistral",
-    "opt",
-    "phi3",
-    "qwen2",
-    "qwen3",
-}
-
-# Families of these whose sliding window, if any, applies to all layers. The others take a mask for
-# each of config.layer_types.
-SINGLE_WINDOW_FAMILIES = {"mistral", "phi3"}
-
 
 def choose_device(placement: Mapping[str, Any]) -> torch.device:
     """Return the device of a placement, and configure this process for it (acceleration.py).
@@ -90,13 +71,30 @@ def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
     Raises:
         InputError: it has fewer.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = max_positions(model)
     if positions and longest > positions:
+        is_longrope = positions < getattr(model.config, "max_position_embeddings", positions)
+        reason = " before rope_type longrope changes their angles" if is_longrope else ""
         raise InputError(
             f"{model.config.name_or_path}: sequences of up to {longest} tokens exceed the model's"
-            f" {positions} positions: reduce the recipe's max_length (rlhf: max_prompt_length,"
-            " max_response_length)"
+            f" {positions} positions{reason}: reduce the recipe's max_length (rlhf:"
+            " max_prompt_length, max_response_length)"
         )
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens of the longest sequence, or None without a limit.
+
+    With longrope, the angles of all positions depend on the longest sequence of a batch if it
+    exceeds the original length: log-probabilities would depend on the batch of a row.
+    """
+    limits = [getattr(model.config, "max_position_embeddings", None)]
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    # One for all layers, or one for each type of layers.
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, Mapping) and parameters.get("rope_type") == "longrope":
+            limits.append(parameters["original_max_position_embeddings"])
+    return min((limit for limit in limits if limit), default=None)
 
 
 def model_size(model: PreTrainedModel) -> dict[str, int]:
@@ -117,8 +115,8 @@ def supports_packing(model: PreTrainedModel) -> bool:
     """Return whether a sequence may pack several rows, separated by a boolean mask.
 
     The model is then called with use_cache=False, position_ids and a mask [B, 1, T, T], True where
-    a token attends to another. A given mask replaces that of a sliding window.
+    a token attends to another. A given mask replaces that of a sliding window. Eager attention
+    would add the mask as numbers. Whether a model with SDPA uses mask and positions is measured
+    (snakechat/modeling/model_check.py).
     """
-    return (
-        model.config.model_type in PACKING_FAMILIES and model.config._attn_implementation == "sdpa"
-    )
+    return model.config._attn_implementation == "sdpa"

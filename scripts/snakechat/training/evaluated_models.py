@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import choose_device
 from snakechat.training.engine import FrozenModel, M, make_frozen
 from snakechat.training.zero_stages import evaluates_partitioned
@@ -37,41 +39,61 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
 
 @contextlib.contextmanager
 def loaded_policy(
-    folder: Path, dtype: str, tokenizer: PreTrainedTokenizerBase, placement: Placement
+    folder: Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    examples: Examples,
+    samples: bool = False,
 ) -> Iterator[FrozenModel[Policy]]:
     """Load a language model within the context.
 
+    Args:
+        examples, samples: As for check_model.
+
     Raises:
-        InputError: As load_causal does.
+        InputError: As load_causal and check_model do.
     """
     deferred = evaluates_partitioned(placement, dtype)
     policy = Policy(load_causal(folder, dtype, tokenizer, deferred))
     with contextlib.closing(freeze(policy, dtype, placement)) as frozen:
         # Its weights are then freed at the end of the context.
         del policy
+        check_model(frozen.module, examples, frozen.sampling, samples)
         yield frozen
 
 
 @contextlib.contextmanager
 def loaded_scorer(
-    folder: Path, dtype: str, tokenizer: PreTrainedTokenizerBase, placement: Placement
+    folder: Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    examples: Examples,
 ) -> Iterator[FrozenModel[Scorer]]:
     """Load a reward model within the context.
 
     Raises:
-        InputError: As load_scorer does.
+        InputError: As load_scorer and check_model do.
     """
-    with contextlib.closing(load_frozen_scorer(folder, dtype, tokenizer, placement)) as frozen:
+    frozen = load_frozen_scorer(folder, dtype, tokenizer, placement, examples)
+    with contextlib.closing(frozen):
         yield frozen
 
 
 def load_frozen_scorer(
-    folder: Path, dtype: str, tokenizer: PreTrainedTokenizerBase, placement: Placement
+    folder: Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    examples: Examples,
 ) -> FrozenModel[Scorer]:
     """Load a reward model; see loaded_scorer."""
     deferred = evaluates_partitioned(placement, dtype)
     scorer = Scorer(load_scorer(folder, dtype, tokenizer, deferred=deferred))
-    return freeze(scorer, dtype, placement)
+    frozen = freeze(scorer, dtype, placement)
+    check_model(frozen.module, examples, frozen.sampling)
+    return frozen
 
 
 def freeze(module: M, dtype: str, placement: Placement) -> FrozenModel[M]:

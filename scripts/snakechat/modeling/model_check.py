@@ -1,0 +1,354 @@
+"""Comparison of a model's passes here with transformers' own forward pass, before a job uses it.
+
+Training and sampling run a model in other ways than its own `forward`: hidden states times the
+output matrix, packed rows, cached tokens of prompts that are padded on the left. Whether a model
+computes the same in each of them depends on its code, so it is measured on two rows of the job.
+
+Shapes: K compared tokens of a sequence (NUM_COMPARED, or fewer in a shorter one), V entries of the
+vocabulary.
+"""
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from snakechat.data.tokens import Ragged
+from snakechat.modeling import acceleration
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.generation import next_logits, pad_left
+from snakechat.modeling.key_value_cache import make_cache
+from snakechat.modeling.models import max_positions
+from snakechat.modeling.packing import Ids, Row, collate
+from snakechat.modeling.partitions import whole_shape
+from snakechat.workflow.distributed import all_reduce_max
+from snakechat.workflow.errors import InputError, is_out_of_memory, warn
+
+# Compared tokens of a sequence: its last ones, which depend on all others.
+NUM_COMPARED = 16
+# Tokens of the longer row for cached passes, the last ones of which follow one by one.
+NUM_CACHED, NUM_STEPS = 24, 3
+# Outputs are multiplied so that the largest one is at least this large. The logits of a new model
+# are near 0, where a function that limits them, such as 30 * tanh(logit / 30), changes nothing.
+LARGEST_OUTPUT = 50.0
+# Allowed difference of outputs of that size. Rounding causes at most a twentieth of it in models of
+# 2 to 30 layers, and packing rows in a model that does not support it at least 0.03 in fp32.
+TOLERANCE = {torch.float32: 5e-3, torch.float16: 1.0, torch.bfloat16: 5.0}
+# Prompts of which the rows are taken that have no responses yet.
+NUM_PROMPTS = 256
+# Models of at most this many weights are compared in fp32. In 16 bits, rounding hides the effect of
+# attention in a model with random weights, which are small models in practice.
+MAX_FP32_WEIGHTS = 1 << 29
+
+
+def check_model(
+    module: Policy | Scorer,
+    examples: Examples,
+    sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    samples: bool = False,
+) -> None:
+    """Compare the passes of a model with transformers' own; if only packing differs, disable it.
+
+    All processes call this function. It does not change the state of random number generators.
+
+    Args:
+        module: the model, which is in evaluation mode within `sampling`.
+        examples: rows of the job. The longest one and a short one are compared.
+        sampling: returns a context in which the processes may call the model (training/engine.py).
+        samples: whether the job samples responses by snakechat.modeling.generation.
+
+    Raises:
+        InputError: a pass fails, or differs by more than rounding.
+    """
+    device = next(module.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    precision = fp32_weights(module) if can_use_fp32(module) else contextlib.nullcontext()
+    with torch.random.fork_rng(devices), torch.no_grad(), sampling(), precision:
+        check = _ModelCheck(module, probe_rows(examples, max_positions(module.model)), device)
+        check.compare_unpacked()
+        check.compare_packed()
+        if samples:
+            check.compare_cached()
+        if any(weight.requires_grad for weight in module.parameters()):
+            check.compare_in_training()
+
+
+def can_use_fp32(module: Policy | Scorer) -> bool:
+    """Return whether a model can be compared in fp32: it is small, and no kernel excludes it."""
+    choices = acceleration.current()
+    weights = list(module.parameters())
+    return (
+        sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
+        and all(weight.shape == whole_shape(weight) for weight in weights)
+        and not choices.compile
+        and choices.attn_implementation == "sdpa"
+    )
+
+
+@contextlib.contextmanager
+def fp32_weights(module: Policy | Scorer) -> Iterator[None]:
+    """Context in which the weights of a module are in fp32."""
+    weights = list(module.parameters())
+    values = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.float()
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, values, strict=True):
+            weight.data = value
+
+
+def prompt_examples(
+    prompts: Sequence[Ids] | Ragged, max_response_length: int, num_responses: int
+) -> Examples:
+    """Return the first prompts with tokens of prompts as responses, for a job without responses."""
+    prompts = [prompts[row] for row in range(min(len(prompts), NUM_PROMPTS))]
+    text = np.concatenate([np.asarray(ids) for ids in prompts])
+    # However many responses share a prompt, two show whether they are packed correctly.
+    responses = [
+        np.resize(np.roll(text, number), max_response_length)
+        for number in range(min(num_responses, 2))
+    ]
+    return Examples(prompts, *([ids] * len(prompts) for ids in responses))
+
+
+def probe_rows(examples: Examples, limit: int | None) -> list[Row]:
+    """Return the longest row and, of the others, the one with about NUM_CACHED tokens.
+
+    Args:
+        limit: longer ones are truncated, as jobs do it in ways of their own.
+    """
+    lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
+    longest = int(lengths.argmax())
+    limit = limit or int(lengths.max())
+    distances = np.abs(lengths - NUM_CACHED)
+    distances[longest] = distances.max() + 1
+    rows = examples.select([longest, int(distances.argmin())])
+    return [
+        (prompt[:limit], [ids[row][: max(0, limit - len(prompt))] for ids in rows.responses])
+        for row, prompt in enumerate(cast(list[Ids], rows.prompts))
+    ]
+
+
+class _ModelCheck:
+    """The comparisons of a model.
+
+    Args:
+        rows: a long row and a short one.
+    """
+
+    def __init__(self, module: Policy | Scorer, rows: list[Row], device: torch.device) -> None:
+        self.module, self.rows, self.device = module, rows, device
+        self.model: Any = module.model
+        config = self.model.config
+        self.name = f"{config.name_or_path or 'the model'}: model_type {config.model_type}"
+        self.tolerance = TOLERANCE[self.model.dtype]
+        self.scale = 1.0
+        with self.describes_errors("transformers' forward pass"):
+            largest = self.largest_output()
+        if 0 < largest < LARGEST_OUTPUT:
+            self.scale = LARGEST_OUTPUT / largest
+
+    def compare_unpacked(self) -> None:
+        """Compare sequences that are not packed. If the model is packed, a short one suffices."""
+        rows = self.rows[1:] if self.module.supports_packing else self.rows
+        with self.describes_errors("the forward pass of training"):
+            difference = largest_difference(self.outputs(rows, packing=False), self.expected(rows))
+        self.require_equal(
+            difference,
+            "outputs computed from its hidden states",
+            "models that transform hidden states before their output layer, or its outputs, are"
+            " not supported: use another model",
+        )
+
+    def compare_packed(self) -> None:
+        """Compare packed rows. If they differ, the model runs without packing."""
+        if not self.module.supports_packing:
+            return
+        difference = float("inf")
+        # A model that takes no mask for each pair of tokens may raise any exception.
+        with contextlib.suppress(InputError), self.describes_errors("packing"):
+            packed = self.outputs(self.rows, packing=True)
+            difference = largest_difference(packed, self.expected(self.rows))
+        if all_reduce_max(difference) > self.tolerance:
+            warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")
+            self.module.supports_packing = False
+            self.compare_unpacked()
+
+    def compare_cached(self) -> None:
+        """Compare passes with a cache, as generate_batch runs them."""
+        prompt, [response, *_] = self.rows[0]
+        length = min(NUM_CACHED, max_positions(self.module.model) or NUM_CACHED)
+        text = np.resize([*prompt, *response], length)
+        with self.describes_errors("sampling with a key-value cache"):
+            difference = max(
+                largest_difference([cached], [own])
+                for cached, own in self.cached_and_own_logprobs([text, text[length // 2 :]])
+            )
+        self.require_equal(
+            difference,
+            "outputs with a key-value cache",
+            "responses cannot be sampled from it: use another model",
+        )
+
+    def compare_in_training(self) -> None:
+        """Compare passes in training mode with those in evaluation mode."""
+        rows = self.rows[1:]
+        with self.describes_errors("the forward pass in training mode"):
+            expected = self.outputs(rows, packing=False)
+            self.module.train()
+            difference = largest_difference(self.outputs(rows, packing=False), expected)
+            self.module.eval()
+        self.require_equal(
+            difference,
+            "outputs in training mode",
+            "set the noise that config.json adds in training to 0, or use another model",
+        )
+
+    def outputs(self, rows: list[Row], packing: bool) -> list[torch.Tensor]:
+        """Return the outputs [K] of each sequence as training computes them.
+
+        They are log-probabilities of a policy's logits times `scale`, or scores times `scale`.
+        """
+        packed = [rows] if packing else [[row] for row in rows]
+        batch = collate(packed, packing, self.device, with_prompts=True)
+        if isinstance(self.module, Policy):
+            values = self.module(batch, temperature=1 / self.scale)
+        else:
+            values = self.scale * self.module(batch, batch.target_index)
+        return [part[-NUM_COMPARED:] for part in values.split(batch.target_lengths.tolist())]
+
+    def expected(self, rows: list[Row]) -> list[torch.Tensor]:
+        """Return the outputs [K] of each sequence as transformers computes them."""
+        with self.describes_errors("transformers' forward pass"):
+            # All first responses come before all second ones, as in a batch.
+            return [
+                self.own_outputs([*prompt, *responses[number]])
+                for number in range(len(rows[0][1]))
+                for prompt, responses in rows
+            ]
+
+    def largest_output(self) -> float:
+        """Return the largest absolute logit or score of the short row."""
+        prompt, [response, *_] = self.rows[1]
+        outputs = self.model(input_ids=self.tensor([*prompt, *response]), use_cache=False).logits
+        return outputs.abs().max().item()
+
+    def own_outputs(self, ids: Ids) -> torch.Tensor:
+        """Return the outputs [K] of a sequence as transformers computes them.
+
+        A classifier returns the score of the last token only.
+        """
+        if isinstance(self.module, Policy):
+            num_compared = min(NUM_COMPARED, len(ids) - 1)
+            logprobs = self.own_logprobs(ids, num_compared + 1)[:-1]
+            return logprobs.gather(1, self.tensor(ids)[0, -num_compared:, None]).squeeze(1)
+        [outputs] = self.outputs([(ids[:-1], [ids[-1:]])], packing=False)
+        score = self.model(input_ids=self.tensor(ids), use_cache=False).logits.flatten().float()
+        outputs[-1:] = self.scale * (self.module.normalizer or torch.Tensor.float)(score)
+        return outputs
+
+    def own_logprobs(self, ids: Ids, num_last: int) -> torch.Tensor:
+        """Return the log-probabilities [num_last, V] that follow the last tokens of a sequence."""
+        with self.scaled_logits():
+            logits = call(
+                self.model,
+                input_ids=self.tensor(ids),
+                use_cache=False,
+                # Without it, the logits of a long sequence take gigabytes.
+                logits_to_keep=num_last,
+            ).logits[0, -num_last:]
+        return logits.float().log_softmax(dim=-1)
+
+    def cached_and_own_logprobs(
+        self, texts: Sequence[Any]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the log-probabilities [V] after each of the last tokens, with a cache and without.
+
+        The tokens before them are prompts of different lengths. Two responses share each prompt.
+        """
+        own = [self.own_logprobs(text, NUM_STEPS + 1) for text in texts]
+        input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
+        start = 0
+        cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
+        rows = torch.arange(len(texts), device=self.device)
+        for step in range(NUM_STEPS + 1):
+            with self.scaled_logits():
+                positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
+                logits = next_logits(self.model, cache, input_ids, mask, positions)
+            for row, cached in zip(rows.tolist(), logits.float().log_softmax(dim=-1), strict=True):
+                yield cached, own[row][step]
+            if step == NUM_STEPS:
+                return
+            if step == 0:
+                copies = rows.repeat_interleave(2)
+                cache.reorder_cache(cast(torch.LongTensor, copies))
+                rows, mask = rows[copies], mask[copies]
+            column = step - NUM_STEPS
+            input_ids = self.tensor([texts[row][column] for row in rows.tolist()]).T
+            start = mask.shape[1]
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+
+    @contextlib.contextmanager
+    def scaled_logits(self) -> Iterator[None]:
+        """Context in which the model's output layer returns `scale` times its logits."""
+        head = self.model.get_output_embeddings()
+        hook = head.register_forward_hook(lambda module, inputs, logits: self.scale * logits)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextlib.contextmanager
+    def describes_errors(self, action: str) -> Iterator[None]:
+        """Context in which any exception but a lack of memory is an InputError.
+
+        The code of a model raises exceptions of many classes where it does not support a pass.
+        """
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(f"{self.name}: {action} fails: {reason}: use another model") from error
+
+    def require_equal(self, difference: float, what: str, remedy: str) -> None:
+        """Raise InputError if outputs differ by more than the tolerance in any process."""
+        difference = all_reduce_max(difference)
+        if difference > self.tolerance:
+            raise InputError(
+                f"{self.name}: {what} differ from those of transformers by"
+                f" {difference / self.scale:.3g}, and rounding explains"
+                f" {self.tolerance / self.scale:.3g}: {remedy}"
+            )
+
+    def tensor(self, ids: Ids) -> torch.Tensor:
+        """Return token ids as a batch of one sequence."""
+        return torch.as_tensor(np.asarray(ids, np.int64), device=self.device)[None]
+
+
+def largest_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Return the largest mean absolute difference of the tokens of a sequence; infinity for NaN.
+
+    A mean: rounding may route a single token to other experts, and other passes differ in all.
+    """
+    pairs = zip(outputs, expected, strict=True)
+    # A sequence of one token has no outputs.
+    means = [(a - b).abs().mean() for a, b in pairs if len(a)]
+    return torch.stack(means).nan_to_num(nan=math.inf).max().item()
+
+
+def call(model: Any, **arguments: Any) -> Any:
+    """Call a model with those of the arguments that it takes."""
+    names = inspect.signature(model.forward).parameters
+    return model(**{name: value for name, value in arguments.items() if name in names})

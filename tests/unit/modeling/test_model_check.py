@@ -1,0 +1,230 @@
+"""Models of many types: right, or refused in one line, before a job uses them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from snakechat.modeling import forward, model_check
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy, Scorer, response_logprobs
+from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.model_check import check_model, probe_rows, prompt_examples
+from snakechat.workflow.errors import InputError
+from support.families import spread
+
+SIZE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+}
+WINDOW = {"sliding_window": 6, "head_dim": 8}
+MAMBA = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+# One of each kind: keys of the config, and whether rows are packed.
+RIGHT = {
+    "olmo2": (SIZE, True),
+    "granite": ({**SIZE, "logits_scaling": 1.0}, True),
+    # A window in all layers, and in one of them.
+    "starcoder2": ({**SIZE, "sliding_window": 6}, True),
+    "olmo3": ({**SIZE, "sliding_window": 6}, True),
+    # A mixture of experts.
+    "mixtral": ({**SIZE, "num_local_experts": 4}, True),
+    # Its attention has no kernel for a boolean mask.
+    "gptj": ({"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, False),
+    # A state besides keys and values, which packing would mix.
+    "jamba": (
+        {
+            **SIZE,
+            "attn_layer_offset": 1,
+            "attn_layer_period": 2,
+            "num_experts": 2,
+            "mamba_d_state": 8,
+            "use_mamba_kernels": False,
+        },
+        False,
+    ),
+}
+HEAD = "outputs computed from its hidden states differ"
+CACHE = "outputs with a key-value cache differ"
+WRONG = {
+    # A transformation between hidden states and output layer.
+    "modernbert-decoder": (SIZE, HEAD),
+    "roberta": ({**SIZE, "is_decoder": True}, HEAD),
+    # Logits that are limited, and multiplied.
+    "gemma2": ({**SIZE, **WINDOW}, HEAD),
+    "cohere": ({**SIZE, "logit_scale": 0.5}, HEAD),
+    # Our hidden states do not fit the output layer.
+    "electra": ({**SIZE, "is_decoder": True}, "the forward pass of training fails"),
+    "llama4_text": (
+        {**SIZE, "head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 64},
+        "the forward pass of training fails",
+    ),
+    # A state that no cache of keys and values has.
+    "mamba": (MAMBA, CACHE),
+    "mamba2": ({**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1}, CACHE),
+    "openai-gpt": (
+        {
+            **{"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4},
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        },
+        "sampling with a key-value cache fails",
+    ),
+}
+STATEFUL = ("mamba", "mamba2", "openai-gpt")
+
+random = np.random.default_rng(3)
+LENGTHS = [(13, 10, 8), (4, 5, 9), (11, 6, 7)]
+EXAMPLES = Examples(
+    *(
+        [random.integers(10, 290, lengths[field]).tolist() for lengths in LENGTHS]
+        for field in range(3)
+    )
+)
+
+
+def make_policy(model_type, keys, dtype=torch.float32, large=True):
+    """A policy in evaluation mode. large: with weights that make every token matter."""
+    config = AutoConfig.for_model(model_type, **keys)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    return Policy((spread(model) if large else model).to(dtype)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", RIGHT)
+def test_models_that_compute_the_same_are_accepted(model_type, dtype):
+    keys, packed = RIGHT[model_type]
+    policy = make_policy(model_type, keys, dtype)
+    weights = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    check_model(policy, EXAMPLES, samples=True)
+    assert policy.supports_packing == packed
+    # The check leaves the model as it is.
+    for name, weight in policy.state_dict().items():
+        assert weight.dtype == weights[name].dtype
+        assert torch.equal(weight, weights[name])
+    assert not policy.training
+
+
+@pytest.mark.parametrize("model_type", RIGHT)
+def test_accepted_models_have_the_log_probabilities_of_transformers(model_type):
+    policy = make_policy(model_type, RIGHT[model_type][0])
+    check_model(policy, EXAMPLES, samples=True)
+    found = response_logprobs(policy, EXAMPLES, 64)
+    for row, prompt in enumerate(EXAMPLES.prompts):
+        for number, responses in enumerate(EXAMPLES.responses):
+            ids = torch.tensor([[*prompt, *responses[row]]])
+            with torch.no_grad():
+                logits = policy.model(input_ids=ids, use_cache=False).logits[0]
+            logprobs = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+            # 1e-3 nats a token.
+            assert abs(found[number, row] - logprobs.sum().item()) < 1e-3 * len(responses[row])
+
+
+@pytest.mark.parametrize("model_type", RIGHT)
+def test_accepted_models_sample_greedily_as_without_a_cache(model_type):
+    policy = make_policy(model_type, RIGHT[model_type][0])
+    check_model(policy, EXAMPLES, samples=True)
+    [responses] = sample_responses(policy.model, EXAMPLES.prompts, [2], 6, 0.0, 4096)
+    for prompt, response in zip(EXAMPLES.prompts, responses, strict=True):
+        ids = list(prompt)
+        for token in response:
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([ids]), use_cache=False).logits
+            assert token == logits[0, -1].argmax().item()
+            ids.append(token)
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("model_type", WRONG)
+def test_models_that_compute_something_else_are_refused(model_type, large):
+    keys, problem = WRONG[model_type]
+    policy = make_policy(model_type, keys, large=large)
+    with pytest.raises(InputError, match=f"model_type {model_type}: {problem}"):
+        check_model(policy, EXAMPLES, samples=True)
+    if model_type in STATEFUL:
+        # They can be trained on given responses.
+        check_model(policy, EXAMPLES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_is_measured_whatever_hides_its_effect(dtype):
+    # With the weights of a new model, packed rows change outputs less than rounding in bf16.
+    policy = make_policy("jamba", RIGHT["jamba"][0], dtype, large=False)
+    check_model(policy, EXAMPLES)
+    assert not policy.supports_packing
+
+
+def test_noise_in_training_is_refused_and_random_numbers_stay():
+    keys = {**SIZE, "num_local_experts": 4, "router_jitter_noise": 0.1}
+    policy = make_policy("mixtral", keys)
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="outputs in training mode differ"):
+        check_model(policy, EXAMPLES)
+    assert torch.equal(torch.get_rng_state(), state)
+    # Models that are not trained stay in evaluation mode.
+    policy.eval().requires_grad_(False)
+    check_model(policy, EXAMPLES)
+
+
+def test_scorers_are_compared_with_the_scores_of_transformers():
+    config = AutoConfig.for_model("llama", **SIZE, num_labels=1)
+    scorer = Scorer(spread(AutoModelForSequenceClassification.from_config(config))).eval()
+    check_model(scorer, EXAMPLES)
+    assert scorer.supports_packing
+    scorer.normalizer = lambda scores: 3 * scores - 1
+    check_model(scorer, EXAMPLES)
+    # A score that the family's own forward pass changes.
+    forward = scorer.model.forward
+    scorer.model.forward = lambda **arguments: SimpleNamespace(
+        logits=forward(**arguments).logits.tanh()
+    )
+    with pytest.raises(InputError, match=HEAD):
+        check_model(scorer, EXAMPLES)
+
+
+def test_the_longest_row_is_compared():
+    lengths = [5, 300, 20, 40]
+    examples = Examples([[7] * n for n in lengths], [[8, 9]] * 4)
+    rows = probe_rows(examples, None)
+    assert [len(prompt) for prompt, _ in rows] == [300, 20]
+    rows = probe_rows(examples, 64)
+    assert [(len(prompt), len(response)) for prompt, [response] in rows] == [(64, 0), (20, 2)]
+    # A single row stands for both.
+    assert len(probe_rows(examples.head(1), None)) == 2
+
+
+def test_a_window_that_only_long_rows_exceed_is_measured(monkeypatch):
+    policy = make_policy("starcoder2", {**SIZE, "sliding_window": 20})
+    # As a family whose window is not in the masks of packed rows.
+    monkeypatch.setattr(forward, "layer_masks", lambda config, inputs: inputs.attention_mask)
+    check_model(policy, EXAMPLES.select([1, 2]))
+    assert policy.supports_packing
+    check_model(policy, EXAMPLES)
+    assert not policy.supports_packing
+
+
+def test_prompts_without_responses_get_tokens_of_prompts():
+    examples = prompt_examples([[1, 2, 3], [4]], 6, 3)
+    assert [ids[0].tolist() for ids in examples.responses] == [
+        [1, 2, 3, 4, 1, 2],
+        [4, 1, 2, 3, 4, 1],
+    ]
+    assert len(prompt_examples([[1]] * 1000, 2, 1)) == model_check.NUM_PROMPTS
+
+
+def test_an_exhausted_memory_is_no_property_of_the_model(monkeypatch):
+    policy = make_policy("olmo2", SIZE)
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(policy, "forward", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        check_model(policy, EXAMPLES)
