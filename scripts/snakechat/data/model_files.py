@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from snakechat.workflow.errors import InputError
+
 # The card of a repository, which names its licence.
 CARD = "README.md"
 
@@ -30,6 +32,23 @@ def model_files(paths: Iterable[str]) -> list[str]:
     return weights + matching("*.json", "*.txt", "*.model", "*.jinja", CARD)
 
 
+def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> Any:
+    """Load a config, tokenizer or model of a folder by an auto class of transformers.
+
+    Code of the folder never runs. By default, transformers asks on the terminal whether it may, and
+    the answer may be a text that is meant for something else.
+
+    Raises:
+        InputError: transformers rejects the folder.
+    """
+    try:
+        return auto_class.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **arguments
+        )
+    except ValueError as error:
+        raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
+
+
 def read_model_config(folder: Path) -> dict[str, Any] | None:
     """Return config.json of a model folder, or None if it cannot be read."""
     try:
@@ -47,6 +66,8 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 
 def reward_model_problem(config: Mapping[str, Any]) -> str | None:
     """Return why a model cannot score responses, given its config.json; None if it may."""
+    if problem := multimodal_problem(config):
+        return problem
     if not config.get("architectures"):
         return None
     if not is_classifier(config):
@@ -62,6 +83,18 @@ def reward_model_problem(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def multimodal_problem(config: Mapping[str, Any]) -> str | None:
+    """Return that a model reads more than text, given its config.json; None if it does not."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return None
+    name = text.get("model_type") or "its text model"
+    return (
+        f"is a multimodal model ({config.get('model_type')}), expected a model of text only: use a"
+        f" checkpoint of {name}"
+    )
+
+
 def language_model_problem(config: Mapping[str, Any]) -> str | None:
     """Return why a model cannot generate or be trained, given its config.json; None if it can."""
     if is_classifier(config):
@@ -69,4 +102,4 @@ def language_model_problem(config: Mapping[str, Any]) -> str | None:
             "is a sequence classifier, expected a language model: use it as a reward model"
             " (reward: models/NAME), or use another model here"
         )
-    return None
+    return multimodal_problem(config)

@@ -7,6 +7,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import RESPONSE, chat_template, parse_turns
+from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import (
     end_of_turn_id,
     response_context,
@@ -23,7 +24,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         InputError: The tokenizer has no eos token.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = load_pretrained(AutoTokenizer, folder)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn, render_prompt
+from snakechat.data.model_files import load_pretrained
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import DTYPES, max_positions
@@ -59,8 +60,7 @@ def check_folder(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: it is not the folder of a model")
     try:
-        # By default, transformers asks on the terminal whether code from the folder may run.
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = load_pretrained(AutoConfig, folder)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
     if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):

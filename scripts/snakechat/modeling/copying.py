@@ -26,7 +26,13 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
-from snakechat.data.model_files import is_classifier, read_model_config, reward_model_problem
+from snakechat.data.model_files import (
+    is_classifier,
+    language_model_problem,
+    load_pretrained,
+    read_model_config,
+    reward_model_problem,
+)
 from snakechat.modeling.deferred_weights import names_in_model
 from snakechat.modeling.weight_writing import SavedWeight, file_order, write_file, write_index
 from snakechat.workflow.errors import InputError
@@ -66,14 +72,13 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 def _class_of(source: Path) -> Any:
-    """Return the auto class of a model, and raise InputError for unsupported classifiers."""
-    config = read_model_config(source)
-    if not (config and is_classifier(config)):
-        return AutoModelForCausalLM
-    problem = reward_model_problem(config)
+    """Return the auto class of a model, and raise InputError for unsupported ones."""
+    config = read_model_config(source) or {}
+    of_classifier = is_classifier(config)
+    problem = reward_model_problem(config) if of_classifier else language_model_problem(config)
     if problem:
         raise InputError(f"the model {problem}")
-    return AutoModelForSequenceClassification
+    return AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -138,11 +143,11 @@ def _model_without_weights(auto_class: Any, source: Path) -> PreTrainedModel:
     Raises:
         InputError: weights are missing, or do not have the model's shape.
     """
-    model, loading = auto_class.from_pretrained(
+    model, loading = load_pretrained(
+        auto_class,
         source,
         dtype="auto",
         device_map={"": "meta"},
-        local_files_only=True,
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
         ignore_mismatched_sizes=True,

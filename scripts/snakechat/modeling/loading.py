@@ -19,6 +19,7 @@ from transformers import (
 
 from snakechat.data.model_files import (
     language_model_problem,
+    load_pretrained,
     read_model_config,
     reward_model_problem,
 )
@@ -41,8 +42,8 @@ def load_causal(
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    config = _load_config(folder, tokenizer)
     _check_kind(folder, language_model_problem)
+    config = _load_config(folder, tokenizer)
     model = _load(AutoModelForCausalLM, folder, dtype, config, deferred)
     generation: Any = model.generation_config
     generation.eos_token_id = list(stop_ids(tokenizer, folder))
@@ -67,8 +68,8 @@ def load_scorer(
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    config = _load_config(folder, tokenizer, num_labels=1)
     _check_kind(folder, language_model_problem if new_head else reward_model_problem)
+    config = _load_config(folder, tokenizer, num_labels=1)
     model = _load(AutoModelForSequenceClassification, folder, dtype, config, deferred, new_head)
     if new_head:
         head: Any = model.score
@@ -94,7 +95,7 @@ def _load_config(
     Raises:
         InputError: the model is not supported. This is checked before its weights are read.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_pretrained(AutoConfig, folder)
     if config.is_encoder_decoder:
         raise InputError(f"{folder}: {config.model_type} has an encoder: use a decoder-only model")
     if len(tokenizer) > config.vocab_size:
@@ -152,19 +153,16 @@ def _from_pretrained(
     auto_class: Any, folder: str | Path, dtype: str, config: PreTrainedConfig, **arguments: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights."""
-    try:
-        return auto_class.from_pretrained(
-            folder,
-            config=config,
-            dtype=DTYPES[dtype],
-            local_files_only=True,
-            output_loading_info=True,
-            # They are rejected by name, which transformers' error does not have.
-            ignore_mismatched_sizes=True,
-            **arguments,
-        )
-    except ValueError as error:
-        raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
+    return load_pretrained(
+        auto_class,
+        folder,
+        config=config,
+        dtype=DTYPES[dtype],
+        output_loading_info=True,
+        # They are rejected by name, which transformers' error does not have.
+        ignore_mismatched_sizes=True,
+        **arguments,
+    )
 
 
 def _check_weights(

@@ -18,11 +18,15 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.modeling.models import describe
+from snakechat.modeling.partitions import Gather, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
+from snakechat.workflow.errors import InputError, warn
 
 # The start of the names of a transformer block's weights.
 BLOCK = re.compile(r".*?\.\d+\.")
+# Of the weights of the blocks. Norms, biases and convolutions are less than 5 % of them.
+MIN_SHARE = 0.9
 
 
 def add_lora(
@@ -30,11 +34,15 @@ def add_lora(
 ) -> PreTrainedModel:
     """Add adapters to all linear layers of the transformer blocks, and return the model.
 
-    Only the adapters and a score head (if any) are trained.
+    Only the adapters and a score head (if any) are trained. Prints a warning if the blocks have
+    much more than linear layers, such as the experts of a mixture.
 
     Args:
         train_base: "embeddings_and_norms" also trains all weights without an adapter, and the
             biases of layers with one; "none" trains nothing else.
+
+    Raises:
+        InputError: the blocks have no linear layers, or peft does not support one.
     """
     layers = linear_layers(model)
     config = LoraConfig(
@@ -45,13 +53,35 @@ def add_lora(
         # GPT-2's Conv1D is a linear layer whose weight is transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
-    inject_adapter_in_model(config, model)
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{describe(model)}: {reason}: set lora_rank: 0") from None
+    share = adapted_share(model)
+    if share < MIN_SHARE:
+        warn(
+            f"{describe(model)}: adapters are in linear layers with {share:.0%} of the weights of"
+            " the transformer blocks; others, such as experts, stay as they are: set lora_rank: 0"
+            " to train all weights"
+        )
     if train_base == "embeddings_and_norms":
         for name, weight in model.named_parameters():
             weight.requires_grad_(not name.endswith(".base_layer.weight"))
     if hasattr(model, "score"):
         model.score.requires_grad_()
     return model
+
+
+def adapted_share(model: nn.Module) -> float:
+    """Return the share of the weights of transformer blocks that are in layers with adapters."""
+    layers = adapted_layers(model)
+    sizes = {
+        name: whole_shape(weight).numel()
+        for name, weight in base_weights(model).items()
+        if BLOCK.match(name)
+    }
+    return sum(size for name, size in sizes.items() if name in layers) / sum(sizes.values())
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import next_logits, pad_left
 from snakechat.modeling.key_value_cache import make_cache
-from snakechat.modeling.models import max_positions
+from snakechat.modeling.models import describe, max_positions
 from snakechat.modeling.packing import Ids, Row, collate
 from snakechat.modeling.partitions import whole_shape
 from snakechat.workflow.distributed import all_reduce_max
@@ -147,8 +147,7 @@ class _ModelCheck:
     def __init__(self, module: Policy | Scorer, rows: list[Row], device: torch.device) -> None:
         self.module, self.rows, self.device = module, rows, device
         self.model: Any = module.model
-        config = self.model.config
-        self.name = f"{config.name_or_path or 'the model'}: model_type {config.model_type}"
+        self.name = describe(self.model)
         self.tolerance = TOLERANCE[self.model.dtype]
         self.scale = 1.0
         with self.describes_errors("transformers' forward pass"):

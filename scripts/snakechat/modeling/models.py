@@ -65,6 +65,11 @@ def make_causal(
         raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
 
 
+def describe(model: PreTrainedModel) -> str:
+    """Return the folder and the type of a model."""
+    return f"{model.config.name_or_path or 'the model'}: model_type {model.config.model_type}"
+
+
 def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
     """Check that the model has positions for the longest sequence of a recipe.
 

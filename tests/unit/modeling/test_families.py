@@ -17,6 +17,8 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
@@ -177,15 +179,6 @@ def test_models_with_a_sliding_window_support_packing(name, tokenizer, tmp_path)
     assert model.config.sliding_window == 6
 
 
-def test_models_that_cap_logits_are_rejected(tokenizer, tmp_path):
-    init = {**FAMILIES["gemma"], "model_type": "gemma2", "sliding_window": 6}
-    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
-    with pytest.raises(
-        InputError, match=r"final_logit_softcapping is 30.0: models that transform logits after"
-    ):
-        load_causal(tmp_path, "fp32", tokenizer)
-
-
 # Positions.
 
 
@@ -199,3 +192,12 @@ def test_sequences_longer_than_the_positions_raise(family, folder, tokenizer):
         InputError, match=r"up to 65 tokens exceed the model's 64 positions: .*max_length"
     ):
         check_sequence_length(model, 65)
+
+
+def test_longrope_models_have_the_positions_of_their_original_length(tokenizer, tmp_path):
+    init = {**FAMILIES["phi3"], "original_max_position_embeddings": 32, "rope_scaling": LONGROPE}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    model = load_causal(tmp_path, "fp32", tokenizer)
+    check_sequence_length(model, 32)
+    with pytest.raises(InputError, match=r"up to 33 .* 32 positions before rope_type longrope"):
+        check_sequence_length(model, 33)

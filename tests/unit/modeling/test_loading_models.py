@@ -1,10 +1,13 @@
 """Loading models, and errors about unsupported ones."""
 
+import ast
+import io
 import json
 import math
 import random
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from transformers import (
 
 from init_model import train_tokenizer
 from snakechat.data import toy
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
@@ -23,6 +27,8 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 from support.models import files, weights_equal
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
@@ -141,26 +147,59 @@ def test_an_untied_output_layer_is_ignored_under_a_new_head(tokenizer, tmp_path)
     load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "value"),
-    [
-        ("gemma2", "final_logit_softcapping", 30.0),
-        ("cohere", "logit_scale", 0.0625),
-        ("granite", "logits_scaling", 8.0),
-        ("falcon_h1", "lm_head_multiplier", 0.5),
-    ],
-)
-def test_models_that_transform_logits_raise(folder, tokenizer, family, name, value):
-    # The folder has only a config: the check reads no weights.
-    AutoConfig.for_model(family, **{name: value}).save_pretrained(folder)
+def test_noise_of_training_is_off(tokenizer, tmp_path):
+    init = {**FAMILIES["mistral"], "model_type": "mixtral", "num_local_experts": 4}
+    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
+    change_config(tmp_path, router_jitter_noise=0.5, attention_dropout=0.5)
+    model = load_causal(tmp_path, "fp32", tokenizer).train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("config", ["gemma3", "llama4"])
+def test_multimodal_models_are_named_with_their_text_model(tokenizer, tmp_path, config):
+    AutoConfig.for_model(config).save_pretrained(tmp_path)
+    message = (
+        rf"is a multimodal model \({config}\), expected a model of text only: use a checkpoint of"
+        rf" {config}_text"
+    )
     for load in (load_causal, load_scorer):
-        with pytest.raises(InputError, match=rf"config\.json: {name} is {value}:"):
+        with pytest.raises(InputError, match=message):
+            load(tmp_path, "fp32", tokenizer)
+    with pytest.raises(InputError, match=message):
+        copy_model(tmp_path, tmp_path / "copy")
+
+
+def test_code_of_a_folder_never_runs(folder, tokenizer, monkeypatch):
+    # The answer to the question of transformers whether code may run.
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    path = folder / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": ["mine.Tokenizer", "mine.Tokenizer"]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    # A tokenizer of its own is not needed: the folder has tokenizer.json.
+    assert load_tokenizer(folder).get_vocab() == tokenizer.get_vocab()
+    change_config(
+        folder,
+        model_type="mine",
+        auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
+    )
+    for load in (load_causal, load_scorer):
+        with pytest.raises(InputError, match="contains custom code") as error:
             load(folder, "fp32", tokenizer)
+        assert "\n" not in str(error.value)
 
 
-def test_neutral_logit_settings_are_accepted(folder, tokenizer):
-    change_config(folder, logit_scale=1.0, final_logit_softcapping=None)
-    load_causal(folder, "fp32", tokenizer)
+def test_only_one_function_loads_folders():
+    # Another one might run code that a folder has.
+    found = [
+        str(path)
+        for path in sorted(SCRIPTS.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "from_pretrained"
+    ]
+    assert found == [str(SCRIPTS / "snakechat/data/model_files.py")]
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 from transformers.pytorch_utils import Conv1D
 
@@ -16,6 +16,7 @@ from conftest import INIT, SEQUENCES
 from snakechat.modeling import weight_writing
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
+    adapted_share,
     add_lora,
     base_weights,
     disable_adapters,
@@ -27,6 +28,7 @@ from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.planning.footprint import MemoryTracker
 from snakechat.training.engine import make_engine
+from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LINEAR_LAYERS
 
 # DeepSpeed calls deprecated functions of torch.
@@ -422,3 +424,39 @@ def test_saving_the_same_adapters_twice_gives_the_same_bytes(folder, tokenizer, 
     for path in (tmp_path / "first").rglob("*.*"):
         second = tmp_path / "second" / path.relative_to(tmp_path / "first")
         assert path.read_bytes() == second.read_bytes()
+
+
+# Models that are not made of linear layers alone.
+
+SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+
+
+def test_the_share_of_adapted_weights_is_a_warning_for_experts(capsys):
+    config = AutoConfig.for_model("mixtral", **SIZE, **ATTENTION, num_local_experts=4)
+    add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
+    # Of a block: 3,072 weights in the projections of attention; 24,576 in experts, 128 in their
+    # router and 64 in norms are parameters of other modules.
+    assert "linear layers with 11% of the weights" in capsys.readouterr().err
+    config = AutoConfig.for_model("llama", **SIZE, **ATTENTION)
+    model = add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
+    # 9,216 of 9,280: all but the norms.
+    assert adapted_share(model) == 9216 / 9280
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "mamba", "state_size": 8},
+        {
+            "model_type": "falcon_h1",
+            **ATTENTION,
+            **{"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+        },
+    ],
+)
+def test_layers_that_peft_does_not_support_are_an_error_of_one_line(keys):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZE, **keys))
+    with pytest.raises(InputError, match=f"model_type {keys['model_type']}: .*: set lora_rank: 0"):
+        add_lora(model, 2, 1)
