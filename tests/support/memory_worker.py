@@ -156,10 +156,11 @@ def train(engine):
 
 def evaluate(folder, dtype, tokenizer, placement):
     """Sample from a model, and evaluate log-probabilities."""
-    with loaded_policy(folder, dtype, tokenizer, placement) as model:
+    rows = [list(range(5, 5 + LENGTH))] * 4
+    examples = Examples(rows, rows)
+    with loaded_policy(folder, dtype, tokenizer, placement, examples, samples=True) as model:
         sample(model.module, model.sampling)
-        rows = [list(range(5, 5 + LENGTH))] * 4
-        response_logprobs(model.module, Examples(rows, rows), 2 * LENGTH)
+        response_logprobs(model.module, examples, 2 * LENGTH)
 
 
 def sample(policy, sampling):
