@@ -12,7 +12,7 @@ responses; every rank holds the tensors of the whole step.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import Examples, num_steps, training_batches
+from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
@@ -171,7 +172,7 @@ class RlhfTrainer:
         check_model(models.actor, examples, self.actor.sampling, samples)
         with models.reference() as reference:
             # The model that the actor starts as.
-            reference.supports_packing = models.actor.supports_packing
+            cast(Policy, reference).supports_packing = models.actor.supports_packing
         if models.critic and self.critic:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
