@@ -294,7 +294,7 @@ class Evaluator:
         scores = conversation_scores(
             scorer,
             reader.encoder,
-            self.texts.prompts(self.rows) * num_generations,
+            self.texts.turns(self.rows) * num_generations,
             responses.complete_texts(),
             self.micro_batch_tokens,
         )

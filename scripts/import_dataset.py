@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files, unread_files
+from snakechat.data.dialogues import parse_prompt
 from snakechat.data.formats import BadRow, DroppedRow, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
@@ -59,7 +60,7 @@ def generate_toy(job: Job) -> None:
     for split, split_rows in zip(("train", "eval"), rows, strict=True):
         with RecordWriter(job.result / f"{split}.parquet") as writer:
             for row in split_rows:
-                writer.write((row["prompt"], row["chosen"], row["rejected"]))
+                writer.write((parse_prompt(row["prompt"]), row["chosen"], row["rejected"]))
     job.facts["dropped"] = {"train": {}, "eval": {}}
 
 

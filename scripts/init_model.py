@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.exclusions import removed_rows
-from snakechat.data.formats import Record
-from snakechat.data.records import read_records
+from snakechat.data.records import Texts, read_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.external_files import planned_files
@@ -29,14 +28,14 @@ def main(job: Job) -> None:
     print(f"{job.spec['name']}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
 
-def tokenizer_rows(job: Job) -> Iterator[Record]:
-    """Yield the training records of the dataset that the tokenizer is trained on."""
+def tokenizer_rows(job: Job) -> Iterator[Texts]:
+    """Yield the texts of the training records of the dataset that the tokenizer is trained on."""
     path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
     paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
     removed = set(removed_rows(job, settings, paths, settings["train_on"])["train"].tolist())
-    for number, record in enumerate(read_records(path)):
+    for number, texts in enumerate(read_texts(path)):
         if number not in removed:
-            yield record
+            yield texts
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

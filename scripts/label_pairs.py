@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import limited_phases, split_rows
 from snakechat.data.records import RecordWriter, read_records
@@ -46,7 +47,8 @@ def main(job: Job[SimpleNamespace]) -> None:
                 dropped["no pair"] += len(records) - len(pairs)
                 if not pairs:
                     continue
-                outcomes, _ = judge.compare(*zip(*pairs, strict=True))
+                prompts, first, second = zip(*pairs, strict=True)
+                outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
                 num_swapped += int((outcomes == 0).sum())
                 for (prompt, chosen, rejected), outcome in zip(pairs, outcomes, strict=True):
                     if outcome == 1:

@@ -13,7 +13,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import gather_responses, rows_of_rank, sample_equally
-from snakechat.data.dialogues import render_prompt
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
@@ -70,7 +69,7 @@ def generate(
     for _, prompt in prompts:
         if encoder.has_special_token(prompt):
             raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
-    ids = encoder.prompts([render_prompt([("user", prompt)]) for _, prompt in prompts])
+    ids = encoder.prompts([[("user", prompt)] for _, prompt in prompts])
     ends = stop_ids(tokenizer, folder)
     generated: dict[str, list[list[int]]] = {}
     examples = prompt_examples(ids, settings.max_response_length, 1)

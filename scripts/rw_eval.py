@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from snakechat.data.dialogues import render_prompt, render_response
+from snakechat.data.dialogues import render_response
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.batching import Examples
@@ -73,7 +73,7 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
         for key, text in pair.items():
             if encoder.has_special_token(text):
                 raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
-    prompts = encoder.prompts([render_prompt([("user", pair["prompt"])]) for _, pair in pairs])
+    prompts = encoder.prompts([[("user", pair["prompt"])] for _, pair in pairs])
     responses = [
         encoder.responses([render_response(pair[key]) for _, pair in pairs])
         for key in ("chosen", "rejected")

@@ -19,6 +19,7 @@ from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, parse_reference, weighted_references
+from snakechat.data.dialogues import Turn
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
@@ -69,7 +70,7 @@ def main(job: Job[GenerationSettings]) -> None:
                     device,
                 )
                 scores = scorer.score(rollouts, start // BATCH_SIZE, rows)
-                write(scored_prompts(texts.prompts(rows), rollouts, scores.sum.tolist()))
+                write(scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist()))
                 all_scores += scores.sum.tolist()
                 unreadable.update(scores.unreadable)
         job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
@@ -108,7 +109,7 @@ def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardMode
 
 
 def scored_prompts(
-    prompts: list[str], rollouts: Rollouts, scores: list[float]
+    prompts: list[list[Turn]], rollouts: Rollouts, scores: list[float]
 ) -> list[ScoredPrompt]:
     """Return prompts [n] with their responses; rollouts and scores have all first ones first."""
     columns = rollouts.response_texts(), rollouts.ended.tolist(), scores

@@ -15,7 +15,7 @@ import numpy as np
 
 from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import PHASES, limited_phases, split_groups, split_rows
-from snakechat.data.records import read_records
+from snakechat.data.records import read_texts
 from snakechat.data.statistics import count_shared, fingerprint
 from snakechat.data.tokens import save_array
 from snakechat.workflow.job import Job, run
@@ -33,7 +33,7 @@ def main(job: Job) -> None:
 
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
     prompts = {
-        split: np.array([fingerprint(prompt) for prompt, _, _ in read_records(path)], np.uint64)
+        split: np.array([fingerprint(prompt) for prompt, _, _ in read_texts(path)], np.uint64)
         for split, path in paths.items()
     }
     removed = removed_rows(job, vars(settings), paths, job.spec["name"])

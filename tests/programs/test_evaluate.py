@@ -18,6 +18,7 @@ from evaluate_rlhf import main
 from init_model import train_tokenizer
 from snakechat.data import toy
 from snakechat.data.conversations import TurnEncoder
+from snakechat.data.dialogues import parse_prompt
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -191,7 +192,7 @@ def test_a_judge_with_another_tokenizer_reads_text(job):
     _, responses = evaluated(job)
     for line in responses["rlhf"]:
         assert line["prompt"] in prompts
-        [ids] = TurnEncoder(other, "dialogue")([line["prompt"]], [line["response"]])
+        [ids] = TurnEncoder(other, "dialogue")([parse_prompt(line["prompt"])], [line["response"]])
         with torch.no_grad():
             hidden = scorer.model(torch.tensor([ids])).last_hidden_state[0, -1]
         assert scorer.score(hidden).item() == pytest.approx(line["judge_score"], abs=1e-4)

@@ -21,7 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from snakechat.data.dialogues import parse_turns
+from snakechat.data.dialogues import messages_of, parse_prompt, response_content
 from snakechat.data.tokens import Ragged
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
@@ -202,8 +202,8 @@ def check_tokens(tokens, tokenizer, checkpoint):
     rows = records()["train"]
     assert len(responses) == len(rows)
     for row, (prompt, chosen, _) in enumerate(rows):
-        turns = [*parse_turns(prompt), ("assistant", chosen.strip())]
-        messages = [{"role": role, "content": text} for role, text in turns]
+        turns = [*parse_prompt(prompt), ("assistant", response_content(chosen))]
+        messages = messages_of(turns)
         text = tokenizer.apply_chat_template(messages, tokenize=False)
         # Qwen3 shows the thoughts of the last turn, which a prompt leaves to the model.
         rendered = tokenizer(text.replace(NO_THOUGHTS, ""), add_special_tokens=False).input_ids

@@ -9,7 +9,8 @@ import torch
 import generate_responses
 from conftest import ROOT
 from snakechat.data import toy
-from snakechat.data.records import read_records
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.records import read_records, read_texts
 from snakechat.data.scored_responses import read_scored_responses
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
@@ -141,9 +142,9 @@ def test_two_processes_share_the_prompts(stages):
 def test_the_best_responses_become_records(dataset, stages):
     job = stages.run("select_responses", dataset)
     rows = list(read_scored_responses(stages.result("score_responses", "mine") / "train.parquet"))
-    records = list(read_records(job.target / "train.parquet"))
+    records = list(read_texts(job.target / "train.parquet"))
     ended = {
-        row.prompt: [
+        render_prompt(row.prompt): [
             (s, r) for s, r, e in zip(row.scores, row.responses, row.ended, strict=True) if e
         ]
         for row in rows

@@ -7,7 +7,8 @@ import pytest
 
 from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.data import toy
-from snakechat.data.records import read_records
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses
 from snakechat.workflow.errors import InputError
 from support.llm_endpoint import (  # noqa: F401
@@ -140,11 +141,13 @@ def test_pairs_are_selected_by_ratings(stages, server):
     job = stages.run("select_responses", "pairs")
     scores = stages.result("score_responses", "mine")
     assert len(server.requests) > 20
-    rows = {row.prompt: row for row in read_scored_responses(scores / "train.parquet")}
+    rows = {
+        render_prompt(row.prompt): row for row in read_scored_responses(scores / "train.parquet")
+    }
     for row in rows.values():
         lengths = [len(text) for text in row.responses]
         assert row.scores == [min(1 + length, 10) for length in lengths]
-    for prompt, chosen, rejected in read_records(job.target / "train.parquet"):
+    for prompt, chosen, rejected in read_texts(job.target / "train.parquet"):
         assert len(chosen) > len(rejected), prompt
     facts = json.loads(scores.with_name("mine.manifest.json").read_text())["facts"]
     assert facts["unreadable_replies_train"] == {"llm_judges/wise": 0}
@@ -162,11 +165,11 @@ def longer(body):
 def test_pairs_are_labelled_in_both_orders(stages, server):
     server.replies = [longer]
     job = stages.run("label_pairs", "labelled")
-    given = {p: {a, b} for p, a, b in read_records(stages.folder / "records/train.parquet")}
-    labelled = list(read_records(job.target / "train.parquet"))
+    given = {p: {a, b} for p, a, b in read_texts(stages.folder / "records/train.parquet")}
+    labelled = list(read_texts(job.target / "train.parquet"))
     for prompt, chosen, rejected in labelled:
         assert {chosen, rejected} == given[prompt] and len(chosen) > len(rejected)
-    expected = {p: a for p, a, _ in read_records(stages.folder / "records/train.parquet")}
+    expected = {p: a for p, a, _ in read_texts(stages.folder / "records/train.parquet")}
     swapped = sum(chosen != expected[prompt] for prompt, chosen, _ in labelled)
     assert job.facts["swapped"]["train"] == swapped
     assert len(labelled) + sum(job.facts["dropped"]["train"].values()) == 8

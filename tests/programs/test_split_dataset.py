@@ -11,6 +11,7 @@ import pytest
 import split_dataset
 from snakechat.data.phase_splits import PHASES, split_rows
 from snakechat.data.records import RecordWriter
+from support.dialogues import make_record
 
 WEIGHTS = {"sft": 2, "reward": 4, "rlhf": 4}
 NAMES = [f"{phase}.{split_name}" for split_name in ("train", "eval") for phase in PHASES]
@@ -31,7 +32,7 @@ def split(tmp_path):
             if prompts is not None:
                 with RecordWriter(records / f"{split_name}.parquet") as writer:
                     for prompt in prompts:
-                        writer.write((prompt, " yes", " no"))
+                        writer.write(make_record(prompt, " yes", " no"))
         settings = {"seed": seed, "weights": weights, "by": by, "max_rows": max_rows}
         split_dataset.main(
             SimpleNamespace(

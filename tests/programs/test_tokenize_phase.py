@@ -21,6 +21,7 @@ from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
+from support.dialogues import make_record
 
 ROWS = [
     ("Is it far?", " No.", " Yes, very."),
@@ -90,8 +91,8 @@ class Phase:
         for split, found in {"train": train, "eval": eval}.items():
             if found is not None:
                 with RecordWriter(records / f"{split}.parquet") as writer:
-                    for record in found:
-                        writer.write(record)
+                    for texts in found:
+                        writer.write(make_record(*texts))
             chosen = range(len(found or train)) if numbers[split] is None else numbers[split]
             phase = PHASE_OF_RULE[f"tokenize_{self.name}"]
             np.save(rows / f"{phase}.{split}.npy", np.array(chosen, dtype=np.int64))

@@ -1,5 +1,7 @@
 """Dialogues as turns and as prompts."""
 
+from snakechat.data.dialogues import parse_prompt
+
 # Turns of each dialogue, and the prompt that they render to.
 DIALOGUES = {
     "one question": (
@@ -41,3 +43,8 @@ DIALOGUES = {
         "\n\nHuman: \n\nAssistant: Hi.\n\nHuman: Hello.\n\nAssistant:",
     ),
 }
+
+
+def make_record(prompt, chosen=None, rejected=None):
+    """Return the record of a prompt in which markers mark turns."""
+    return parse_prompt(prompt), chosen, rejected

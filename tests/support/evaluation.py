@@ -4,14 +4,14 @@ import json
 import shutil
 from types import SimpleNamespace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 import evaluate_rlhf
 from conftest import INIT
 from snakechat.data import toy
+from snakechat.data.dialogues import parse_prompt
+from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
@@ -43,7 +43,8 @@ def evaluation_job(tokenizer, tmp_path):
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     texts = toy.all_prompts()[:5]
-    pq.write_table(pa.table({"prompt": texts}), tokens / "eval.texts.parquet")
+    with open_prompt_texts(tokens, "eval", []) as write:
+        write({"prompt": list(map(parse_prompt, texts))}, [True] * len(texts))
     prompts = [tokenizer(prompt).input_ids for prompt in texts]
     with RaggedWriter(tokens, "eval.prompt", len(tokenizer)) as writer:
         writer.write(prompts)

@@ -5,13 +5,14 @@ import yaml
 
 from conftest import ROOT
 from snakechat.data.formats import BadRow, DroppedRow, columns_of, record_of
+from snakechat.data.records import texts_of
 
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
 
 
 def read(row, format, **columns):
-    """Return the record of a row, with the default columns unless others are given."""
-    return record_of(row, format, columns_of(format, columns or None))
+    """Return the texts of a row's record, with the default columns unless others are given."""
+    return texts_of(record_of(row, format, columns_of(format, columns or None)))
 
 
 def bad(row, format, **columns):

@@ -7,6 +7,7 @@ import torch
 
 from conftest import INIT
 from snakechat.data import toy
+from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.tokenizers import Encoder
 from snakechat.data.tokens import RaggedWriter
@@ -139,8 +140,11 @@ def make_inputs(folder, tokenizer):
 def write_tokens(folder, split, rows, encoder):
     folder.mkdir(parents=True, exist_ok=True)
     with open_prompt_texts(folder, split, []) as write:
-        write({"prompt": [row["prompt"] for row in rows]}, [True] * len(rows))
+        prompts = [parse_prompt(row["prompt"]) for row in rows]
+        write({"prompt": prompts}, [True] * len(rows))
     for field in ("prompt", "chosen", "rejected"):
-        encode = encoder.prompts if field == "prompt" else encoder.responses
         with RaggedWriter(folder, f"{split}.{field}", len(encoder.tokenizer)) as writer:
-            writer.write(encode([row[field] for row in rows]))
+            if field == "prompt":
+                writer.write(encoder.prompts(prompts))
+            else:
+                writer.write(encoder.responses([row[field] for row in rows]))

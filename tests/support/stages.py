@@ -49,6 +49,7 @@ from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import manifest_path, read_input, result_files
 from support.configs import load
+from support.dialogues import make_record
 
 TRAINING = {
     "train_sft": (train_sft, SftSettings),
@@ -96,8 +97,8 @@ class Stages:
         for split, records in rows.items():
             (folder / "records").mkdir(exist_ok=True)
             with RecordWriter(folder / f"records/{split}.parquet") as writer:
-                for record in records:
-                    writer.write(record)
+                for texts in records:
+                    writer.write(make_record(*texts))
             (folder / "rows").mkdir(exist_ok=True)
             for phase in ("sft", "reward", "rlhf"):
                 np.save(folder / f"rows/{phase}.{split}.npy", np.arange(len(records)))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from snakechat.config.reward_functions import MESSAGES, weighted_functions
-from snakechat.data.dialogues import parse_turns
+from snakechat.data.dialogues import messages_of
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.workflow.code_digests import reward_function_files
 from snakechat.workflow.errors import InputError
@@ -79,10 +79,9 @@ def columns_of(
         responses: Texts without special tokens [n].
     """
     generations = len(responses) // len(rows)
-    prompts = [*map(parse_turns, texts.prompts(rows))] * generations
     messages = [
-        [{"role": role, "content": text} for role, text in [*turns, ("assistant", response)]]
-        for turns, response in zip(prompts, responses, strict=True)
+        messages_of([*turns, ("assistant", response)])
+        for turns, response in zip(texts.turns(rows) * generations, responses, strict=True)
     ]
     kept = {name: cells * generations for name, cells in texts.columns(rows).items()}
     return {**kept, MESSAGES: messages}

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
 from snakechat.data.conversations import ChatEncoder, ConversationEncoder, TurnEncoder
+from snakechat.data.dialogues import Turn
 from snakechat.data.tokenizers import load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
@@ -20,7 +21,7 @@ from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
 
 # A conversation whose encoding shows whether two models read responses alike.
-SAMPLE_PROMPT, SAMPLE_RESPONSE = "\n\nHuman: Name two fruits.\n\nAssistant:", " Apples, pears."
+SAMPLE_PROMPT, SAMPLE_RESPONSE = [("user", "Name two fruits.")], " Apples, pears."
 
 
 class Reader(NamedTuple):
@@ -85,7 +86,7 @@ def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenize
 def conversation_scores(
     scorer: Scorer,
     encoder: ConversationEncoder,
-    prompts: Sequence[str],
+    prompts: Sequence[list[Turn]],
     responses: Sequence[str],
     micro_batch_tokens: int,
 ) -> np.ndarray:

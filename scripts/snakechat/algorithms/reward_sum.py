@@ -146,7 +146,7 @@ class RewardSum:
             return rollouts.scores(scorer)
         assert self.prompt_texts
         responses = rollouts.response_texts()
-        prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
+        prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
         scores = conversation_scores(
             scorer, reward.reader.encoder, prompts, responses, rollouts.micro_batch_tokens
         )

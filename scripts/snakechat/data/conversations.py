@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.dialogues import parse_turns, render_response
+from snakechat.data.dialogues import Turn, messages_of, render_response, response_content
 from snakechat.data.template_limits import render_messages
 from snakechat.data.tokenizers import Encoder
 from snakechat.workflow.errors import InputError
 
-# Returns the token ids of each conversation, given the texts of prompts and of responses.
-ConversationEncoder = Callable[[Sequence[str], Sequence[str]], list[list[int]]]
+# Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
+# A space in front of a response separates it from a marker; it is not part of a message.
+ConversationEncoder = Callable[[Sequence[list[Turn]], Sequence[str]], list[list[int]]]
 
 # Characters that stand for special tokens in a text while a chat template renders it. Unicode
 # assigns them no meaning.
@@ -29,9 +30,8 @@ class TurnEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         self.encoder = Encoder(tokenizer, template)
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
-        if self.encoder.template == "dialogue":
-            responses = [render_response(text) for text in responses]
+    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        responses = [render_response(response_content(text)) for text in responses]
         prompt_ids, response_ids = self.encoder.prompts(prompts), self.encoder.responses(responses)
         for row, text in enumerate(responses):
             if self.encoder.has_special_token(text):
@@ -55,19 +55,18 @@ class ChatEncoder:
         # The characters that stand for special tokens, and back.
         self.marks: dict[str, str] = {}
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
+    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
         texts = map(self._render, prompts, responses)
         return [self._ids(text) for text in texts]
 
-    def _render(self, prompt: str, response: str) -> str:
-        turns = [*parse_turns(prompt), ("assistant", response.strip())]
-        messages = [
-            {"role": role, "content": self.special.sub(self._mark, text)} for role, text in turns
-        ]
+    def _render(self, turns: list[Turn], response: str) -> str:
+        messages = messages_of([*turns, ("assistant", response_content(response))])
+        for message in messages:
+            message["content"] = self.special.sub(self._mark, message["content"])
         try:
             return render_messages(self.tokenizer, messages)
         except TemplateError as error:
-            roles = ", ".join(role for role, _ in turns)
+            roles = ", ".join(message["role"] for message in messages)
             reason = " ".join(str(error).split())
             raise InputError(
                 f"{self.source}: the chat template rejects turns of {roles}: {reason}"

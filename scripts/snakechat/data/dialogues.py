@@ -1,8 +1,9 @@
-"""Dialogues as text: turns marked by "\\n\\nHuman:", "\\n\\nAssistant:" and "\\n\\nSystem:".
+"""Dialogues as turns, and their text: turns marked by "\\n\\nHuman:" and the like.
 
-Records store dialogues in this format, which Anthropic's hh-rlhf and Dahoas/rm-static use. A prompt
-ends in "\\n\\nAssistant:"; a response starts with a space. Standard library only: the workflow
-imports this module while it plans.
+A record keeps the prompt as a list of turns and never changes their texts. The template `dialogue`
+writes the turns as one text in the format of Anthropic's hh-rlhf and Dahoas/rm-static: a marker and
+a space in front of the text of each turn, and "\\n\\nAssistant:" in front of the response. Standard
+library only: the workflow imports this module while it plans.
 """
 
 import re
@@ -13,12 +14,13 @@ NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
 ROLES = {name: role for role, name in NAMES.items()}
 MARKER = re.compile(r"\n\n(System|Human|Assistant):")
 RESPONSE = "\n\nAssistant:"
+# The role of a text without a marker: a prompt that has none, or what precedes the first one.
+UNMARKED = "unmarked"
 
-# A role (system, user or assistant) and the text of the turn.
+# A role (system, user, assistant or unmarked) and the text of the turn.
 Turn = tuple[str, str]
 
-# render_prompt and render_response in Jinja, which has no regular expressions. The last response
-# is followed by eos, as in training.
+# render_prompt in Jinja. The last response is followed by eos, as in training.
 CHAT_TEMPLATE = (
     "{%- set names = "
     + str(NAMES)
@@ -27,16 +29,7 @@ CHAT_TEMPLATE = (
   {%- if message.role not in names -%}
     {{- raise_exception('roles are system, user and assistant, not ' ~ message.role) -}}
   {%- endif -%}
-  {%- set turn = namespace(text=message.content | trim) -%}
-  {%- for name in names.values() -%}
-    {%- set parts = turn.text.split('\n\n' ~ name ~ ':') -%}
-    {%- set turn.text = '' -%}
-    {%- for part in parts -%}
-      {%- set joint = '' if loop.last else '\n' ~ name ~ ':' -%}
-      {%- set turn.text = turn.text ~ (part if loop.last else part.rstrip('\n')) ~ joint -%}
-    {%- endfor -%}
-  {%- endfor -%}
-  {{- '\n\n' ~ names[message.role] ~ ': ' ~ turn.text -}}
+  {{- '\n\n' ~ names[message.role] ~ ': ' ~ message.content -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
   {{- '\n\nAssistant:' -}}
@@ -48,16 +41,36 @@ CHAT_TEMPLATE = (
 
 
 def render_prompt(turns: Iterable[Turn]) -> str:
-    """Return the text of turns, up to the marker of the next response."""
-    return "".join(f"\n\n{NAMES[role]}:{render_response(text)}" for role, text in turns) + RESPONSE
+    """Return turns as one text, up to the marker of the response.
+
+    A prompt without any marker is its text alone: the response continues it.
+    """
+    turns = list(turns)
+    text = "".join(
+        text if role == UNMARKED else f"\n\n{NAMES[role]}:{render_response(text)}"
+        for role, text in turns
+    )
+    return text if turns and turns[-1][0] == UNMARKED else text + RESPONSE
 
 
 def render_response(text: str) -> str:
-    """Return the text of a turn as it follows its marker: a space and the stripped text.
+    """Return a text as it follows its marker."""
+    return f" {text}"
 
-    Markers within the text lose their empty line, so that they do not start a turn.
-    """
-    return re.sub(r"(?<!\n)\n{2,}+(System|Human|Assistant):", r"\n\1:", f" {text.strip()}")
+
+def response_content(text: str) -> str:
+    """Return the text of a response that follows a marker; the inverse of render_response."""
+    return text.removeprefix(" ")
+
+
+def messages_of(turns: Iterable[Turn]) -> list[dict[str, str]]:
+    """Return turns as the messages of a chat template. The user writes unmarked text."""
+    return [
+        {"role": "user", "content": text.removesuffix(RESPONSE)}
+        if role == UNMARKED
+        else {"role": role, "content": text}
+        for role, text in turns
+    ]
 
 
 def chat_template(tokenizer: Any) -> str:
@@ -77,16 +90,22 @@ def chat_template(tokenizer: Any) -> str:
     return prefix + CHAT_TEMPLATE
 
 
-def is_empty(prompt: str) -> bool:
-    """Return whether a prompt has no text apart from its markers."""
-    return not MARKER.sub("", prompt).strip()
+def is_empty(turns: Iterable[Turn]) -> bool:
+    """Return whether no turn has text."""
+    return not any(message["content"].strip() for message in messages_of(turns))
 
 
-def parse_turns(prompt: str) -> list[Turn]:
-    """Return the turns of a prompt. A text without markers is one turn of the user."""
-    start, *pieces = MARKER.split(prompt)
-    turns = [("user", start.strip())] if start.strip() else []
-    for name, text in zip(pieces[::2], pieces[1::2], strict=True):
-        turns.append((ROLES[name], text.strip()))
-    # The final marker starts the response; it is not a turn.
-    return turns[:-1] if turns and turns[-1] == ("assistant", "") else turns
+def parse_prompt(text: str) -> list[Turn]:
+    """Return the turns of a prompt in which markers mark them.
+
+    The first space after a marker belongs to the marker, all other white space to the text. A
+    prompt without a turn of its own is one unmarked text.
+    """
+    marked, num_ends = re.subn(rf"{RESPONSE}\s*\Z", "", text)
+    start, *pieces = MARKER.split(marked)
+    if not pieces:
+        return [(UNMARKED, start + RESPONSE * num_ends)]
+    turns = [(UNMARKED, start)] if start.strip() else []
+    for name, turn in zip(pieces[::2], pieces[1::2], strict=True):
+        turns.append((ROLES[name], turn.removeprefix(" ")))
+    return turns

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from snakechat.data.records import read_digests, read_records
+from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files
@@ -107,16 +107,16 @@ def excluded_rows(path: Path, exclusions: Exclusions) -> ExcludedRows:
     if exclusions.patterns:
         numbers.update(
             number
-            for number, record in enumerate(read_records(path))
-            if any(matches(pattern, record) for pattern in exclusions.patterns)
+            for number, texts in enumerate(read_texts(path))
+            if any(matches(pattern, texts) for pattern in exclusions.patterns)
         )
     rows = sorted(numbers)
     return ExcludedRows(np.array(rows, np.int64), [digests[row] for row in rows], found)
 
 
-def matches(pattern: re.Pattern[str], record: Iterable[str | None]) -> bool:
+def matches(pattern: re.Pattern[str], texts: Iterable[str | None]) -> bool:
     """Return whether a pattern matches somewhere in one of the texts of a record."""
-    return any(text is not None and pattern.search(text) for text in record)
+    return any(text is not None and pattern.search(text) for text in texts)
 
 
 def removed_rows(

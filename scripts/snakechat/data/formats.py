@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.data.dialogues import RESPONSE, Turn, render_prompt, render_response
+from snakechat.data.dialogues import RESPONSE, Turn, parse_prompt, render_response
 from snakechat.workflow.printable import printable_line
 
-# prompt, chosen, rejected. Without a rejected response that one is None, without any response both;
-# a single response that is labelled good is chosen, one that is labelled bad is rejected.
-Record = tuple[str, str | None, str | None]
+# The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front.
+# Without a rejected response that one is None, without any response both; a single response that is
+# labelled good is chosen, one that is labelled bad is rejected.
+Record = tuple[list[Turn], str | None, str | None]
 
 # The column of each field, or several whose texts are joined.
 Columns = Mapping[str, str | list[str]]
@@ -221,24 +222,24 @@ def _is_one(label: Any) -> bool:
 
 
 def _plain(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
-    """Texts as they are; a response that starts without a space gets one."""
-
-    def with_space(text: str) -> str:
-        return text if not text or text[0].isspace() else f" {text}"
-
-    chosen, rejected = _text(chosen, "chosen"), _optional_text(rejected, "rejected")
+    """Texts with markers; a response that starts without a space gets one."""
+    rejected = _optional_text(rejected, "rejected")
     return (
-        _text(prompt, "prompt"),
-        with_space(chosen),
-        None if rejected is None else with_space(rejected),
+        parse_prompt(_text(prompt, "prompt")),
+        _with_space(_text(chosen, "chosen")),
+        None if rejected is None else _with_space(rejected),
     )
+
+
+def _with_space(text: str) -> str:
+    return text if not text or text[0].isspace() else f" {text}"
 
 
 def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
     """An instruction and its responses, without markers."""
     rejected = _optional_text(rejected, "rejected")
     return (
-        render_prompt([("user", _text(prompt, "prompt"))]),
+        [("user", _text(prompt, "prompt"))],
         render_response(_text(chosen, "chosen")),
         None if rejected is None else render_response(rejected),
     )
@@ -247,7 +248,7 @@ def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
 def _last_turn(prompt: Any, chosen: Any, rejected: Any) -> Record:
     """A prompt without the final "Assistant:"; responses that repeat the whole dialogue."""
     return (
-        f"{_text(prompt, 'prompt').rstrip()}{RESPONSE}",
+        parse_prompt(f"{_text(prompt, 'prompt').rstrip()}{RESPONSE}"),
         _text(chosen, "chosen").split("Assistant:")[-1],
         _text(rejected, "rejected").split("Assistant:")[-1],
     )
@@ -262,7 +263,7 @@ def _dialogues(chosen: Any, rejected: Any) -> Record:
         raise BadRow(f"chosen has no turn {RESPONSE.strip()!r}")
     if not rejected.startswith(prompt) or RESPONSE in other:
         raise DroppedRow("dialogues differ before the last response")
-    return prompt, response, other
+    return parse_prompt(prompt), response, other
 
 
 def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score: Any) -> Record:
@@ -280,14 +281,15 @@ def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
 
 def _vicuna(prompt: Any, chosen: Any) -> Record:
     """Turns marked by "USER:" and "ASSISTANT:" in one text."""
-    start, *pieces = re.split(r"\b(USER|ASSISTANT):", _text(prompt, "prompt"))
+    # White space separates turns from markers.
+    start, *pieces = re.split(r"\s*\b(USER|ASSISTANT):\s*", _text(prompt, "prompt").strip())
     roles = [ROLES[name.lower()] for name in pieces[::2]]
     turns = list(zip(roles, pieces[1::2], strict=True))
-    if turns and turns[-1][0] == "assistant" and not turns[-1][1].strip():
+    if turns and turns[-1] == ("assistant", ""):
         turns.pop()
-    if start.strip():
+    if start:
         turns.insert(0, ("system", start))
-    return _prompt(turns), render_response(_text(chosen, "chosen")), None
+    return _prompt(turns), _with_space(_text(chosen, "chosen")), None
 
 
 def _turn(message: Any, name: str) -> Turn:
@@ -311,12 +313,12 @@ def _turns(value: Any, name: str, role_of_text: str) -> list[Turn]:
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
-def _prompt(turns: list[Turn], system: Any = None) -> str:
+def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
     if system:
         turns = [("system", _text(system, "system")), *turns]
     if not any(role == "user" for role, _ in turns):
         raise DroppedRow("no prompt")
-    return render_prompt(turns)
+    return turns
 
 
 def _messages(messages: Any, system: Any = None) -> Record:

@@ -1,8 +1,8 @@
-"""Texts of the prompts of RLHF, and the cells that reward functions read (SPLIT.texts.parquet).
+"""Turns of the prompts of RLHF, and the cells that reward functions read (SPLIT.texts.parquet).
 
 A reward model with another tokenizer and reward functions read text. The file has a row for each
-row of the ragged array of prompts: `prompt`, and kept_NAME for each column that a dataset of the
-blend keeps, with cells in JSON; null where a dataset does not have the column.
+row of the ragged array of prompts: `prompt`, its turns, and kept_NAME for each column that a
+dataset of the blend keeps, with cells in JSON; null where a dataset does not have the column.
 """
 
 import json
@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.records import KEPT
+from snakechat.data.dialogues import Turn, render_prompt
+from snakechat.data.records import KEPT, TURNS, turns_of
 
 PROMPT = "prompt"
 
@@ -29,7 +30,7 @@ def texts_path(folder: Path, split: str) -> Path:
 @contextmanager
 def open_prompt_texts(
     folder: Path, split: str, kept: Sequence[str]
-) -> Iterator[Callable[[dict[str, list[str | None]], Sequence[bool]], None]]:
+) -> Iterator[Callable[[dict[str, list[Any]], Sequence[bool]], None]]:
     """Open the texts of a split for writing; yield a function that appends records.
 
     The function takes a batch of records, and for each of them whether it is valid. Invalid ones
@@ -37,13 +38,13 @@ def open_prompt_texts(
 
     kept: Names of the columns that datasets keep.
     """
-    names = [PROMPT, *(f"{KEPT}{name}" for name in kept)]
-    schema = pa.schema([(name, pa.string()) for name in names])
+    columns = [(PROMPT, TURNS), *((f"{KEPT}{name}", pa.string()) for name in kept)]
+    schema = pa.schema(columns)
     with pq.ParquetWriter(texts_path(folder, split), schema, compression="zstd") as file:
 
-        def write(records: dict[str, list[str | None]], is_valid: Sequence[bool]) -> None:
+        def write(records: dict[str, list[Any]], is_valid: Sequence[bool]) -> None:
             nothing = [None] * len(is_valid)
-            table = pa.table({name: records.get(name, nothing) for name in names}, schema)
+            table = pa.table({name: records.get(name, nothing) for name in schema.names}, schema)
             file.write_table(table.filter(list(is_valid)))
 
         yield write
@@ -61,9 +62,12 @@ class PromptTexts:
         return pq.read_table(self.path)
 
     def prompts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the texts of prompts."""
-        texts: list[str] = self._cells(PROMPT, rows)
-        return texts
+        """Return the texts of prompts, as the template `dialogue` renders them."""
+        return list(map(render_prompt, self.turns(rows)))
+
+    def turns(self, rows: Sequence[int] | np.ndarray) -> list[list[Turn]]:
+        """Return the turns of prompts."""
+        return list(map(turns_of, self._cells(PROMPT, rows)))
 
     def columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[Any]]:
         """Return the kept cells of prompts by column; None where a dataset has no such column."""

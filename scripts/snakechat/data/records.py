@@ -1,10 +1,11 @@
-"""Records: the prompt, chosen and rejected texts of each row, in a parquet file.
+"""Records: the turns of the prompt, chosen and rejected of each row, in a parquet file.
 
-rejected is null in datasets without pairs, and chosen in those without responses; a single response
-that is labelled good is chosen, one that is labelled bad is rejected. The column `digest`
-identifies a row by these texts: scripts/find_row.py searches it. A column that a dataset keeps for
-reward functions follows as kept_NAME, with cells in JSON. Files are written and read one row group
-at a time, so that a dataset need not fit into memory.
+The prompt is a list of {"role", "content"}; chosen and rejected are texts. rejected is null in
+datasets without pairs, and chosen in those without responses; a single response that is labelled
+good is chosen, one that is labelled bad is rejected. The column `digest` identifies a row by its
+texts: scripts/find_row.py searches it. A column that a dataset keeps for reward functions follows
+as kept_NAME, with cells in JSON. Files are written and read one row group at a time, so that a
+dataset need not fit into memory.
 """
 
 import sys
@@ -12,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from snakechat.data.dialogues import Turn, render_prompt
 from snakechat.data.formats import Record
 
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -26,12 +28,16 @@ KEPT = "kept_"
 # A row group ends after as many rows, or after as many bytes of text in memory.
 ROWS_AT_A_TIME = 4096
 MAX_GROUP_BYTES = 64 << 20
+TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+
+# The texts of a record: prompt as the template `dialogue` renders it, chosen, rejected.
+Texts = tuple[str, str | None, str | None]
 
 
-def record_digest(record: Record) -> bytes:
+def record_digest(texts: Texts) -> bytes:
     """Return the digest (16 bytes) of the texts of a record; a missing text differs from ""."""
     hashed = blake2b(digest_size=16)
-    for text in record:
+    for text in texts:
         data = b"" if text is None else text.encode()
         hashed.update(b"%d:" % (-1 if text is None else len(data)) + data)
     return hashed.digest()
@@ -44,11 +50,11 @@ class RecordWriter:
     """
 
     def __init__(self, path: str | Path, kept: Sequence[str] = ()) -> None:
-        columns = [(name, pa.string()) for name in COLUMNS]
+        columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
         columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
         self.schema = pa.schema(columns)
         self.file = pq.ParquetWriter(path, self.schema, compression="zstd")
-        self.rows: list[tuple[str | bytes | None, ...]] = []
+        self.rows: list[tuple[Any, ...]] = []
         self.written = self.size = 0
 
     def __enter__(self) -> Self:
@@ -68,9 +74,10 @@ class RecordWriter:
         return self.written + len(self.rows)
 
     def write(self, record: Record, *kept: str) -> None:
-        """Append a record, (prompt, chosen or None, rejected or None), and its kept cells."""
-        self.rows.append((*record, record_digest(record), *kept))
-        self.size += sum(map(sys.getsizeof, self.rows[-1]))
+        """Append a record and its kept cells."""
+        texts = texts_of(record)
+        self.rows.append((*record, record_digest(texts), *kept))
+        self.size += sum(map(sys.getsizeof, (*texts, *kept)))
         if len(self.rows) == ROWS_AT_A_TIME or self.size > MAX_GROUP_BYTES:
             self._flush()
 
@@ -85,7 +92,7 @@ class RecordWriter:
 
 def read_record_batches(
     path: str | Path, rows: np.ndarray | None = None, columns: Sequence[str] = COLUMNS
-) -> Iterator[dict[str, list[str | None]]]:
+) -> Iterator[dict[str, list[Any]]]:
     """Yield records in the order of the file, as {column: cells} of up to one row group.
 
     Args:
@@ -103,7 +110,21 @@ def read_record_batches(
             start += batch.num_rows
             batch = batch.take(pa.array(wanted))
         if batch.num_rows:
-            yield batch.to_pydict()
+            cells = batch.to_pydict()
+            if "prompt" in cells:
+                cells["prompt"] = list(map(turns_of, cells["prompt"]))
+            yield cells
+
+
+def turns_of(messages: list[dict[str, str]]) -> list[Turn]:
+    """Return the turns of a cell of the type TURNS."""
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def texts_of(record: Record) -> Texts:
+    """Return the texts of a record."""
+    turns, chosen, rejected = record
+    return render_prompt(turns), chosen, rejected
 
 
 def kept_columns(path: str | Path) -> list[str]:
@@ -113,9 +134,14 @@ def kept_columns(path: str | Path) -> list[str]:
 
 
 def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[Record]:
-    """Yield (prompt, chosen, rejected) of each record, or of the given rows."""
+    """Yield each record, or those of the given rows."""
     for batch in read_record_batches(path, rows):
         yield from zip(*(batch[name] for name in COLUMNS), strict=True)
+
+
+def read_texts(path: str | Path) -> Iterator[Texts]:
+    """Yield the texts of each record."""
+    return map(texts_of, read_records(path))
 
 
 def read_digests(path: str | Path) -> list[bytes]:

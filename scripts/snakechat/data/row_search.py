@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
-from snakechat.data.records import read_digests, read_records
+from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import Manifest, content_digest
 from snakechat.workflow.valid_manifests import read_valid_manifest
@@ -99,7 +99,7 @@ def _matches(path: Path, split: str, query: Query) -> Iterator[Match]:
             if digest in query.digests:
                 yield Match(split, number, digest, "")
         return
-    for number, (digest, record) in enumerate(zip(digests, read_records(path), strict=True)):
+    for number, (digest, record) in enumerate(zip(digests, read_texts(path), strict=True)):
         texts = (text for text in record if text is not None)
         text = next((text for text in texts if query.pattern.search(text)), "")
         if text or digest in query.digests:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.dialogues import render_response
+from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.formats import DroppedRow, Record
+from snakechat.data.records import TURNS, turns_of
 
 SCHEMA = pa.schema(
     [
-        ("prompt", pa.string()),
+        ("prompt", TURNS),
         ("responses", pa.list_(pa.string())),
         ("ended", pa.list_(pa.bool_())),
         ("scores", pa.list_(pa.float64())),
@@ -22,9 +23,9 @@ SCHEMA = pa.schema(
 
 
 class ScoredPrompt(NamedTuple):
-    """A prompt, its responses, whether each of them ended, and their scores."""
+    """The turns of a prompt, its responses, whether each of them ended, and their scores."""
 
-    prompt: str
+    prompt: list[Turn]
     responses: list[str]
     ended: list[bool]
     scores: list[float]
@@ -47,7 +48,7 @@ def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
         for row in file.read_row_group(group).to_pylist():
-            yield ScoredPrompt(**row)
+            yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
 
 
 def select_record(
@@ -74,7 +75,8 @@ def select_record(
     worst = min(ended, key=lambda row: scored.scores[row])
     if min_score is not None and scored.scores[best] < min_score:
         raise DroppedRow("score below min_score")
-    chosen, rejected = (render_response(scored.responses[row]) for row in (best, worst))
+    texts = (response_content(scored.responses[row]) for row in (best, worst))
+    chosen, rejected = map(render_response, texts)
     if select == "best":
         return scored.prompt, chosen, None
     margin = scored.scores[best] - scored.scores[worst]

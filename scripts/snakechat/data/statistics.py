@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.dialogues import MARKER, is_empty
+from snakechat.data.dialogues import MARKER, Turn, is_empty, render_prompt
 from snakechat.data.records import read_records
 from snakechat.workflow.job import Job
 
@@ -46,8 +46,9 @@ class DatasetStatistics:
             0,
         )
 
-    def add(self, prompt: str, chosen: str | None, rejected: str | None) -> None:
+    def add(self, turns: list[Turn], chosen: str | None, rejected: str | None) -> None:
         """Add a record."""
+        prompt = render_prompt(turns)
         responses = [response for response in (chosen, rejected) if response is not None]
         self.lengths["prompt"].append(len(prompt))
         if chosen is not None:
@@ -55,7 +56,7 @@ class DatasetStatistics:
         self.prompts.append(fingerprint(prompt))
         self.rows.append(fingerprint("\0".join([prompt, *responses])))
         counts = self.counts
-        counts["empty_prompt"] += is_empty(prompt)
+        counts["empty_prompt"] += is_empty(turns)
         counts["empty_response"] += any(not response.strip() for response in responses)
         counts["turns_in_response"] += any(MARKER.search(response) for response in responses)
         if chosen is not None and rejected is not None:

@@ -1,6 +1,6 @@
 """Tokenization of a phase: its rows of all datasets in, ragged arrays and statistics out.
 
-RLHF also keeps the texts of its prompts (snakechat/data/prompt_texts.py).
+RLHF also keeps the turns of its prompts (snakechat/data/prompt_texts.py).
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from snakechat.data.dialogues import is_empty
+from snakechat.data.dialogues import Turn, is_empty
 from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
@@ -37,7 +37,7 @@ CHECKED_ROWS = 100
 # Ids of each field of a row and whether they were truncated; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
 # {column: cells} of some records.
-Batch = dict[str, list[str | None]]
+Batch = dict[str, list[Any]]
 
 R = TypeVar("R")
 
@@ -48,8 +48,8 @@ class Tokenization(NamedTuple):
     Attributes:
         fields: Columns of the records, and names of the ragged arrays.
         encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
-            field, the texts of the rows.
-        keeps_texts: Whether the texts of the prompts are kept too.
+            field, the prompts or responses of the rows.
+        keeps_texts: Whether the turns of the prompts are kept too.
     """
 
     fields: tuple[str, ...]
@@ -60,7 +60,7 @@ class Tokenization(NamedTuple):
 def encode_responses(
     encoder: Encoder,
     settings: SimpleNamespace,
-    prompts: Sequence[str],
+    prompts: Sequence[list[Turn]],
     *responses: Sequence[str | None],
 ) -> Iterator[EncodedRow]:
     """Encode prompts and responses to at most settings.max_length tokens together.
@@ -94,7 +94,7 @@ def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[
 
 
 def encode_prompts(
-    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[str]
+    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[list[Turn]]
 ) -> Iterator[EncodedRow]:
     """Encode prompts; those of more than settings.max_prompt_length tokens are dropped.
 
@@ -282,7 +282,7 @@ def map_in_order(
 
 
 def drop_reason(
-    encoder: Encoder, prompt: str, *responses: str | None, unpaired: bool = False
+    encoder: Encoder, turns: list[Turn], *responses: str | None, unpaired: bool = False
 ) -> str | None:
     """Return why a row is dropped before it is encoded, or None if it is kept.
 
@@ -291,13 +291,14 @@ def drop_reason(
     texts = [response for response in responses if response is not None]
     if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
         return "no chosen response" if responses[0] is None else "no rejected response"
-    if is_empty(prompt):
+    if is_empty(turns):
         return "empty prompt"
     stripped = [text.strip() for text in texts]
     if not all(stripped):
         return "empty response"
     if len(set(stripped)) < len(stripped):
         return "equal responses"
-    if any(encoder.has_special_token(text) for text in (prompt, *texts)):
+    texts += [text for _, text in turns]
+    if any(map(encoder.has_special_token, texts)):
         return "special token in text"
     return None

@@ -6,7 +6,14 @@ from pathlib import Path
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snakechat.data.dialogues import RESPONSE, chat_template, parse_turns
+from snakechat.data.dialogues import (
+    RESPONSE,
+    Turn,
+    chat_template,
+    messages_of,
+    render_prompt,
+    response_content,
+)
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import (
     end_of_turn_id,
@@ -71,8 +78,8 @@ class Encoder:
 
     Args:
         tokenizer: A fast tokenizer.
-        template: "dialogue" encodes the text of a prompt as it is, with "Human:" and "Assistant:";
-            "chat" renders its turns by the tokenizer's chat template.
+        template: "dialogue" renders the turns of a prompt with "Human:" and "Assistant:"; "chat"
+            by the tokenizer's chat template.
 
     Attributes:
         template: "dialogue" or "chat".
@@ -108,12 +115,15 @@ class Encoder:
         # The text between the last turn of a prompt and a response.
         self.context, self.space = response_context(tokenizer) if is_chat else (RESPONSE, "")
 
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+    def prompts(self, prompts: Sequence[list[Turn]]) -> list[list[int]]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
-        return self._ids(self._rendered(texts), add_special_tokens=self.template == "dialogue")
+        return self._ids(self._rendered(prompts), add_special_tokens=self.template == "dialogue")
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each response, followed by the token that ends a turn."""
+        """Return the ids of each response, followed by the token that ends a turn.
+
+        texts: Responses as in records, with a space in front.
+        """
         texts = self._as_written(texts)
         (context,) = self._ids([self.context], add_special_tokens=False)
         in_context = self._ids([self.context + text for text in texts], add_special_tokens=False)
@@ -123,7 +133,7 @@ class Encoder:
             for ids, text in zip(in_context, texts, strict=True)
         ]
 
-    def are_joint(self, prompts: Sequence[str], responses: Sequence[str]) -> list[bool]:
+    def are_joint(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[bool]:
         """Return whether a prompt and its response together have the ids of the two as one text."""
         texts = zip(self._rendered(prompts), self._as_written(responses), strict=True)
         expected = self._ids(map("".join, texts), add_special_tokens=self.template == "dialogue")
@@ -140,18 +150,18 @@ class Encoder:
         """
         return self.template == "chat" and self.special.search(text) is not None
 
-    def _rendered(self, prompts: Sequence[str]) -> Sequence[str]:
+    def _rendered(self, prompts: Sequence[list[Turn]]) -> Sequence[str]:
         """Return prompts as the model reads them."""
-        return [self._chat(text) for text in prompts] if self.template == "chat" else prompts
+        return list(map(self._chat if self.template == "chat" else render_prompt, prompts))
 
     def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
         """Return responses as they follow a prompt that the model reads."""
         if self.template == "dialogue":
             return responses
-        return [self.space + text.strip() for text in responses]
+        return [self.space + response_content(text) for text in responses]
 
-    def _chat(self, prompt: str) -> str:
-        messages = [{"role": role, "content": text} for role, text in parse_turns(prompt)]
+    def _chat(self, prompt: list[Turn]) -> str:
+        messages = messages_of(prompt)
         try:
             return render_messages(self.tokenizer, messages, add_generation_prompt=True)
         except TemplateError as error:

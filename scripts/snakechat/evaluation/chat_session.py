@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from snakechat.data.dialogues import MARKER, NAMES, Turn, render_prompt
+from snakechat.data.dialogues import MARKER, NAMES, Turn
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.loading import load_causal
@@ -131,7 +131,7 @@ class ChatSession:
         # A prompt and its response are dropped together.
         for num_dropped in range(0, len(self.turns) + 1, 2):
             turns = [*system, *self.turns[num_dropped:], ("user", prompt)]
-            (ids,) = self.encoder.prompts([render_prompt(turns)])
+            (ids,) = self.encoder.prompts([turns])
             if limit is None or len(ids) <= limit:
                 break
         if self.max_positions and len(ids) >= self.max_positions:

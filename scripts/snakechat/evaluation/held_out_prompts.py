@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_record_batches
 from snakechat.data.statistics import fingerprint
 
@@ -106,7 +107,7 @@ def count_contamination(
             rows = np.load(inputs[f"rows.{dataset}"] / f"{phase}.train.npy")
             found = {kind: np.zeros(len(prompts), bool) for kind in KEYS}
             for batch in read_record_batches(records, rows, columns=["prompt"]):
-                texts = [text for text in batch["prompt"] if text is not None]
+                texts = list(map(render_prompt, batch["prompt"]))
                 for kind, key in KEYS.items():
                     trained_on = np.array([*map(key, texts)], np.uint64)
                     found[kind] |= np.isin(keys[kind], trained_on)

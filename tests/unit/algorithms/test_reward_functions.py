@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 from snakechat.algorithms import reward_functions as rewards
 from snakechat.algorithms.reward_functions import columns_of, load_functions, weighted_sum
+from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import PromptTexts, open_prompt_texts
 from snakechat.workflow.errors import InputError
 
@@ -98,9 +99,9 @@ def test_a_function_without_the_column_that_it_requires(write):
 def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
     prompts = ["\n\nSystem: Be brief.\n\nHuman: Hi?\n\nAssistant:", "\n\nHuman: Bye.\n\nAssistant:"]
     with open_prompt_texts(tmp_path, "train", ["solution", "level"]) as write:
-        write({"prompt": ["-", *prompts]}, [False, True, True])
+        write({"prompt": [[], *map(parse_prompt, prompts)]}, [False, True, True])
         kept = {"kept_solution": ['[1, {"a": null}]'], "kept_level": ["2"]}
-        write({"prompt": ["\n\nHuman: Why?\n\nAssistant:"], **kept}, [True])
+        write({"prompt": [[("user", "Why?")]], **kept}, [True])
     texts = PromptTexts(tmp_path, "train")
     columns = columns_of(texts, [2, 0], ["a", "b", "c", "d"])
     assert columns["solution"] == [[1, {"a": None}], None] * 2

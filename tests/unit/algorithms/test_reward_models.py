@@ -17,6 +17,7 @@ from snakechat.algorithms.reward_models import (
 )
 from snakechat.data import toy
 from snakechat.data.conversations import ChatEncoder
+from snakechat.data.dialogues import parse_prompt
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
@@ -24,7 +25,7 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
 
-PROMPTS = toy.all_prompts()[:3]
+PROMPTS = list(map(parse_prompt, toy.all_prompts()[:3]))
 RESPONSES = [" Hello.", " You are welcome!", " Get a pie at the bakery."]
 
 
@@ -131,7 +132,7 @@ def test_a_conversation_longer_than_the_positions_loses_its_start(classifier):
     tokenizer, folder = classifier
     scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
     encoder = ChatEncoder(tokenizer)
-    long = "\n\nHuman: " + " ".join(f"word {n}" for n in range(100)) + "\n\nAssistant:"
+    long = [("user", " ".join(f"word {n}" for n in range(100)))]
     [ids] = encoder([long], RESPONSES[:1])
     assert len(ids) > 64
     shortened = conversation_scores(scorer, lambda *_: [ids[-64:]], [long], RESPONSES[:1], 200)

@@ -13,7 +13,7 @@ import pytest
 
 from import_dataset import import_split
 from snakechat.data.formats import DroppedRow, columns_of, has_pairs, record_of
-from snakechat.data.records import read_records
+from snakechat.data.records import read_texts, texts_of
 from snakechat.data.sources import read_rows
 from support.formats import (
     DATASETS,
@@ -131,7 +131,7 @@ ROWS = {
     "synthetic-instruct-gptj-pairwise": (
         # No markers, and whitespace around texts.
         {"prompt": "Name a fruit.", "chosen": "An apple.\n", "rejected": "  A stone."},
-        (question("Name a fruit."), " An apple.", " A stone."),
+        (question("Name a fruit."), " An apple.\n", "   A stone."),
     ),
     "rlhf-reward-datasets": (
         # Prompts end before the last marker; responses repeat the dialogue.
@@ -179,7 +179,7 @@ ROWS = {
             "SOURCE": "Zhihu",
             "METADATA": '{"question_id": 357137111.0, "answer_id": 914332816.0}',
         },
-        (question("怎么说服男朋友买烤箱？"), " emmmmm，首先想说的是……\n\n其次是……", None),
+        (question("怎么说服男朋友买烤箱？\n"), " emmmmm，首先想说的是……\n\n其次是……", None),
     ),
     "miracl-zh": (
         MIRACL_ZH,
@@ -227,7 +227,8 @@ ROWS = {
 def of_config(name, row):
     """Return the record of a row of a dataset in config.yaml."""
     dataset = DATASETS[name]
-    return record_of(row, dataset["format"], columns_of(dataset["format"], dataset.get("columns")))
+    columns = columns_of(dataset["format"], dataset.get("columns"))
+    return texts_of(record_of(row, dataset["format"], columns))
 
 
 def test_every_dataset_of_the_config_has_an_example_row():
@@ -275,7 +276,7 @@ def imported(folder, name, rows):
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     import_split(job, "train", {"source.jsonl": source})
-    return list(read_records(folder / "train.parquet")), job.facts["dropped"]["train"]
+    return list(read_texts(folder / "train.parquet")), job.facts["dropped"]["train"]
 
 
 def test_citation_marks_are_removed_from_webgpt(tmp_path):

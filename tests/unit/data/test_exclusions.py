@@ -8,6 +8,7 @@ from snakechat.data.exclusions import exclude_rows, read_digest_list
 from snakechat.data.records import RecordWriter, read_digests, record_digest
 from snakechat.workflow.digests import digest, file_digest
 from snakechat.workflow.errors import InputError
+from support.dialogues import make_record
 
 ROWS = [("Ann?", " Yes.", " No."), ("Bob?", " Yes.", None), ("Cid?", " Ann.", ""), ("Bob?", "", "")]
 
@@ -17,7 +18,7 @@ def records(tmp_path):
     path = tmp_path / "train.parquet"
     with RecordWriter(path) as writer:
         for row in ROWS:
-            writer.write(row)
+            writer.write(make_record(*row))
     return path
 
 

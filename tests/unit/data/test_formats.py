@@ -16,6 +16,7 @@ from snakechat.data.formats import (
     has_responses,
     kept_cells,
     named_columns,
+    record_of,
 )
 from snakechat.data.sources import read_rows
 from support.formats import (
@@ -51,9 +52,20 @@ def test_rejected_is_optional_in_columns(format):
     assert (chosen, rejected) == (" An apple.", None)
 
 
-def test_markers_in_instruct_texts_start_no_turns():
-    row = {"prompt": "a\n\nHuman: b", "chosen": "c\n\nAssistant: d", "rejected": "e"}
-    assert read(row, "instruct") == (question("a\nHuman: b"), " c\nAssistant: d", " e")
+@pytest.mark.parametrize("text", ["    if x:\n        return 1\n", "a\n\nHuman: b", " a "])
+def test_texts_are_kept_as_they_are(text):
+    expected = ([("user", text)], f" {text}", f" {text}")
+    row = {"prompt": text, "chosen": text, "rejected": text}
+    assert record_of(row, "instruct", columns_of("instruct")) == expected
+    whole = messages(("user", text), ("assistant", text))
+    for format, cells in {
+        "messages": {"messages": whole},
+        "sharegpt": {"conversations": sharegpt(("human", text), ("gpt", text))},
+        "kto": {"messages": whole, "label": 1},
+        "message_pairs": {"chosen": whole, "rejected": whole},
+    }.items():
+        found = record_of(cells, format, columns_of(format))
+        assert found == (*expected[:2], expected[2] if "rejected" in cells else None)
 
 
 def test_last_turn_responses_without_the_dialogue():
@@ -174,7 +186,7 @@ def test_label_other_than_0_or_1_is_bad(format, label):
     ],
 )
 def test_vicuna_prompts(prompt, expected):
-    assert read({"prompt": prompt, "label": " b\n"}, "vicuna") == (expected, " b", None)
+    assert read({"prompt": prompt, "label": " b\n"}, "vicuna") == (expected, " b\n", None)
 
 
 def test_vicuna_prompts_without_a_user_turn_are_dropped():
@@ -195,7 +207,7 @@ SHAREGPT_QUESTION = [("human", "Hello."), ("gpt", "Hi."), ("human", "Name a frui
 
 def test_the_last_response_of_messages_is_chosen():
     row = {"messages": messages(*QUESTION, ("assistant", "An apple.\n")), "source": "x"}
-    assert read(row, "messages") == (PLAIN["prompt"], " An apple.", None)
+    assert read(row, "messages") == (PLAIN["prompt"], " An apple.\n", None)
 
 
 def test_the_last_response_of_sharegpt_is_chosen():
@@ -636,10 +648,8 @@ def test_real_rows_as_in_shp(shared_data):
 def test_real_rows_as_in_synthetic_instruct(shared_data):
     found, reasons = real(shared_data / "native/synthetic_instruct/train.parquet", "instruct")
     assert len(found) == 800 and not reasons
-    # The other dataset has whitespace around its texts.
     plain, _ = real(shared_data / "pandalm/train.parquet", "plain")
-    plain = [(question(prompt[9:-12].strip()), *responses) for prompt, *responses in plain]
-    assert found == sorted(plain, key=str)
+    assert found == plain
 
 
 def test_real_rows_of_stack_exchange_paired(shared_data):
@@ -649,8 +659,7 @@ def test_real_rows_of_stack_exchange_paired(shared_data):
     assert len(found) == 25 and not reasons
     rows = json.loads(path.read_text())
     expected = [
-        (question(row["question"].strip()), *(f" {row[f'response_{x}'].strip()}" for x in "jk"))
-        for row in rows
+        (question(row["question"]), *(f" {row[f'response_{x}']}" for x in "jk")) for row in rows
     ]
     assert found == sorted(expected, key=str)
 

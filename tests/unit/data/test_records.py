@@ -13,7 +13,10 @@ from snakechat.data.records import (
     kept_columns,
     read_record_batches,
     read_records,
+    read_texts,
+    texts_of,
 )
+from support.dialogues import make_record
 
 ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
 # A row group and one row more than two of them.
@@ -23,7 +26,7 @@ SEVERAL = 2 * ROWS_AT_A_TIME + 1
 def write(path, rows):
     with RecordWriter(path) as writer:
         for row in rows:
-            writer.write(row)
+            writer.write(make_record(*row))
     return path
 
 
@@ -33,7 +36,7 @@ def numbered(path, number):
 
 
 def chosen_rows(path, rows):
-    return [int(prompt) for prompt, _, _ in read_records(path, np.array(rows, dtype=np.int64))]
+    return [int(turns[0][1]) for turns, _, _ in read_records(path, np.array(rows, dtype=np.int64))]
 
 
 @pytest.mark.parametrize(
@@ -54,37 +57,38 @@ def chosen_rows(path, rows):
 )
 def test_texts_are_read_as_they_were_written(tmp_path, text):
     row = (text, text, text)
-    assert list(read_records(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
+    assert list(read_texts(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
 
 
 def test_null_differs_from_an_empty_rejected_response(tmp_path):
     rows = [ROW, (*ROW[:2], None), (*ROW[:2], ""), (*ROW[:2], None)]
-    assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
+    assert list(read_texts(write(tmp_path / "train.parquet", rows))) == rows
 
 
 def test_dataset_without_rejected_responses(tmp_path):
     rows = [(*ROW[:2], None)] * 3
-    assert list(read_records(write(tmp_path / "train.parquet", rows))) == rows
+    assert list(read_texts(write(tmp_path / "train.parquet", rows))) == rows
 
 
 def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     path = tmp_path / "train.parquet"
     with RecordWriter(path, ["solution", "prompt"]) as writer:
-        writer.write(("p", None, None), "7", '"p"')
-        writer.write(ROW, "null", "[]")
+        writer.write(make_record("p"), "7", '"p"')
+        writer.write(make_record(*ROW), "null", "[]")
     assert kept_columns(path) == ["solution", "prompt"]
-    assert list(read_records(path)) == [("p", None, None), ROW]
+    assert list(read_texts(path)) == [("p", None, None), ROW]
     [batch] = read_record_batches(path, columns=("prompt", "kept_solution"))
-    assert batch == {"prompt": ["p", ROW[0]], "kept_solution": ["7", "null"]}
+    question = [("user", "Can you help?")]
+    assert batch == {"prompt": [[("unmarked", "p")], question], "kept_solution": ["7", "null"]}
     without = write(tmp_path / "without.parquet", [ROW])
     assert kept_columns(without) == []
     [batch] = read_record_batches(without, columns=("prompt", "kept_solution"))
-    assert batch == {"prompt": [ROW[0]]}
+    assert batch == {"prompt": [question]}
 
 
 def test_a_file_without_records(tmp_path):
     path = write(tmp_path / "eval.parquet", [])
-    assert list(read_records(path)) == []
+    assert list(read_texts(path)) == []
     assert list(read_records(path, np.array([], dtype=np.int64))) == []
 
 
@@ -93,14 +97,14 @@ def test_a_file_without_records(tmp_path):
 )
 def test_rows_keep_their_order(tmp_path, number):
     path = numbered(tmp_path / "train.parquet", number)
-    assert [int(prompt) for prompt, _, _ in read_records(path)] == list(range(number))
+    assert [int(prompt) for prompt, _, _ in read_texts(path)] == list(range(number))
 
 
 def test_length_of_a_writer(tmp_path):
     with RecordWriter(tmp_path / "train.parquet") as writer:
         assert not writer
         for number in range(1, SEVERAL + 1):
-            writer.write(ROW)
+            writer.write(make_record(*ROW))
             assert len(writer) == number
     assert len(writer) == SEVERAL
 
@@ -111,7 +115,8 @@ def test_batches_are_columns_of_the_same_rows(tmp_path):
     # No batch holds the whole file.
     assert len(batches) > 1
     assert all(list(batch) == ["prompt", "chosen", "rejected"] for batch in batches)
-    assert [row for batch in batches for row in zip(*batch.values(), strict=True)] == rows
+    found = [row for batch in batches for row in zip(*batch.values(), strict=True)]
+    assert list(map(texts_of, found)) == rows
 
 
 @pytest.mark.parametrize(
@@ -138,14 +143,18 @@ def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
 def test_batches_without_selected_rows_are_skipped(tmp_path):
     path = numbered(tmp_path / "train.parquet", SEVERAL)
     batches = read_record_batches(path, np.array([3, SEVERAL - 1]))
-    assert [batch["prompt"] for batch in batches] == [["3"], [str(SEVERAL - 1)]]
+    assert [batch["prompt"] for batch in batches] == [
+        [[("unmarked", "3")]],
+        [[("unmarked", str(SEVERAL - 1))]],
+    ]
 
 
 def test_selected_rows_have_all_their_cells(tmp_path):
     rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
     path = write(tmp_path / "train.parquet", rows)
     wanted = np.array([2, 3, SEVERAL - 1])
-    assert list(read_records(path, wanted)) == [rows[2], rows[3], rows[-1]]
+    found = map(texts_of, read_records(path, wanted))
+    assert list(found) == [rows[2], rows[3], rows[-1]]
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path):
@@ -156,7 +165,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_equals_sign_in_a_path_is_not_a_partition(tmp_path):
     folder = tmp_path / "lang=en"
     folder.mkdir()
-    assert list(read_records(write(folder / "train.parquet", [ROW]))) == [ROW]
+    assert list(read_texts(write(folder / "train.parquet", [ROW]))) == [ROW]
 
 
 # Writes and reads argv[2] rows of 500 characters each, and prints the peak memory in MB.
@@ -169,9 +178,9 @@ from snakechat.data.records import RecordWriter, read_records
 path, number = sys.argv[1], int(sys.argv[2])
 with RecordWriter(path) as writer:
     for i in range(number):
-        writer.write((f"{i:250d}", f"{i:250d}", None))
+        writer.write(([("user", f"{i:250d}")], f"{i:250d}", None))
 for rows in (None, np.arange(number)):
-    lengths = (len(prompt) + len(chosen) for prompt, chosen, _ in read_records(path, rows))
+    lengths = (len(prompt[0][1]) + len(chosen) for prompt, chosen, _ in read_records(path, rows))
     assert sum(lengths) == 500 * number
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

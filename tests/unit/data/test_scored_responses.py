@@ -12,7 +12,7 @@ from snakechat.data.scored_responses import (
 
 # The best response did not end; of two equal ones, the first is taken.
 SCORED = ScoredPrompt(
-    "Why?",
+    [("user", "Why?")],
     ["So.", " Because.", "No", "Never.", "Not."],
     [True, True, False, True, True],
     [2.0, 2.0, 9.0, -1.0, -1.0],
@@ -20,7 +20,7 @@ SCORED = ScoredPrompt(
 
 
 def test_prompts_are_read_as_they_were_written(tmp_path):
-    other = ScoredPrompt("", ["\n\u2028", "é"], [False, True], [0.1, -1e300])
+    other = ScoredPrompt([], ["\n\u2028", "é"], [False, True], [0.1, -1e300])
     with open_scored_responses(tmp_path / "train.parquet") as write:
         write([SCORED, other])
         write([SCORED])
@@ -28,11 +28,11 @@ def test_prompts_are_read_as_they_were_written(tmp_path):
 
 
 def test_the_best_response_that_ended_is_selected():
-    assert select_record(SCORED, "best", None, 0.0) == ("Why?", " So.", None)
+    assert select_record(SCORED, "best", None, 0.0) == (SCORED.prompt, " So.", None)
 
 
 def test_a_pair_is_the_best_and_the_worst_response_that_ended():
-    assert select_record(SCORED, "best_and_worst", 2.0, 3.0) == ("Why?", " So.", " Never.")
+    assert select_record(SCORED, "best_and_worst", 2.0, 3.0) == (SCORED.prompt, " So.", " Never.")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,7 @@ def test_other_prompts_are_dropped(scored, select, min_score, min_margin, reason
         select_record(scored, select, min_score, min_margin)
 
 
-def test_text_of_a_response_starts_no_turn():
-    scored = ScoredPrompt("Why?", ["So.\n\nHuman: And?"], [True], [1.0])
-    assert select_record(scored, "best", None, 0.0) == ("Why?", " So.\nHuman: And?", None)
+@pytest.mark.parametrize("text", ["So.\n\nHuman: And?", "\n    return 1\n"])
+def test_text_of_a_response_is_kept(text):
+    scored = SCORED._replace(responses=[text] * 5)
+    assert select_record(scored, "best", None, 0.0) == (SCORED.prompt, f" {text}", None)

@@ -5,6 +5,7 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from snakechat.data.dialogues import UNMARKED
 from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.workflow.errors import InputError
@@ -103,7 +104,7 @@ def test_a_byte_as_pad_changes_the_ids_of_no_text_but_its_letter_alone(shared_da
     assert padded("a ÿ b").input_ids != plain("a ÿ b").input_ids
     # In training, a special token in a text is text.
     encoder = Encoder(load_tokenizer(tmp_path / "2"), "dialogue")
-    assert encoder.prompts(["a ÿ b"]) == [plain("a ÿ b").input_ids]
+    assert encoder.prompts([[(UNMARKED, "a ÿ b")]]) == [plain("a ÿ b").input_ids]
 
 
 GEMMA_LIKE = (

@@ -8,14 +8,15 @@ import pytest
 
 from snakechat.data.records import COLUMNS
 from snakechat.data.statistics import DatasetStatistics, count_shared, fingerprint, percentiles
+from support.dialogues import make_record
 
 PAIR = ("\n\nHuman: Why?\n\nAssistant:", " Because.", " No.")
 
 
 def summary(*records):
     statistics = DatasetStatistics()
-    for record in records:
-        statistics.add(*record)
+    for texts in records:
+        statistics.add(*make_record(*texts))
     return statistics.summary()
 
 

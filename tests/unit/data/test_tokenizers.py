@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
-from snakechat.data.dialogues import chat_template, render_prompt
+from snakechat.data.dialogues import chat_template, parse_prompt
 from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.data.tokenizers import (
     Encoder,
@@ -59,7 +59,7 @@ def test_training_texts_may_be_an_iterator(trained):
 
 
 def test_prompts_start_with_bos_and_do_not_end_with_eos(trained, dialogue):
-    for ids in dialogue.prompts(["Human: 1\n\nAssistant:", ""]):
+    for ids in dialogue.prompts([[("user", "1")], []]):
         assert ids[0] == trained.bos_token_id
         assert trained.bos_token_id not in ids[1:]
         assert trained.eos_token_id not in ids
@@ -73,7 +73,10 @@ def test_responses_end_with_one_eos_and_have_no_bos(trained, dialogue):
 
 
 def test_prompt_and_response_together_are_the_text(trained, dialogue):
-    (prompt,), (response,) = dialogue.prompts(["Human: 1\n\n"]), dialogue.responses([" yes \n"])
+    (prompt,), (response,) = (
+        dialogue.prompts([parse_prompt("Human: 1\n\n")]),
+        dialogue.responses([" yes \n"]),
+    )
     assert trained.decode([*prompt, *response]) == "<s>Human: 1\n\n yes \n</s>"
     assert trained.decode([*prompt, *response], skip_special_tokens=True) == "Human: 1\n\n yes \n"
 
@@ -85,7 +88,7 @@ def test_no_texts_give_no_ids(dialogue):
 
 def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
     text = "</s><s><pad><unk>"
-    (prompt,), (response,) = dialogue.prompts([text]), dialogue.responses([text])
+    (prompt,), (response,) = dialogue.prompts([parse_prompt(text)]), dialogue.responses([text])
     # Only bos and eos are special tokens, whose ids are 0 to 3.
     assert prompt == [trained.bos_token_id, *response[:-1]]
     assert min(prompt[1:]) > 3
@@ -95,18 +98,20 @@ def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
 
 def test_batches_do_not_change_ids(dialogue):
     texts = ["a", "", TEXTS[0] * 20, "\x00", "é中🙂"]
-    assert dialogue.prompts(texts) == [dialogue.prompts([text])[0] for text in texts]
+    turns = list(map(parse_prompt, texts))
+    assert dialogue.prompts(turns) == [dialogue.prompts([prompt])[0] for prompt in turns]
     assert dialogue.responses(texts) == [dialogue.responses([text])[0] for text in texts]
 
 
 def test_threads_may_share_an_encoder(dialogue):
     texts = [f"{text} {number}" for number in range(50) for text in TEXTS]
+    turns = list(map(parse_prompt, texts))
     with ThreadPoolExecutor(4) as pool:
         found = [
-            *pool.map(dialogue.prompts, [texts] * 4),
+            *pool.map(dialogue.prompts, [turns] * 4),
             *pool.map(dialogue.responses, [texts] * 4),
         ]
-    assert found == [dialogue.prompts(texts)] * 4 + [dialogue.responses(texts)] * 4
+    assert found == [dialogue.prompts(turns)] * 4 + [dialogue.responses(texts)] * 4
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path):
@@ -121,7 +126,7 @@ def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path
     assert len(tokenizer.backend_tokenizer.encode("Qwertzuio").ids) == 40
     encoder = Encoder(tokenizer, "dialogue")
     # <s> or </s>, and a token for each letter.
-    assert [len(ids) for ids in encoder.prompts(["Qwertzuio", "Q"])] == [10, 2]
+    assert [len(ids) for ids in encoder.prompts(map(parse_prompt, ["Qwertzuio", "Q"]))] == [10, 2]
     assert [len(ids) for ids in encoder.responses(["Qwertzuio", "Q"])] == [10, 2]
 
 
@@ -186,7 +191,7 @@ def test_chat_prompts_equal_those_of_transformers(chat_tokenizer, chat):
     expected = tokenizer.apply_chat_template(
         messages_of(CHATS[chat]), add_generation_prompt=True, return_dict=False
     )
-    assert Encoder(tokenizer, "chat").prompts([render_prompt(CHATS[chat])]) == [expected]
+    assert Encoder(tokenizer, "chat").prompts([CHATS[chat]]) == [expected]
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert expected.count(start) == len(CHATS[chat]) + 1
     assert expected.count(end) == len(CHATS[chat])
@@ -196,8 +201,8 @@ def test_chat_prompts_equal_those_of_transformers(chat_tokenizer, chat):
 def test_chat_prompt_and_response_equal_the_rendered_dialogue(chat_tokenizer, chat):
     tokenizer = chat_tokenizer()
     encoder = Encoder(tokenizer, "chat")
-    (prompt,) = encoder.prompts([render_prompt(CHATS[chat])])
-    (response,) = encoder.responses([" Of course. \n"])
+    (prompt,) = encoder.prompts([CHATS[chat]])
+    (response,) = encoder.responses([" Of course."])
     whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
     *expected, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
     # The template writes a line break after <|im_end|>, which is not part of the response.
@@ -214,7 +219,7 @@ def test_chat_responses_end_with_one_eos(chat_tokenizer):
 
 
 def test_bos_is_determined_by_the_chat_template(chat_tokenizer):
-    turns = render_prompt([("user", "Hi")])
+    turns = [("user", "Hi")]
     plain = chat_tokenizer()
     (without,) = Encoder(plain, "chat").prompts([turns])
     assert without.count(plain.bos_token_id) == 0
@@ -224,7 +229,7 @@ def test_bos_is_determined_by_the_chat_template(chat_tokenizer):
 
 def test_a_prompt_without_markers_is_one_turn_of_the_user(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(), "chat")
-    assert encoder.prompts([" Hi there\n"]) == encoder.prompts([render_prompt(CHATS["one turn"])])
+    assert encoder.prompts([parse_prompt("Hi there")]) == encoder.prompts([CHATS["one turn"]])
 
 
 def test_tokenizer_without_a_chat_template_is_an_error(trained):
@@ -234,9 +239,9 @@ def test_tokenizer_without_a_chat_template_is_an_error(trained):
 
 def test_turns_that_a_template_rejects_are_an_error_of_one_line(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat")
-    encoder.prompts([render_prompt(CHATS["several turns"])])
+    encoder.prompts([CHATS["several turns"]])
     with pytest.raises(InputError) as error:
-        encoder.prompts([render_prompt(CHATS["a system turn"])])
+        encoder.prompts([CHATS["a system turn"]])
     message = str(error.value)
     assert "chat: the chat template rejects turns of system, user, assistant, user: " in message
     assert "System role not supported" in message
@@ -299,15 +304,15 @@ def test_a_response_has_no_space_that_the_text_does_not_have(sentence_piece):
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
     # The tokenizer alone puts another space in front.
     assert sentence_piece.tokenize(" yes") == ["▁", "▁yes"]
-    assert encoder.are_joint(["\n\nHuman: no\n\nAssistant:"], [" yes"]) == [True]
+    assert encoder.are_joint([[("user", "no")]], [" yes"]) == [True]
 
 
 def test_a_response_starts_with_the_space_that_the_template_writes(sentence_piece):
     sentence_piece.chat_template = LLAMA2_LIKE
     encoder = Encoder(sentence_piece, "chat")
-    (response,) = encoder.responses(["yes\n"])
+    (response,) = encoder.responses(["yes"])
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
-    assert encoder.are_joint(["\n\nHuman: no\n\nAssistant:"], ["yes"]) == [True]
+    assert encoder.are_joint([[("user", "no")]], ["yes"]) == [True]
 
 
 def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sentence_piece):
@@ -316,7 +321,7 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
     # "]y" is one token.
     (response,) = encoder.responses(["yes"])
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
-    prompts = ["\n\nHuman: no\n\nAssistant:"] * 2
+    prompts = [[("user", "no")]] * 2
     assert encoder.are_joint(prompts, ["yes", "no"]) == [False, True]
 
 
@@ -355,8 +360,8 @@ def test_rows_have_the_ids_of_one_text_with_real_tokenizers(shared_data, name, t
         texts = pq.read_table(shared_data / dataset / "test.parquet").slice(0, 20).to_pylist()
         prompts, responses = ([row[key] for row in texts] for key in ("prompt", "chosen"))
         if template == "chat":
-            prompts = [prompt.rpartition("\n\nHuman:")[2] for prompt in prompts]
-        assert all(encoder.are_joint(prompts, responses))
+            prompts = ["\n\nHuman:" + prompt.rpartition("\n\nHuman:")[2] for prompt in prompts]
+        assert all(encoder.are_joint(list(map(parse_prompt, prompts)), responses))
 
 
 # --- OPT's tokenizer --------------------------------------------------------------------------
@@ -364,7 +369,7 @@ def test_rows_have_the_ids_of_one_text_with_real_tokenizers(shared_data, name, t
 
 def test_opt_prompts_and_responses(opt):
     encoder = Encoder(opt, "dialogue")
-    assert encoder.prompts(["Hello world"]) == [[2, 31414, 232]]
+    assert encoder.prompts([parse_prompt("Hello world")]) == [[2, 31414, 232]]
     # The same words without </s> in front; "</s>" closes a response.
     assert encoder.responses(["Hello world"]) == [[31414, 232, 2]]
     assert (opt.pad_token_id, opt.eos_token_id) == (1, 2)
@@ -377,7 +382,7 @@ def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
     theirs = load_tokenizer(shared_data / "tokenizer_opt")
     encoder = Encoder(opt, "dialogue")
     expected = theirs(texts, split_special_tokens=True)["input_ids"]
-    assert encoder.prompts(texts) == expected
+    assert encoder.prompts(list(map(parse_prompt, texts))) == expected
     # Without </s> at the start, and with </s> at the end.
     assert encoder.responses(texts) == [[*ids[1:], 2] for ids in expected]
     assert all(2 not in ids[1:] for ids in expected)

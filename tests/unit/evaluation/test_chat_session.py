@@ -261,10 +261,10 @@ def test_the_chat_template_renders_the_text_of_training(dialogue, name):
     text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
     assert text == f"<s>{prompt}"
     ids = tokenizer.apply_chat_template(messages, return_dict=False, **options)
-    assert ids == Encoder(tokenizer, "dialogue").prompts([prompt])[0]
+    assert ids == Encoder(tokenizer, "dialogue").prompts([turns])[0]
 
 
-def test_the_chat_template_escapes_markers_as_records_do(dialogue):
+def test_the_chat_template_renders_any_text_as_training_does(dialogue):
     draw = random.Random(1)
     parts = ["\n", "\n", "Human:", "System:", "Assistant:", " ", "a"]
     for _ in range(300):

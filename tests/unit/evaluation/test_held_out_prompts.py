@@ -5,6 +5,7 @@ import pytest
 
 from snakechat.data.records import RecordWriter
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_prompts
+from support.dialogues import make_record
 
 EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
 
@@ -60,7 +61,7 @@ def inputs(tmp_path):
     rows.mkdir()
     with RecordWriter(records / "train.parquet") as writer:
         for text in ("What is 2 + 2?", "Who are you?", "Who  are YOU ?!", "Why?"):
-            writer.write((text, None, None))
+            writer.write(make_record(text))
     np.save(rows / "sft.train.npy", np.array([0, 1]))
     np.save(rows / "reward.train.npy", np.array([2, 3]))
     return {"records.a": records, "rows.a": rows}
