@@ -63,13 +63,14 @@ def main():
 
 def prepare(folder):
     """Write records of all sizes and a tokenizer into a folder. Returns the source of the texts."""
+    from snakechat.data.dialogues import parse_prompt
     from snakechat.data.records import RecordWriter
 
     if SHARED.exists():
-        from snakechat.data.records import read_records
+        import pyarrow.parquet as pq
 
         (folder / "tokenizer").symlink_to(SHARED / "tokenizer_opt")
-        rows = list(read_records(SHARED / "hh_harmless/train.parquet"))
+        rows = pq.ParquetFile(SHARED / "hh_harmless/train.parquet").read().to_pylist()
         source = "hh_harmless, repeated"
     else:
         import random
@@ -78,14 +79,13 @@ def prepare(folder):
         from snakechat.data.toy import make_rows
 
         rows, _ = make_rows(16_000, 10, random.Random(1))
-        rows = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
-        texts = (text for row in rows for text in row)
+        texts = (row[name] for row in rows for name in ("prompt", "chosen", "rejected"))
         train_tokenizer(texts, 4_000).save_pretrained(folder / "tokenizer")
         source = "generated"
     for size in SIZES:
         with RecordWriter(folder / f"{size}.parquet") as writer:
             for row in islice(cycle(rows), size):
-                writer.write(row)
+                writer.write((parse_prompt(row["prompt"]), row["chosen"], row["rejected"]))
     return source
 
 
@@ -145,10 +145,10 @@ def raw(phase, _, folder):
     """(a) The tokenizers library on the same texts, in batches of 1,000."""
     from tokenizers import Tokenizer
 
-    from snakechat.data.records import read_records
+    from snakechat.data.records import read_texts
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-    rows = list(read_records(folder / f"{RAW_ROWS}.parquet"))
+    rows = list(read_texts(folder / f"{RAW_ROWS}.parquet"))
     texts = [text for row in rows for text in row[: len(FIELDS[phase])]]
     started = time.perf_counter()
     for start in range(0, len(texts), 1000):
@@ -160,11 +160,11 @@ def single(phase, _, folder):
     """(b) One call per sample, padded; the encodings are saved by torch."""
     import torch
 
-    from snakechat.data.records import read_records
+    from snakechat.data.records import read_texts
     from snakechat.data.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer")
-    rows = list(islice(read_records(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
+    rows = list(islice(read_texts(folder / f"{RAW_ROWS}.parquet"), SINGLE_ROWS))
     started = time.perf_counter()
     encodings = []
     padded = {"max_length": LIMIT, "padding": "max_length", "truncation": True}

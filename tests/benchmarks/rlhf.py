@@ -192,9 +192,10 @@ def prepare(folder, number):
 
     SEED.json contains the case and the prompts of each step of a round, in the order of train_rlhf.
     """
+    import pyarrow.parquet as pq
     import torch
 
-    from snakechat.data.records import read_records
+    from snakechat.data.dialogues import parse_prompt
     from snakechat.data.tokenizers import Encoder
     from snakechat.data.tokens import RaggedWriter
     from snakechat.modeling.batching import global_batches
@@ -204,7 +205,8 @@ def prepare(folder, number):
 
     vocab_size = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())
-    rows = list(read_records(ROWS))
+    table = pq.ParquetFile(ROWS).read(["prompt", "chosen", "rejected"])
+    rows = [tuple(row.values()) for row in table.to_pylist()]
     tokenizer = make_tokenizer(vocab_size, rows)
     base, reward = folder / f"{vocab_size} base", folder / f"{vocab_size} reward"
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, base)
@@ -213,7 +215,9 @@ def prepare(folder, number):
     # Distinct prompts from the whole file; twice as many as needed, because long ones are skipped.
     texts = list(dict.fromkeys(prompt for prompt, *_ in rows))
     num_texts = 2 * plan["steps"] * max(case.prompts for case in CASES)
-    encoded = Encoder(tokenizer, "dialogue").prompts(texts[:: len(texts) // num_texts])
+    encoded = Encoder(tokenizer, "dialogue").prompts(
+        list(map(parse_prompt, texts[:: len(texts) // num_texts]))
+    )
     prompts = [ids for ids in encoded if len(ids) <= PROMPT_LIMIT]
     for case in CASES:
         if case.vocab_size != vocab_size:
