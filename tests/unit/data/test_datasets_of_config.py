@@ -271,8 +271,8 @@ def test_datasets_without_pairs_are_used_for_sft_only(name):
 
 def imported(folder, name, rows):
     """Import rows of a dataset. Returns the records and the reasons of dropped rows."""
-    settings = SimpleNamespace(on_bad_row="fail", **DATASETS[name])
-    job = SimpleNamespace(settings=settings, result=folder, facts={})
+    settings = SimpleNamespace(on_bad_row="fail", keep={}, **DATASETS[name])
+    job = SimpleNamespace(settings=settings, result=folder, facts={}, spec={"name": name})
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     import_split(job, "train", {"source.jsonl": source})

@@ -155,7 +155,8 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(
         found = Encoder(first, "auto")
         assert found.template == "dialogue"
         expected = Encoder(load_tokenizer(tmp_path / "bare"), "dialogue")
-        assert found.prompts(TEXTS) == expected.prompts(TEXTS)
+        turns = list(map(parse_prompt, TEXTS))
+        assert found.prompts(turns) == expected.prompts(turns)
         assert found.responses([" Yes.", " No."]) == expected.responses([" Yes.", " No."])
 
 
