@@ -279,7 +279,7 @@ class Evaluator:
             settings.template,
         )
         [first, *_] = models.values()
-        examples = reader_examples(reader, first.examples, lambda: self.texts.prompts(self.rows))
+        examples = reader_examples(reader, first.examples, lambda: self.texts.turns(self.rows))
         with loaded_scorer(folder, "fp32", reader.tokenizer, self.placement, examples) as model:
             for responses in models.values():
                 yield responses, self._model_scores(model.module, reader, responses)

@@ -101,7 +101,7 @@ def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardMode
     examples = reader_examples(
         reader,
         prompt_examples(prompts, settings.max_response_length, settings.num_generations),
-        lambda: texts.prompts(range(min(len(prompts), BATCH_SIZE))),
+        lambda: texts.turns(range(min(len(prompts), BATCH_SIZE))),
     )
     module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement, examples)
     weight = weighted_references(settings.reward)[name]

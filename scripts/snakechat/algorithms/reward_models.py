@@ -112,15 +112,15 @@ def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
 
 
 def reader_examples(
-    reader: Reader, examples: Examples, prompts: Callable[[], Sequence[str]]
+    reader: Reader, examples: Examples, prompts: Callable[[], Sequence[list[Turn]]]
 ) -> Examples:
     """Return rows as a reward model reads them.
 
     Args:
         examples: Prompts and responses of the actor's ids.
-        prompts: Returns the texts of prompts.
+        prompts: Returns the turns of prompts.
     """
     if reader.encoder is None:
         return examples
-    texts = prompts()
-    return sequence_examples(reader.encoder(texts, [SAMPLE_RESPONSE] * len(texts)))
+    turns = prompts()
+    return sequence_examples(reader.encoder(turns, [SAMPLE_RESPONSE] * len(turns)))

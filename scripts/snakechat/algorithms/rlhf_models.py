@@ -116,7 +116,7 @@ def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel
     examples = reader_examples(
         reader,
         prompt_examples(prompts, settings.max_response_length, settings.num_generations),
-        lambda: texts.prompts(range(min(len(prompts), NUM_PROMPTS))),
+        lambda: texts.turns(range(min(len(prompts), NUM_PROMPTS))),
     )
     with module.on_device():
         check_model(scorer, examples, module.sampling)
