@@ -30,6 +30,7 @@ from snakechat.config.job_files import (
     unread_files_remark,
 )
 from snakechat.config.job_settings import (
+    dpo_evaluation_inputs,
     dpo_evaluation_settings,
     generation_inputs,
     held_out_datasets,

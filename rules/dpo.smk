@@ -35,11 +35,7 @@ SPECS.describe(
     "evaluate_dpo",
     folder="eval/dpo",
     settings=lambda name: dpo_evaluation_settings(CONFIG, name),
-    inputs=lambda name: {
-        "model": ("train_dpo", name),
-        "tokens": ("tokenize_dpo", name),
-        **reference_inputs(CONFIG, name),
-    },
+    inputs=lambda name: dpo_evaluation_inputs(CONFIG, name),
     runs_models=True,
 )
 

@@ -8,11 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import evaluate_dpo
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.config.job_settings import dpo_evaluation_settings
+from snakechat.config.job_settings import dpo_evaluation_inputs, dpo_evaluation_settings
 from snakechat.data import toy
+from snakechat.data.records import COLUMNS
+from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, result_files
 from support.stages import stages_of_small_model
@@ -56,8 +59,8 @@ def lines_of(result):
 
 def evaluate(stages, name, folder):
     """Return the metrics of a trained recipe."""
-    keys = {"model": "train_dpo", "tokens": "tokenize_dpo", "reference": "compute_reference"}
-    inputs = {key: stages.made.get((rule, name)) for key, rule in keys.items()}
+    jobs = dpo_evaluation_inputs(stages.config, name)
+    inputs = {key: stages.result(*job) for key, job in jobs.items()}
     settings = SimpleNamespace(**dpo_evaluation_settings(stages.config, name))
     placement = stages.placement("train_dpo", name)
     job = SimpleNamespace(settings=settings, inputs=inputs, placement=placement, result=folder)
@@ -153,3 +156,44 @@ def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(
     with stages_of_small_model(tmp_path, tokenizer, rows, recipes, init_std=0.5) as stages:
         losses = [step["loss"] for step in lines_of(stages.result("train_dpo", "still"))]
     assert losses == pytest.approx([initial] * 8, abs=2e-4)
+
+
+def exact_margins(model, base, pairs, beta):
+    """Return the margin of each pair in fp32, a row by itself, by transformers alone."""
+    logprobs = []
+    for folder in (model, base):
+        causal = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        of_model = []
+        for prompt, *responses in pairs:
+            row = []
+            for response in responses:
+                ids = torch.tensor([[*map(int, prompt), *map(int, response)]])
+                with torch.no_grad():
+                    table = causal(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+                row.append(table.gather(1, ids[0, len(prompt) :, None]).sum())
+            of_model.append(row)
+        logprobs.append(torch.tensor(of_model))
+    chosen, rejected = (beta * (logprobs[0] - logprobs[1])).T
+    return chosen - rejected
+
+
+def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, tmp_path):
+    rows, _ = toy.make_rows(64, 0, random.Random(2))
+    records = [tuple(row.values()) for row in rows]
+    rows = {"train": records, "eval": records}
+    recipe = {**COMMON, "dtype": "bf16", "epochs": 1, "learning_rate": 1e-4, "max_steps": 2}
+    recipe |= {"max_length": 96}
+    folder = tmp_path / "result"
+    folder.mkdir()
+    with stages_of_small_model(
+        tmp_path, tokenizer, rows, {"dpo": {"short": recipe}}, init_std=0.5
+    ) as stages:
+        metrics = evaluate(stages, "short", folder)
+        tokens = stages.result("tokenize_dpo", "short")
+        pairs = list(zip(*(Ragged(tokens, f"eval.{name}") for name in COLUMNS), strict=True))
+        margins = exact_margins(stages.result("train_dpo", "short"), tmp_path / "base", pairs, 0.1)
+    assert metrics["accuracy"] == (margins > 0).double().mean()
+    assert metrics["margin"] == pytest.approx(margins.mean().item(), rel=0.01)
+    # Rounding errors of fp32 are far below the margins.
+    assert metrics["margin_noise"] < 0.1 * margins.abs().median()
+    assert metrics["within_noise"] < 0.1

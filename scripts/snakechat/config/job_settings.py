@@ -193,11 +193,22 @@ def reference_inputs(config: Config, name: str) -> Jobs:
 def dpo_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the evaluation of a dpo recipe."""
     recipe = config.recipe("dpo", name)
-    keys = ("dtype", "max_length", *(field.name for field in fields(PreferenceSettings)))
+    keys = ("max_length", *(field.name for field in fields(PreferenceSettings)))
     return {
         "datasets": held_out_datasets(config, "dpo", name),
         **{key: recipe[key] for key in keys},
     }
+
+
+def dpo_evaluation_inputs(config: Config, name: str) -> Jobs:
+    """Return the models that the evaluation of a dpo recipe compares, and its tokens."""
+    inputs = {
+        "model": ("train_dpo", name),
+        "tokens": ("tokenize_dpo", name),
+    }
+    if has_reference(config.recipe("dpo", name)["loss"]):
+        inputs["base"] = config.base_model("dpo", name)
+    return inputs
 
 
 def held_out_datasets(config: Config, stage: str, name: str) -> list[str]:

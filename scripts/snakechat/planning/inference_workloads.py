@@ -30,8 +30,16 @@ def evaluate_reward(job: JobDescription) -> Workload:
 
 
 def evaluate_dpo(job: JobDescription) -> Workload:
-    """Return the workload of the implicit rewards of the evaluation split."""
-    return pair_evaluation(job, job.model("model", POLICY), "eval")
+    """Return the workload of the implicit rewards of the evaluation split, in fp32.
+
+    It evaluates one model after the other.
+    """
+    models = [
+        job.model(key, POLICY, dtype="fp32") for key in ("model", "base") if key in job.inputs
+    ]
+    workload = pair_evaluation(job, models[0], "eval")
+    flops = product(len(models), workload.flops)
+    return workload._replace(frozen=models, one_at_a_time=True, flops=flops)
 
 
 def pair_evaluation(job: JobDescription, model: ModelSpec, split: str) -> Workload:

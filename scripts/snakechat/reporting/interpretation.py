@@ -5,6 +5,7 @@ from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.formatting import format_share, format_significant
+from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import MODELS, N_
 from snakechat.reporting.translations import Translate
 
@@ -12,6 +13,8 @@ Metrics = Mapping[str, Any]
 
 # From these values on, a result is worth a remark.
 FEW_ENDED, LONGER, FAR, SHARED, NEAR = 0.9, 1.5, 20.0, 0.2, 0.02
+# The accuracy of guessing which response of a pair is preferred.
+GUESSING = 0.5
 
 
 def rlhf_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
@@ -103,6 +106,17 @@ def contamination_remarks(metrics: Metrics, translate: Translate) -> Iterator[st
 
 def pair_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
     """Yield remarks on the evaluation of a reward model or a DPO model on held-out pairs."""
+    for dataset, of in {None: metrics, **metrics.get("by_dataset", {})}.items():
+        interval = proportion_interval(of["accuracy"], of["pairs"])
+        if interval[0] <= GUESSING <= interval[1]:
+            low, high = map(format_share, interval)
+            yield translate(
+                "The accuracy on {pairs} is not distinguishable from guessing: its 95 % interval,"
+                " {low} to {high}, contains 50 %.",
+                pairs=dataset or translate("all pairs"),
+                low=low,
+                high=high,
+            )
     longer = metrics["longer_wins_accuracy"]
     if metrics["accuracy"] - longer < NEAR:
         yield translate(
@@ -115,6 +129,12 @@ def pair_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
             "{ties} of the pairs are ties, which do not count as correct. Responses that are equal"
             " after truncation have equal scores: max_length may be too small.",
             ties=format_share(metrics["ties"]),
+        )
+    if metrics.get("within_noise", 0) > NEAR:
+        yield translate(
+            "The margins of {share} of the pairs are not larger than their rounding error in fp32:"
+            " which response they prefer is chance. The training has changed the model too little.",
+            share=format_share(metrics["within_noise"]),
         )
 
 

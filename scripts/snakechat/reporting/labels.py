@@ -40,6 +40,8 @@ PAIRS = {
     "accuracy": N_("accuracy"),
     "longer_wins_accuracy": N_("accuracy of choosing the longer response"),
     "ties": N_("ties"),
+    "within_noise": N_("pairs whose margin is not larger than its rounding error"),
+    "margin_noise": N_("largest rounding error of a margin"),
     "loss": N_("loss (nats per pair)"),
     "chosen_score": N_("mean score of chosen responses"),
     "rejected_score": N_("mean score of rejected responses"),
@@ -85,7 +87,7 @@ WIN_RATES = {
 }
 # Metrics of RESPONSES and PAIRS that lie between 0 and 1.
 FRACTIONS = {
-    *("accuracy", "longer_wins_accuracy", "ties", "calibration_error", "success"),
+    *("accuracy", "longer_wins_accuracy", "ties", "within_noise", "calibration_error", "success"),
     *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition"),
 }
 

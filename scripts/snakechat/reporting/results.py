@@ -173,7 +173,7 @@ def with_interval(fraction: float, count: int) -> Estimated:
 
 def pair_cell(key: str, value: float, pairs: int) -> Any:
     """Return the cell of a metric of pairs; fractions of pairs have an interval."""
-    is_proportion = key in ("accuracy", "longer_wins_accuracy", "ties")
+    is_proportion = key in ("accuracy", "longer_wins_accuracy", "ties", "within_noise")
     return metric_cell(key, value, proportion_interval(value, pairs) if is_proportion else None)
 
 

@@ -229,6 +229,24 @@ def test_pairs_that_length_alone_ranks_have_a_remark():
     assert "25.0 % of the pairs are ties" in text_of(remark)
 
 
+def test_an_accuracy_whose_interval_contains_one_half_is_not_distinguishable_from_guessing():
+    [remark] = pair_remarks(REWARD | {"pairs": 32, "accuracy": 18 / 32}, english)
+    # Wilson's interval of 18 of 32.
+    assert text_of(remark).startswith(
+        "The accuracy on all pairs is not distinguishable from guessing: its 95 % interval, 39.3 %"
+        " to 71.8 %"
+    )
+    [remark] = pair_remarks(REWARD | {"by_dataset": {"a": {"pairs": 20, "accuracy": 0.4}}}, english)
+    assert "accuracy on a is not distinguishable" in text_of(remark)
+
+
+def test_margins_below_their_rounding_error_have_a_remark():
+    [remark] = pair_remarks(REWARD | {"within_noise": 0.5}, english)
+    assert "margins of 50.0 % of the pairs are not larger than their rounding error" in text_of(
+        remark
+    )
+
+
 def test_shared_prompts_are_explained():
     statistics = {
         "records.toy": {"train": {"rows": 100, "repeated_prompts": 82}},
