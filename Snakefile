@@ -29,14 +29,28 @@ if not workflow.modifier.is_main_snakefile():
     )
 
 
-configfile: f"{workflow.basedir}/config.yaml"
-
-
 # On a cluster, Snakemake plans again in each job, with the sources and the config of the build that
 # submitted it (snakechat.workflow.snapshot).
 BUILD = {"sources": workflow.basedir}
 if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
+sys.path.insert(0, f"{BUILD['sources']}/scripts")
+
+from snakechat.config.config_files import check_config_files
+from snakechat.config.errors import ConfigError
+from snakechat.workflow.snakemake_adapter import command_line_configfiles
+
+# Before Snakemake reads config.yaml. It has read the files of --configfile already.
+if not workflow.remote_exec:
+    try:
+        check_config_files(
+            [Path(workflow.basedir, "config.yaml"), *command_line_configfiles(workflow)]
+        )
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+
+
+configfile: f"{workflow.basedir}/config.yaml"
 
 
 include: f"{BUILD['sources']}/rules/common.smk"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 # The folder of the Snakefile, which relative paths of the config start from; and that of the code.
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
-sys.path.insert(0, str(SOURCES / "scripts"))
 
 from snakechat.config.expectations import (
     baseline_inputs,

@@ -19,6 +19,10 @@ CONFIGS = {
         "rlhf: {recipes: {tiny: {actor: tinny}}}",
         "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes",
     ),
+    "key written twice": (
+        "sft:\n  recipes: {tiny: {epochs: 1}}\nseed: 1\nsft: {}\n",
+        "mine.yaml: sft is written twice, in lines 1 and 4: ",
+    ),
     "renamed key": (
         "rlhf: {recipes: {tiny: {samples: 4}}}",
         "config: rlhf.recipes.tiny.samples was renamed: use num_generations",
@@ -36,6 +40,21 @@ def test_mistake_in_the_config_is_one_line(sources, mistake):
     assert last.startswith(f"error: {expected}"), process.stdout
     assert "Traceback" not in process.stdout
     assert not (sources.folder / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sft:\n\trecipes: {}\n", "line 2 is indented with a tab: use spaces"),
+        ("seed: 1\nseed: 2\n", "seed is written twice, in lines 1 and 2: keep one of them"),
+    ],
+)
+def test_mistake_in_the_text_of_the_project_config_is_one_line(sources, text, problem):
+    (sources.folder / "config.yaml").write_text(text)
+    process = sources.snakemake("-n", "output/rlhf/tiny")
+    assert process.returncode == 1
+    assert process.stdout.strip().splitlines()[-1].startswith(f"error: config.yaml: {problem}")
+    assert "Traceback" not in process.stdout
 
 
 @pytest.mark.parametrize("target", ["output/rlhf/nothing", "output/rlhf/../x"])

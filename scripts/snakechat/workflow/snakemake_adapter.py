@@ -56,6 +56,11 @@ def command_line_config(workflow: Any) -> dict[str, Any]:
     return dict(workflow.config_settings.config)
 
 
+def command_line_configfiles(workflow: Any) -> list[Path]:
+    """Return the files of --configfile."""
+    return list(workflow.config_settings.configfiles)
+
+
 def jobs_share_environment(workflow: Any) -> bool:
     """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
     methods = workflow.deployment_settings.deployment_method

@@ -1,0 +1,99 @@
+"""The text of the config's files: what the parsed values no longer show.
+
+Snakemake reads the files. Of a key that is written twice, it keeps the last value, and its error of
+a file that cannot be parsed names neither the file nor the line.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from snakechat.config.errors import ConfigError
+from snakechat.config.plain_values import shown_key
+
+# `<<: *name` takes over the keys of another mapping; several ones add up.
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def check_config_files(paths: Iterable[Path]) -> None:
+    """Check files before Snakemake's values of them are used. A missing file is not an error here.
+
+    Raises:
+        ConfigError: A file is not YAML or JSON in UTF-8, or a mapping has a key twice.
+    """
+    for path in paths:
+        if path.exists():
+            check_config_text(path.name, path.read_bytes())
+
+
+def check_config_text(name: str, content: bytes) -> None:
+    """Check the content of one file.
+
+    Raises:
+        ConfigError: See check_config_files.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name}: byte {error.start + 1} is not UTF-8: save the file as text in UTF-8"
+        ) from None
+    if _is_json(text):
+        # YAML has no tabs outside of text.
+        text = text.replace("\t", " ")
+    try:
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: {_describe(error, text)}") from None
+    _check_keys(name, root)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(error: yaml.YAMLError, text: str) -> str:
+    """Return where YAML has an error, and what it is, in one line."""
+    mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return f"not YAML: {error}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"line {mark.line + 1} is indented with a tab: use spaces"
+    problem = getattr(error, "problem", None) or error
+    return f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
+
+
+def _check_keys(name: str, root: yaml.Node | None) -> None:
+    """Raise ConfigError for the first mapping that has a key twice."""
+    pending: deque[tuple[str, yaml.Node | None]] = deque([("", root)])
+    # An alias is the node that it names, which may contain the alias.
+    seen: set[int] = set()
+    while pending:
+        path, node = pending.popleft()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending.extend((f"{path}{number}.", item) for number, item in enumerate(node.value))
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                place = f"{path}{shown_key(key.value)}"
+                written, line = (key.tag, str(key.value)), key.start_mark.line + 1
+                if written in lines and key.tag != MERGE:
+                    raise ConfigError(
+                        f"{name}: {place} is written twice, in lines {lines[written]} and {line}:"
+                        " keep one of them, the first one would be ignored"
+                    )
+                lines[written] = line
+                pending.append((f"{place}.", value))
