@@ -23,7 +23,10 @@ SPECS.describe(
 SPECS.describe(
     "evaluate_sft",
     folder="eval/sft",
-    settings=lambda name: {"dtype": CONFIG.recipe("sft", name)["dtype"]},
+    settings=lambda name: {
+        "dtype": CONFIG.recipe("sft", name)["dtype"],
+        "datasets": held_out_datasets(CONFIG, "sft", name),
+    },
     inputs=lambda name: {
         "base": CONFIG.base_model("sft", name),
         "model": ("train_sft", name),

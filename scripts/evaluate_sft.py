@@ -1,15 +1,31 @@
-"""Compute the perplexity of the base model and of the fine-tuned model on the evaluation split."""
+"""Compute the perplexity of the base model and of the fine-tuned model on the evaluation split.
 
+response_perplexity is that of the responses, perplexity that of whole rows: prompts, which most
+recipes do not generate, may be nearly all of their tokens.
+"""
+
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.reporting.intervals import ratio_interval
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metrics import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+
+MOMENTS = {"before": "base", "after": "model"}
+# Names of the metrics: whether prompts count.
+PREFIXES = {"": True, "response_": False}
+
+# {moment: {prefix: log-probability of each row [n]}}.
+Logprobs = dict[str, dict[str, np.ndarray]]
 
 
 def main(job: Job[Any]) -> None:
@@ -18,24 +34,63 @@ def main(job: Job[Any]) -> None:
     start_evaluation(placement, dtype)
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     tokenizer = load_tokenizer(job.inputs["model"])
-    metrics: dict[str, Any] = {"rows": len(examples)}
-    for name, folder in (("before", job.inputs["base"]), ("after", job.inputs["model"])):
-        with loaded_policy(folder, dtype, tokenizer, placement, examples) as model:
-            metrics[name] = perplexities(model.module, examples, placement["micro_batch_tokens"])
-    if rank() == 0:
-        write_json(job.result / "metrics.json", metrics)
-        before, after = (metrics[name]["perplexity"] for name in ("before", "after"))
-        print(f"perplexity {before:.3f} -> {after:.3f}")
+    logprobs: Logprobs = {}
+    for moment, key in MOMENTS.items():
+        with loaded_policy(job.inputs[key], dtype, tokenizer, placement, examples) as model:
+            logprobs[moment] = row_logprobs(model.module, examples, placement["micro_batch_tokens"])
+    if rank() > 0:
+        return
+    tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
+    stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
+    rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
+    metrics = metrics_by_dataset(logprobs, tokens, rows_of)
+    write_json(job.result / "metrics.json", metrics)
+    before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
+    print(f"perplexity of responses {before:.3f} -> {after:.3f}")
 
 
-def perplexities(policy: Policy, examples: Examples, max_tokens: int) -> dict[str, float]:
-    """Return perplexity and number of tokens: of sequences and, as response_*, of responses."""
-    metrics: dict[str, float] = {}
-    for prefix, with_prompts in (("", True), ("response_", False)):
-        logprobs = response_logprobs(policy, examples, max_tokens, with_prompts=with_prompts)
-        num_tokens = int(examples.num_tokens(with_prompts).sum())
-        metrics[f"{prefix}perplexity"] = math.exp(-logprobs.sum() / num_tokens)
-        metrics[f"{prefix}tokens"] = num_tokens
+def row_logprobs(policy: Policy, examples: Examples, max_tokens: int) -> dict[str, np.ndarray]:
+    """Return the log-probability [n] of each row: of its sequence, and of its response."""
+    return {
+        prefix: response_logprobs(policy, examples, max_tokens, with_prompts=whole)[0]
+        for prefix, whole in PREFIXES.items()
+    }
+
+
+def metrics_by_dataset(
+    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], rows_of: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the metrics of all rows; of each dataset under by_dataset, if there are several.
+
+    Args:
+        tokens: {prefix: number of target tokens [n] of each row}.
+        rows_of: {dataset: number of rows}, in the order of the rows.
+    """
+    metrics = perplexities(logprobs, tokens, slice(None))
+    rows_of = {name: number for name, number in rows_of.items() if number}
+    if len(rows_of) > 1:
+        ends = np.cumsum(list(rows_of.values())).tolist()
+        metrics["by_dataset"] = {
+            name: perplexities(logprobs, tokens, slice(end - rows_of[name], end))
+            for name, end in zip(rows_of, ends, strict=True)
+        }
+    return metrics
+
+
+def perplexities(
+    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], rows: slice
+) -> dict[str, Any]:
+    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals over rows."""
+    metrics: dict[str, Any] = {"rows": len(tokens[""][rows]), "intervals_95": {}}
+    for moment, of_prefix in logprobs.items():
+        metrics[moment], intervals = {}, {}
+        for prefix, values in of_prefix.items():
+            nats, counts = -values[rows], tokens[prefix][rows]
+            metrics[moment][f"{prefix}perplexity"] = math.exp(nats.sum() / counts.sum())
+            metrics[moment][f"{prefix}tokens"] = int(counts.sum())
+            if interval := ratio_interval(nats, counts):
+                intervals[f"{prefix}perplexity"] = [math.exp(bound) for bound in interval]
+        metrics["intervals_95"][moment] = intervals
     return metrics
 
 

@@ -9,6 +9,7 @@ import pytest
 import write_record
 from snakechat.planning import flops
 from snakechat.reporting.formatting import format_memory, format_significant
+from snakechat.reporting.labels import PERPLEXITIES
 from snakechat.reporting.training_summary import TrainingSummary, read_run
 from snakechat.reporting.translations import translator
 from snakechat.workflow.errors import InputError
@@ -177,8 +178,11 @@ def test_a_record_has_the_numbers_of_the_build(recorded):
     page = (folder / "record/sft/tiny.html").read_text()
     rows = rows_in(page)
     metrics = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
-    perplexities = [format_significant(metrics[when]["perplexity"]) for when in ("before", "after")]
-    assert rows["perplexity"] == perplexities
+    for key, label in PERPLEXITIES.items():
+        for when, cell in zip(("before", "after"), rows[label], strict=True):
+            assert cell.startswith(format_significant(metrics[when][key]))
+            low, high = metrics["intervals_95"][when][key]
+            assert f"[{format_significant(low)}, {format_significant(high)}]" in cell
     run = json.loads((folder / "sft/tiny.run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
     assert rows["seconds per step (median)"] == [format_significant(run["seconds_per_step"])]
@@ -197,7 +201,7 @@ def test_a_record_has_the_numbers_of_the_build(recorded):
 
 def test_each_stage_has_its_own_metrics_and_curves(recorded):
     metrics = {
-        "sft": {"perplexity", "perplexity of responses"},
+        "sft": {"perplexity of responses", "perplexity of prompts and responses"},
         "reward": {"accuracy", "accuracy of choosing the longer response"},
         "dpo": {"accuracy", "loss (nats per pair)"},
         "rlhf": {"score", "KL to the SFT model (nats per response)"},
@@ -241,6 +245,6 @@ def test_a_record_in_chinese(recorded, tmp_path):
     copy.build(*PAGES)
     english, chinese = (tree.folder / PAGES[0] for tree in (recorded, copy))
     ours, theirs = (rows_in(page.read_text()) for page in (chinese, english))
-    assert ours["困惑度"] == theirs["perplexity"]
+    assert ours["回复的困惑度"] == theirs["perplexity of responses"]
     text = chinese.read_text()
     assert '<html lang="zh">' in text and translator("zh")("loss (nats per token)") in text

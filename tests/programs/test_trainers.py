@@ -100,11 +100,14 @@ def test_perplexities_are_those_of_transformers(quick):
         nats = -logprobs[range(len(ids) - 1), ids[1:]]
         losses[""] += nats.tolist()
         losses["response_"] += nats[len(prompt) - 1 :].tolist()
-    metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())["after"]
+    metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())
     for prefix, nats in losses.items():
-        assert metrics[f"{prefix}tokens"] == len(nats)
+        assert metrics["after"][f"{prefix}tokens"] == len(nats)
         expected = math.exp(sum(nats) / len(nats))
-        assert metrics[f"{prefix}perplexity"] == pytest.approx(expected, rel=1e-3)
+        assert metrics["after"][f"{prefix}perplexity"] == pytest.approx(expected, rel=1e-3)
+        low, high = metrics["intervals_95"]["after"][f"{prefix}perplexity"]
+        assert low < expected < high
+    assert metrics["rows"] == len(rows)
 
 
 def test_early_stopping_keeps_the_best_model(copy):

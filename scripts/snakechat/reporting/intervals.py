@@ -1,8 +1,9 @@
-"""Confidence intervals of proportions, of means over seeds and of their differences."""
+"""Confidence intervals of proportions, ratios, means over seeds and their differences."""
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from scipy import special, stats
 
 CONFIDENCE = 0.95
@@ -55,6 +56,28 @@ def mean_interval(
         bounds = [lower + width * float(special.expit(logit)) for logit in logits]
     # Rounding errors of the transformations.
     return [min(bounds[0], mean), max(bounds[1], mean)]
+
+
+def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> list[float] | None:
+    """Return the 95 % interval of sum(numerators) / sum(denominators) over independent rows.
+
+    The standard error is that of a ratio estimator (Cochran 1977, eq. 6.13), with Student's
+    quantile.
+
+    Args:
+        numerators, denominators: Those of each row [n], such as nats and tokens.
+
+    Returns:
+        None for fewer than two rows.
+    """
+    count = len(numerators)
+    if count < 2:
+        return None
+    ratio = float(numerators.sum() / denominators.sum())
+    residuals = numerators - ratio * denominators
+    variance = count / (count - 1) * float((residuals**2).sum()) / float(denominators.sum()) ** 2
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * math.sqrt(variance)
+    return [ratio - half, ratio + half]
 
 
 def difference_interval(values: Sequence[float], others: Sequence[float]) -> list[float] | None:

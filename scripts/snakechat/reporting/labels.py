@@ -31,10 +31,10 @@ CURVES = {
     },
 }
 
-# Evaluations of held-out rows.
+# Evaluations of held-out rows. The first one is the main result.
 PERPLEXITIES = {
-    "perplexity": N_("perplexity"),
     "response_perplexity": N_("perplexity of responses"),
+    "perplexity": N_("perplexity of prompts and responses"),
 }
 PAIRS = {
     "accuracy": N_("accuracy"),

@@ -35,14 +35,21 @@ def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
 
 
 def sft_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
-    """Yield the perplexities of SFT."""
-    for key, label in PERPLEXITIES.items():
+    """Yield the perplexity of responses: of all rows, and of each dataset if there are several."""
+    key = "response_perplexity"
+    of_datasets = {"": metrics, **metrics.get("by_dataset", {})}
+    for dataset, of in of_datasets.items():
+        label = translate(PERPLEXITIES[key])
+        if dataset:
+            label = translate("{metric} on {dataset}", metric=label, dataset=dataset)
         note = translate(
             "before training: {value}; {rows} held-out rows",
-            value=format_significant(metrics["before"][key]),
-            rows=format_significant(metrics["rows"]),
+            value=format_significant(of["before"][key]),
+            rows=format_significant(of["rows"]),
         )
-        yield Card(translate(label), format_significant(metrics["after"][key]), note)
+        interval = format_interval(key, of["intervals_95"]["after"].get(key))
+        note = ", ".join(filter(None, (interval, note)))
+        yield Card(label, format_significant(of["after"][key]), note)
 
 
 def pair_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
@@ -123,11 +130,19 @@ def sft_section(metrics: Metrics, translate: Translate) -> Section:
     """Return the section of the perplexities on held-out rows."""
     caption = translate("{count} held-out rows", count=format_significant(metrics["rows"]))
     moments = {"before": translate("before training"), "after": translate("after training")}
-    rows = [
-        [translate(label), *(format_significant(metrics[when][key]) for when in moments)]
-        for key, label in PERPLEXITIES.items()
-    ]
-    table = Table(caption, ["", *moments.values()], rows)
+    rows = []
+    for key, label in PERPLEXITIES.items():
+        for dataset, of in {"": metrics, **metrics.get("by_dataset", {})}.items():
+            name = translate(label)
+            if dataset:
+                name = translate("{metric} on {dataset}", metric=name, dataset=dataset)
+            cells = (
+                metric_cell(key, of[when][key], of["intervals_95"][when].get(key))
+                for when in moments
+            )
+            rows.append([name, *cells])
+    note = translate("In brackets: 95 % intervals over rows.")
+    table = Table(caption, ["", *moments.values()], rows, note)
     return Section(translate("SFT model"), shown_tables=[table])
 
 

@@ -2,10 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from snakechat.reporting.intervals import difference_interval, mean_interval, proportion_interval
+from snakechat.reporting.intervals import (
+    difference_interval,
+    mean_interval,
+    proportion_interval,
+    ratio_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +79,16 @@ def test_differences_without_an_estimate_of_the_variance_have_no_interval():
     assert difference_interval([1.0], [2.0, 3.0]) is None
     assert difference_interval([1.0, 1.0], [2.0, 2.0]) is None
     assert difference_interval([1.0, 1.0], [2.0, 4.0]) is not None
+
+
+def test_interval_of_a_ratio_by_hand():
+    # Ratio 6 / 4, residuals -0.5, 0.5, 0: standard error sqrt(3 / 2 * 0.5) / 4, t 4.3027.
+    half = 4.3027 * math.sqrt(0.75) / 4
+    found = ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]))
+    assert found == pytest.approx([1.5 - half, 1.5 + half], abs=1e-4)
+
+
+def test_the_ratio_of_rows_of_one_token_has_the_interval_of_a_mean():
+    values = np.array([1.0, 2.0, 4.0])
+    assert ratio_interval(values, np.ones(3)) == pytest.approx(mean_interval(list(values)))
+    assert ratio_interval(values[:1], np.ones(1)) is None

@@ -93,13 +93,29 @@ def test_the_headline_has_results_intervals_and_n():
     card, *_ = headline("reward", REWARD | {"loss": 0.1}, english)
     assert text_of(card.value) == "96.8 %"
     assert text_of(card.note) == "[94.5 %, 98.1 %], 400 held-out pairs"
-    sft = {
-        "rows": 200,
-        "before": {"perplexity": 523.1, "response_perplexity": 568.0},
-        "after": {"perplexity": 1.42, "response_perplexity": 1.29},
-    }
-    card, _ = headline("sft", sft, english)
-    assert card == ("perplexity", "1.42", "before training: 523; 200 held-out rows")
+
+
+def test_the_headline_of_sft_is_the_perplexity_of_responses_by_dataset():
+    def perplexities(rows, after, interval):
+        return {
+            "rows": rows,
+            "before": {"perplexity": 523.1, "response_perplexity": 568.0},
+            "after": {"perplexity": 1.42, "response_perplexity": after},
+            "intervals_95": {"before": {}, "after": {"response_perplexity": interval}},
+        }
+
+    sft = perplexities(200, 1.29, [1.25, 1.33])
+    note = "[1.25, 1.33], before training: 568; 200 held-out rows"
+    assert headline("sft", sft, english) == [("perplexity of responses", "1.29", note)]
+    one = perplexities(1, 1.5, [1.5, 1.5])
+    del one["intervals_95"]["after"]["response_perplexity"]
+    cards = headline("sft", sft | {"by_dataset": {"a": sft, "b": one}}, english)
+    assert [card.label for card in cards] == [
+        "perplexity of responses",
+        "perplexity of responses on a",
+        "perplexity of responses on b",
+    ]
+    assert cards[2].note == "before training: 568; 1 held-out rows"
 
 
 def test_the_models_of_a_recipe_come_in_the_order_of_training():

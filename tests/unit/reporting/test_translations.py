@@ -13,7 +13,7 @@ from snakechat.workflow.code_digests import code_digests
 
 def test_a_text_is_translated_and_its_placeholders_replaced():
     chinese, english = translator("zh"), translator("en")
-    assert (english("perplexity"), chinese("perplexity")) == ("perplexity", "困惑度")
+    assert (english("accuracy"), chinese("accuracy")) == ("accuracy", "准确率")
     assert english("accuracy on {dataset}", dataset="a") == "accuracy on a"
     assert chinese("accuracy on {dataset}", dataset="a") == "在 a 上的准确率"
 
