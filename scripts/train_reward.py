@@ -25,6 +25,7 @@ from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
+from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine, make_frozen
 from snakechat.training.evaluations import Evaluations
@@ -74,7 +75,7 @@ def main(job: Job[RewardSettings]) -> None:
         return pair_metrics(pairwise_loss(*scores), scores)
 
     def save(folder: Path) -> None:
-        save_model(model, tokenizer, folder, engine.gathered)
+        save_model(model, tokenizer, folder, engine.gathered, saved_values(engine, settings))
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
@@ -114,6 +115,7 @@ def main(job: Job[RewardSettings]) -> None:
 
     # Result.
     evaluations.save_result(job.result)
+    record_changed_weights(job, model, job.inputs["model"])
     kept_models.save_result(job.result)
     ranks.barrier()
     probes = eval_pairs.head(NUM_PROBES)

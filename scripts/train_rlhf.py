@@ -47,6 +47,7 @@ from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
+from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
 from snakechat.training.evaluations import Evaluations
@@ -109,6 +110,7 @@ def main(job: RlhfJob) -> None:
     if judges:
         job.record["llm_judges"] = usage_record(judges.values())
     evaluations.save_result(job.result)
+    record_changed_weights(job, models.actor.model, job.inputs["actor"])
     kept_models.save_result(job.result)
     write_card(job)
 
@@ -258,10 +260,11 @@ class RlhfTrainer:
     def save(self, folder: Path) -> None:
         """Save the actor, and the average of its weights, if any, in the subfolder ema."""
         model, gather = self.models.actor.model, self.actor.gathered
-        save_model(model, self.tokenizer, folder, gather)
+        master = saved_values(self.actor, self.settings)
+        save_model(model, self.tokenizer, folder, gather, master)
         if self.ema:
             with self.ema.average_weights():
-                save_model(model, self.tokenizer, folder / "ema", gather)
+                save_model(model, self.tokenizer, folder / "ema", gather, master)
 
 
 def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[int]:

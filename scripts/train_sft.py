@@ -20,6 +20,7 @@ from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
 from snakechat.reporting.model_card import write_card
+from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
 from snakechat.training.evaluations import Evaluations
@@ -63,7 +64,7 @@ def main(job: Job[SftSettings]) -> None:
         return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
 
     def save(folder: Path) -> None:
-        save_model(model, tokenizer, folder, engine.gathered)
+        save_model(model, tokenizer, folder, engine.gathered, saved_values(engine, settings))
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
@@ -103,6 +104,7 @@ def main(job: Job[SftSettings]) -> None:
 
     # Result.
     evaluations.save_result(job.result)
+    record_changed_weights(job, model, job.inputs["model"])
     kept_models.save_result(job.result)
     write_card(job)
 

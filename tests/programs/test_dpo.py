@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import evaluate_dpo
@@ -197,3 +198,62 @@ def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, 
     # Rounding errors of fp32 are far below the margins.
     assert metrics["margin_noise"] < 0.1 * margins.abs().median()
     assert metrics["within_noise"] < 0.1
+
+
+def weights_in(folder):
+    """Return the weights of a saved model by name."""
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_short_training_in_16_bits_states_what_its_weights_keep(
+    tokenizer, group, tmp_path, capsys
+):
+    rows, _ = toy.make_rows(32, 0, random.Random(1))
+    records = [tuple(row.values()) for row in rows]
+    recipe = {**COMMON, "dtype": "bf16", "max_length": 96, "max_steps": 2, "learning_rate": 1e-5}
+    recipes = {"short": recipe, "exact": {**recipe, "save_dtype": "fp32"}}
+    rows = {"train": records, "eval": records}
+    with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": recipes}) as stages:
+        jobs = {name: stages.run("train_dpo", name) for name in recipes}
+    printed = capsys.readouterr()
+    base = {name: weight.bfloat16() for name, weight in weights_in(tmp_path / "base").items()}
+    saved = {name: weights_in(job.target) for name, job in jobs.items()}
+    total = sum(weight.numel() for weight in base.values())
+    shares = {
+        name: sum(int((of[key] != base[key]).sum()) for key in base) / total
+        for name, of in saved.items()
+    }
+    assert {name: job.facts["changed_weights"] for name, job in jobs.items()} == shares
+    assert shares["short"] < 0.3 and shares["exact"] > 0.9
+    assert f"{shares['short']:.1%} of the trained weights differ from those of" in printed.out
+    assert printed.err.count("rounding has discarded most of the training: set save_dtype:") == 1
+    # Both trained alike.
+    assert all(torch.equal(saved["exact"][key].bfloat16(), saved["short"][key]) for key in base)
+    assert {weight.dtype for weight in saved["exact"].values()} == {torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(jobs["exact"].target, dtype="auto")
+    assert model.dtype == torch.float32
+
+
+def test_adapters_saved_in_fp32_are_merged_without_rounding(tokenizer, group, tmp_path):
+    rows, _ = toy.make_rows(32, 0, random.Random(1))
+    records = [tuple(row.values()) for row in rows]
+    recipe = {**COMMON, "dtype": "bf16", "max_length": 96, "max_steps": 2, "learning_rate": 1e-4}
+    recipe |= {"lora_rank": 2, "lora_alpha": 4, "save_dtype": "fp32"}
+    rows = {"train": records, "eval": records}
+    with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"lora": recipe}}) as stages:
+        job = stages.run("train_dpo", "lora")
+    base = {name: weight.bfloat16() for name, weight in weights_in(tmp_path / "base").items()}
+    merged, adapter = (
+        weights_in(job.target),
+        load_file(job.target / "adapter/adapter_model.safetensors"),
+    )
+    assert {weight.dtype for weight in adapter.values()} == {torch.float32}
+    pairs = [name for name in adapter if name.endswith("lora_A.weight")]
+    for name in pairs:
+        lora_a, lora_b = adapter[name], adapter[name.replace("lora_A", "lora_B")]
+        key = name.removeprefix("base_model.model.").replace(".lora_A", "")
+        expected = base[key].float() + 2 * lora_b @ lora_a
+        torch.testing.assert_close(merged[key], expected, rtol=0, atol=1e-7)
+        assert not torch.equal(merged[key], base[key].float())
+    # Only the adapted weights are trained; nearly all of them have changed.
+    assert job.facts["changed_weights"] > 0.9

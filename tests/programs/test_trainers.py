@@ -48,6 +48,7 @@ REWARD_SETTINGS = {
     "save_strategy": "last",
     "early_stopping_patience": 0,
     "keep_steps": 0,
+    "save_dtype": None,
     "learning_rate": 0.01,
     "lr_schedule": "constant",
     "warmup_steps": 0,

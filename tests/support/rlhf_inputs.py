@@ -43,6 +43,7 @@ SETTINGS = {
     "epochs": 1,
     "max_steps": None,
     "keep_steps": 0,
+    "save_dtype": None,
     "eval_steps": 0,
     "eval_prompts": 0,
     "save_strategy": "last",

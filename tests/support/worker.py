@@ -363,12 +363,16 @@ def train_and_save(folder, placement, settings):
         engine.step()
     folder.mkdir(exist_ok=True)
     write_weights(policy.model, folder, engine.gathered)
+    exact = folder / "fp32"
+    exact.mkdir(exist_ok=True)
+    write_weights(policy.model, exact, engine.gathered, engine.master)
     distributed.barrier()
     merge_adapters(policy.model, partial(engine.gathered, update=True))
     with engine.gathered_weights():
         weights = base_weights(policy.model).items()
         merged = {name: weight.detach().clone() for name, weight in weights}
-    return {"merged": merged, "saved": load_file(folder / "model.safetensors")}
+    saved, in_fp32 = (load_file(path / "model.safetensors") for path in (folder, exact))
+    return {"merged": merged, "saved": saved, "in_fp32": in_fp32}
 
 
 # --- all cases ----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]js
 EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+SaveDtype = Literal["fp32"]
 SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
@@ -87,6 +88,7 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     epochs: Count
     max_steps: Count | None
     keep_steps: NonNegativeInt
+    save_dtype: SaveDtype | None
     eval_steps: NonNegativeInt
     save_strategy: SaveStrategy
     early_stopping_patience: NonNegativeInt

@@ -34,7 +34,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.modeling.deferred_weights import names_in_model
-from snakechat.modeling.weight_writing import SavedWeight, file_order, write_file, write_index
+from snakechat.modeling.weight_writing import file_order, write_file, write_index
 from snakechat.workflow.errors import InputError
 
 # A file of all weights, or the index of several files, in the order in which transformers prefers
@@ -196,7 +196,7 @@ def _write_weights(source: Path, tensors: Tensors, path: Path) -> None:
     order = file_order(tensors)
     with write_file(path, {name: tensors[name] for name in order}) as write:
         for name in order:
-            write(SavedWeight(_mapped_again(source, name, tensors[name]), None))
+            write(_mapped_again(source, name, tensors[name]))
 
 
 def _mapped_again(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

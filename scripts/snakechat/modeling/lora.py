@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from snakechat.modeling.models import describe
-from snakechat.modeling.partitions import Gather, no_gather, whole_shape
+from snakechat.modeling.partitions import Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError, warn
 
@@ -188,38 +188,55 @@ def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
     return [module.weight for module in modules]
 
 
-def merge(layer: LoraLayer) -> torch.Tensor:
+def merge(layer: LoraLayer, master: Master | None = None) -> torch.Tensor:
     """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
 
     The sum is computed in fp32 and rounded once. In 16 bits, this discards updates smaller than
     half of the distance between two numbers.
+
+    Args:
+        master: Returns the fp32 values of weights; the sum then stays in fp32.
     """
-    lora_a, lora_b = (weight.detach().float() for weight in adapter_weights(layer))
     base: Any = layer.base_layer
+    value = master or _detached_in_fp32
+    lora_a, lora_b = map(value, adapter_weights(layer))
     merged = lora_b @ lora_a
     merged *= layer.scaling["default"]
     if isinstance(base, Conv1D):
         merged = merged.T
-    merged += base.weight.detach()
-    return merged.to(base.weight.dtype)
+    merged += value(base.weight)
+    return merged if master else merged.to(base.weight.dtype)
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, gather: Gather = no_gather) -> None:
+def _detached_in_fp32(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().float()
+
+
+def save_adapter(
+    model: PreTrainedModel,
+    folder: Path,
+    gather: Gather = no_gather,
+    master: Master | None = None,
+) -> None:
     """Save the trained weights in peft's format; only the first process writes.
 
     Writes nothing if weights other than adapters and a score head are trained, which the format
     does not represent.
+
+    Args:
+        master: Returns the fp32 values of weights, which are then saved.
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     has_head = hasattr(model, "score")
     if not all(".lora_" in name or (has_head and name == "score.weight") for name in trained):
         return
     with gather(list(trained.values())):
+        values = {name: (master or torch.Tensor.detach)(weight) for name, weight in trained.items()}
         if rank() == 0:
-            _write_adapter(model, trained, folder)
+            _write_adapter(model, values, folder)
 
 
-def _write_adapter(model: PreTrainedModel, trained: dict[str, nn.Parameter], folder: Path) -> None:
+def _write_adapter(model: PreTrainedModel, trained: dict[str, torch.Tensor], folder: Path) -> None:
     has_head = hasattr(model, "score")
     config: Any = model.peft_config["default"]
     config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
@@ -230,7 +247,7 @@ def _write_adapter(model: PreTrainedModel, trained: dict[str, nn.Parameter], fol
     config.target_modules = sorted(config.target_modules)
     config.save_pretrained(folder)
     weights = {
-        f"base_model.model.{name.replace('.default.', '.')}": weight.detach().cpu().contiguous()
+        f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
         for name, weight in trained.items()
     }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

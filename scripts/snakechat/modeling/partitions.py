@@ -15,6 +15,10 @@ import torch
 # it with the same weights.
 Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
 
+# Returns the whole fp32 value of a weight in training. All processes must call it with the same
+# weight.
+Master = Callable[[torch.Tensor], torch.Tensor]
+
 # The attribute of a partitioned weight with the shape of the whole.
 _SHAPE = "whole_shape"
 

@@ -1,14 +1,16 @@
 """Save models as folders that from_pretrained loads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
 from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.modeling.lora import save_adapter
 from snakechat.modeling.models import SPECIAL_IDS
-from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.modeling.partitions import Gather, Master, no_gather
 from snakechat.modeling.weight_writing import write_weights
 from snakechat.workflow.distributed import rank
 
@@ -18,12 +20,16 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     gather: Gather = no_gather,
+    master: Master | None = None,
 ) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
     Adapters are merged, in the model's dtype. The subfolder adapter also has them separately, if
     nothing else but a score head was trained. All processes call this function; only the first one
     writes, and it has one whole weight at a time.
+
+    Args:
+        master: Returns the fp32 values of weights in training, which are then saved in fp32.
     """
     if rank() == 0:
         if model.can_generate():
@@ -33,10 +39,19 @@ def save_model(
             )
         # Without weights: the configs only.
         model.save_pretrained(folder, state_dict={})
+        if master:
+            _set_saved_dtype(folder / CONFIG_NAME, "float32")
         tokenizer.save_pretrained(folder)
-    write_weights(model, folder, gather)
+    write_weights(model, folder, gather, master)
     if hasattr(model, "peft_config"):
-        save_adapter(model, folder / "adapter", gather)
+        save_adapter(model, folder / "adapter", gather, master)
+
+
+def _set_saved_dtype(path: Path, dtype: str) -> None:
+    """Set the dtype in config.json, in the format of transformers."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    text = json.dumps(config | {"dtype": dtype}, indent=2, sort_keys=True)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _stop_ids_to_save(

@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from snakechat.modeling.lora import adapted_layers, adapter_weights, base_weights, merge
-from snakechat.modeling.partitions import Gather, no_gather, whole_shape
+from snakechat.modeling.partitions import Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
 
 # The size of a file, as in transformers' save_pretrained.
@@ -47,9 +47,24 @@ class SavedWeight(NamedTuple):
         """The tensors of the model that the weight is computed from."""
         return [self.weight, *(adapter_weights(self.layer) if self.layer else ())]
 
-    def value(self) -> torch.Tensor:
-        """Return the weight, whose sources must be gathered."""
-        return self.weight.detach() if self.layer is None else merge(self.layer)
+    @property
+    def is_trained(self) -> bool:
+        """Whether training changes the weight."""
+        return any(source.requires_grad for source in self.sources)
+
+    def value(self, master: Master | None = None) -> torch.Tensor:
+        """Return the weight, whose sources must be gathered.
+
+        master: Returns the fp32 values of weights. All processes then call this function.
+        """
+        if self.layer is not None:
+            return merge(self.layer, master)
+        return master(self.weight) if master and self.is_float else self.weight.detach()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a weight and no buffer of integers."""
+        return self.weight.is_floating_point()
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
@@ -70,23 +85,27 @@ def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
     }
 
 
-def write_weights(model: PreTrainedModel, folder: Path, gather: Gather = no_gather) -> None:
+def write_weights(
+    model: PreTrainedModel,
+    folder: Path,
+    gather: Gather = no_gather,
+    master: Master | None = None,
+) -> None:
     """Write the weights of the equivalent model without adapters; only the first process writes.
 
     Memory holds one merged weight at a time, unless transformers computes the weights in the files
     from several ones of the model; then it holds all of them.
+
+    Args:
+        master: Returns the fp32 values of weights, which are then written.
     """
     weights = saved_weights(model)
-    shapes = {
-        name: torch.empty(whole_shape(saved.weight), dtype=saved.weight.dtype, device="meta")
-        for name, saved in weights.items()
-    }
-    sources = {id(shape): weights[name] for name, shape in shapes.items()}
-    in_files = revert_weight_conversion(model, shapes)
+    in_files, sources = weights_in_files(model, weights, torch.float32 if master else None)
     if any(id(shape) not in sources for shape in in_files.values()):
         with gather([source for saved in weights.values() for source in saved.sources]):
+            if rank() == 0 or master:
+                values = {name: saved.value(master) for name, saved in weights.items()}
             if rank() == 0:
-                values = {name: saved.value() for name, saved in weights.items()}
                 model.save_pretrained(folder, state_dict=values)
         return
     split = split_torch_state_dict_into_shards(
@@ -98,9 +117,35 @@ def write_weights(model: PreTrainedModel, folder: Path, gather: Gather = no_gath
             for name in order:
                 saved = sources[id(in_files[name])]
                 with gather(saved.sources):
-                    write(saved)
+                    if rank() == 0 or master:
+                        write(saved.value(master))
     if split.is_sharded and rank() == 0:
         write_index(folder, in_files, split.tensor_to_filename, split.metadata)
+
+
+def weights_in_files(
+    model: PreTrainedModel, weights: Mapping[str, SavedWeight], dtype: torch.dtype | None = None
+) -> tuple[dict[str, torch.Tensor], dict[int, SavedWeight]]:
+    """Return the shapes of the weights in the files of a model, by their names there.
+
+    Args:
+        weights: saved_weights of the model.
+        dtype: The dtype in the files; defaults to that of each weight.
+
+    Returns:
+        The shapes, as tensors without memory, and the weight of each one by the id of its shape.
+        A weight that transformers computes from several ones has none.
+    """
+    shapes = {
+        name: torch.empty(
+            whole_shape(saved.weight),
+            dtype=dtype if dtype and saved.is_float else saved.weight.dtype,
+            device="meta",
+        )
+        for name, saved in weights.items()
+    }
+    sources = {id(shape): weights[name] for name, shape in shapes.items()}
+    return revert_weight_conversion(model, shapes), sources
 
 
 def write_index(
@@ -131,7 +176,7 @@ def file_order(weights: Mapping[str, torch.Tensor]) -> list[str]:
 @contextlib.contextmanager
 def write_file(
     path: Path, shapes: dict[str, torch.Tensor]
-) -> Iterator[Callable[[SavedWeight], None]]:
+) -> Iterator[Callable[[torch.Tensor], None]]:
     """Yield a function that appends the next weight to a file; it does nothing on other ranks.
 
     The format: the length of the header in 8 bytes, the header in JSON, the weights.
@@ -140,7 +185,7 @@ def write_file(
         shapes: tensors with the shapes and dtypes, in the order in which the weights are written.
     """
     if rank() > 0:
-        yield lambda saved: None
+        yield lambda value: None
         return
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -158,8 +203,8 @@ def write_file(
     with open(unfinished, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
 
-        def write(saved: SavedWeight) -> None:
-            file.write(_tensor_bytes(saved.value()))
+        def write(value: torch.Tensor) -> None:
+            file.write(_tensor_bytes(value))
 
         yield write
     unfinished.rename(path)

@@ -74,7 +74,7 @@ class JobEstimate:
             self.seconds = workload.seconds(self.gpu, self.num_gpus)
         if self.stale:
             self.notes = list(workload.notes)
-            self.disk = workload.result_bytes()
+            self.disk = workload.result_bytes(self.spec["settings"].get("save_dtype"))
             self.warnings = [*self._memory_warnings(workload), *self._host_memory_warnings()]
 
     def _estimate_base_model(self) -> None:

@@ -120,11 +120,16 @@ class Workload(NamedTuple):
         trained = sum(measure_size(entry.model).trained for entry in self.trained)
         return max(sizes) if self.one_at_a_time else sum(sizes), trained
 
-    def result_bytes(self) -> float | None:
-        """Return the bytes of the trained model's files, None if the job trains none."""
+    def result_bytes(self, save_dtype: str | None) -> float | None:
+        """Return the bytes of the trained model's files, None if the job trains none.
+
+        save_dtype: The dtype of the files; None for that of the training.
+        """
         if not self.trained:
             return None
-        return (2 if self.ema else 1) * model_folder_bytes(self.trained[0].model)
+        model = self.trained[0].model
+        model = model._replace(dtype=save_dtype or model.dtype)
+        return (2 if self.ema else 1) * model_folder_bytes(model)
 
     def checkpoint_bytes(self) -> float:
         """Return the bytes of a checkpoint."""

@@ -73,6 +73,8 @@ def write_card(job: Job[Any]) -> None:
         evaluation=path.replace("output", "output/eval", 1),
         processors=processors(job.placement),
         versions=", ".join(f"{library} {version}" for library, version in versions.items()),
+        changed_weights=job.facts.get("changed_weights"),
+        saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
         last_step=last_step(job.result),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )

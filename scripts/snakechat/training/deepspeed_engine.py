@@ -28,6 +28,7 @@ from snakechat.workflow.errors import InputError
 import deepspeed  # isort: skip
 import deepspeed.ops  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
+from deepspeed.utils import safe_get_full_fp32_param  # isort: skip
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -323,6 +324,10 @@ class DeepSpeedEngine(Engine):
         if self.stage == 3:
             return deepspeed.zero.GatheredParameters(weights, modifier_rank=0 if update else None)
         return contextlib.nullcontext()
+
+    def master(self, weight: torch.Tensor) -> torch.Tensor:
+        exact = safe_get_full_fp32_param(weight)
+        return weight.detach().float() if exact is None else exact
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:

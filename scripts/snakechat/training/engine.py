@@ -237,6 +237,13 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def master(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the whole fp32 value of a weight, of which the weight is the rounded one.
+
+        All processes call it together. A weight that is not trained must be gathered.
+        """
+
+    @abstractmethod
     def _gather(self) -> AbstractContextManager[Any]:
         """Return a context in which every process has all weights."""
 
@@ -333,6 +340,8 @@ class ReplicatedEngine(Engine):
         device = groups[0]["params"][0].device
         self.gradients = torch.zeros(sum(group_sizes), device=device)
         self.master_weights, self.weights = [], []
+        # The part of the master weights of each weight, by the weight's id.
+        self.masters: dict[int, torch.Tensor] = {}
         for group, gradients in zip(groups, self.gradients.split(group_sizes), strict=True):
             weights = group["params"]
             flat = torch.cat([weight.detach().flatten() for weight in weights])
@@ -341,9 +350,9 @@ class ReplicatedEngine(Engine):
             # In fp32, weights and masters share memory.
             flat = master.detach().to(dtype)
             sizes = [weight.numel() for weight in weights]
-            for weight, values, gradient in zip(
-                weights, flat.split(sizes), gradients.split(sizes), strict=True
-            ):
+            parts = (flat.split(sizes), gradients.split(sizes), master.detach().split(sizes))
+            for weight, values, gradient, exact in zip(weights, *parts, strict=True):
+                self.masters[id(weight)] = exact.view_as(weight)
                 weight.data = values.view_as(weight)
                 weight.register_post_accumulate_grad_hook(partial(_accumulate, gradient))
             self.master_weights.append(master)
@@ -384,6 +393,9 @@ class ReplicatedEngine(Engine):
         self, weights: Sequence[torch.Tensor], update: bool = False
     ) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
+
+    def master(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.masters.get(id(weight), weight.detach()).float()
 
     def _gather(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -417,6 +417,31 @@ def test_small_bf16_steps_accumulate(zero_stage):
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_master_values_have_what_bf16_cannot_hold(zero_stage):
+    module, engine = bf16_layer(zero_stage, rate=1e-5)
+    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    for _ in range(10):
+        engine.backward(engine(inputs).float().sum(), last=True)
+        engine.step()
+    # bf16 has no number between 0.498 and 0.5.
+    assert weights_of(module).float().tolist() == [0.5, 0.5]
+    assert engine.master(module.weight).shape == (1, 2)
+    values = engine.master(module.weight).flatten().tolist()
+    assert values == pytest.approx([0.4999, 0.4999], abs=1e-6)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_the_master_value_of_a_frozen_weight_is_the_weight_in_fp32(zero_stage):
+    module = network().to(torch.bfloat16)
+    first = next(module.parameters())
+    first.requires_grad_(False)
+    expected = first.detach().float().clone()
+    engine = engine_for(module, zero_stage=zero_stage, dtype="bf16")
+    with engine.gathered([first]):
+        assert torch.equal(engine.master(first), expected)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
     # One gradient of 1 and 700 of -1/520 sum to -.35, so the weights increase. In bf16, where the
     # number below 1 is 1 - 1/256, the small ones would be lost and the weights would decrease.

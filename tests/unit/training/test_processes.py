@@ -232,6 +232,12 @@ def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(
     for rank in runs[number]:
         merged = rank[f"merged {dtype} {stage}"][0]["merged"]
         assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
+    # The master values of the adapters, which the weights in training are rounded from.
+    in_fp32 = runs[number][0][f"merged {dtype} {stage}"][0]["in_fp32"]
+    tolerance = 1e-6 if dtype == "fp32" else 0.01
+    for name, weight in saved.items():
+        assert in_fp32[name].dtype == torch.float32
+        torch.testing.assert_close(in_fp32[name], weight.float(), rtol=tolerance, atol=tolerance)
     # All stages train the same model. In bf16, an update may round to the next number.
     tolerance = 1e-5 if dtype == "fp32" else 0.02
     for name, weight in runs[number][0][f"merged {dtype} 3"][0]["saved"].items():

@@ -1,0 +1,94 @@
+"""What is left of a training in the weights that are saved."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from snakechat.config.common import TrainingSettings
+from snakechat.modeling.models import DTYPES
+from snakechat.modeling.partitions import Master
+from snakechat.modeling.weight_writing import saved_weights, weights_in_files
+from snakechat.training.engine import Engine
+from snakechat.workflow.distributed import rank
+from snakechat.workflow.errors import warn
+from snakechat.workflow.job import Job
+
+# Adam moves all weights by about the same distance, the sum of the learning rates of the steps at
+# most. In 16 bits, a weight takes its new value only if the distance is more than half of that to
+# its neighbours, and otherwise loses its whole update. If a share c of the weights changes, the
+# others hold 1 - c of the squared length of the update: below one half, rounding discards more of
+# the update than it keeps.
+MIN_CHANGED = 0.5
+
+
+def saved_values(engine: Engine, settings: TrainingSettings) -> Master | None:
+    """Return the function that gives save_model the fp32 values of weights; None for `dtype`."""
+    return engine.master if settings.save_dtype == "fp32" else None
+
+
+def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) -> None:
+    """Record in job.facts, and print, which share of the trained weights is saved with a new value.
+
+    The first process reads the files of both models; the others do nothing.
+
+    Args:
+        job: The training job, whose result is saved.
+        model: The trained model.
+        base: The folder of the model that the training started from.
+    """
+    if rank() > 0:
+        return
+    dtype = job.settings.dtype
+    share = changed_share(model, base, job.result, dtype)
+    if share is None:
+        return
+    job.facts["changed_weights"] = share
+    print(f"{share:.1%} of the trained weights differ from those of {base}")
+    if share < MIN_CHANGED and job.settings.save_dtype is None and dtype != "fp32":
+        warn(
+            f"{share:.1%} of the trained weights have changed in {dtype}, expected at least"
+            f" {MIN_CHANGED:.0%}: rounding has discarded most of the training: set save_dtype:"
+            " fp32, or train longer or with a larger learning rate"
+        )
+
+
+def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -> float | None:
+    """Return which share of the trained weights has another value in a saved model.
+
+    Args:
+        model: The model in training, which says which weights are trained.
+        base: The folder that it was loaded from, in any dtype.
+        saved: The folder that it was saved in.
+        dtype: The dtype that it was loaded in.
+
+    Returns:
+        None if the folders have no trained weight with the same name and shape.
+    """
+    in_files, sources = weights_in_files(model, saved_weights(model))
+    before, after = _files_of_weights(base), _files_of_weights(saved)
+    changed = total = 0
+    for name, shape in in_files.items():
+        source = sources.get(id(shape))
+        if source is None or not source.is_trained or name not in before or name not in after:
+            continue
+        old, new = (_read(files[name], name) for files in (before, after))
+        if old.shape == new.shape:
+            changed += int((old.to(DTYPES[dtype]).to(new.dtype) != new).sum())
+            total += new.numel()
+    return changed / total if total else None
+
+
+def _files_of_weights(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each weight of a model."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= dict.fromkeys(file.keys(), path)
+    return found
+
+
+def _read(path: Path, name: str) -> Any:
+    with safe_open(path, "pt") as file:
+        return file.get_tensor(name)
