@@ -27,6 +27,7 @@ from snakechat.algorithms.preference import (
 )
 from snakechat.config.dpo import has_reference, has_reference_point
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import whole_lengths_path
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_logprobs
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
@@ -84,7 +85,8 @@ def main(job: Job[Any]) -> None:
     noise = (chosen - rejected - margins[probes]).abs().max()
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     kept_of = {name: stats["eval"]["kept_of"][name] for name in settings.datasets}
-    metrics = metrics_by_dataset(losses, rewards, lengths["pairs"], kept_of)
+    whole_lengths = np.load(whole_lengths_path(job.inputs["tokens"], "eval"), allow_pickle=False)
+    metrics = metrics_by_dataset(losses, rewards, torch.from_numpy(whole_lengths), kept_of)
     metrics["margin_noise"] = noise.item()
     metrics["within_noise"] = (margins.abs() <= noise).double().mean().item()
     write_json(job.result / "metrics.json", metrics)

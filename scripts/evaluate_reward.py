@@ -7,11 +7,13 @@ choosing the longer response.
 import json
 from typing import Any
 
+import numpy as np
 import torch
 
 from snakechat.algorithms.pair_metrics import metrics_by_dataset
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokens import whole_lengths_path
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
@@ -36,7 +38,8 @@ def main(job: Job[Any]) -> None:
     losses = pairwise_loss(scores[0], scores[1])
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     kept_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    metrics = metrics_by_dataset(losses, scores, torch.from_numpy(pairs.response_lengths), kept_of)
+    lengths = np.load(whole_lengths_path(job.inputs["tokens"], "eval"), allow_pickle=False)
+    metrics = metrics_by_dataset(losses, scores, torch.from_numpy(lengths), kept_of)
     write_json(job.result / "metrics.json", metrics)
     summary = ("accuracy", "ties", "longer_wins_accuracy")
     print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))

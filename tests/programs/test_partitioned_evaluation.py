@@ -8,7 +8,7 @@ import yaml
 
 from conftest import ROOT
 from snakechat.data import toy
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.tokens import RaggedWriter, whole_lengths_path
 from snakechat.workflow.digests import file_digest
 from support.evaluation import PLACEMENT, evaluation_job  # noqa: F401
 from support.evaluation_worker import run
@@ -35,6 +35,8 @@ def jobs(job, tokenizer, tmp_path):
         for name, ids in sequences.items():
             with RaggedWriter(job.inputs["tokens"], f"{split}.{name}", len(tokenizer)) as writer:
                 writer.write(ids)
+        lengths = [list(map(len, sequences[name])) for name in ("chosen", "rejected")]
+        np.save(whole_lengths_path(job.inputs["tokens"], split), np.array(lengths, np.int32))
     files = {}
     for folder, sets in (("prompts", PROMPTS), ("prompts/pairs", PAIRS)):
         (tmp_path / folder).mkdir()
@@ -53,7 +55,7 @@ def jobs(job, tokenizer, tmp_path):
         pages[folder] = {name: value for name, value in files.items() if name.startswith(folder)}
     return {
         "evaluate_sft": (
-            {"dtype": "fp32"},
+            {"dtype": "fp32", "datasets": ["toy"]},
             {"base": inputs["base"], "model": inputs["sft"], "tokens": inputs["tokens"]},
             {},
         ),

@@ -19,7 +19,7 @@ from snakechat.data.dialogues import render_prompt
 from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged
+from snakechat.data.tokens import Ragged, whole_lengths_path
 from snakechat.workflow.errors import InputError
 from support.dialogues import make_record
 
@@ -190,6 +190,15 @@ def test_both_responses_of_a_pair_follow_the_same_prompt(tokenize):
     }
 
 
+def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
+    # 5 and 9 letters with </s>, truncated to 4 tokens each behind a prompt of 5.
+    rows = [("1234", " " + "a" * 4, " " + "b" * 8), ("1234", " c", " dd")]
+    done = tokenize("reward", rows, max_length=9, truncation_side="right")
+    assert Ragged(done.result, "eval.chosen").lengths.tolist() == [4, 3]
+    assert Ragged(done.result, "eval.rejected").lengths.tolist() == [4, 4]
+    assert np.load(whole_lengths_path(done.result, "eval")).tolist() == [[6, 3], [10, 4]]
+
+
 def test_reward_pairs_truncated_on_the_right_keep_their_prompt(tokenize):
     done = tokenize("reward", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
@@ -319,7 +328,10 @@ def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
         for split in ("train", "eval")
         for name in names
         for what in ("ids", "offsets")
-    } | ({"train.texts.parquet", "eval.texts.parquet"} if phase_name == "rlhf" else set())
+    } | {
+        f"{split}.{'texts.parquet' if phase_name == 'rlhf' else 'whole_lengths.npy'}"
+        for split in ("train", "eval")
+    }
     for split in ("train", "eval"):
         rows = {len(Ragged(done.result, f"{split}.{name}")) for name in names}
         assert rows == {done.stats[split]["rows"]}

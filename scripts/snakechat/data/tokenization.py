@@ -26,7 +26,7 @@ from snakechat.data.tokenizers import (
     truncate_prompt,
     truncate_responses,
 )
-from snakechat.data.tokens import Ragged, RaggedWriter
+from snakechat.data.tokens import Ragged, RaggedWriter, save_array, whole_lengths_path
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -34,7 +34,8 @@ SPLITS = ("train", "eval")
 # Rows of each dataset that check_rows encodes a second time.
 CHECKED_ROWS = 100
 
-# Ids of each field of a row and whether they were truncated; or why the row is dropped.
+# Ids of each field of a row, the tokens of its responses before truncation, and whether it was
+# truncated; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
 # {column: cells} of some records.
 Batch = dict[str, list[Any]]
@@ -72,7 +73,7 @@ def encode_responses(
     limit = settings.max_length
     pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
     for prompt, row in zip(encoder.prompts(prompts), pairs, strict=True):
-        ids = list(row)
+        ids, whole_lengths = list(row), list(map(len, row))
         is_truncated = len(prompt) + max(map(len, ids)) > limit
         if is_truncated and settings.truncation_side == "left":
             prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
@@ -84,7 +85,7 @@ def encode_responses(
         elif len(ids) == 2 and ids[0] == ids[1]:
             yield "equal responses"
         else:
-            yield prompt, *ids, is_truncated
+            yield prompt, *ids, whole_lengths, is_truncated
 
 
 def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[int]]:
@@ -101,7 +102,7 @@ def encode_prompts(
     They are not truncated, because that would change the question.
     """
     for ids in encoder.prompts(prompts):
-        yield (ids, False) if len(ids) <= settings.max_prompt_length else "prompt too long"
+        yield (ids, [], False) if len(ids) <= settings.max_prompt_length else "prompt too long"
 
 
 PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
@@ -172,6 +173,7 @@ def _tokenize_split(
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     truncated = 0
+    whole_lengths: list[np.ndarray] = []
 
     def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[EncodedRow]]:
         return dataset, batch, _encode_batch(encoder, job.settings, tokenization, batch)
@@ -195,7 +197,9 @@ def _tokenize_split(
             dropped.update(row for row in encoded if isinstance(row, str))
             kept[dataset] += len(valid)
             truncated += sum(is_truncated for *_, is_truncated in valid)
-            for writer, *ids in zip(writers, *(row[:-1] for row in valid), strict=True):
+            lengths = np.array([row[-2] for row in valid], np.int32)
+            whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
+            for writer, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
                 writer.write(ids)
             if write_texts:
                 write_texts(batch, [not isinstance(row, str) for row in encoded])
@@ -206,6 +210,8 @@ def _tokenize_split(
             f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
             f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
         )
+    if len(fields) > 1:
+        save_array(whole_lengths_path(job.result, split), np.concatenate(whole_lengths).T)
     return {
         "rows": kept.total(),
         "rows_of": {name: len(numbers) for name, numbers in rows.items()},

@@ -32,6 +32,11 @@ def save_array(path: Path, array: np.ndarray) -> None:
         file.write(values.data)
 
 
+def whole_lengths_path(folder: Path, split: str) -> Path:
+    """Return the file with the tokens of each response before truncation: int32 [A, n]."""
+    return folder / f"{split}.whole_lengths.npy"
+
+
 class RaggedWriter:
     """Write a ragged array batch by batch; a context manager.
 
