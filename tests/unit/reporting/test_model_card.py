@@ -29,22 +29,25 @@ def entry(rule, hub, licence=None):
     }
 
 
+SETTINGS = {"seed": 7, "datasets": [], "dtype": "bf16", "save_dtype": None}
 LINEAGE = {
     "output/models/base": entry("fetch_model", "mine/base", "opt"),
     "output/data/pairs": entry("import_dataset", "mine/pairs"),
 }
 
 
-def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None, licenses=()):
+def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None, licenses=(), facts=()):
     """Write a card; return its metadata and its text."""
     path = f"output/{rule.removeprefix('train_')}/mine"
-    spec = {"rule": rule, "name": "mine", "path": path, "settings": {"seed": 7, "datasets": []}}
+    spec = {"rule": rule, "name": "mine", "path": path, "settings": SETTINGS}
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2, "licenses": dict(licenses)}
     if options is not None:
         placement["options"] = options
-    job = SimpleNamespace(spec=spec, lineage=lineage, result=folder, placement=placement)
+    job = SimpleNamespace(
+        spec=spec, lineage=lineage, result=folder, placement=placement, facts=dict(facts)
+    )
     write_card(job)
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
     assert f"Spec `{digest(spec)}`, seed 7." in text
@@ -157,3 +160,10 @@ def test_shell_and_make_pass_on_the_options_unchanged(tmp_path):
         text=True,
     )
     assert process.stdout.splitlines() == options
+
+
+def test_a_card_states_which_share_of_the_weights_has_changed(tmp_path):
+    _, text = card_of(tmp_path, facts={"changed_weights": 0.0094})
+    assert "0.9 % of the trained weights, which are saved in\nbf16, differ from those of" in text
+    _, text = card_of(tmp_path)
+    assert "trained weights" not in text
