@@ -23,7 +23,7 @@ from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The metrics that a card has, by stage: keys of metrics.json joined by dots.
 METRICS = {
-    "sft": ("after.perplexity", "after.response_perplexity"),
+    "sft": ("after.response_perplexity", "after.perplexity"),
     "reward": ("accuracy",),
     "dpo": ("accuracy",),
     "rlhf": (
