@@ -619,7 +619,7 @@ def test_the_number_of_threads_does_not_matter(phase, tmp_path):
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     first, second = (contents(result) for result in results.values())
-    assert len(first) == 13
+    assert len(first) == 15
     assert first == second
 
 
