@@ -202,7 +202,7 @@ def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, 
 
 def test_the_longer_response_is_that_before_truncation(tokenizer, group, tmp_path):
     # Truncated at the end, both responses of a pair have the same length.
-    long, longer = "The map is in the library. " * 4, "The map is in the garage. " * 8
+    long, longer = "No map is in the library. " * 4, "The map is in the garage. " * 8
     records = [("\n\nHuman: Where?\n\nAssistant:", f" {longer}", f" {long}")] * 8
     rows = {"train": records, "eval": records}
     recipe = {**COMMON, "max_length": 24, "truncation_side": "right", "max_steps": 1}

@@ -198,18 +198,16 @@ def merge(layer: LoraLayer, master: Master | None = None) -> torch.Tensor:
         master: Returns the fp32 values of weights; the sum then stays in fp32.
     """
     base: Any = layer.base_layer
-    value = master or _detached_in_fp32
-    lora_a, lora_b = map(value, adapter_weights(layer))
+    lora_a, lora_b = (
+        master(weight) if master else weight.detach().float() for weight in adapter_weights(layer)
+    )
     merged = lora_b @ lora_a
     merged *= layer.scaling["default"]
     if isinstance(base, Conv1D):
         merged = merged.T
-    merged += value(base.weight)
+    # Without a copy of the weight in fp32.
+    merged += master(base.weight) if master else base.weight.detach()
     return merged if master else merged.to(base.weight.dtype)
-
-
-def _detached_in_fp32(weight: torch.Tensor) -> torch.Tensor:
-    return weight.detach().float()
 
 
 def save_adapter(
