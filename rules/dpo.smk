@@ -5,9 +5,7 @@ SPECS.describe(
     "tokenize_dpo",
     folder="tokens/dpo",
     program="tokenize_phase",
-    settings=lambda name: tokenization_settings(
-        CONFIG, "dpo", name, "max_length", "truncation_side"
-    ),
+    settings=lambda name: tokenization_settings(CONFIG, "dpo", name, "max_length"),
     inputs=lambda name: tokenization_inputs(CONFIG, "dpo", name),
 )
 SPECS.describe(

@@ -5,9 +5,7 @@ SPECS.describe(
     "tokenize_reward",
     folder="tokens/reward",
     program="tokenize_phase",
-    settings=lambda name: tokenization_settings(
-        CONFIG, "reward", name, "max_length", "truncation_side"
-    ),
+    settings=lambda name: tokenization_settings(CONFIG, "reward", name, "max_length"),
     inputs=lambda name: tokenization_inputs(CONFIG, "reward", name),
 )
 SPECS.describe(

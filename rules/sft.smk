@@ -5,9 +5,7 @@ SPECS.describe(
     "tokenize_sft",
     folder="tokens/sft",
     program="tokenize_phase",
-    settings=lambda name: tokenization_settings(
-        CONFIG, "sft", name, "max_length", "truncation_side"
-    ),
+    settings=lambda name: tokenization_settings(CONFIG, "sft", name, "max_length"),
     inputs=lambda name: tokenization_inputs(CONFIG, "sft", name),
 )
 SPECS.describe(

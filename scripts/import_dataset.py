@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files, unread_files
-from snakechat.data.dialogues import parse_prompt
+from snakechat.data.dialogues import UNMARKED, parse_prompt
 from snakechat.data.formats import BadRow, DroppedRow, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter
@@ -150,6 +150,7 @@ def convert_files(
     settings, columns = job.settings, job.settings.columns
     dropped: Counter[str] = Counter()
     source_rows: Counter[str] = Counter()
+    num_marked = 0
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     used = [*column_paths(columns), *settings.keep.values()]
     if split == "train":
@@ -181,6 +182,12 @@ def convert_files(
                     chosen = chosen and remove.sub("", chosen)
                     rejected = rejected and remove.sub("", rejected)
                 writer.write((prompt, chosen, rejected), *kept)
+                num_marked += any(role != UNMARKED for role, _ in prompt)
+    if settings.format == "plain" and len(writer) and not num_marked:
+        warn(
+            f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
+            ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
+        )
     return source_rows, dropped, len(writer)
 
 

@@ -7,7 +7,6 @@ divide the rows.
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from snakechat.config.sft import SftSettings
@@ -29,7 +28,6 @@ from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow import distributed as ranks
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 
@@ -45,7 +43,6 @@ def main(job: Job[SftSettings]) -> None:
     eval_split = Examples.read(job.inputs["tokens"], "eval", "chosen")
     num_targets = train_split.num_tokens(with_prompts)
     batches = training_batches(len(train_split), settings.global_batch_size, settings)
-    check_targets(batches, num_targets)
 
     # Model.
     tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
@@ -107,19 +104,6 @@ def main(job: Job[SftSettings]) -> None:
     record_changed_weights(job, model, job.inputs["model"])
     kept_models.save_result(job.result)
     write_card(job)
-
-
-def check_targets(batches: list[np.ndarray], num_targets: np.ndarray) -> None:
-    """Raise InputError if a step has no target tokens.
-
-    batches: rows of each step; num_targets: target tokens [n] of each row.
-    """
-    for step, rows in enumerate(batches, start=1):
-        if not num_targets[rows].any():
-            raise InputError(
-                f"step {step}, rows {sorted(map(int, rows))}: no target tokens after truncation:"
-                " set train_on_prompt: true or truncation_side: left"
-            )
 
 
 if __name__ == "__main__":

@@ -154,7 +154,9 @@ def data_rows(training: TrainingSummary, translate: Translate) -> Iterator[Row]:
     for split, label in (("train", N_("training rows")), ("eval", N_("held-out rows"))):
         rows = translate(label)
         yield [rows, data[split]["rows"]]
-        yield [translate("{rows}: truncated", rows=rows), data[split]["truncated"]]
+        yield [translate("{rows}: truncated", rows=rows), sum(data[split]["truncated"].values())]
+        for what, count in data[split]["truncated"].items():
+            yield [f"{translate('{rows}: truncated', rows=rows)}: {what}", count]
         yield [translate("{rows}: dropped", rows=rows), sum(data[split]["dropped"].values())]
         for name, lengths in data[split]["tokens"].items():
             yield [translate("{rows}: tokens ({column})", rows=rows, column=name), lengths["sum"]]

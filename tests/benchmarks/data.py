@@ -110,7 +110,7 @@ def ours(phase, rows, folder):
         np.save(split / f"{phase}.train.npy", np.arange(rows))
         np.save(split / f"{phase}.eval.npy", np.arange(1))
         settings = {"datasets": [["set", 1]], "template": "dialogue", "seed": 1}
-        settings |= {"max_length": LIMIT, "truncation_side": "left", "max_prompt_length": 256}
+        settings |= {"max_length": LIMIT, "max_prompt_length": 256}
         job = SimpleNamespace(
             spec={"rule": f"tokenize_{phase}"},
             settings=SimpleNamespace(**settings),

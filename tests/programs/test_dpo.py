@@ -205,7 +205,7 @@ def test_the_longer_response_is_that_before_truncation(tokenizer, group, tmp_pat
     long, longer = "No map is in the library. " * 4, "The map is in the garage. " * 8
     records = [("\n\nHuman: Where?\n\nAssistant:", f" {longer}", f" {long}")] * 8
     rows = {"train": records, "eval": records}
-    recipe = {**COMMON, "max_length": 24, "truncation_side": "right", "max_steps": 1}
+    recipe = {**COMMON, "max_length": 24, "max_steps": 1}
     folder = tmp_path / "result"
     folder.mkdir()
     with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"cut": recipe}}) as stages:

@@ -42,7 +42,7 @@ def imported(tmp_path):
         spec |= {"settings": settings, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
         job = Job(spec, {}, {"source": str(path.parent)}, SimpleNamespace)
-        job.result.mkdir()
+        job.result.mkdir(exist_ok=True)
         import_dataset.main(job)
         return job.result
 
@@ -94,3 +94,22 @@ def test_gsm8k_needs_no_code(imported, shared_data):
     solutions = pq.read_table(result / "train.parquet")["kept_solution"].to_pylist()
     assert len(solutions) == 1319
     assert answers_score(list(map(json.loads, solutions)), solutions) == [1] * 1319
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_warned"),
+    [
+        (["When does it open?", "Where is it?"], True),
+        (["When does it open?", "\n\nHuman: Where is it?\n\nAssistant:"], False),
+    ],
+)
+def test_prompts_of_plain_without_any_marker_are_a_warning(
+    imported, tmp_path, capfd, prompts, is_warned
+):
+    rows = [{"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in prompts]
+    write(tmp_path / "data/rows.jsonl", rows)
+    imported(tmp_path / "data/rows.jsonl", "plain")
+    warning = "no prompt of the train split has a marker"
+    assert (warning in capfd.readouterr().err) == is_warned
+    imported(tmp_path / "data/rows.jsonl", "instruct")
+    assert warning not in capfd.readouterr().err

@@ -616,7 +616,7 @@ def test_blend_of_formats_with_training_weights(imported):
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
     for split in found.values():
         assert split["rows"] + sum(split["dropped"].values()) == sum(split["rows_of"].values()) > 0
-        assert split["truncated"] == 0
+        assert split["truncated"] == {}
         assert set(split["tokens"]) == {"prompt", "chosen"}
 
 

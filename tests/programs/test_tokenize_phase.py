@@ -20,7 +20,7 @@ from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged, whole_lengths_path
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 from support.dialogues import make_record
 
 ROWS = [
@@ -75,7 +75,7 @@ class Phase:
         self.result.mkdir(parents=True)
         self.inputs = {"tokenizer": tokenizer}
         defaults = {"template": "dialogue", "seed": 1234, "datasets": []}
-        limits = {"max_length": 24, "truncation_side": "left", "max_prompt_length": 12}
+        limits = {"max_length": 24, "max_prompt_length": 12}
         limits["unpaired"] = False
         self.settings = {**defaults, **limits, **settings}
         self.facts = {}
@@ -144,101 +144,96 @@ def tokenize(phase):
 
 
 # 24 tokens are <s>, 22 letters and </s>.
-def test_sft_truncates_the_start_of_prompts(tokenize):
+def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(tokenize):
     done = tokenize("sft")
-    assert done.texts("chosen") == [
-        " No.</s>",
-        " No.</s>",
-        " Same.</s>",
-        # A response above the limit is truncated and has no eos.
-        " One reply without end,",
-    ]
-    assert done.texts("prompt") == [
-        "<s>Is it far?",
-        # bos stays at the start: 1 + 18 + 5 = 24 tokens.
-        "<s>long for the limit",
-        "<s>Is it so?",
-        # The first token of a response needs one before it.
-        "?",
-    ]
-    assert done.stats["train"]["dropped"] == {"empty prompt": 1, "empty response": 1}
-
-
-def test_sft_truncates_the_end_of_rows_on_request(tokenize):
-    done = tokenize("sft", truncation_side="right")
     assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it so?", "<s>Is it?"]
-    # 7 tokens of prompt leave 17 to the response.
+    # 7 tokens of prompt leave 17 to the response, which has no eos.
     assert done.texts("chosen") == [" No.</s>", " Same.</s>", " One reply withou"]
+    assert done.stats["train"]["truncated"] == {"end of response": 1}
     assert done.stats["train"]["dropped"] == {
         "empty prompt": 1,
         "empty response": 1,
-        # The second prompt alone is longer than 24.
-        "response truncated away": 1,
+        # A text without turns is kept whole or not at all.
+        "last user turn too long": 1,
     }
 
 
 def test_both_responses_of_a_pair_follow_the_same_prompt(tokenize):
     done = tokenize("reward")
-    # The last prompt makes room for the longer response, though the shorter one would need none.
-    assert done.texts("prompt") == ["<s>Is it far?", "<s>long for the limit", "?"]
-    assert done.texts("chosen") == [" No.</s>", " No.</s>", " One reply without end,"]
-    assert done.texts("rejected") == [" Yes, very.</s>", "?</s>", " Yes.</s>"]
+    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
+    assert done.texts("chosen") == [" No.</s>", " One reply withou"]
+    assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
     assert done.stats["train"]["dropped"] == {
         "empty prompt": 1,
         "empty response": 1,
         "equal responses": 1,
+        "last user turn too long": 1,
     }
 
 
 def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
     # 5 and 9 letters with </s>, truncated to 4 tokens each behind a prompt of 5.
     rows = [("1234", " " + "a" * 4, " " + "b" * 8), ("1234", " c", " dd")]
-    done = tokenize("reward", rows, max_length=9, truncation_side="right")
+    done = tokenize("reward", rows, max_length=9)
     assert Ragged(done.result, "eval.chosen").lengths.tolist() == [4, 3]
     assert Ragged(done.result, "eval.rejected").lengths.tolist() == [4, 4]
     assert np.load(whole_lengths_path(done.result, "eval")).tolist() == [[6, 3], [10, 4]]
 
 
-def test_reward_pairs_truncated_on_the_right_keep_their_prompt(tokenize):
-    done = tokenize("reward", truncation_side="right")
-    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
-    assert done.texts("chosen") == [" No.</s>", " One reply withou"]
-    assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
-    assert done.stats["train"]["dropped"]["response truncated away"] == 1
+HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant:"
+
+
+@pytest.mark.parametrize("phase_name", ["sft", "reward", "dpo"])
+def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, phase_name):
+    # It prints each warning once in a process.
+    warn.cache_clear()
+    # The question has 32 tokens with <s>, the whole prompt 63; the responses 5 and 12 with </s>.
+    longer = 5 if phase_name == "sft" else 12
+    done = tokenize(phase_name, [(HISTORY, " No.", " Yes, very.")], max_length=62 + longer)
+    assert done.texts("prompt") == ["<s>\n\nHuman: Is it far?\n\nAssistant:"]
+    assert done.texts("chosen") == [" No.</s>"]
+    assert done.stats["train"]["truncated"] == {"older turns": 1}
+    assert "train: 1 of 1 rows have no whole prompt within max_length" in capfd.readouterr().err
+
+
+def test_a_row_may_lose_older_turns_and_the_end_of_its_response(tokenize):
+    done = tokenize("sft", [(HISTORY, " No, not at all.", None)], max_length=36)
+    assert done.texts("prompt") == ["<s>\n\nHuman: Is it far?\n\nAssistant:"]
+    assert done.texts("chosen") == [" No,"]
+    assert done.stats["train"]["truncated"] == {"older turns and end of response": 1}
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward"])
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("limit", [9, 10, 11, 12, 13, 14, 15, 1000])
-def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, side, limit):
+def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, limit):
     # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
     rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
-    done = tokenize(phase_name, rows, max_length=limit, truncation_side=side)
+    done = tokenize(phase_name, rows, max_length=limit)
     names = ["chosen"] if phase_name == "sft" else ["chosen", "rejected"]
     prompts = Ragged(done.result, "train.prompt").lengths
     for name in names:
         assert (prompts + Ragged(done.result, f"train.{name}").lengths).max() <= limit
     assert done.stats["train"]["rows"] == 4
-    assert done.stats["train"]["truncated"] == sum(total > limit for total in (9, 10, 11, 12))
+    num_cut = sum(total > limit for total in (9, 10, 11, 12))
+    assert done.stats["train"]["truncated"] == ({"end of response": num_cut} if num_cut else {})
 
 
 def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
     # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either, the row is truncated.
     rows = [("123456789", " 12345678", "-"), ("1234567890", " 12345678", "-")]
     done = tokenize("sft", rows, max_length=20)
-    assert done.texts("prompt") == ["<s>123456789", "<s>234567890"]
-    assert done.texts("chosen") == [" 12345678</s>"] * 2
-    assert done.stats["train"]["truncated"] == 1
+    assert done.texts("prompt") == ["<s>123456789", "<s>1234567890"]
+    assert done.texts("chosen") == [" 12345678</s>", " 12345678"]
+    assert done.stats["train"]["truncated"] == {"end of response": 1}
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_responses_that_differ_after_the_truncation_are_equal(tokenize, side):
+def test_responses_that_differ_after_the_truncation_are_equal(tokenize):
     rows = [
         ("12345", " The same start, then this", " The same start, then that"),
         ("12345", " The same", " The same start, then that"),
         ("12345", " Yes", " No"),
     ]
-    done = tokenize("reward", rows, max_length=20, truncation_side=side)
+    done = tokenize("reward", rows, max_length=20)
     assert done.stats["train"]["dropped"] == {"equal responses": 1}
     # A response that ends is not equal to one that goes on.
     assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
@@ -278,14 +273,12 @@ def test_bad_responses_are_dropped_for_sft_and_for_losses_of_pairs(name, tokeniz
     assert done.stats["train"]["dropped"]["no chosen response"] == 2
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_single_response_is_truncated_as_a_pair_is(side, tokenize):
+def test_a_single_response_is_truncated_as_a_pair_is(tokenize):
     rows = [("Is it far?", None, " Yes, it is very far."), ("x" * 30, None, " No.")]
-    done = tokenize("dpo", rows, unpaired=True, max_length=20, truncation_side=side)
-    # 20 tokens with the prompt; on the right, the second prompt leaves no room.
-    rejected = {"left": [" Yes, it is very fa", " No.</s>"], "right": [" Yes, it "]}
-    assert done.texts("rejected") == rejected[side]
-    assert done.texts("chosen") == [""] * len(rejected[side])
+    done = tokenize("dpo", rows, unpaired=True, max_length=20)
+    # 20 tokens with the prompt; the second prompt leaves no room.
+    assert done.texts("rejected") == [" Yes, it "]
+    assert done.texts("chosen") == [""]
 
 
 def test_sft_ignores_rejected_responses(tokenize):
@@ -309,7 +302,7 @@ def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, expected
         "empty prompt": 1,
         "prompt too long": 5 - len(expected),
     }
-    assert done.stats["train"]["truncated"] == 0
+    assert done.stats["train"]["truncated"] == {}
 
 
 @pytest.mark.parametrize(
@@ -506,33 +499,32 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
     job.add("mine", train=ROWS, eval=ROWS, eval_rows=[0, 2])
     done = job.run()
     assert done.stats["train"] == {
-        "rows": 4,
+        "rows": 3,
         "rows_of": {"mine": 6},
-        "kept_of": {"mine": 4},
-        "dropped": {"empty response": 1, "empty prompt": 1},
-        "truncated": 2,
+        "kept_of": {"mine": 3},
+        "dropped": {"empty response": 1, "empty prompt": 1, "last user turn too long": 1},
+        "truncated": {"end of response": 1},
         "tokens": {
-            # 11, 19, 10 and 1 tokens.
+            # 11, 10 and 7 tokens.
             "prompt": {
-                "sum": 41,
-                **{"p0": 1, "p1": 1, "p10": 1, "p50": 11, "p90": 19, "p99": 19, "p100": 19},
-                # 10.25
-                "mean": 10.2,
+                "sum": 28,
+                **{"p0": 7, "p1": 7, "p10": 7, "p50": 10, "p90": 11, "p99": 11, "p100": 11},
+                "mean": 9.3,
             },
-            # 5, 5, 7 and 23 tokens.
+            # 5, 7 and 17 tokens.
             "chosen": {
-                "sum": 40,
-                **{"p0": 5, "p1": 5, "p10": 5, "p50": 7, "p90": 23, "p99": 23, "p100": 23},
-                "mean": 10.0,
+                "sum": 29,
+                **{"p0": 5, "p1": 5, "p10": 5, "p50": 7, "p90": 17, "p99": 17, "p100": 17},
+                "mean": 9.7,
             },
         },
     }
     assert done.stats["eval"]["rows"] == 1
-    assert done.stats["eval"]["truncated"] == 0
+    assert done.stats["eval"]["truncated"] == {}
     assert done.stats["eval"]["tokens"]["chosen"]["sum"] == 5
     assert done.facts == {
         "dropped": {
-            "train": {"empty response": 1, "empty prompt": 1},
+            "train": {"empty response": 1, "empty prompt": 1, "last user turn too long": 1},
             "eval": {"empty response": 1},
         },
         "special_tokens": {"end_of_turn": "</s>", "pad": "<pad>"},
@@ -566,7 +558,7 @@ def test_real_rows_of_pandalm(phase, shared_data):
     assert done.stats["train"]["rows"] == 748
     assert done.stats["eval"]["rows"] == 88
     # The longest row has 502 tokens, <s> and </s> apart: all fit.
-    assert done.stats["train"]["truncated"] == done.stats["eval"]["truncated"] == 0
+    assert done.stats["train"]["truncated"] == done.stats["eval"]["truncated"] == {}
     for name in ("chosen", "rejected"):
         ragged = Ragged(done.result, f"train.{name}")
         assert all(ragged[row][-1] == 2 for row in range(len(ragged)))

@@ -41,7 +41,6 @@ REWARD_SETTINGS = {
     "dtype": "fp32",
     "model": "tiny",
     "max_length": 16,
-    "truncation_side": "left",
     "template": "dialogue",
     "loss": "last_token",
     "eval_steps": 0,

@@ -16,7 +16,7 @@ REWARD = TRAINED_REWARD | {"evaluate_reward"}
 
 # Another value of each setting of the stages, and the rules that must run after the change.
 DATASETS = {"datasets": ["toy", "other"]}
-CUT = {"max_length": 95, "truncation_side": "right"}
+CUT = {"max_length": 95}
 DTYPE = {"dtype": "fp32"}
 # Settings of RLHF whose values have to fit one another.
 RL = {"reward_functions": {"shop": 1}, "num_generations": 2, "rollout_batch_size": 64}

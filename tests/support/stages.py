@@ -77,7 +77,6 @@ GENERATION = {
         selection_inputs,
     ),
 }
-LENGTHS = ("max_length", "truncation_side")
 
 
 class Stages:
@@ -137,7 +136,7 @@ class Stages:
         """Return main, type of the settings, settings and inputs of a job."""
         config, (verb, _, stage) = self.config, rule.partition("_")
         if verb == "tokenize":
-            keys = LENGTHS if stage in ("sft", "reward", "dpo") else ("max_prompt_length",)
+            keys = ("max_length",) if stage in ("sft", "reward", "dpo") else ("max_prompt_length",)
             settings = tokenization_settings(config, stage, name, *keys)
             inputs = tokenization_inputs(config, stage, name)
             return tokenize_phase.main, SimpleNamespace, settings, inputs

@@ -44,7 +44,6 @@ SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
-TruncationSide = Literal["left", "right"]
 
 # The name of a dataset, or {name: weight}.
 WeightedDataset = Annotated[
@@ -102,7 +101,6 @@ class SequenceSettings(TrainingSettings):
 
     model: str
     max_length: SequenceLength
-    truncation_side: TruncationSide
     learning_rate: Positive
     # Not a key of a recipe: the model determines it.
     template: Template

@@ -26,20 +26,26 @@ RENAMED_KEYS = {
 }
 
 
+# Keys of the sections of the stages that have no successor, and what to do.
+REMOVED_KEYS = {
+    "truncation_side": "delete it: a row keeps its last user turn (docs/en/datasets.md)",
+}
+
+
 def check_renamed_keys(values: dict[str, Any]) -> None:
-    """Raise ConfigError for the first key that was renamed."""
+    """Raise ConfigError for the first key that was renamed or removed."""
     _check(values, "", RENAMED_KEYS[""])
     _check(values.get("evaluation"), "evaluation.", RENAMED_KEYS["evaluation"])
     for name, model in _items(values.get("models")):
         _check(model, f"models.{name}.", RENAMED_KEYS["models.NAME"])
-    for stage in ("sft", "rlhf"):
-        section = values.get(stage)
+    for stage in ("sft", "reward", "dpo", "rlhf"):
+        section, renamed = values.get(stage), RENAMED_KEYS.get(stage, {})
         for group, recipes in _items(section):
             if group == "defaults":
-                _check(recipes, f"{stage}.defaults.", RENAMED_KEYS[stage])
+                _check(recipes, f"{stage}.defaults.", renamed)
             else:
                 for name, recipe in _items(recipes):
-                    _check(recipe, f"{stage}.{group}.{name}.", RENAMED_KEYS[stage])
+                    _check(recipe, f"{stage}.{group}.{name}.", renamed)
     for name, sweep in _items(values.get("sweeps")):
         settings = dict(_items(sweep))
         renamed = RENAMED_KEYS.get(str(settings.get("stage")), {})
@@ -55,3 +61,5 @@ def _check(mapping: Any, place: str, renamed: dict[str, str]) -> None:
     for key, _ in _items(mapping):
         if key in renamed:
             raise ConfigError(f"config: {place}{key} was renamed: use {renamed[key]}")
+        if key in REMOVED_KEYS:
+            raise ConfigError(f"config: {place}{key} was removed: {REMOVED_KEYS[key]}")

@@ -20,22 +20,24 @@ from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.statistics import percentiles
-from snakechat.data.tokenizers import (
-    Encoder,
-    load_tokenizer,
-    truncate_prompt,
-    truncate_responses,
-)
+from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.data.tokens import Ragged, RaggedWriter, save_array, whole_lengths_path
-from snakechat.workflow.errors import InputError
+from snakechat.data.truncation import fitting_prompt
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job
 
 SPLITS = ("train", "eval")
 # Rows of each dataset that check_rows encodes a second time.
 CHECKED_ROWS = 100
 
-# Ids of each field of a row, the tokens of its responses before truncation, and whether it was
-# truncated; or why the row is dropped.
+# Why a row is dropped whose last user turn leaves no room for a response.
+TOO_LONG = "last user turn too long"
+
+# What was cut of a row.
+OLDER_TURNS = "older turns"
+
+# Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
+# "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
 # {column: cells} of some records.
 Batch = dict[str, list[Any]]
@@ -66,26 +68,27 @@ def encode_responses(
 ) -> Iterator[EncodedRow]:
     """Encode prompts and responses to at most settings.max_length tokens together.
 
-    Both responses of a pair follow the same prompt. truncation_side "left" truncates the prompt at
-    its start to fit the longest response, "right" the responses at their end. A response that is
-    None has no tokens.
+    Both responses of a pair follow the same prompt, which makes room for the longer one. A response
+    that is None has no tokens.
     """
     limit = settings.max_length
     pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
-    for prompt, row in zip(encoder.prompts(prompts), pairs, strict=True):
-        ids, whole_lengths = list(row), list(map(len, row))
-        is_truncated = len(prompt) + max(map(len, ids)) > limit
-        if is_truncated and settings.truncation_side == "left":
-            prompt, ids = truncate_prompt(encoder.tokenizer, prompt, ids, limit)
-        elif is_truncated:
-            prompt, ids = truncate_responses(prompt, ids, limit)
-        if not any(ids):
-            yield "response truncated away"
+    for turns, whole, row in zip(prompts, encoder.prompts(prompts), pairs, strict=True):
+        whole_lengths = list(map(len, row))
+        longest = max(whole_lengths)
+        fits = len(whole) + longest <= limit
+        prompt = whole if fits else fitting_prompt(encoder, turns, longest, limit)
+        if prompt is None:
+            yield TOO_LONG
+            continue
+        ids = [response[: limit - len(prompt)] for response in row]
         # The texts differ after the truncation, or in characters that have the same ids.
-        elif len(ids) == 2 and ids[0] == ids[1]:
+        if len(ids) == 2 and ids[0] == ids[1]:
             yield "equal responses"
         else:
-            yield prompt, *ids, whole_lengths, is_truncated
+            cuts = {OLDER_TURNS: prompt != whole, "end of response": ids != list(row)}
+            cut = " and ".join(name for name, is_cut in cuts.items() if is_cut)
+            yield prompt, *ids, whole_lengths, cut
 
 
 def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[int]]:
@@ -102,7 +105,7 @@ def encode_prompts(
     They are not truncated, because that would change the question.
     """
     for ids in encoder.prompts(prompts):
-        yield (ids, [], False) if len(ids) <= settings.max_prompt_length else "prompt too long"
+        yield (ids, [], "") if len(ids) <= settings.max_prompt_length else "prompt too long"
 
 
 PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
@@ -135,10 +138,24 @@ def tokenize_phase(job: Job[Any]) -> None:
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)
-        rows, truncated, dropped = (stats[split][key] for key in ("rows", "truncated", "dropped"))
-        print(f"{split}: {rows:,} rows, {truncated:,} truncated, dropped: {dropped}")
+        _print_counts(split, stats[split], job.settings)
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
+    """Print the numbers of kept, truncated and dropped rows of a split."""
+    rows, truncated, dropped = (stats[key] for key in ("rows", "truncated", "dropped"))
+    print(f"{split}: {rows:,} rows, truncated: {truncated}, dropped: {dropped}")
+    without_turns = sum(count for what, count in truncated.items() if OLDER_TURNS in what)
+    without_row = dropped.get(TOO_LONG, 0)
+    if without_turns or without_row:
+        partial, total = without_turns + without_row, rows + sum(dropped.values())
+        warn(
+            f"{split}: {partial:,} of {total:,} rows have no whole prompt within max_length:"
+            f" {settings.max_length}: {without_turns:,} lost older turns, {without_row:,} are"
+            " dropped because of their last user turn"
+        )
 
 
 def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> dict[str, int]:
@@ -172,7 +189,7 @@ def _tokenize_split(
     total = sum(map(len, rows.values()))
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
-    truncated = 0
+    truncated: Counter[str] = Counter()
     whole_lengths: list[np.ndarray] = []
 
     def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[EncodedRow]]:
@@ -196,7 +213,7 @@ def _tokenize_split(
             valid = [row for row in encoded if not isinstance(row, str)]
             dropped.update(row for row in encoded if isinstance(row, str))
             kept[dataset] += len(valid)
-            truncated += sum(is_truncated for *_, is_truncated in valid)
+            truncated.update(what for *_, what in valid if what)
             lengths = np.array([row[-2] for row in valid], np.int32)
             whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
             for writer, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
@@ -218,7 +235,8 @@ def _tokenize_split(
         # The arrays hold the datasets in this order.
         "kept_of": {name: kept[name] for name in rows},
         "dropped": dict(sorted(dropped.items())),
-        "truncated": truncated,
+        # By what was cut.
+        "truncated": dict(sorted(truncated.items())),
         "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
     }
 

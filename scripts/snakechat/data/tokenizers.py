@@ -1,4 +1,4 @@
-"""Tokenizers: loading, encoding of prompts and responses, truncation."""
+"""Tokenizers: loading, encoding of prompts and responses."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -178,36 +178,3 @@ class Encoder:
     def _ids(self, texts: Iterable[str], add_special_tokens: bool) -> list[list[int]]:
         encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
-
-
-def truncate_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: list[int],
-    responses: Sequence[list[int]],
-    limit: int,
-) -> tuple[list[int], list[list[int]]]:
-    """Truncate a prompt at its start, after bos, to fit the limit with the longest response.
-
-    A response that exceeds the limit by itself is truncated at its end. At least one token of the
-    prompt remains, because the first token of a response is predicted from the token before it.
-
-    Returns:
-        The prompt and the responses; each response has at most limit tokens with the prompt.
-    """
-    responses = [ids[: limit - 1] for ids in responses]
-    room = limit - max(map(len, responses))
-    if len(prompt) > room > 1 and prompt[0] == tokenizer.bos_token_id:
-        return [prompt[0], *prompt[len(prompt) - room + 1 :]], responses
-    return prompt[-room:], responses
-
-
-def truncate_responses(
-    prompt: list[int], responses: Sequence[list[int]], limit: int
-) -> tuple[list[int], list[list[int]]]:
-    """Truncate at the end, as DeepSpeed-Chat does: a long prompt leaves no room for its responses.
-
-    Returns:
-        The prompt and the responses; each response has at most limit tokens with the prompt.
-    """
-    prompt = prompt[:limit]
-    return prompt, [ids[: limit - len(prompt)] for ids in responses]

@@ -35,8 +35,8 @@ def phase_section(tokens: Mapping[str, Statistics], translate: Translate) -> Sec
     complete, truncated = translate("complete"), translate("truncated")
     counts = {
         stage: {
-            complete: phase["rows"] - phase["truncated"],
-            truncated: phase["truncated"],
+            complete: phase["rows"] - sum(phase["truncated"].values()),
+            **{f"{truncated}: {what}": count for what, count in phase["truncated"].items()},
             **phase["dropped"],
         }
         for stage, phase in tokens.items()

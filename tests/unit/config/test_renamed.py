@@ -23,6 +23,8 @@ CASES = {
     "config: sft.recipes.tiny.keep was renamed: use save_strategy": {
         "sft": {"recipes": {"tiny": {"keep": "best"}}}
     },
+    "config: dpo.recipes.tiny.truncation_side was removed: delete it: a row keeps its last user"
+    " turn (docs/en/datasets.md)": {"dpo": {"recipes": {"tiny": {"truncation_side": "right"}}}},
     "config: evaluate was renamed: use evaluation": {"evaluate": {"samples": 2}},
     "config: evaluation.bootstrap was renamed: use bootstrap_resamples": {
         "evaluation": {"bootstrap": 100}

@@ -15,8 +15,6 @@ from snakechat.data.tokenizers import (
     Encoder,
     load_tokenizer,
     load_training_tokenizer,
-    truncate_prompt,
-    truncate_responses,
 )
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
@@ -399,53 +397,3 @@ def test_opt_vocabulary_fits_two_bytes(opt, tmp_path):
     with RaggedWriter(tmp_path, "ids", len(opt)) as writer:
         writer.write([[len(opt) - 1]])
     assert Ragged(tmp_path, "ids").ids.dtype == np.uint16
-
-
-# --- truncation -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("prompt", "responses", "expected"),
-    [
-        # bos is 0. Two of eight tokens are the response's: bos and the last five stay.
-        ([0, 11, 12, 13, 14, 15, 16, 17], [[21, 2]], ([0, 13, 14, 15, 16, 17], [[21, 2]])),
-        # Without bos in front, the last six.
-        ([11, 12, 13, 14, 15, 16, 17], [[21, 2]], ([12, 13, 14, 15, 16, 17], [[21, 2]])),
-        # The prompt is truncated for the longer response; both follow the same prompt.
-        ([0, 11, 12, 13, 14], [[21, 2], [31, 32, 33, 34, 2]], ([0, 13, 14], None)),
-        # What fits stays as it is.
-        ([0, 11, 12, 13, 14, 15], [[21, 2]], ([0, 11, 12, 13, 14, 15], None)),
-        # Room for two: bos and the last token. Room for one: the last token.
-        ([0, 11, 12, 13], [[21, 22, 23, 24, 25, 2]], ([0, 13], None)),
-        ([0, 11, 12, 13], [[21, 22, 23, 24, 25, 26, 2]], ([13], None)),
-        # A response that is too long by itself loses its end, eos included.
-        ([0, 11], [[21, 22, 23, 24, 25, 26, 27, 2]], ([11], [[21, 22, 23, 24, 25, 26, 27]])),
-        ([0, 11], [[21, 2], [31] * 9], ([11], [[21, 2], [31] * 7])),
-    ],
-)
-def test_truncating_the_prompt_to_eight_tokens(trained, prompt, responses, expected):
-    expected_prompt, expected_responses = expected
-    assert trained.bos_token_id == 0
-    assert truncate_prompt(trained, prompt, responses, 8) == (
-        expected_prompt,
-        expected_responses or responses,
-    )
-
-
-@pytest.mark.parametrize(
-    ("prompt", "responses", "expected"),
-    [
-        ([0, 11, 12], [[21, 22, 23, 24, 25, 2]], [[21, 22, 23, 24, 25]]),
-        (
-            [0, 11, 12],
-            [[21, 22, 2], [31, 32, 33, 34, 35, 36, 2]],
-            [[21, 22, 2], [31, 32, 33, 34, 35]],
-        ),
-        ([0, 11, 12, 13, 14, 15, 16], [[21, 2], [31, 2]], [[21], [31]]),
-        ([0, 11, 12, 13, 14, 15, 16, 17], [[21, 2], [31, 2]], [[], []]),
-        ([0, 11, 12, 13, 14, 15, 16, 17, 18, 19], [[21, 2]], [[]]),
-        ([0, 11], [[21, 2]], [[21, 2]]),
-    ],
-)
-def test_truncating_the_responses_to_eight_tokens(prompt, responses, expected):
-    assert truncate_responses(prompt, responses, 8) == (prompt[:8], expected)

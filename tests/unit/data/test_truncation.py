@@ -1,0 +1,94 @@
+"""Rows that exceed the maximum length keep their last user turn."""
+
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+from snakechat.data.dialogues import UNMARKED, parse_prompt
+from snakechat.data.tokenization import encode_responses
+from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.truncation import divide_turns, fitting_prompt
+
+
+class CountingEncoder:
+    """Encode a prompt to bos, a marker and the letters of each turn, and a header."""
+
+    def prompts(self, prompts):
+        return [
+            [0, *(ord(letter) for role, text in turns for letter in role[0].upper() + text), 1]
+            for turns in prompts
+        ]
+
+
+SYSTEM = ("system", "sss")
+TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d"), ("user", "ee")]
+
+
+@pytest.mark.parametrize(
+    ("turns", "limit", "kept"),
+    [
+        # 2 + 3 + 5 + 3 + 2 + 3 = 18 tokens of prompt, 4 of response.
+        (TURNS, 22, TURNS),
+        (TURNS, 21, TURNS[2:]),
+        # 2 + 3 + 2 + 3 = 10 tokens of prompt.
+        (TURNS, 14, TURNS[2:]),
+        (TURNS, 13, TURNS[4:]),
+        # 5 tokens of prompt: the response loses its end.
+        (TURNS, 8, TURNS[4:]),
+        (TURNS, 6, TURNS[4:]),
+        (TURNS, 5, None),
+        # The system turn has 4 tokens and stays.
+        ([SYSTEM, *TURNS], 25, [SYSTEM, *TURNS[2:]]),
+        ([SYSTEM, *TURNS], 13, [SYSTEM, *TURNS[4:]]),
+        ([SYSTEM, *TURNS], 10, [SYSTEM, *TURNS[4:]]),
+        # It is left out where it leaves no room for a response.
+        ([SYSTEM, *TURNS], 9, TURNS[4:]),
+        ([SYSTEM, *TURNS], 5, None),
+        # A prompt may end with a turn of the assistant.
+        (TURNS[:4], 11, TURNS[2:4]),
+        # Without a user turn, or without turns, a prompt is kept whole or not at all.
+        ([SYSTEM], 7, [SYSTEM]),
+        ([SYSTEM], 6, None),
+        ([(UNMARKED, "text")], 8, [(UNMARKED, "text")]),
+        ([(UNMARKED, "text")], 7, None),
+    ],
+)
+def test_older_turns_are_left_out_before_the_end_of_a_response_of_four_tokens(turns, limit, kept):
+    encoder = CountingEncoder()
+    found = fitting_prompt(encoder, turns, 4, limit)
+    assert found == (None if kept is None else encoder.prompts([kept])[0])
+
+
+def test_a_prompt_without_some_turns_starts_with_a_user_turn():
+    assert divide_turns([SYSTEM, SYSTEM, *TURNS]) == (2, [2, 4, 6])
+    assert divide_turns([("assistant", "Hi."), *TURNS]) == (0, [1, 3, 5])
+    assert divide_turns([(UNMARKED, "start"), *TURNS]) == (0, [0, 1, 3, 5])
+
+
+@pytest.mark.parametrize("name", ["dpo_demo_en", "hh_harmless", "pandalm"])
+@pytest.mark.parametrize("kind", ["sft", "pairs"])
+def test_real_rows_keep_their_whole_last_user_turn(shared_data, name, kind):
+    encoder = Encoder(load_tokenizer(shared_data / "tokenizer_opt"), "dialogue")
+    columns = ["prompt", "chosen", "rejected"][: 2 if kind == "sft" else 3]
+    rows = pq.read_table(shared_data / name / "train.parquet", columns=columns).to_pylist()[:300]
+    rows = [row for row in rows if all(row[column].strip() for column in columns)]
+    prompts = [parse_prompt(row["prompt"]) for row in rows]
+    responses = [[row[column] for row in rows] for column in columns[1:]]
+    limit = SimpleNamespace(max_length=128)
+    last = encoder.prompts([turns[divide_turns(turns)[1][-1] :] for turns in prompts])
+    num_cut = 0
+    found = encode_responses(encoder, limit, prompts, *responses)
+    for row, core in zip(found, last, strict=True):
+        if row == "last user turn too long":
+            assert len(core) >= 128
+        elif not isinstance(row, str):
+            prompt, *ids, _, what = row
+            assert prompt[0] == encoder.tokenizer.bos_token_id
+            # All but bos.
+            assert prompt[1 - len(core) :] == core[1:]
+            assert all(ids) and len(prompt) + max(map(len, ids)) <= 128
+            ended = all(response[-1] == encoder.end_id for response in ids)
+            assert ended == ("response" not in what)
+            num_cut += bool(what)
+    assert num_cut
