@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from snakechat.data.tokens import Ragged
 from snakechat.modeling import acceleration
@@ -32,6 +33,9 @@ from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 
 # Compared tokens of a sequence: its last ones, which depend on all others.
 NUM_COMPARED = 16
+# Tokens of the longer row. More would take seconds of a CPU, and only a sliding window tells them
+# apart: a model with one is compared on a row that exceeds the window, if the job has one.
+NUM_TOKENS = 128
 # Tokens of the longer row for cached passes, the last ones of which follow one by one.
 NUM_CACHED, NUM_STEPS = 24, 3
 # Outputs are multiplied so that the largest one is at least this large. The logits of a new model
@@ -70,7 +74,8 @@ def check_model(
     devices = [device] if device.type == "cuda" else []
     precision = fp32_weights(module) if can_use_fp32(module) else contextlib.nullcontext()
     with torch.random.fork_rng(devices), torch.no_grad(), sampling(), precision:
-        check = _ModelCheck(module, probe_rows(examples, max_positions(module.model)), device)
+        rows = probe_rows(examples, longest_probe(module.model))
+        check = _ModelCheck(module, rows, device)
         check.compare_unpacked()
         check.compare_packed()
         if samples:
@@ -119,15 +124,21 @@ def prompt_examples(
     return Examples(prompts, *([ids] * len(prompts) for ids in responses))
 
 
-def probe_rows(examples: Examples, limit: int | None) -> list[Row]:
+def longest_probe(model: PreTrainedModel) -> int:
+    """Return the number of tokens to which the rows of a comparison are truncated."""
+    window = getattr(model.config, "sliding_window", None) or 0
+    length = max(NUM_TOKENS, window + NUM_COMPARED + 1)
+    return min(length, max_positions(model) or length)
+
+
+def probe_rows(examples: Examples, limit: int) -> list[Row]:
     """Return the longest row and, of the others, the one with about NUM_CACHED tokens.
 
     Args:
-        limit: longer ones are truncated, as jobs do it in ways of their own.
+        limit: longer ones are truncated to this number of tokens.
     """
     lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
     longest = int(lengths.argmax())
-    limit = limit or int(lengths.max())
     distances = np.abs(lengths - NUM_CACHED)
     distances[longest] = distances.max() + 1
     rows = examples.select([longest, int(distances.argmin())])
