@@ -143,9 +143,16 @@ def probe_rows(examples: Examples, limit: int) -> list[Row]:
     distances[longest] = distances.max() + 1
     rows = examples.select([longest, int(distances.argmin())])
     return [
-        (prompt[:limit], [ids[row][: max(0, limit - len(prompt))] for ids in rows.responses])
+        _truncated(prompt, [ids[row] for ids in rows.responses], limit)
         for row, prompt in enumerate(cast(list[Ids], rows.prompts))
     ]
+
+
+def _truncated(prompt: Ids, responses: list[Ids], limit: int) -> Row:
+    """Truncate the start of a prompt and the ends of its responses, which keep half of the room."""
+    room = max(limit // 2, limit - max(map(len, responses)))
+    prompt = prompt[-room:]
+    return prompt, [ids[: limit - len(prompt)] for ids in responses]
 
 
 class _ModelCheck:

@@ -191,13 +191,18 @@ def test_scorers_are_compared_with_the_scores_of_transformers():
 
 def test_the_longest_row_is_compared():
     lengths = [5, 300, 20, 40]
-    examples = Examples([[7] * n for n in lengths], [[8, 9]] * 4)
-    rows = probe_rows(examples, None)
-    assert [len(prompt) for prompt, _ in rows] == [300, 20]
-    rows = probe_rows(examples, 64)
-    assert [(len(prompt), len(response)) for prompt, [response] in rows] == [(64, 0), (20, 2)]
+    examples = Examples([[7] * n for n in lengths], [[8, 9] * 50] * 4)
+
+    def probed(examples, limit):
+        rows = probe_rows(examples, limit)
+        return [(len(prompt), len(response)) for prompt, [response] in rows]
+
+    assert probed(examples, 1000) == [(300, 100), (5, 100)]
+    # Responses keep half of the room if they need it.
+    assert probed(examples, 64) == [(32, 32), (5, 59)]
+    assert probed(examples, 250) == [(150, 100), (5, 100)]
     # A single row stands for both.
-    assert len(probe_rows(examples.head(1), None)) == 2
+    assert len(probe_rows(examples.head(1), 1000)) == 2
 
 
 def test_a_window_that_only_long_rows_exceed_is_measured(monkeypatch):
