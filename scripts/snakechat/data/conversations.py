@@ -7,13 +7,11 @@ the form that it was trained on. Special tokens that occur in the text are text.
 import re
 from collections.abc import Callable, Sequence
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import Turn, messages_of, render_response, response_content
-from snakechat.data.template_limits import render_messages
-from snakechat.data.tokenizers import Encoder
-from snakechat.workflow.errors import InputError
+from snakechat.data.special_tokens import special_pattern, text_backend
+from snakechat.data.tokenizers import Encoder, check_tokenizer, render_turns
 
 # Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
 # A space in front of a response separates it from a marker; it is not part of a message.
@@ -49,9 +47,10 @@ class ChatEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        encoder = Encoder(tokenizer, "chat")
-        self.tokenizer, self.source = tokenizer, encoder.source
-        self.backend, self.special = encoder.backend, encoder.special
+        check_tokenizer(tokenizer, "chat")
+        self.tokenizer = tokenizer
+        self.backend, self.special = text_backend(tokenizer), special_pattern(tokenizer)
+        self.backend.encode_special_tokens = False
         # The characters that stand for special tokens, and back.
         self.marks: dict[str, str] = {}
 
@@ -63,14 +62,7 @@ class ChatEncoder:
         messages = messages_of([*turns, ("assistant", response_content(response))])
         for message in messages:
             message["content"] = self.special.sub(self._mark, message["content"])
-        try:
-            return render_messages(self.tokenizer, messages)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"{self.source}: the chat template rejects turns of {roles}: {reason}"
-            ) from None
+        return render_turns(self.tokenizer, messages)
 
     def _mark(self, match: re.Match[str]) -> str:
         """Return the character that stands for a special token in a text."""

@@ -85,7 +85,8 @@ def chat_template(tokenizer: Any) -> str:
         ids, bos = tokenizer(RESPONSE).input_ids, tokenizer.bos_token
         with_space = tokenizer(f"{bos} {RESPONSE}", add_special_tokens=False).input_ids
         without = tokenizer(f"{bos}{RESPONSE}", add_special_tokens=False).input_ids
-        needs_space = ids == with_space != without
+        # Some tokenizers append eos.
+        needs_space = ids[: len(with_space)] == with_space != without
         prefix = "{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n"
     return prefix + CHAT_TEMPLATE
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
@@ -24,22 +24,38 @@ UNUSED = re.compile(
 )
 # The byte 0xFF in the alphabet of byte-level vocabularies. UTF-8 has no such byte.
 IMPOSSIBLE_BYTE = "ÿ"
+# The bytes in that alphabet, each of which is a letter, too.
+LETTERS = frozenset(ByteLevel.alphabet())
 
 
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the token that the chat template writes after an assistant turn.
 
-    This is the first special token after the text of the turn; eos if the template writes none, or
-    if there is no template.
+    This is the first added token after the text of the turn, special or not; eos if the template
+    writes none, or if there is no template.
     """
+    return _end_of_turn(tokenizer)[1]
+
+
+def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
+    token = _added(tokenizer).get(end_of_turn_id(tokenizer))
+    if token is not None and not token.special:
+        special = AddedToken(token.content, normalized=False, special=True)
+        tokenizer.add_tokens([special], special_tokens=True)
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """Return the text between an assistant turn and the token that ends it, and this token."""
     rendered = render_chat(tokenizer, [("user", USER), ("assistant", ASSISTANT)])
     if rendered is not None:
         _, _, after = rendered.rpartition(ASSISTANT)
-        match = special_pattern(tokenizer).search(after)
+        contents = {token.content for token in _added(tokenizer).values()}
+        match = _pattern({*contents, tokenizer.eos_token}).search(after)
         if match:
-            return int(_id_of(tokenizer, match[0]))
+            return after[: match.start()], int(_id_of(tokenizer, match[0]))
     eos_id: int = tokenizer.eos_token_id
-    return eos_id
+    return "", eos_id
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
@@ -79,30 +95,54 @@ def render_chat(
         return None
 
 
-def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Return the text that the chat template writes between the last turn and a response.
+def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
+    """Return the text that the chat template writes around a response.
 
     Returns:
-        The text that ends a prompt, from the user's text on; and the white space that some
-        templates write in front of a response. Both are empty if the template rejects a dialogue.
+        The text that ends a prompt, from the user's text on; the white space that some templates
+        write in front of a response; and the text between a response and the token that ends it,
+        such as Llama 2's space. All are empty if the template rejects a dialogue.
     """
     turns = [("user", USER), ("assistant", ASSISTANT)]
     prompt, dialogue = render_chat(tokenizer, turns[:1], True), render_chat(tokenizer, turns)
     if prompt is None or dialogue is None:
-        return "", ""
+        return "", "", ""
     start, _, _ = dialogue.rpartition(ASSISTANT)
     # Other text in front, such as empty thoughts, is left to the model.
     space = start.removeprefix(prompt)
-    return prompt.rpartition(USER)[2], space if space.isspace() else ""
+    after, _ = _end_of_turn(tokenizer)
+    return prompt.rpartition(USER)[2], space if space.isspace() else "", after
 
 
 def special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     """Return a pattern that matches the special tokens of a tokenizer in a text."""
     special = {token.content for token in _added(tokenizer).values() if token.special}
-    special |= set(map(str, tokenizer.all_special_tokens))
+    return _pattern(special | set(map(str, tokenizer.all_special_tokens)))
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches tokens in a text, without those that are letters of it."""
     # The longest one where several match.
-    ordered = sorted(special, key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, ordered)))
+    ordered = sorted({*tokens} - LETTERS, key=lambda text: (-len(text), text))
+    # Without tokens, nothing matches.
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def text_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Return the tokenizer of the tokenizers library, for which a letter in a text is a letter.
+
+    A byte that serves as pad ("ÿ", "!") is an added token, which would match its letter.
+    """
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    if any(token.content in LETTERS for token in _added(tokenizer).values()):
+        data = json.loads(backend.to_str())
+        data["added_tokens"] = [
+            token for token in data["added_tokens"] if token["content"] not in LETTERS
+        ]
+        backend = Tokenizer.from_str(json.dumps(data))
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -157,7 +197,7 @@ def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     # The first ones often mark the start of a document or a turn.
     yield from (token.content for token in reversed(added) if token.special)
     vocabulary = tokenizer.get_vocab()
-    if all(byte in vocabulary for byte in ByteLevel.alphabet()):
+    if all(byte in vocabulary for byte in LETTERS):
         yield IMPOSSIBLE_BYTE
     if named.get("bos_token") not in {None, *ends}:
         yield named["bos_token"]

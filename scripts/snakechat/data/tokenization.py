@@ -33,6 +33,9 @@ CHECKED_ROWS = 100
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
 
+# Share of dropped rows above which a warning is printed.
+MAX_DROPPED = 0.05
+
 # What was cut of a row.
 OLDER_TURNS = "older turns"
 
@@ -147,10 +150,14 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
     """Print the numbers of kept, truncated and dropped rows of a split."""
     rows, truncated, dropped = (stats[key] for key in ("rows", "truncated", "dropped"))
     print(f"{split}: {rows:,} rows, truncated: {truncated}, dropped: {dropped}")
+    total = rows + sum(dropped.values())
+    for reason, count in dropped.items():
+        if count > MAX_DROPPED * total:
+            warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
     without_turns = sum(count for what, count in truncated.items() if OLDER_TURNS in what)
     without_row = dropped.get(TOO_LONG, 0)
     if without_turns or without_row:
-        partial, total = without_turns + without_row, rows + sum(dropped.values())
+        partial = without_turns + without_row
         warn(
             f"{split}: {partial:,} of {total:,} rows have no whole prompt within max_length:"
             f" {settings.max_length}: {without_turns:,} lost older turns, {without_row:,} are"
@@ -159,9 +166,11 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
 
 
 def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> dict[str, int]:
-    """Count training rows whose prompt and response have the ids of the two as one text.
+    """Count training rows whose prompt and response have the ids of the whole dialogue.
 
-    In the other rows one token spans both; the response is encoded as if it stood alone.
+    The tokenizer's own chat template renders the dialogue. In the other rows, one token spans the
+    end of the prompt and the start of the response, which is encoded as if it stood alone; or the
+    template changes the text of the response, such as white space around it.
 
     Returns:
         The numbers of these rows ("equal") and of the rows that were compared ("checked").
@@ -175,8 +184,8 @@ def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> d
         if valid:
             equal += encoder.are_joint(*zip(*valid, strict=True))
     print(
-        f"prompt and response have the ids of one text in {sum(equal):,} of {len(equal):,} checked"
-        " rows"
+        f"prompt and response have the ids of the whole dialogue in {sum(equal):,} of"
+        f" {len(equal):,} checked rows"
     )
     return {"equal": sum(equal), "checked": len(equal)}
 

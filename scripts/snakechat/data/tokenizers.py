@@ -16,10 +16,14 @@ from snakechat.data.dialogues import (
 )
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import (
+    ASSISTANT,
+    USER,
     end_of_turn_id,
+    mark_end_of_turn,
     response_context,
     set_pad_token,
     special_pattern,
+    text_backend,
 )
 from snakechat.data.template_limits import render_messages
 from snakechat.workflow.errors import InputError
@@ -37,6 +41,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             f"{folder}: the tokenizer has no eos token, which ends a response:"
             " set eos_token in tokenizer_config.json"
         )
+    mark_end_of_turn(tokenizer)
     set_pad_token(tokenizer)
     # Decoding returns the text of the ids. transformers warns of true, which Llama 3's files have.
     tokenizer.clean_up_tokenization_spaces = False
@@ -67,6 +72,65 @@ def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     return "chat" if has_own else "dialogue"
 
 
+# Prompts with which an Encoder compares the chat template: two turns of the user, or one.
+PROBES: tuple[list[Turn], ...] = (
+    [("user", USER), ("assistant", ASSISTANT), ("user", USER)],
+    [("user", USER)],
+)
+# Characters of a difference between two texts that an error shows, before and after its start.
+SHOWN_BEFORE, SHOWN = 20, 40
+
+
+class TurnsRejected(InputError):
+    """A chat template rejects the turns of a conversation."""
+
+
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool = False
+) -> str:
+    """Return messages rendered by the chat template.
+
+    Args:
+        prompt: Whether a response follows.
+
+    Raises:
+        TurnsRejected: The template rejects the messages.
+    """
+    try:
+        return render_messages(tokenizer, messages, add_generation_prompt=prompt)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())
+        raise TurnsRejected(
+            f"{source_of(tokenizer)}: the chat template rejects turns of {roles}: {reason}"
+        ) from None
+
+
+def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what errors call a tokenizer."""
+    return tokenizer.name_or_path or "tokenizer"
+
+
+def common_length(first: str, second: str) -> int:
+    """Return how many characters at the start of two texts are equal."""
+    pairs = zip(first, second, strict=False)
+    differences = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(differences, min(len(first), len(second)))
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    """Raise InputError for a tokenizer that is not a fast one, or lacks the chat template."""
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{source_of(tokenizer)}: the tokenizer has no tokenizer.json: convert it to a fast one"
+        )
+    if template == "chat" and not tokenizer.chat_template:
+        raise InputError(
+            f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
+            " requires: use template: dialogue"
+        )
+
+
 class Encoder:
     """Encode prompts and responses by the tokenizers library; safe to call from several threads.
 
@@ -86,38 +150,31 @@ class Encoder:
         end_id: The token that ends a response: eos, or the chat template's end of a turn.
 
     Raises:
-        InputError: The tokenizer is not a fast one, or has no chat template although template is
-            "chat".
+        InputError: The tokenizer is not a fast one, has no chat template although template is
+            "chat", or one that renders a dialogue to other ids.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         template = resolved_template(tokenizer, template)
         self.tokenizer, self.template = tokenizer, template
-        # For errors.
-        self.source = tokenizer.name_or_path or "tokenizer"
-        if not tokenizer.is_fast:
-            raise InputError(
-                f"{self.source}: the tokenizer has no tokenizer.json: convert it to a fast one"
-            )
-        if template == "chat" and not tokenizer.chat_template:
-            raise InputError(
-                f"{self.source}: the tokenizer has no chat template, which template: chat requires:"
-                " use template: dialogue"
-            )
-        self.backend = tokenizer.backend_tokenizer
-        self.backend.no_padding()
-        self.backend.no_truncation()
+        check_tokenizer(tokenizer, template)
+        self.backend = text_backend(tokenizer)
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
         self.backend.encode_special_tokens = template == "dialogue"
         self.special = special_pattern(tokenizer)
         is_chat = template == "chat"
         self.end_id: int = end_of_turn_id(tokenizer) if is_chat else tokenizer.eos_token_id
-        # The text between the last turn of a prompt and a response.
-        self.context, self.space = response_context(tokenizer) if is_chat else (RESPONSE, "")
+        # The text between the last turn of a prompt and a response, and around the response.
+        self.context, self.space, self.after = (
+            response_context(tokenizer) if is_chat else (RESPONSE, "", "")
+        )
+        self.num_appended = self._num_appended()
+        if is_chat:
+            self._compare_with_template()
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[list[int]]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
-        return self._ids(self._rendered(prompts), add_special_tokens=self.template == "dialogue")
+        return self._whole_ids(self._rendered(prompts))
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each response, followed by the token that ends a turn.
@@ -134,13 +191,25 @@ class Encoder:
         ]
 
     def are_joint(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[bool]:
-        """Return whether a prompt and its response together have the ids of the two as one text."""
-        texts = zip(self._rendered(prompts), self._as_written(responses), strict=True)
-        expected = self._ids(map("".join, texts), add_special_tokens=self.template == "dialogue")
+        """Return whether a prompt and its response together have the ids of the whole dialogue.
+
+        The whole dialogue is one text, as a chat template renders it: with the response as its last
+        turn, or as an earlier one, which some templates render differently (Qwen3 puts an empty
+        thought in front of the last response).
+
+        Raises:
+            TurnsRejected: The template rejects a dialogue.
+        """
         ids = zip(self.prompts(prompts), self.responses(responses), strict=True)
+        # Text has no token that ends a response.
+        ours = [[*a, *(b if self.template == "chat" else b[:-1])] for a, b in ids]
+        wholes = [
+            self._whole_ids(self._dialogues(prompt, text))
+            for prompt, text in zip(prompts, responses, strict=True)
+        ]
         return [
-            [*prompt, *response[:-1]] == whole
-            for (prompt, response), whole in zip(ids, expected, strict=True)
+            any(whole[: len(row)] == row for whole in texts)
+            for row, texts in zip(ours, wholes, strict=True)
         ]
 
     def has_special_token(self, text: str) -> bool:
@@ -154,22 +223,63 @@ class Encoder:
         """Return prompts as the model reads them."""
         return list(map(self._chat if self.template == "chat" else render_prompt, prompts))
 
+    def _dialogues(self, prompt: list[Turn], response: str) -> list[str]:
+        """Return a dialogue as one text, with the response as the last turn and an earlier one."""
+        if self.template == "dialogue":
+            return [render_prompt(prompt) + response]
+        messages = messages_of([*prompt, ("assistant", response_content(response))])
+        longer = [*messages, *messages_of([("user", USER)])]
+        return [render_turns(self.tokenizer, each) for each in (messages, longer)]
+
     def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
         """Return responses as they follow a prompt that the model reads."""
         if self.template == "dialogue":
             return responses
-        return [self.space + response_content(text) for text in responses]
+        texts = map(response_content, responses)
+        # A sampled response has the text in front of the token that ends it.
+        return [self.space + text.removesuffix(self.after) + self.after for text in texts]
 
     def _chat(self, prompt: list[Turn]) -> str:
-        messages = messages_of(prompt)
-        try:
-            return render_messages(self.tokenizer, messages, add_generation_prompt=True)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"{self.source}: the chat template rejects turns of {roles}: {reason}"
-            ) from None
+        return render_turns(self.tokenizer, messages_of(prompt), prompt=True)
+
+    def _compare_with_template(self) -> None:
+        """Raise InputError if the chat template renders a dialogue to other ids than ours.
+
+        A template that rejects the dialogues is compared with none: rows report it.
+        """
+        for prompt in PROBES:
+            try:
+                wholes = self._dialogues(prompt, ASSISTANT)
+                [start] = self._rendered([prompt])
+                [is_joint] = self.are_joint([prompt], [ASSISTANT])
+            except TurnsRejected:
+                continue
+            [response] = self._as_written([ASSISTANT])
+            ours = f"{start}{response}{self.tokenizer.decode([self.end_id])}"
+            # One token may span the end of the prompt and the start of the response.
+            if not is_joint and not any(whole.startswith(ours) for whole in wholes):
+                place, whole = max((common_length(ours, whole), whole) for whole in wholes)
+                shown = slice(max(0, place - SHOWN_BEFORE), place + SHOWN)
+                raise InputError(
+                    f"{source_of(self.tokenizer)}: the chat template renders a dialogue as"
+                    f" {whole[shown]!r}, but the prompt, the response and the token that ends it"
+                    f" are {ours[shown]!r}: correct the template (add_generation_prompt writes the"
+                    " header of a response, an added token ends it) or set template: dialogue"
+                )
+            return
+
+    def _num_appended(self) -> int:
+        """Return how many tokens, such as eos, the tokenizer appends to each text."""
+        [[*_, last]] = self._ids([":"], add_special_tokens=False)
+        [with_special] = self._ids([":"], add_special_tokens=True)
+        return with_special[::-1].index(last)
+
+    def _whole_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that start a sequence, without tokens that would end them."""
+        if self.template == "chat":
+            return self._ids(texts, add_special_tokens=False)
+        encoded = self._ids(texts, add_special_tokens=True)
+        return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def _alone(self, text: str) -> list[int]:
         """Return the ids of a response without its context."""

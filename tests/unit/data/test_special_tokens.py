@@ -108,7 +108,8 @@ def test_a_byte_as_pad_changes_the_ids_of_no_text_but_its_letter_alone(shared_da
 
 
 GEMMA_LIKE = (
-    "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message.role }}\n"
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else message.role }}\n"
     "{{ message.content }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
@@ -116,7 +117,8 @@ PHI_LIKE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content }}<|end|>\n"
     "{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt else eos_token }}"
 )
-# Special tokens, the template, and the token that ends a turn; eos is <eos>.
+# Special tokens, the template, and the token that ends a turn; eos is <eos>. Templates that do not
+# write this token are no good for training.
 TURNS = {
     "Gemma": (["<start_of_turn>", "<end_of_turn>"], GEMMA_LIKE, "<end_of_turn>"),
     "Phi-3": (["<|user|>", "<|assistant|>", "<|end|>"], PHI_LIKE, "<|end|>"),
@@ -143,13 +145,47 @@ def test_a_turn_ends_in_the_first_special_token_that_the_template_writes_after_i
     assert end_of_turn_id(tokenizer) == end_id
     expected = [end_id] if end_id == eos_id else [end_id, eos_id]
     assert list(stop_ids(tokenizer, tmp_path)) == expected
-    if template and case != "no dialogues":
+    if case in ("ChatML without tokens", "nothing"):
+        with pytest.raises(InputError, match="the chat template renders a dialogue as"):
+            Encoder(tokenizer, "chat")
+    elif template and case != "no dialogues":
         (response,) = Encoder(tokenizer, "chat").responses(["Yes."])
         assert response[-1] == end_id
         assert tokenizer.decode(response[:-1]) == "Yes."
     # A dialogue as text ends in eos.
     (response,) = Encoder(tokenizer, "dialogue").responses([" Yes."])
     assert response[-1] == eos_id
+
+
+def test_the_end_of_a_turn_is_special_also_if_it_was_added_as_text(tmp_path):
+    tokenizer = bare_tokenizer("<eos>", eos_token="<eos>")
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>", "<think>"])
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(tmp_path)
+    encoder = Encoder(tokenizer := load_tokenizer(tmp_path), "chat")
+    (response,) = encoder.responses([" Yes."])
+    assert tokenizer.convert_ids_to_tokens(response) == ["Y", "e", "s", ".", "<|im_end|>"]
+    assert tokenizer.decode(response, skip_special_tokens=True) == "Yes."
+    assert encoder.has_special_token("a<|im_end|>") and not encoder.has_special_token("<think>")
+
+
+@pytest.mark.parametrize("pad", ["ÿ", "!"])
+def test_a_letter_that_serves_as_pad_is_text(pad, tmp_path):
+    bare_tokenizer(END, bos_token=END, eos_token=END).save_pretrained(tmp_path / "bare")
+    tokenizer = bare_tokenizer(END, bos_token=END, eos_token=END, pad_token=pad)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "chat")
+    text = f"Haÿ {pad} {pad}{pad} a"
+    expected = AutoTokenizer.from_pretrained(tmp_path / "bare").tokenize(text)
+    tokenizer = load_tokenizer(tmp_path / "chat")
+    assert tokenizer.pad_token == pad
+    encoder = Encoder(tokenizer, "chat")
+    assert not encoder.has_special_token(text)
+    assert encoder.has_special_token(f"a{END}")
+    (response,) = encoder.responses([text])
+    assert tokenizer.convert_ids_to_tokens(response) == [*expected, END]
 
 
 def test_stop_ids_are_those_of_the_generation_config_too(chat_tokenizer, tmp_path):

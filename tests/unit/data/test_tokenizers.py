@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from init_model import train_tokenizer
@@ -18,7 +18,7 @@ from snakechat.data.tokenizers import (
 )
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
-from support.chat_templates import WITHOUT_SYSTEM
+from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.texts import TEXTS, texts_of
 
 
@@ -310,8 +310,75 @@ def test_a_response_starts_with_the_space_that_the_template_writes(sentence_piec
     sentence_piece.chat_template = LLAMA2_LIKE
     encoder = Encoder(sentence_piece, "chat")
     (response,) = encoder.responses(["yes"])
-    assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
+    # And ends with the space in front of </s>.
+    assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "▁", "</s>"]
+    assert encoder.responses(["yes "]) == [response]
     assert encoder.are_joint([[("user", "no")]], ["yes"]) == [True]
+
+
+# Templates, and what an error shows of the whole dialogue and of ours.
+WRONG = {
+    "no header of a response": (
+        CHATML.partition("{% if add_generation_prompt %}")[0],
+        "<|im_start|>assistant\\nAnswer<|im_end|>",
+        "Question<|im_end|>\\nAnswer<|im_end|>'",
+    ),
+    "another header": (
+        CHATML.replace("assistant\n", "model\n"),
+        "<|im_start|>assistant\\nAnswer",
+        "<|im_start|>model\\nAnswer",
+    ),
+    "no end of a turn": (
+        CHATML.replace("<|im_end|>", ""),
+        "assistant\\nAnswer\\n",
+        "assistant\\nAnswer<|im_end|>'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_template_that_renders_other_dialogues_than_ours_is_an_error(chat_tokenizer, case):
+    template, *texts = WRONG[case]
+    with pytest.raises(InputError, match="the chat template renders a dialogue as") as error:
+        Encoder(chat_tokenizer(template), "chat")
+    assert "\n" not in str(error.value)
+    for text in texts:
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "deepseek_v3"])
+def test_real_templates_are_those_of_training(shared_data, name):
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
+    encoder = Encoder(tokenizer, "chat")
+    turns = CHATS["several turns"]
+    [prompt], [response] = encoder.prompts([turns]), encoder.responses([" Of course."])
+    messages = messages_of([*turns, ("assistant", "Of course."), ("user", "Thanks")])
+    expected = tokenizer.apply_chat_template(messages, return_dict=False)
+    assert expected[: len(prompt) + len(response)] == [*prompt, *response]
+    assert encoder.are_joint([turns], [" Of course."]) == [True]
+
+
+@pytest.mark.parametrize("name", ["tokenizer_opt", "tokenizers/llama2"])
+def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data, tmp_path, name):
+    source = load_tokenizer(shared_data / name)
+    source.chat_template = None
+    source.save_pretrained(tmp_path / "plain")
+    bos, eos = source.bos_token, source.eos_token
+    backend = source.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}",
+        special_tokens=[(bos, source.bos_token_id), (eos, source.eos_token_id)],
+    )
+    source.save_pretrained(tmp_path / "with eos")
+    plain, appending = (load_tokenizer(tmp_path / each) for each in ("plain", "with eos"))
+    assert appending(":").input_ids == [*plain(":").input_ids, plain.eos_token_id]
+    turns = list(map(parse_prompt, TEXTS))
+    assert Encoder(appending, "dialogue").prompts(turns) == Encoder(plain, "dialogue").prompts(
+        turns
+    )
+    assert Encoder(appending, "dialogue").responses([" Yes."])[0].count(plain.eos_token_id) == 1
+    # The model is served with the same ids.
+    assert chat_template(appending) == chat_template(plain)
 
 
 def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sentence_piece):
@@ -319,7 +386,7 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
     encoder = Encoder(sentence_piece, "chat")
     # "]y" is one token.
     (response,) = encoder.responses(["yes"])
-    assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
+    assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "▁", "</s>"]
     prompts = [[("user", "no")]] * 2
     assert encoder.are_joint(prompts, ["yes", "no"]) == [False, True]
 
