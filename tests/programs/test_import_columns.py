@@ -11,6 +11,7 @@ from snakechat.algorithms.reward_functions import load_functions, weighted_sum
 from snakechat.data.formats import columns_of, named_columns
 from snakechat.data.records import read_records
 from snakechat.workflow.digests import file_digest
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from support.files import write
 
@@ -113,3 +114,17 @@ def test_prompts_of_plain_without_any_marker_are_a_warning(
     assert (warning in capfd.readouterr().err) == is_warned
     imported(tmp_path / "data/rows.jsonl", "instruct")
     assert warning not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_column_of_tools_is_read_though_nothing_names_it(imported, tmp_path, kind):
+    messages = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    rows = [{"messages": messages, "tools": "[]"}, {"messages": messages, "tools": '[{"a": 1}]'}]
+    path = tmp_path / f"data/rows.{kind}"
+    write(path, rows[:1])
+    assert list(read_records(imported(path, "messages") / "train.parquet")) == [
+        ([("user", "a")], " b", None)
+    ]
+    write(path, rows)
+    with pytest.raises(InputError, match="row 2: column tools is not empty"):
+        imported(path, "messages")

@@ -32,6 +32,15 @@ ROLES = {
     **dict.fromkeys(["assistant", "gpt", "model"], "assistant"),
 }
 
+# Keys of messages that training does not support: it would learn to say what comes before them.
+UNSUPPORTED_KEYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+# The column with the tools that a dialogue may call; read where a file has it.
+TOOLS = "tools"
+EMPTY_JSON = ("[]", "{}", "null")
+# Text of a list of messages, or of one message.
+MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']\s*:""")
+ROLE = re.compile(r"""["'](role|from)["']\s*:""")
+
 
 class BadRow(Exception):
     """A row that does not have the format of its dataset; on_bad_row decides what happens."""
@@ -51,11 +60,13 @@ class Format(NamedTuple):
         columns: Default column of each field.
         record: Makes a record of the fields, given by keyword.
         optional: Fields that the config's `columns` may omit.
+        has_messages: Whether fields are lists of messages.
     """
 
     columns: Mapping[str, str]
     record: Callable[..., Record]
     optional: tuple[str, ...] = ()
+    has_messages: bool = False
 
 
 def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
@@ -65,7 +76,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
-        BadRow: A column is missing, null or of the wrong type.
+        BadRow: A column is missing, null or of the wrong type, or a dialogue uses tools.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
@@ -73,7 +84,24 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         name: _joined(row, column, name) if isinstance(column, list) else _field(row, column, name)
         for name, column in columns.items()
     }
+    if FORMATS[format].has_messages:
+        if (tools := row.get(TOOLS)) and tools not in EMPTY_JSON:
+            raise BadRow(f"column {TOOLS} is not empty, but tools are not supported")
+        fields = {name: _parsed(value, name) for name, value in fields.items()}
     return FORMATS[format].record(**fields)
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """Return a cell; messages that are JSON text, as in csv files, are parsed."""
+    is_text = isinstance(value, str) and (
+        name == "messages" or (MESSAGES.match(value) and ROLE.search(value))
+    )
+    if not is_text:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"{name} is text, but not JSON of messages: {error}") from None
 
 
 def columns_of(format: str, columns: Columns | None = None) -> Columns:
@@ -82,7 +110,7 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
     Raises:
         ValueError: columns has fields that the format does not have, or lacks required ones.
     """
-    defaults, _, optional = FORMATS[format]
+    defaults, optional = FORMATS[format].columns, FORMATS[format].optional
     if columns is None:
         return defaults
     fields = dict.fromkeys([*defaults, *optional])
@@ -214,10 +242,10 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _is_one(label: Any) -> bool:
-    number = _number(label, "label")
+def _is_one(label: Any, name: str = "label") -> bool:
+    number = _number(label, name)
     if number not in (0, 1):
-        raise BadRow(f"label is {label!r}, expected 1 or 0")
+        raise BadRow(f"{name} is {label!r}, expected 1 or 0")
     return number == 1
 
 
@@ -298,6 +326,9 @@ def _turn(message: Any, name: str) -> Turn:
         raise BadRow(
             f"{name} contains {type(message).__name__}, expected messages with role and content"
         )
+    for key in UNSUPPORTED_KEYS:
+        if message.get(key):
+            raise BadRow(f"{name} has a turn with {key}, which is not supported")
     # Tables with both spellings leave one of them null.
     role = message.get("role") or message.get("from")
     text = message.get("value") if message.get("content") is None else message["content"]
@@ -311,6 +342,14 @@ def _turns(value: Any, name: str, role_of_text: str) -> list[Turn]:
     if isinstance(value, str):
         return [(role_of_text, value)]
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
+
+
+def _check_weight(messages: Any, index: int) -> None:
+    """Raise DroppedRow if a response has weight 0, as in files for OpenAI's fine-tuning."""
+    message = messages[index] if isinstance(messages, list) else messages
+    weight = message.get("weight") if isinstance(message, dict) else None
+    if weight is not None and not _is_one(weight, "weight"):
+        raise DroppedRow("response with weight 0")
 
 
 def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
@@ -328,6 +367,7 @@ def _messages(messages: Any, system: Any = None) -> Record:
         turns.pop()
     if not turns:
         raise DroppedRow("no response")
+    _check_weight(messages, len(turns) - 1)
     return _prompt(turns[:-1], system), render_response(turns[-1][1]), None
 
 
@@ -339,6 +379,7 @@ def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any =
         turns = _turns(value, name, "assistant")
         if not turns or turns[-1][0] != "assistant":
             raise BadRow(f"{name} does not end with a response")
+        _check_weight(value, -1)
         dialogues.append(turns if turns[0][0] != "assistant" else [*question, *turns])
     (*turns, (_, chosen)), (*others, (_, rejected)) = dialogues
     if turns != others:
@@ -366,7 +407,7 @@ PAIR = _same_names("prompt", "chosen", "rejected")
 FORMATS = {
     "plain": Format(PAIR, _plain, optional=("rejected",)),
     "instruct": Format(PAIR, _instruct, optional=("rejected",)),
-    "prompt": Format(_same_names("prompt"), _prompt_alone, optional=("system",)),
+    "prompt": Format(_same_names("prompt"), _prompt_alone, ("system",), has_messages=True),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same_names("chosen", "rejected"), _dialogues),
     "scored": Format(
@@ -374,15 +415,16 @@ FORMATS = {
     ),
     "labelled": Format(_same_names("prompt", "first", "second", "label"), _labelled),
     "vicuna": Format({"prompt": "prompt", "chosen": "label"}, _vicuna),
-    "messages": Format(_same_names("messages"), _messages, optional=("system",)),
+    "messages": Format(_same_names("messages"), _messages, ("system",), has_messages=True),
     "message_pairs": Format(
-        _same_names("chosen", "rejected"), _message_pairs, optional=("prompt", "system")
+        _same_names("chosen", "rejected"), _message_pairs, ("prompt", "system"), has_messages=True
     ),
-    "sharegpt": Format({"messages": "conversations"}, _messages, optional=("system",)),
+    "sharegpt": Format({"messages": "conversations"}, _messages, ("system",), has_messages=True),
     "sharegpt_pairs": Format(
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
         _message_pairs,
-        optional=("system",),
+        ("system",),
+        has_messages=True,
     ),
-    "kto": Format(_same_names("messages", "label"), _unpaired, optional=("system",)),
+    "kto": Format(_same_names("messages", "label"), _unpaired, ("system",), has_messages=True),
 }

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from snakechat.data.formats import BadRow, missing_hint
+from snakechat.data.formats import TOOLS, BadRow, missing_hint
 from snakechat.data.row_bounds import MAX_BATCH_BYTES, MAX_ROW_BYTES, not_utf8, too_long
 from snakechat.workflow.errors import InputError
 
@@ -108,7 +108,11 @@ def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:
 
 
 def _select_columns(path: Path, names: list[str], columns: Collection[str] | None) -> list[str]:
-    """Return the names of the columns to read. Raises InputError if the file lacks a column."""
+    """Return the names of the columns to read: also the tools of dialogues, which import rejects.
+
+    Raises:
+        InputError: The file lacks a column.
+    """
     if columns is None:
         return names
     required = {column if column in names else column.split(".")[0] for column in columns}
@@ -117,7 +121,7 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
             f"{missing_hint(missing[-1])}"
         )
-    return [name for name in names if name in required]
+    return [name for name in names if name in required or name == TOOLS]
 
 
 def _rows_of(batches: Iterable[Any], path: Path) -> Iterator[tuple[int, Any]]:

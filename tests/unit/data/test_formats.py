@@ -287,6 +287,87 @@ def test_turn_without_a_role_is_bad(turn):
     assert f"messages contains {type(turn).__name__}, expected messages" in message
 
 
+@pytest.mark.parametrize(
+    ("key", "cell"),
+    [
+        ("tool_calls", [{"function": {"name": "look", "arguments": "{}"}}]),
+        ("function_call", {"name": "look"}),
+        ("reasoning_content", "Hm."),
+        ("thinking", "Hm."),
+    ],
+)
+@pytest.mark.parametrize("content", ["Let me look.", None])
+def test_turns_with_more_than_text_are_bad(key, cell, content):
+    turns = [*messages(("user", "a")), {"role": "assistant", "content": content, key: cell}]
+    assert bad({"messages": turns}, "messages") == (
+        f"messages has a turn with {key}, which is not supported"
+    )
+    # Tables have null or nothing where a turn has none.
+    for nothing in (None, [], ""):
+        turns[-1] = {"role": "assistant", "content": "b", key: nothing}
+        assert read({"messages": turns}, "messages") == (question("a"), " b", None)
+
+
+@pytest.mark.parametrize("tools", [[{"type": "function"}], '[{"type": "function"}]'])
+def test_dialogues_with_tools_are_bad(tools):
+    row = {"messages": messages(("user", "a"), ("assistant", "b")), "tools": tools}
+    assert bad(row, "messages") == "column tools is not empty, but tools are not supported"
+    # The column has no meaning in texts.
+    assert read({**PLAIN, "tools": tools}, "plain") == PLAIN_RECORD
+    for nothing in (None, [], "", "[]", "null"):
+        assert read({**row, "tools": nothing}, "messages") == (question("a"), " b", None)
+
+
+def weighted(*turns):
+    """Return turns as messages with a weight."""
+    return [{"role": role, "content": text, "weight": weight} for role, text, weight in turns]
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, False, "0"])
+def test_a_response_with_weight_0_is_dropped(zero):
+    turns = [("user", "a", None), ("assistant", "b", zero), ("user", "c", None)]
+    assert dropped({"messages": weighted(*turns)}, "messages") == "response with weight 0"
+    assert dropped({"messages": weighted(*turns), "label": 1}, "kto") == "response with weight 0"
+    whole = weighted(*turns, ("assistant", "d", 1))
+    expected = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+    assert read({"messages": whole}, "messages") == (expected, " d", None)
+    row = {"chosen": whole, "rejected": weighted(*turns, ("assistant", "e", zero))}
+    assert dropped(row, "message_pairs") == "response with weight 0"
+    row = {"messages": weighted(turns[0], ("assistant", "b", 0.5))}
+    assert bad(row, "messages") == "weight is 0.5, expected 1 or 0"
+
+
+# --- messages as JSON text ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_messages_may_be_json_text(indent):
+    turns = messages(*QUESTION, ("assistant", "An apple."))
+    expected = (PLAIN["prompt"], " An apple.", None)
+    assert read({"messages": json.dumps(turns, indent=indent)}, "messages") == expected
+    row = {"conversations": json.dumps(sharegpt(*SHAREGPT_QUESTION, ("gpt", "An apple.")))}
+    assert read(row, "sharegpt") == expected
+    row = {"prompt": json.dumps(messages(*QUESTION), indent=indent)}
+    assert read(row, "prompt") == (PLAIN["prompt"], None, None)
+    texts = {name: json.dumps(cell, indent=indent) for name, cell in ULTRAFEEDBACK.items()}
+    assert read(texts, "message_pairs") == PLAIN_RECORD
+
+
+def test_text_that_is_not_json_of_messages_is_bad():
+    turns = messages(("user", "a"), ("assistant", "b"))
+    message = "messages is text, but not JSON of messages: Expecting"
+    # As pandas writes lists to csv.
+    assert bad({"messages": str(turns)}, "messages").startswith(message)
+    assert bad({"messages": "Human: a"}, "messages").startswith(message)
+    assert bad({"prompt": str(turns[:1])}, "prompt").startswith("prompt is text, but not JSON")
+    assert "not JSON" in bad({"messages": "[" * 100_000}, "messages")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]: sum these", '{"value": 3}', '[{"a": 1}] as csv', "[]"])
+def test_a_prompt_with_other_json_is_text(text):
+    assert read({"prompt": text}, "prompt") == (question(text), None, None)
+
+
 # --- pairs of messages ----------------------------------------------------------------------
 
 
