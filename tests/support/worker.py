@@ -322,7 +322,10 @@ def score():
         device=torch.device("cpu"),
         decode=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
     )
-    texts = SimpleNamespace(prompts=lambda rows: ["p", "q", "r"], columns=lambda rows: {})
+    texts = SimpleNamespace(
+        turns=lambda rows: [[("user", text)] for text in ("p", "q", "r")],
+        columns=lambda rows: {},
+    )
     scorer = ResponseScorer(SimpleNamespace(), [], {"length": (1.0, length)}, prompt_texts=texts)
     return {"scores": scorer.score(rollouts, 1, [0, 1, 2]).sum.tolist(), "calls": len(calls)}
 
