@@ -21,6 +21,7 @@ from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged, whole_lengths_path
 from snakechat.workflow.errors import InputError, warn
+from support.chat_templates import WITHOUT_SYSTEM
 from support.dialogues import make_record
 
 ROWS = [
@@ -381,6 +382,47 @@ def test_chat_template_renders_the_tokens(tokenize, chat_tokenizer):
     ]
     assert done.texts("chosen") == ["Yes.<|im_end|>"]
     assert done.texts("rejected") == ["No.<|im_end|>"]
+
+
+@pytest.fixture
+def without_system(chat_tokenizer, tmp_path):
+    """Folder of a tokenizer whose template rejects system turns, as Gemma's does."""
+    tokenizer = load_tokenizer(chat_tokenizer)
+    tokenizer.chat_template = WITHOUT_SYSTEM
+    tokenizer.save_pretrained(tmp_path / "without system")
+    return tmp_path / "without system"
+
+
+@pytest.mark.parametrize(("phase_name", "limit"), [("sft", 60), ("reward", 200), ("rlhf", 200)])
+def test_turns_that_the_template_rejects(phase, without_system, phase_name, limit):
+    asked = render_prompt([("user", "Why?")])
+    rows = [(asked, " Yes.", " No."), (" ", " Yes.", " No."), (QUESTION, " Yes.", " No.")]
+    settings = {"template": "chat", "max_length": limit, "max_prompt_length": limit}
+    others = [(asked, " Yes.", " No.")] * 2
+    job = phase(phase_name, tokenizer=without_system, **settings)
+    job.add("others", train=others, eval=others)
+    job.add("mine", train=rows, eval=rows[:1], train_rows=[0, 2])
+    with pytest.raises(InputError) as error:
+        job.run()
+    assert f"dataset mine: {job.inputs['records.mine'] / 'train.parquet'}: row 3: " in str(
+        error.value
+    )
+    assert "the chat template rejects turns of system, user: " in str(error.value)
+    assert str(error.value).endswith(": set on_bad_row: skip to drop such rows")
+    job.settings["skip_rejected"] = ["mine"]
+    stats = job.run().stats["train"]
+    assert stats["dropped"] == {"rejected by the chat template": 1}
+    assert stats["kept_of"] == {"others": 2, "mine": 1}
+
+
+def test_a_reason_that_drops_more_than_a_twentieth_of_the_rows_is_a_warning(tokenize, capsys):
+    rows = [(f"p{i}", " Yes.", " No.") for i in range(18)] + [("p", " ", " No."), ("", " a", " b")]
+    tokenize("reward", rows)
+    assert "rows are dropped" not in capsys.readouterr().err
+    tokenize("sft", [*rows, ("q", " ", " No.")])
+    printed = capsys.readouterr().err
+    for split in ("train", "eval"):
+        assert f"warning: {split}: 2 of 21 rows are dropped: empty response\n" in printed
 
 
 def test_chat_without_a_template_is_an_error(tokenize):

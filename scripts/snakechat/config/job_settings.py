@@ -157,14 +157,26 @@ def tokenization_settings(config: Config, stage: str, name: str, *keys: str) -> 
 
     keys: the settings of the recipe that the job needs in addition to the common ones.
     """
-    recipe = config.recipe(stage, name)
+    recipe, datasets = config.recipe(stage, name), config.blend(stage, name)
+    skipping = sorted(dataset for dataset, _ in datasets if skips_bad_rows(config, dataset))
     return {
         "seed": recipe["seed"],
-        "datasets": config.blend(stage, name),
+        "datasets": datasets,
         "template": config.template(stage, name),
         "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
+        # Datasets whose rows may be rejected by the chat template.
+        **({"skip_rejected": skipping} if skipping else {}),
         **{key: recipe[key] for key in keys},
     }
+
+
+def skips_bad_rows(config: Config, name: str) -> bool:
+    """Return whether bad rows of a dataset are dropped. The toy has none."""
+    dataset = config.entry("datasets", name, "the target")
+    if "generate" in dataset:
+        return False
+    policy: str = dataset.get("on_bad_row", config.values["on_bad_row"])
+    return policy == "skip"
 
 
 def reference_settings(config: Config, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.statistics import percentiles
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.tokenizers import Encoder, TurnsRejected, load_tokenizer
 from snakechat.data.tokens import Ragged, RaggedWriter, save_array, whole_lengths_path
 from snakechat.data.truncation import fitting_prompt
 from snakechat.workflow.errors import InputError, warn
@@ -36,14 +36,17 @@ TOO_LONG = "last user turn too long"
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05
 
+REJECTED = "rejected by the chat template"
+
 # What was cut of a row.
 OLDER_TURNS = "older turns"
 
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
-# {column: cells} of some records.
+# {column: cells} of some records, with their numbers from 0 in the column ROW.
 Batch = dict[str, list[Any]]
+ROW = "row"
 
 R = TypeVar("R")
 
@@ -180,9 +183,11 @@ def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> d
     equal: list[bool] = []
     for _, batch in batches(job, "train", first):
         texts: Any = zip(batch["prompt"], batch["chosen"], strict=True)
-        valid = [row for row in texts if drop_reason(encoder, *row) is None]
-        if valid:
-            equal += encoder.are_joint(*zip(*valid, strict=True))
+        for prompt, response in texts:
+            # Rows that the template rejects are reported with their numbers.
+            with suppress(TurnsRejected):
+                if drop_reason(encoder, prompt, response) is None:
+                    equal += encoder.are_joint([prompt], [response])
     print(
         f"prompt and response have the ids of the whole dialogue in {sum(equal):,} of"
         f" {len(equal):,} checked rows"
@@ -202,7 +207,13 @@ def _tokenize_split(
     whole_lengths: list[np.ndarray] = []
 
     def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[EncodedRow]]:
-        return dataset, batch, _encode_batch(encoder, job.settings, tokenization, batch)
+        place = f"dataset {dataset}: {records_path(job, dataset, split)}"
+        skips = dataset in getattr(job.settings, "skip_rejected", ())
+        return (
+            dataset,
+            batch,
+            _encode_batch(encoder, job.settings, tokenization, batch, place, skips),
+        )
 
     with ExitStack() as stack:
         writers = [
@@ -256,14 +267,48 @@ def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:
 
 
 def _encode_batch(
-    encoder: Encoder, settings: Any, tokenization: Tokenization, batch: Batch
+    encoder: Encoder,
+    settings: Any,
+    tokenization: Tokenization,
+    batch: Batch,
+    place: str,
+    skips_rejected: bool,
 ) -> list[EncodedRow]:
-    """Encode the valid rows of a batch; return the reason for each row that is dropped."""
+    """Encode the valid rows of a batch; return the reason for each row that is dropped.
+
+    Args:
+        place: What an error calls the dataset and its file.
+        skips_rejected: Whether rows whose turns the chat template rejects are dropped.
+
+    Raises:
+        InputError: The template rejects a row that is not to be dropped.
+    """
     texts = list(zip(*(batch[name] for name in tokenization.fields), strict=True))
     reasons = [drop_reason(encoder, *row, unpaired=settings.unpaired) for row in texts]
     valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
-    fields = zip(*valid, strict=True)
-    encoded = tokenization.encode(encoder, settings, *fields) if valid else iter(())
+
+    def encode(rows: Sequence[tuple[Any, ...]]) -> list[EncodedRow]:
+        fields = zip(*rows, strict=True)
+        return list(tokenization.encode(encoder, settings, *fields)) if rows else []
+
+    def encode_row(number: int, row: tuple[Any, ...]) -> EncodedRow:
+        try:
+            return encode([row])[0]
+        except TurnsRejected as error:
+            if skips_rejected:
+                return REJECTED
+            raise InputError(
+                f"{place}: row {number + 1}: {error}: set on_bad_row: skip to drop such rows"
+            ) from None
+
+    try:
+        encoded = iter(encode(valid))
+    except TurnsRejected:
+        # One by one, to find the rows that the template rejects.
+        return [
+            reason or encode_row(number, row)
+            for reason, number, row in zip(reasons, batch[ROW], texts, strict=True)
+        ]
     return [reason or next(encoded) for reason in reasons]
 
 
@@ -284,10 +329,13 @@ def batches(
     rows: dict[str, np.ndarray],
     columns: Sequence[str] = COLUMNS,
 ) -> Iterator[tuple[str, Batch]]:
-    """Yield (dataset, batch of records), one dataset after the other."""
+    """Yield (dataset, batch of records with their numbers), one dataset after the other."""
     for dataset, numbers in rows.items():
+        start = 0
         for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
-            yield dataset, batch
+            end = start + len(batch["prompt"])
+            yield dataset, {**batch, ROW: numbers[start:end].tolist()}
+            start = end
 
 
 def records_path(job: Job[Any], dataset: str, split: str) -> Path:

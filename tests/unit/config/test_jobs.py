@@ -29,6 +29,7 @@ from snakechat.config.job_settings import (
     sampling_settings,
     scoring_inputs,
     tokenization_inputs,
+    tokenization_settings,
 )
 from snakechat.config.loading import load_config
 from snakechat.config.targets import FIRST_TARGET, default_targets
@@ -89,6 +90,16 @@ def test_a_dataset_setting_overrides_the_common_one(load):
     assert import_settings(config, "rm-static")["on_bad_row"] == "skip"
     assert import_settings(load(), "toy")["seed"] == VALUES["seed"]
     assert import_settings(load(), "toy-judge")["seed"] == 4321
+
+
+def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
+    def skipped(change):
+        return tokenization_settings(load(change), "sft", "tiny").get("skip_rejected")
+
+    blend = {"sft": {"recipes": {"tiny": {"datasets": ["toy", "rm-static"]}}}}
+    assert skipped(blend) is None
+    assert skipped({**blend, "on_bad_row": "skip"}) == ["rm-static"]
+    assert skipped({**blend, "datasets": {"rm-static": {"on_bad_row": "skip"}}}) == ["rm-static"]
 
 
 def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
