@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from conftest import INIT, Workflow, copy_sources
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.records import turns_of
 from support.files import write
 
 RESPONSES = [
@@ -432,7 +434,8 @@ def manifest(workflow, stage, name):
 def records(workflow, name, split="train"):
     assert manifest(workflow, "data", name)
     table = pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet")
-    return table.drop_columns(["digest"]).to_pylist()
+    rows = table.drop_columns(["digest"]).to_pylist()
+    return [{**row, "prompt": render_prompt(turns_of(row["prompt"]))} for row in rows]
 
 
 def stats(workflow, stage, name):

@@ -16,7 +16,9 @@ from snakechat.workflow.code_digests import code_digests
 SCRIPTS = ROOT / "scripts"
 PROGRAMS = sorted(SCRIPTS.glob("*.py"))
 MODULES = sorted((SCRIPTS / "snakechat").rglob("*.py"))
-RULES = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+RULES = "\n".join(
+    path.read_text() for path in (ROOT / "Snakefile", *sorted((ROOT / "rules").glob("*.smk")))
+)
 
 # The rooms that may import a library.
 LIBRARIES = {

@@ -310,7 +310,7 @@ def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
 def _vicuna(prompt: Any, chosen: Any) -> Record:
     """Turns marked by "USER:" and "ASSISTANT:" in one text."""
     # White space separates turns from markers.
-    start, *pieces = re.split(r"\s*\b(USER|ASSISTANT):\s*", _text(prompt, "prompt").strip())
+    start, *pieces = map(str.strip, re.split(r"\b(USER|ASSISTANT):", _text(prompt, "prompt")))
     roles = [ROLES[name.lower()] for name in pieces[::2]]
     turns = list(zip(roles, pieces[1::2], strict=True))
     if turns and turns[-1] == ("assistant", ""):

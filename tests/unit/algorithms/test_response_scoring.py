@@ -48,10 +48,10 @@ class Reward:
 
 
 class Texts:
-    """The texts of the prompts in ROWS."""
+    """The turns of the prompts in ROWS."""
 
-    def prompts(self, rows):
-        return [{70: "7", 50: "5"}[row] for row in rows]
+    def turns(self, rows):
+        return [[("user", {70: "7", 50: "5"}[row])] for row in rows]
 
     def columns(self, rows):
         return {"row": list(rows)}
@@ -103,7 +103,8 @@ def test_several_reward_models_are_weighted():
 def test_a_reward_model_with_another_tokenizer_reads_the_text_of_prompts_and_responses(monkeypatch):
     def score(scorer, encoder, prompts, responses, micro_batch_tokens):
         assert (scorer, encoder) == ("reward model on its device", "encoder")
-        return np.array([float(f"{p}.{len(r)}") for p, r in zip(prompts, responses, strict=True)])
+        texts = [text for [(_, text)] in prompts]
+        return np.array([float(f"{p}.{len(r)}") for p, r in zip(texts, responses, strict=True)])
 
     monkeypatch.setattr(reward_sum, "conversation_scores", score)
     reward = RewardModel("models/other", Reward(), 10.0, Reader(None, "encoder", False))
