@@ -128,7 +128,7 @@ def test_logged_scores_are_those_of_the_classifier_on_its_own_rendering(built):
         question = line["prompt"].removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:").strip()
         messages = [
             {"role": "user", "content": question},
-            {"role": "assistant", "content": line["response"].strip()},
+            {"role": "assistant", "content": line["response"].removeprefix(" ")},
         ]
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=False)
         with torch.no_grad():

@@ -95,7 +95,7 @@ def test_the_results_page_has_the_metrics_of_the_evaluations(quick):
     page = (folder / "report/rlhf/tiny/results.html").read_text()
     sft = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
     reward = json.loads((folder / "eval/reward/tiny/metrics.json").read_text())
-    assert f"<td>{format_significant(sft['after']['response_perplexity'])}" in page
+    assert f'<span class="value">{format_significant(sft["after"]["response_perplexity"])}' in page
     assert f'<span class="value">{format_share(reward["accuracy"])}</span>' in page
     for cell in ("rlhf/tiny", "ppo", "1234", "sft/tiny", "generated (shop, seed 1234)"):
         assert f"<td>{cell}</td>" in page

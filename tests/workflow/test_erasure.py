@@ -39,7 +39,7 @@ def row(folder, phase, index=0):
     number = phases_of(folder)[phase][index]
     split = phase.partition(".")[2]
     record = pq.read_table(folder / f"output/data/mine/{split}.parquet").to_pylist()[number]
-    return number, record["digest"].hex(), record["prompt"]
+    return number, record["digest"].hex(), record["prompt"][0]["content"]
 
 
 def prompts(folder):

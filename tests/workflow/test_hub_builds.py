@@ -5,13 +5,13 @@ import json
 import os
 import re
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
+from snakechat.data.records import read_texts
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -163,7 +163,9 @@ def names(folder):
 
 
 def rows(path):
-    return pq.read_table(path).drop_columns(["digest"]).to_pylist()
+    """Return the texts of records by their columns."""
+    names = ("prompt", "chosen", "rejected")
+    return [dict(zip(names, texts, strict=True)) for texts in read_texts(path)]
 
 
 @pytest.mark.parametrize("name", ["safe", "torch"])

@@ -59,7 +59,9 @@ def has_interval(stage: str, metric: str) -> bool:
     """Return whether a metric has an interval."""
     if stage == "rlhf":
         return not metric.startswith("by_dataset.")
-    return stage != "sft" and metric.rpartition(".")[2] in PAIR_FRACTIONS
+    if stage == "sft":
+        return "perplexity" in metric and not metric.startswith("by_dataset.")
+    return metric.rpartition(".")[2] in PAIR_FRACTIONS
 
 
 def check_expectations(config: Config) -> None:
