@@ -1,6 +1,7 @@
 # make demo        build the tiny recipe and its report
 # make test-quick  unit tests, less than two minutes
-# make test        lint and all tests that need no cluster and no GPU
+# make test        lint and the tests that need no cluster and no GPU
+# make test-all    those, and the exhaustive ones, two hours
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
 # make bench-gpu   speed and memory of training on one GPU, at most 40 minutes
@@ -24,7 +25,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
+.PHONY: demo test-quick test test-all test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -33,10 +34,13 @@ demo: $(VENV)/demo
 	@echo "Chat with it: $(VENV)/bin/python scripts/chat.py output/rlhf/tiny"
 
 test-quick: $(VENV)/test
-	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not slurm and not gpu" tests/unit
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not exhaustive and not slurm and not gpu" tests/unit
 
 test: $(VENV)/test $(STORAGE)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
+
+test-all: $(VENV)/test $(STORAGE)/ready lint
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slurm and not gpu"
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
 test-slurm: export PATH := $(PATH):/usr/sbin

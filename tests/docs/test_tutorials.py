@@ -71,6 +71,7 @@ def test_reward_functions(rewarded):
     assert (rewarded.folder / "output/rlhf/mine-polite/model.safetensors").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("page", ["tutorials/deepspeed-chat", "tutorials/trl", "api"])
 def test_pages_that_continue_there(page, own_data):
     follow(page, own_data)

@@ -87,6 +87,7 @@ def test_generated_responses_are_part_of_a_plan(sources):
     assert jobs["score_responses tiny-1"]["memory"] is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-0.6b", "llama3.2-1b"])
 def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
     targets = [f"output/{stage}/{model}" for stage in ("sft", "reward", "dpo", "rlhf")]
@@ -98,7 +99,7 @@ def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
         assert job["warnings"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_recipes_fit_on_gpus_with_80_gb(sources):
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     names = [name for name in config["rlhf"]["recipes"] if not name.startswith("tiny")]

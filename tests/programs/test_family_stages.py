@@ -85,6 +85,10 @@ def checkpoint(request):
     return CHECKPOINTS[request.param]
 
 
+# A dialogue format, a chat template and a sliding window. Exhaustive tests have the others.
+COMMON = ("opt", "llama3.1", "mistral")
+
+
 @pytest.fixture(scope="module")
 def stages(checkpoint, group, request, tmp_path_factory):
     """The results of the family's recipes, in a working directory of their own."""
@@ -105,7 +109,15 @@ def stages(checkpoint, group, request, tmp_path_factory):
     os.chdir(before)
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        name if name in COMMON else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in CHECKPOINTS
+    ],
+    indirect=True,
+    scope="module",
+)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_family_trains_and_is_of_use(stage, stages, checkpoint):
     rule = {"grpo": "train_rlhf"}.get(stage, f"train_{stage}")

@@ -178,7 +178,11 @@ def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
     job.settings.template = "chat"
     job.inputs = {"base": job.inputs["base"]}
     own = load_tokenizer(job.inputs["base"])
-    own.chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    own.chat_template = (
+        "{% for message in messages %}{% if message.role == 'assistant' %}"
+        "{{ message.content }}{{ eos_token }}{% else %}<{{ message.content }}>{% endif %}"
+        "{% endfor %}"
+    )
     own.save_pretrained(job.inputs["base"])
     responses, _ = evaluated(job)
     model = load_causal(job.inputs["base"], "fp32", tokenizer)

@@ -151,8 +151,26 @@ class Row(NamedTuple):
 
 
 def rows(table):
-    """Parametrize a test with the rows of a table."""
-    return pytest.mark.parametrize("row", table.values(), ids=table.keys())
+    """Parametrize a test with the rows of a table.
+
+    Of rows after which the same rules run, only exhaustive tests have those behind the first one.
+    """
+    first = {(frozenset(row.rules), row.targets): name for name, row in reversed(table.items())}
+    kept = {name for name, row in table.items() if not row.rules or name in first.values()}
+    return some(table, kept, "row", table)
+
+
+def some(names, kept, argument, values=None):
+    """Parametrize a test with names, or their values. Those not kept are of exhaustive tests."""
+    params = [
+        pytest.param(
+            values[name] if values else name,
+            id=name,
+            marks=[] if name in kept else pytest.mark.exhaustive,
+        )
+        for name in names
+    ]
+    return pytest.mark.parametrize(argument, params)
 
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

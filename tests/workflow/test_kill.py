@@ -18,6 +18,7 @@ import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
+from support.staleness import some
 
 # Jobs and their results, in topological order.
 JOBS = {
@@ -28,6 +29,9 @@ JOBS = {
     "train_dpo": "dpo/tiny",
     "train_rlhf": "rlhf/tiny",
 }
+
+# A program of each kind. Exhaustive tests have the others.
+KINDS = ("import_dataset", "tokenize_sft", "train_rlhf")
 
 # The progress of a job, by the last of these files that its run has written.
 TRACES = {
@@ -189,7 +193,7 @@ def tree(built, tmp_path):
     return workflow.copy(tmp_path / "tree")
 
 
-@pytest.mark.parametrize("job", JOBS)
+@some(JOBS, KINDS, "job")
 def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, kills):
     uninterrupted, seconds = built
     expected, result, duration = Result(uninterrupted, job), Result(tree, job), seconds[job]

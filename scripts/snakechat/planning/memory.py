@@ -8,6 +8,7 @@ docstring says elements.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, NUM_TOKENS
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.planning.footprint import (
     SCORE,
@@ -96,6 +97,7 @@ def training_memory(
         frozen_weights = sum(frozen_bytes(model, placement) for model in frozen)
     resident.append({"weights": frozen_weights})
     phases = [*training_phases(trained, frozen, placement, largest, buffers)]
+    phases += [("comparison", comparison_memory(entry)) for entry in trained]
     if generation:
         sampled = sampling_memory(trained[0], generation, gpu_memory, buffers, vllm_ranks)
         phases.append(("sampling", sampled))
@@ -134,7 +136,7 @@ def inference_memory(
             if not (entry.stage == 3 and offloaded)
         )
     }
-    phases = []
+    phases = [("comparison", comparison_memory(entry)) for entry in entries]
     for entry in entries:
         gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
         activations = inference_activations(entry.model, largest)
@@ -143,6 +145,17 @@ def inference_memory(
         sampled = sampling_memory(entries[0], generation, gpu_memory, buffers, vllm_ranks)
         phases.append(("sampling", sampled))
     return highest_peak((name, add_components(weights, memory)) for name, memory in phases)
+
+
+def comparison_memory(entry: TrainedModel) -> Memory:
+    """Return what the comparison of a model with transformers' passes adds, if in fp32."""
+    model = entry.model
+    num_weights = measure_size(model).weights
+    if entry.stage == 3 or num_weights > MAX_FP32_WEIGHTS:
+        return {}
+    rows = BatchShape(sequences=2, length=NUM_TOKENS, targets=NUM_TOKENS)
+    copied: Memory = {"weights": 0 if model.dtype == "fp32" else 4 * num_weights}
+    return add_components(copied, inference_activations(model._replace(dtype="fp32"), rows))
 
 
 def sampling_memory(

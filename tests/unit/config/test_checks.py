@@ -57,8 +57,8 @@ MISTAKES = {
         " min or max",
     ),
     "bound of a metric without an interval": (
-        tiny("sft", expect={"after.perplexity": {"max": 9, "by": "upper_bound"}}),
-        "config: sft.recipes.tiny.expect.after.perplexity: there is no interval",
+        tiny("reward", expect={"loss": {"max": 9, "by": "upper_bound"}}),
+        "config: reward.recipes.tiny.expect.loss: there is no interval",
     ),
     "minimum above the maximum": (
         tiny("reward", expect={"accuracy": {"min": 0.9, "max": 0.6}}),

@@ -42,6 +42,7 @@ PROMPTS, *RESPONSES = (
     for field in range(3)
 )
 EXAMPLES = Examples(PROMPTS, *RESPONSES)
+OTHERS = ("gpt2", "bloom", "gemma3_text")
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,11 @@ def assert_equal(actual, expected):
     assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
 
 
-@pytest.mark.parametrize("policy", ["opt", "llama", "gpt2", "bloom", "gemma3_text"], indirect=True)
+@pytest.mark.parametrize(
+    "policy",
+    ["opt", "llama", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)],
+    indirect=True,
+)
 def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
     expected = loss_and_gradients(policy)
     names = list(policy.state_dict())

@@ -200,7 +200,7 @@ def measured(tmp_path_factory):
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("processes", "name"),
     [(processes, name) for processes, cases in peaks.CASES.items() for name in cases],

@@ -11,7 +11,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.launching import launch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 SIZE = {"num_attention_heads": 8, "max_position_embeddings": 128}
 FAMILIES = {
@@ -65,9 +65,10 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
         if lora_rank:
             assert peaks["load"] < 0.75 * whole
         else:
-            # A quarter of the model, and what is gathered and left in the heap. Each of two models
-            # was freed: their partitions take half of a model.
-            assert peaks["evaluate"] < 0.75 * whole < alone["peaks"]["evaluate"]
+            # A quarter of the model, what is gathered and left in the heap, and the comparison with
+            # transformers' passes. Each of two models was freed: their partitions take half of a
+            # model.
+            assert peaks["evaluate"] < 0.8 * whole < alone["peaks"]["evaluate"]
             assert peaks["evaluated"] < 0.45 * whole
             # Weights, masters and two moments of a quarter of the model, and what is gathered.
             assert max(peaks.values()) < 0.55 * max(alone["peaks"].values())
