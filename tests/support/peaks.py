@@ -279,7 +279,7 @@ def main(folder):
 
     processes = ranks.world_size()
     _, placement = training(
-        CASES[processes]["sft, ZeRO 0" if processes > 1 else "sft"], processes, ""
+        CASES[processes]["sft, ZeRO 1" if processes > 1 else "sft"], processes, ""
     )
     init_process_group(placement)
     import deepspeed
