@@ -1,7 +1,7 @@
 # make demo        build the tiny recipe and its report
 # make test-quick  unit tests, less than two minutes
 # make test        lint and the tests that need no cluster and no GPU
-# make test-all    those, and the exhaustive ones, two hours
+# make test-all    those, and the exhaustive ones
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
 # make bench-gpu   speed and memory of training on one GPU, at most 40 minutes

@@ -101,7 +101,7 @@ def test_evaluations_have_the_metrics_that_can_be_expected(quick, stage):
     evaluation = quick.folder / f"output/eval/{stage}/tiny"
     metrics = json.loads((evaluation / "metrics.json").read_text())
     for path in expected_metrics(load(quick_config), stage, "tiny"):
-        figure = figure_of(stage, metrics, path)
+        figure = figure_of(metrics, path)
         assert figure is not None, path
         assert (figure.interval is not None) == has_interval(stage, path), path
     if stage in COMPARED:

@@ -68,7 +68,6 @@ def command(tokenizer, tmp_path_factory):
         yield run
 
 
-@pytest.mark.exhaustive
 def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(
     command, pytestconfig
 ):

@@ -58,16 +58,24 @@ CHECKPOINTING = {"activation_checkpointing": True}
 CASES = {
     1: {
         "sft": ("sft", {}, {}),
+        "sft, bf16": ("sft", BF16, {}),
+        "sft, checkpointing": ("sft", {}, CHECKPOINTING),
+        "sft, lora": ("sft", LORA, {}),
         "sft, bf16, lora, checkpointing": ("sft", BF16 | LORA, CHECKPOINTING),
         "reward": ("reward", {}, {}),
         "reward, bf16, lora, checkpointing": ("reward", BF16 | LORA, CHECKPOINTING),
+        "ppo": ("rlhf", {}, {}),
         "ppo, bf16, lora": ("rlhf", BF16 | LORA, {}),
+        "ppo, checkpointing": ("rlhf", {}, CHECKPOINTING),
     },
     2: {
+        "sft, ZeRO 0": ("sft", {}, {"zero_stage": 0}),
         "sft, ZeRO 1": ("sft", {}, {"zero_stage": 1}),
         "sft, ZeRO 2, bf16": ("sft", BF16, {"zero_stage": 2}),
+        "sft, ZeRO 3": ("sft", {}, {"zero_stage": 3}),
         "sft, ZeRO 3, bf16, lora": ("sft", BF16 | LORA, {"zero_stage": 3}),
         "reward, ZeRO 3, checkpointing": ("reward", {}, {"zero_stage": 3, **CHECKPOINTING}),
+        "ppo, ZeRO 2, lora": ("rlhf", LORA, {"zero_stage": 2}),
         "ppo, ZeRO 3, bf16": ("rlhf", BF16, {"zero_stage": 3}),
     },
 }
@@ -279,7 +287,7 @@ def main(folder):
 
     processes = ranks.world_size()
     _, placement = training(
-        CASES[processes]["sft, ZeRO 1" if processes > 1 else "sft"], processes, ""
+        CASES[processes]["sft, ZeRO 0" if processes > 1 else "sft"], processes, ""
     )
     init_process_group(placement)
     import deepspeed

@@ -14,8 +14,8 @@ from snakechat.config.job_settings import Jobs, held_out_datasets, rlhf_evaluati
 from snakechat.config.recipes import STAGES, Config
 from snakechat.workflow.errors import InputError
 
-# Metrics of metrics.json. Those of pairs that are fractions have an interval, by the number of
-# pairs; of responses, all but those of single datasets have one.
+# Metrics of metrics.json. Perplexities have an interval, and fractions of pairs one by the number
+# of pairs; of responses, all but those of single datasets have one.
 PERPLEXITIES = ("after.perplexity", "after.response_perplexity")
 PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy")
 PAIRS = (*PAIR_FRACTIONS, "loss", "margin", "calibration_error")
@@ -60,7 +60,7 @@ def has_interval(stage: str, metric: str) -> bool:
     if stage == "rlhf":
         return not metric.startswith("by_dataset.")
     if stage == "sft":
-        return "perplexity" in metric and not metric.startswith("by_dataset.")
+        return metric in PERPLEXITIES
     return metric.rpartition(".")[2] in PAIR_FRACTIONS
 
 
@@ -97,7 +97,7 @@ def _check_metrics(config: Config, stage: str, name: str, expect: dict[str, Any]
         by = bounds.get("by", "value")
         if by != "value" and not has_interval(stage, metric):
             raise ConfigError(
-                f"{place}.{metric}: there is no interval, so that by: {by} has no meaning: omit it"
+                f"{place}.{metric}: {metric} has no interval to compare by {by}: omit by"
             )
         if bounds.get("min", float("-inf")) > bounds.get("max", float("inf")):
             raise ConfigError(f"{place}.{metric}: min is more than max: swap them")

@@ -101,19 +101,19 @@ def read_record_batches(
     """
     start = 0
     # Read row groups one by one: iter_batches would read ahead.
-    file = pq.ParquetFile(path)
-    for group in range(file.num_row_groups):
-        batch = file.read_row_group(group, columns=list(columns), use_threads=False)
-        if rows is not None:
-            first, last = np.searchsorted(rows, [start, start + batch.num_rows])
-            wanted = rows[first:last] - start
-            start += batch.num_rows
-            batch = batch.take(pa.array(wanted))
-        if batch.num_rows:
-            cells = batch.to_pydict()
-            if "prompt" in cells:
-                cells["prompt"] = list(map(turns_of, cells["prompt"]))
-            yield cells
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            batch = file.read_row_group(group, columns=list(columns), use_threads=False)
+            if rows is not None:
+                first, last = np.searchsorted(rows, [start, start + batch.num_rows])
+                wanted = rows[first:last] - start
+                start += batch.num_rows
+                batch = batch.take(pa.array(wanted))
+            if batch.num_rows:
+                cells = batch.to_pydict()
+                if "prompt" in cells:
+                    cells["prompt"] = list(map(turns_of, cells["prompt"]))
+                yield cells
 
 
 def turns_of(messages: list[dict[str, str]]) -> list[Turn]:

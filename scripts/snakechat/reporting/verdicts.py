@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from snakechat.config.expectations import BASELINE, has_interval
+from snakechat.config.expectations import BASELINE, PAIR_FRACTIONS
 from snakechat.reporting.figures import Figure, read_figure
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import better_sign
@@ -73,7 +73,7 @@ def judge(
         baseline: That of the recipe which it must not be worse than, if it is a recipe.
     """
     metrics = read_metrics(evaluation)
-    verdicts = list(_judge_bounds(stage, expected.get("expect", {}), metrics))
+    verdicts = list(_judge_bounds(expected.get("expect", {}), metrics))
     if "not_worse_than" in expected:
         than = expected["baseline"] if baseline is None else figures_of(stage, baseline)
         now = figures_of(stage, evaluation)
@@ -87,12 +87,12 @@ def read_metrics(evaluation: Path) -> dict[str, Any]:
     return metrics
 
 
-def figure_of(stage: str, metrics: Metrics, path: str) -> Figure | None:
+def figure_of(metrics: Metrics, path: str) -> Figure | None:
     """Return a metric with its interval: of fractions of pairs, Wilson's."""
     figure = read_figure(metrics, path)
-    if figure is None or figure.interval is not None or not has_interval(stage, path):
+    prefix, _, metric = path.rpartition(".")
+    if figure is None or metric not in PAIR_FRACTIONS:
         return figure
-    prefix = path.rpartition(".")[0]
     pairs = read_figure(metrics, f"{prefix}.pairs" if prefix else "pairs")
     return pairs and Figure(figure.value, proportion_interval(figure.value, int(pairs.value)))
 
@@ -101,7 +101,7 @@ def figures_of(stage: str, evaluation: Path) -> dict[str, Any]:
     """Return the figures of an evaluation that others are compared with, as in baseline files."""
     metrics = read_metrics(evaluation)
     manifest = json.loads((evaluation / "manifest.json").read_text())
-    figures = {path: figure_of(stage, metrics, path) for path in COMPARED[stage]}
+    figures = {path: figure_of(metrics, path) for path in COMPARED[stage]}
     return {
         BASELINE: 1,
         "stage": stage,
@@ -129,12 +129,10 @@ def _measures(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _judge_bounds(
-    stage: str, expect: Mapping[str, Mapping[str, Any]], metrics: Metrics
-) -> Iterator[Verdict]:
+def _judge_bounds(expect: Mapping[str, Mapping[str, Any]], metrics: Metrics) -> Iterator[Verdict]:
     """Yield the verdicts on the bounds of metrics."""
     for path, bounds in expect.items():
-        figure, by = figure_of(stage, metrics, path), bounds.get("by", "value")
+        figure, by = figure_of(metrics, path), bounds.get("by", "value")
         for kind in ("min", "max"):
             if kind in bounds:
                 compared = math.nan if figure is None else _compared(figure, by)

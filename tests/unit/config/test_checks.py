@@ -58,7 +58,7 @@ MISTAKES = {
     ),
     "bound of a metric without an interval": (
         tiny("reward", expect={"loss": {"max": 9, "by": "upper_bound"}}),
-        "config: reward.recipes.tiny.expect.loss: there is no interval",
+        "config: reward.recipes.tiny.expect.loss: loss has no interval to compare by upper_bound",
     ),
     "minimum above the maximum": (
         tiny("reward", expect={"accuracy": {"min": 0.9, "max": 0.6}}),

@@ -16,6 +16,10 @@ METRICS = {
     "loss": 0.5,
     "by_dataset": {"a.b": {"accuracy": 0.9, "pairs": 10}, "a": {"accuracy": 0.3, "pairs": 90}},
 }
+PERPLEXITY = {
+    "after": {"perplexity": 3.0},
+    "intervals_95": {"after": {"perplexity": [2.6, 3.4]}},
+}
 RESPONSES = {
     "rlhf": {"length": 5.0, "score": 1.0, "judge_score": 2.0},
     "intervals_95": {"rlhf": {"length": [4, 6], "score": [0.5, 1.5], "judge_score": [1.5, 2.5]}},
@@ -63,6 +67,10 @@ def evaluation(folder, metrics, inputs=(), **settings):
         ("reward", METRICS, "accuracy", {"max": 0.69, "by": "upper_bound"}, False),
         # That of 9 of 10 is 0.596 to 0.982.
         ("reward", METRICS, "by_dataset.a.b.accuracy", {"min": 0.6, "by": "lower_bound"}, False),
+        ("sft", PERPLEXITY, "after.perplexity", {"max": 3.5, "by": "upper_bound"}, True),
+        ("sft", PERPLEXITY, "after.perplexity", {"max": 3.3, "by": "upper_bound"}, False),
+        # Of a single row there is no interval, and a value nevertheless.
+        ("sft", {"after": {"perplexity": 3.0}}, "after.perplexity", {"max": 3.5}, True),
         ("rlhf", RESPONSES, "wins.rlhf.sft.score", {"min": 0.52, "by": "lower_bound"}, True),
         ("rlhf", RESPONSES, "rlhf.length", {"max": 5.5, "by": "upper_bound"}, False),
         ("rlhf", {"rlhf": {"length": math.nan}}, "rlhf.length", {"max": 5}, False),

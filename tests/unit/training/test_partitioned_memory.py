@@ -48,8 +48,9 @@ def run(folder, processes, stage, lora_rank):
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs Linux")
 @pytest.mark.parametrize(("family", "lora_rank"), [("opt", 0), ("llama", 8)])
 def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, monkeypatch):
-    # glibc returns freed memory at once: it would otherwise count as peak memory of later phases.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "500000")
+    # glibc returns freed memory at once, activations too, whose largest have 200 kB: it would
+    # otherwise count as peak memory of later phases.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
     # 29 and 21 million weights.
     model = make_causal(FAMILIES[family](512, 9), tokenizer, 1)
     whole = 4 * sum(weight.numel() for weight in model.parameters())
@@ -65,10 +66,9 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
         if lora_rank:
             assert peaks["load"] < 0.75 * whole
         else:
-            # A quarter of the model, what is gathered and left in the heap, and the comparison with
-            # transformers' passes. Each of two models was freed: their partitions take half of a
-            # model.
-            assert peaks["evaluate"] < 0.8 * whole < alone["peaks"]["evaluate"]
+            # A quarter of the model, and what is gathered and left in the heap. Each of two models
+            # was freed: their partitions take half of a model.
+            assert peaks["evaluate"] < 0.75 * whole < alone["peaks"]["evaluate"]
             assert peaks["evaluated"] < 0.45 * whole
             # Weights, masters and two moments of a quarter of the model, and what is gathered.
             assert max(peaks.values()) < 0.55 * max(alone["peaks"].values())
