@@ -122,9 +122,22 @@ def test_evaluations_offload_parameters():
 
 
 def test_an_evaluation_in_one_process_has_the_whole_model():
-    model, alone = small_spec(), placement(gpus_per_node=1, zero_stage=3)
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    alone = placement(gpus_per_node=1, zero_stage=3)
     _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
     assert memory["weights"] == weight_bytes(model)
+
+
+def test_a_small_model_in_16_bits_is_compared_in_fp32():
+    model, alone = small_spec(), placement(gpus_per_node=1)
+    moment, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert moment == "comparison"
+    # The weights of 2 bytes, and a copy of 4 bytes.
+    assert memory["weights"] == 6 * measure_size(model).weights
+    # A model in fp32 has no copy.
+    model = small_spec(dtype="fp32")
+    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert memory["weights"] == 4 * measure_size(model).weights
 
 
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
