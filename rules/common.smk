@@ -11,62 +11,23 @@ from pathlib import Path
 # The folder of the Snakefile, which relative paths of the config start from; and that of the code.
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
 
-from snakechat.config.expectations import (
-    baseline_inputs,
-    expectation_settings,
-    is_judged,
-)
-from snakechat.config.job_files import (
-    base_model_files,
-    dataset_files,
-    dataset_folder,
-    exclude_placement,
-    excluded_files,
-    model_folder,
-    prompt_set_files,
-    tokenizer_files,
-    tokenizer_folder,
-    unread_files_remark,
-)
-from snakechat.config.job_settings import (
-    dpo_evaluation_inputs,
-    dpo_evaluation_settings,
-    generation_inputs,
-    held_out_datasets,
-    import_settings,
-    labelling_inputs,
-    labelling_settings,
-    model_settings,
-    models_of,
-    prompt_eval_settings,
-    prompt_page_settings,
-    reference_inputs,
-    reference_settings,
-    report_inputs,
-    reported_recipes,
-    rlhf_evaluation_inputs,
-    rlhf_evaluation_settings,
-    rlhf_inputs,
-    sampling_settings,
-    scoring_inputs,
-    selection_inputs,
-    selection_settings,
-    split_inputs,
-    split_settings,
-    tokenization_inputs,
-    tokenization_settings,
-    tokenizer_inputs,
-    training_job,
-)
-from snakechat.config.licenses import declared_license, declared_licenses
-from snakechat.config.llm_judges import check_keys, judge_access
+from snakechat.config.expectations import baseline_inputs, is_judged
+from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
-from snakechat.config.resources import RESOURCES, job_placement, job_resources
-from snakechat.config.targets import default_targets, results_of_other_configs
+from snakechat.jobs.descriptions import RULES
+from snakechat.jobs.files import unread_files_remark
+from snakechat.jobs.placements import (
+    RESOURCES,
+    hardware,
+    job_resources,
+    program_placement,
+    recipe_of,
+)
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.targets import default_targets, results_of_other_configs
 from snakechat.workflow import snakemake_adapter
-from snakechat.workflow.cache_versions import is_version
-from snakechat.workflow.code_digests import SourceMemory, program_code
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import (
     NOT_IN_CONFIG,
@@ -85,8 +46,7 @@ from snakechat.workflow.preflight import (
 )
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
-from snakechat.workflow.specs import MEMORY, Specs, spec_path, write_spec
-from snakechat.workflow.staleness import Staleness
+from snakechat.workflow.spec_files import spec_path, write_spec
 
 
 wildcard_constraints:
@@ -142,15 +102,13 @@ def prepare():
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
     build = Build(str(snapshot.folder.absolute()), values, command_line, forced=[], listings={})
-    code = functools.partial(program_code, read=SourceMemory(MEMORY / "code.json"))
-    specs = Specs(SOURCES, code, checked.values["deterministic"])
+    specs = Specs(checked, SOURCES)
     staleness = Staleness(specs)
     snakemake_adapter.before_report(workflow, staleness.start_report)
     return checked, snapshot, build, specs, staleness
 
 
 CONFIG, SNAPSHOT, PLANNED_BUILD, SPECS, STALENESS = prepare()
-DECLARED_LICENSES = declared_licenses(CONFIG)
 
 # Snakemake uses the image with --sdm apptainer alone.
 if CONFIG.values["container"]:
@@ -183,16 +141,8 @@ RUN = f"SNAKECHAT_LOG={{log:q}} python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
 # The end of a command that writes a page, which appears as a whole.
 TO_PAGE = " {output.page:q}.tmp && mv {output.page:q}.tmp {output.page:q}"
 
-# The part of all placements: the cache of results, and the options of Snakemake with which a result
-# is rebuilt, for its model card and for verify.py.
-COMMON_PLACEMENT = {
-    "cache": CONFIG.cache_folder,
-    "cache_max_bytes": CONFIG.cache_max_bytes,
-    "options": snakemake_adapter.config_options(),
-}
-COMMON_PLACEMENT_JSON = canonical_json(COMMON_PLACEMENT)
-# Where programs that read a dry run find the specs (snakechat.planning.dry_run).
-SPECS_FOLDER = os.environ.get("SNAKECHAT_SPECS")
+# The options with which a result is rebuilt, for its model card and for verify.py.
+OPTIONS = snakemake_adapter.config_options()
 # The spec files of planned jobs, by the paths of the manifests.
 SPEC_FILES = {}
 
@@ -213,7 +163,7 @@ def start_build():
         fail(f"{other} is building in {Path.cwd()}: wait for it, or stop it")
     if WITHOUT_GPU and snakemake_adapter.jobs_share_environment(workflow):
         check_gpus(WITHOUT_GPU[0])
-    jobs = [job for job in snakemake_adapter.jobs_to_run(workflow) if job.rule in SPECS.rules]
+    jobs = [job for job in snakemake_adapter.jobs_to_run(workflow) if job.rule in RULES]
     specs = [SPECS.spec(job.rule, job.name)[0] for job in jobs]
     forced = [spec["path"] for job, spec in zip(jobs, specs) if job.forced]
     try:
@@ -304,8 +254,6 @@ def inputs(rule):
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
         warn_of_unread_files(rule, name)
-        if SPECS_FOLDER:
-            write_spec(spec, Path(SPECS_FOLDER))
         SPEC_FILES[SPECS.manifest(rule, name)] = str(spec_path(rule, name, spec_digest))
         return {
             key: SPECS.manifest(upstream["rule"], upstream["name"])
@@ -369,35 +317,27 @@ def entries_with(section, *origins):
     return "|".join(map(re.escape, CONFIG.entries_with(section, *origins))) or "(?!)"
 
 
-def program(name):
-    """Return the path of a program in the snapshot."""
-    return f"{SNAPSHOT.folder}/scripts/{name}.py"
-
-
 # Snakemake asks for each resource of a job several times.
 @functools.cache
-def cached_placement(stage, name, work):
-    return job_placement(CONFIG, stage, name, work)
+def cached_hardware(rule, name):
+    return hardware(CONFIG, rule, name)
 
 
-def placement_of(stage, wildcards, work):
-    """Return the placement of a job; stage is None where it is a wildcard."""
-    return cached_placement(stage or wildcards.stage, wildcards.name, work)
+def threads_of(rule):
+    """Return a function of wildcards: CPU threads of a job of a recipe on each node."""
+    return fails_in_one_line(
+        lambda wildcards: cached_hardware(rule, "/".join(wildcards))["threads"]
+    )
 
 
-def threads_of(stage=None, work="training"):
-    """Return a function of wildcards: CPU threads of a job on each node."""
-    return fails_in_one_line(lambda wildcards: placement_of(stage, wildcards, work)["threads"])
-
-
-def resources_of(stage=None, work="training"):
-    """Return the resources of a job, each a function of wildcards and attempt."""
+def resources_of(rule):
+    """Return the resources of a job of a recipe, each a function of wildcards and attempt."""
 
     def resource(key):
         return fails_in_one_line(
-            lambda wildcards, attempt: job_resources(placement_of(stage, wildcards, work), attempt)[
-                key
-            ]
+            lambda wildcards, attempt: job_resources(
+                cached_hardware(rule, "/".join(wildcards)), attempt
+            )[key]
         )
 
     return {key: resource(key) for key in RESOURCES}
@@ -414,84 +354,19 @@ def warn_without_gpu(recipe):
         warn(no_gpu(recipe))
 
 
-def placement_json(stage=None, work="training", **more):
-    """Return a function of wildcards: the placement that a program gets as JSON."""
+def params_of(rule):
+    """Return the words of a job's command: its program, spec file and placement."""
 
     @fails_in_one_line
-    def lookup(wildcards):
-        placement = placement_of(stage, wildcards, work)
-        if placement["gpus_per_node"]:
-            warn_without_gpu(f"{stage or wildcards.stage}/{wildcards.name}")
-        judges = CONFIG.llm_judges(stage or wildcards.stage, wildcards.name)
-        return canonical_json(
-            {
-                **placement,
-                **COMMON_PLACEMENT,
-                **access_to(judges),
-                "save_steps": config["save_steps"],
-                "licenses": DECLARED_LICENSES,
-                **more,
-            }
-        )
+    def placement(wildcards):
+        name = "/".join(wildcards)
+        found = program_placement(CONFIG, rule, name, OPTIONS)
+        if found.get("gpus_per_node"):
+            warn_without_gpu("/".join(recipe_of(rule, name)))
+        return canonical_json(found)
 
-    return lookup
-
-
-def access_to(judges):
-    """Return the part of a placement that says where and how LLM judges are asked; {} if none."""
-    return {"llm_judges": judge_access(CONFIG.values["llm_judges"], judges)} if judges else {}
-
-
-@fails_in_one_line
-def labelling_json(wildcards):
-    """Return the placement of the program that labels a dataset."""
-    judge = CONFIG.values["datasets"][wildcards.name]["llm_judge"]
-    excluded = exclude_placement(CONFIG, CONFIG.labelled_dataset(wildcards.name))
-    return canonical_json({**COMMON_PLACEMENT, **access_to([judge]), **excluded})
-
-
-@fails_in_one_line
-def splitting_json(wildcards):
-    """Return the placement of the program that splits a dataset."""
-    return canonical_json({**COMMON_PLACEMENT, **exclude_placement(CONFIG, wildcards.name)})
-
-
-@fails_in_one_line
-def initialization_json(wildcards):
-    """Return the placement of the program that initializes a model."""
-    folder = tokenizer_folder(CONFIG, wildcards.name)
-    tokenizer = CONFIG.values["models"][wildcards.name]["tokenizer"]
-    excluded = {} if folder else exclude_placement(CONFIG, tokenizer["train_on"])
-    return canonical_json({**COMMON_PLACEMENT, "source": folder and str(folder), **excluded})
-
-
-def source_json(section, folder):
-    """Return a function of wildcards: the placement of a program that imports or fetches a source.
-
-    section: datasets or models.
-    folder: a function of the config and a name (snakechat/config/job_files.py).
-    """
-
-    @fails_in_one_line
-    def lookup(wildcards):
-        source = folder(CONFIG, wildcards.name)
-        return canonical_json(
-            {
-                **COMMON_PLACEMENT,
-                "source": source and str(source),
-                "license": declared_license(CONFIG, section, wildcards.name),
-            }
-        )
-
-    return lookup
-
-
-@fails_in_one_line
-def versions_json(wildcards):
-    """Return the placement of a comparison: the folders of its versions in the cache."""
-    versions = CONFIG.compared_versions(wildcards.stage, wildcards.name)
-    folders = {
-        recipe: {key: str(folder) for key, folder in version._asdict().items()}
-        for recipe, version in versions.items()
+    return {
+        "spec": spec_file,
+        "program": f"{SNAPSHOT.folder}/scripts/{RULES[rule].program}.py",
+        "placement": placement,
     }
-    return canonical_json({**COMMON_PLACEMENT, "versions": folders})

@@ -2,29 +2,6 @@
 # in the cache, NAME@KEY.
 
 
-SPECS.describe(
-    "compare_runs",
-    folder="compare",
-    settings=lambda stage, names: {
-        "language": config["language"],
-        "recipes": CONFIG.compared_recipes(stage, names),
-        "swept": CONFIG.compared_values(stage, names),
-    },
-    inputs=lambda stage, names: {
-        f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
-        for result, verb in (("training", "train"), ("evaluation", "evaluate"))
-        for recipe in CONFIG.compared_recipes(stage, names)
-        if not is_version(recipe)
-    },
-    files=lambda stage, names: {
-        f"{recipe}/{file}": path
-        for recipe, version in CONFIG.compared_versions(stage, names).items()
-        for file, path in version.files().items()
-    },
-    shows_provenance=True,
-)
-
-
 rule compare_runs:
     input:
         unpack(inputs("compare_runs")),
@@ -45,9 +22,7 @@ rule compare_runs:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("compare_runs"),
-        placement=versions_json,
+        **params_of("compare_runs"),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"

@@ -1,28 +1,6 @@
 # Dataset source -> records -> row numbers of the phases.
 
 
-SPECS.describe(
-    "import_dataset",
-    folder="data",
-    settings=lambda name: import_settings(CONFIG, name),
-    files=lambda name: dataset_files(CONFIG, name),
-)
-SPECS.describe(
-    "label_pairs",
-    folder="data",
-    settings=lambda name: labelling_settings(CONFIG, name),
-    inputs=lambda name: labelling_inputs(CONFIG, name),
-    files=lambda name: excluded_files(CONFIG, CONFIG.labelled_dataset(name)),
-)
-SPECS.describe(
-    "split_dataset",
-    folder="split",
-    settings=lambda name: split_settings(CONFIG, name),
-    inputs=lambda name: split_inputs(CONFIG, name),
-    files=lambda name: excluded_files(CONFIG, name),
-)
-
-
 rule import_dataset:
     input:
         unpack(inputs("import_dataset")),
@@ -36,9 +14,7 @@ rule import_dataset:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("import_dataset"),
-        placement=source_json("datasets", dataset_folder),
+        **params_of("import_dataset"),
     message:
         "Importing dataset {wildcards.name}"
     shell:
@@ -53,9 +29,7 @@ use rule import_dataset as label_pairs with:
     wildcard_constraints:
         name=entries_with("datasets", "label"),
     params:
-        spec=spec_file,
-        program=program("label_pairs"),
-        placement=labelling_json,
+        **params_of("label_pairs"),
     message:
         "Labelling the pairs of dataset {wildcards.name}"
 
@@ -70,8 +44,6 @@ use rule import_dataset as split_dataset with:
     wildcard_constraints:
         name=RECIPE_NAME.pattern,
     params:
-        spec=spec_file,
-        program=program("split_dataset"),
-        placement=splitting_json,
+        **params_of("split_dataset"),
     message:
         "Splitting dataset {wildcards.name} into the phases"

@@ -1,43 +1,6 @@
 # Direct preference optimization: a chat model from pairs, without a reward model.
 
 
-SPECS.describe(
-    "tokenize_dpo",
-    folder="tokens/dpo",
-    program="tokenize_phase",
-    settings=lambda name: tokenization_settings(CONFIG, "dpo", name, "max_length"),
-    inputs=lambda name: tokenization_inputs(CONFIG, "dpo", name),
-)
-SPECS.describe(
-    "compute_reference",
-    folder="reference",
-    settings=lambda name: reference_settings(CONFIG, name),
-    inputs=lambda name: {
-        "model": CONFIG.base_model("dpo", name),
-        "tokens": ("tokenize_dpo", name),
-    },
-    runs_models=True,
-)
-SPECS.describe(
-    "train_dpo",
-    folder="dpo",
-    settings=lambda name: CONFIG.program_settings("dpo", name),
-    inputs=lambda name: {
-        "model": CONFIG.base_model("dpo", name),
-        "tokens": ("tokenize_dpo", name),
-        **reference_inputs(CONFIG, name),
-    },
-    runs_models=True,
-)
-SPECS.describe(
-    "evaluate_dpo",
-    folder="eval/dpo",
-    settings=lambda name: dpo_evaluation_settings(CONFIG, name),
-    inputs=lambda name: dpo_evaluation_inputs(CONFIG, name),
-    runs_models=True,
-)
-
-
 use rule tokenize_sft as tokenize_dpo with:
     input:
         unpack(inputs("tokenize_dpo")),
@@ -45,7 +8,9 @@ use rule tokenize_sft as tokenize_dpo with:
         "output/tokens/dpo/{name}.manifest.json",
     log:
         "output/logs/tokenize_dpo/{name}.log",
-    threads: threads_of("dpo")
+    threads: threads_of("tokenize_dpo")
+    params:
+        **params_of("tokenize_dpo"),
     message:
         "Tokenizing pairs for DPO of {wildcards.name}"
 
@@ -57,13 +22,11 @@ use rule train_sft as compute_reference with:
         "output/reference/{name}.manifest.json",
     log:
         "output/logs/compute_reference/{name}.log",
-    threads: threads_of("dpo", work="evaluation")
+    threads: threads_of("compute_reference")
     resources:
-        **resources_of("dpo", work="evaluation"),
+        **resources_of("compute_reference"),
     params:
-        spec=spec_file,
-        program=program("compute_reference"),
-        placement=placement_json("dpo", work="evaluation"),
+        **params_of("compute_reference"),
     message:
         "Computing the reference log-probabilities for {wildcards.name}"
 
@@ -75,13 +38,11 @@ use rule train_sft as train_dpo with:
         "output/dpo/{name}.manifest.json",
     log:
         "output/logs/train_dpo/{name}.log",
-    threads: threads_of("dpo")
+    threads: threads_of("train_dpo")
     resources:
-        **resources_of("dpo"),
+        **resources_of("train_dpo"),
     params:
-        spec=spec_file,
-        program=program("train_dpo"),
-        placement=placement_json("dpo"),
+        **params_of("train_dpo"),
     message:
         "Training {wildcards.name} by DPO"
 
@@ -93,13 +54,11 @@ use rule train_sft as evaluate_dpo with:
         "output/eval/dpo/{name}.manifest.json",
     log:
         "output/logs/evaluate_dpo/{name}.log",
-    threads: threads_of("dpo", work="evaluation")
+    threads: threads_of("evaluate_dpo")
     resources:
-        **resources_of("dpo", work="evaluation"),
+        **resources_of("evaluate_dpo"),
     params:
-        spec=spec_file,
-        program=program("evaluate_dpo"),
-        placement=placement_json("dpo", work="evaluation"),
+        **params_of("evaluate_dpo"),
     message:
         "Evaluating DPO model {wildcards.name}"
 

@@ -1,24 +1,6 @@
 # Responses of models to prompts that users write, and scores of reward models.
 
 
-SPECS.describe(
-    "prompt_eval",
-    folder="prompt_eval",
-    settings=lambda stage, name: prompt_eval_settings(CONFIG, stage, name),
-    inputs=lambda stage, name: models_of(CONFIG, stage, name),
-    files=lambda stage, name: prompt_set_files(CONFIG, "prompts", stage, name),
-    runs_models=True,
-)
-SPECS.describe(
-    "rw_eval",
-    folder="rw_eval/reward",
-    settings=lambda name: prompt_page_settings(CONFIG, "reward", name),
-    inputs=lambda name: {"model": ("train_reward", name)},
-    files=lambda name: prompt_set_files(CONFIG, "prompts/pairs", "reward", name),
-    runs_models=True,
-)
-
-
 rule prompt_eval:
     input:
         unpack(inputs("prompt_eval")),
@@ -37,13 +19,11 @@ rule prompt_eval:
         stage="sft|dpo|rlhf",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of(work="evaluation")
+    threads: threads_of("prompt_eval")
     resources:
-        **resources_of(work="evaluation"),
+        **resources_of("prompt_eval"),
     params:
-        spec=spec_file,
-        program=program("prompt_eval"),
-        placement=placement_json(work="evaluation", source=os.path.relpath(ROOT)),
+        **params_of("prompt_eval"),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
@@ -67,13 +47,11 @@ rule rw_eval:
         "output/logs/rw_eval/reward/{name}.log",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of("reward", work="evaluation")
+    threads: threads_of("rw_eval")
     resources:
-        **resources_of("reward", work="evaluation"),
+        **resources_of("rw_eval"),
     params:
-        spec=spec_file,
-        program=program("rw_eval"),
-        placement=placement_json("reward", work="evaluation", source=os.path.relpath(ROOT)),
+        **params_of("rw_eval"),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"

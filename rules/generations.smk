@@ -1,35 +1,6 @@
 # Responses of a model to the prompts of datasets: generated, scored, selected as a dataset.
 
 
-SPECS.describe(
-    "tokenize_generations",
-    folder="tokens/generations",
-    program="tokenize_phase",
-    settings=lambda name: tokenization_settings(CONFIG, "generations", name, "max_prompt_length"),
-    inputs=lambda name: tokenization_inputs(CONFIG, "generations", name),
-)
-SPECS.describe(
-    "generate_responses",
-    folder="generations",
-    settings=lambda name: sampling_settings(CONFIG, name),
-    inputs=lambda name: generation_inputs(CONFIG, name),
-    runs_models=True,
-)
-SPECS.describe(
-    "score_responses",
-    folder="scores",
-    settings=lambda name: CONFIG.program_settings("generations", name),
-    inputs=lambda name: scoring_inputs(CONFIG, name),
-    runs_models=True,
-)
-SPECS.describe(
-    "select_responses",
-    folder="data",
-    settings=lambda name: selection_settings(CONFIG, name),
-    inputs=lambda name: selection_inputs(CONFIG, name),
-)
-
-
 use rule tokenize_sft as tokenize_generations with:
     input:
         unpack(inputs("tokenize_generations")),
@@ -37,7 +8,9 @@ use rule tokenize_sft as tokenize_generations with:
         "output/tokens/generations/{name}.manifest.json",
     log:
         "output/logs/tokenize_generations/{name}.log",
-    threads: threads_of("generations")
+    threads: threads_of("tokenize_generations")
+    params:
+        **params_of("tokenize_generations"),
     message:
         "Tokenizing the prompts of generations {wildcards.name}"
 
@@ -49,13 +22,11 @@ use rule train_sft as generate_responses with:
         "output/generations/{name}.manifest.json",
     log:
         "output/logs/generate_responses/{name}.log",
-    threads: threads_of("generations")
+    threads: threads_of("generate_responses")
     resources:
-        **resources_of("generations"),
+        **resources_of("generate_responses"),
     params:
-        spec=spec_file,
-        program=program("generate_responses"),
-        placement=placement_json("generations"),
+        **params_of("generate_responses"),
     message:
         "Generating responses {wildcards.name}"
 
@@ -67,13 +38,11 @@ use rule train_sft as score_responses with:
         "output/scores/{name}.manifest.json",
     log:
         "output/logs/score_responses/{name}.log",
-    threads: threads_of("generations", work="evaluation")
+    threads: threads_of("score_responses")
     resources:
-        **resources_of("generations", work="evaluation"),
+        **resources_of("score_responses"),
     params:
-        spec=spec_file,
-        program=program("score_responses"),
-        placement=placement_json("generations", work="evaluation"),
+        **params_of("score_responses"),
     message:
         "Scoring responses {wildcards.name}"
 
@@ -86,8 +55,6 @@ use rule import_dataset as select_responses with:
     wildcard_constraints:
         name=entries_with("datasets", "generations"),
     params:
-        spec=spec_file,
-        program=program("select_responses"),
-        placement=COMMON_PLACEMENT_JSON,
+        **params_of("select_responses"),
     message:
         "Selecting responses for dataset {wildcards.name}"

@@ -1,21 +1,6 @@
 # Base models: fetched from the hub or a local folder, or initialized from a config.
 
 
-SPECS.describe(
-    "fetch_model",
-    folder="models",
-    settings=lambda name: model_settings(CONFIG, name),
-    files=lambda name: base_model_files(CONFIG, name),
-)
-SPECS.describe(
-    "init_model",
-    folder="models",
-    settings=lambda name: model_settings(CONFIG, name),
-    inputs=lambda name: tokenizer_inputs(CONFIG, name),
-    files=lambda name: tokenizer_files(CONFIG, name),
-)
-
-
 rule fetch_model:
     input:
         unpack(inputs("fetch_model")),
@@ -31,9 +16,7 @@ rule fetch_model:
         # The weights are copied without loading them.
         mem_mb=lambda wildcards, attempt: 4000 * attempt,
     params:
-        spec=spec_file,
-        program=program("fetch_model"),
-        placement=source_json("models", model_folder),
+        **params_of("fetch_model"),
     message:
         "Fetching model {wildcards.name}"
     shell:
@@ -52,9 +35,7 @@ rule init_model:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("init_model"),
-        placement=initialization_json,
+        **params_of("init_model"),
     message:
         "Initializing model {wildcards.name} from its config"
     shell:

@@ -1,23 +1,6 @@
 # Training records: a page for each recipe.
 
 
-SPECS.describe(
-    "write_record",
-    folder="record",
-    settings=lambda stage, name: {
-        "language": config["language"],
-        **expectation_settings(CONFIG, {stage: name}),
-    },
-    inputs=lambda stage, name: {
-        "tokens": (f"tokenize_{stage}", name),
-        "training": (f"train_{stage}", name),
-        "evaluation": (f"evaluate_{stage}", name),
-        **baseline_inputs(CONFIG, {stage: name}),
-    },
-    shows_provenance=True,
-)
-
-
 rule write_record:
     input:
         unpack(inputs("write_record")),
@@ -36,9 +19,7 @@ rule write_record:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("write_record"),
-        placement=COMMON_PLACEMENT_JSON,
+        **params_of("write_record"),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"

@@ -20,21 +20,6 @@ CHAPTERS = {
 MORE = "More pages"
 
 
-SPECS.describe(
-    "draw_report",
-    folder="report",
-    settings=lambda stage, name: {
-        "language": config["language"],
-        **expectation_settings(CONFIG, reported_recipes(CONFIG, stage, name)),
-    },
-    inputs=lambda stage, name: {
-        **report_inputs(CONFIG, stage, name),
-        **baseline_inputs(CONFIG, reported_recipes(CONFIG, stage, name)),
-    },
-    shows_provenance=True,
-)
-
-
 rule draw_report:
     input:
         unpack(inputs("draw_report")),
@@ -46,9 +31,7 @@ rule draw_report:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("draw_report"),
-        placement=canonical_json({**COMMON_PLACEMENT, "licenses": DECLARED_LICENSES}),
+        **params_of("draw_report"),
     message:
         "Drawing the report of {wildcards.stage}/{wildcards.name}"
     shell:

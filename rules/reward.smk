@@ -1,35 +1,6 @@
 # The reward model, trained on chosen and rejected responses to the same prompt.
 
 
-SPECS.describe(
-    "tokenize_reward",
-    folder="tokens/reward",
-    program="tokenize_phase",
-    settings=lambda name: tokenization_settings(CONFIG, "reward", name, "max_length"),
-    inputs=lambda name: tokenization_inputs(CONFIG, "reward", name),
-)
-SPECS.describe(
-    "train_reward",
-    folder="reward",
-    settings=lambda name: CONFIG.program_settings("reward", name),
-    inputs=lambda name: {
-        "model": CONFIG.base_model("reward", name),
-        "tokens": ("tokenize_reward", name),
-    },
-    runs_models=True,
-)
-SPECS.describe(
-    "evaluate_reward",
-    folder="eval/reward",
-    settings=lambda name: {"datasets": held_out_datasets(CONFIG, "reward", name)},
-    inputs=lambda name: {
-        "model": ("train_reward", name),
-        "tokens": ("tokenize_reward", name),
-    },
-    runs_models=True,
-)
-
-
 use rule tokenize_sft as tokenize_reward with:
     input:
         unpack(inputs("tokenize_reward")),
@@ -37,7 +8,9 @@ use rule tokenize_sft as tokenize_reward with:
         "output/tokens/reward/{name}.manifest.json",
     log:
         "output/logs/tokenize_reward/{name}.log",
-    threads: threads_of("reward")
+    threads: threads_of("tokenize_reward")
+    params:
+        **params_of("tokenize_reward"),
     message:
         "Tokenizing the reward phase for {wildcards.name}"
 
@@ -49,13 +22,11 @@ use rule train_sft as train_reward with:
         "output/reward/{name}.manifest.json",
     log:
         "output/logs/train_reward/{name}.log",
-    threads: threads_of("reward")
+    threads: threads_of("train_reward")
     resources:
-        **resources_of("reward"),
+        **resources_of("train_reward"),
     params:
-        spec=spec_file,
-        program=program("train_reward"),
-        placement=placement_json("reward"),
+        **params_of("train_reward"),
     message:
         "Training reward model {wildcards.name}"
 
@@ -67,13 +38,11 @@ use rule train_sft as evaluate_reward with:
         "output/eval/reward/{name}.manifest.json",
     log:
         "output/logs/evaluate_reward/{name}.log",
-    threads: threads_of("reward", work="evaluation")
+    threads: threads_of("evaluate_reward")
     resources:
-        **resources_of("reward", work="evaluation"),
+        **resources_of("evaluate_reward"),
     params:
-        spec=spec_file,
-        program=program("evaluate_reward"),
-        placement=placement_json("reward", work="evaluation"),
+        **params_of("evaluate_reward"),
     message:
         "Evaluating reward model {wildcards.name}"
 

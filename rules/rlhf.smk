@@ -1,29 +1,6 @@
 # Reinforcement learning from scores of a reward model, of functions, or of both.
 
 
-SPECS.describe(
-    "tokenize_rlhf",
-    folder="tokens/rlhf",
-    program="tokenize_phase",
-    settings=lambda name: tokenization_settings(CONFIG, "rlhf", name, "max_prompt_length"),
-    inputs=lambda name: tokenization_inputs(CONFIG, "rlhf", name),
-)
-SPECS.describe(
-    "train_rlhf",
-    folder="rlhf",
-    settings=lambda name: CONFIG.program_settings("rlhf", name),
-    inputs=lambda name: rlhf_inputs(CONFIG, name),
-    runs_models=True,
-)
-SPECS.describe(
-    "evaluate_rlhf",
-    folder="eval/rlhf",
-    settings=lambda name: rlhf_evaluation_settings(CONFIG, name),
-    inputs=lambda name: rlhf_evaluation_inputs(CONFIG, name),
-    runs_models=True,
-)
-
-
 use rule tokenize_sft as tokenize_rlhf with:
     input:
         unpack(inputs("tokenize_rlhf")),
@@ -31,7 +8,9 @@ use rule tokenize_sft as tokenize_rlhf with:
         "output/tokens/rlhf/{name}.manifest.json",
     log:
         "output/logs/tokenize_rlhf/{name}.log",
-    threads: threads_of("rlhf")
+    threads: threads_of("tokenize_rlhf")
+    params:
+        **params_of("tokenize_rlhf"),
     message:
         "Tokenizing the RLHF prompts for {wildcards.name}"
 
@@ -43,13 +22,11 @@ use rule train_sft as train_rlhf with:
         "output/rlhf/{name}.manifest.json",
     log:
         "output/logs/train_rlhf/{name}.log",
-    threads: threads_of("rlhf")
+    threads: threads_of("train_rlhf")
     resources:
-        **resources_of("rlhf"),
+        **resources_of("train_rlhf"),
     params:
-        spec=spec_file,
-        program=program("train_rlhf"),
-        placement=placement_json("rlhf"),
+        **params_of("train_rlhf"),
     message:
         "Training {wildcards.name} by reinforcement learning"
 
@@ -61,13 +38,11 @@ use rule train_sft as evaluate_rlhf with:
         "output/eval/rlhf/{name}.manifest.json",
     log:
         "output/logs/evaluate_rlhf/{name}.log",
-    threads: threads_of("rlhf", work="evaluation")
+    threads: threads_of("evaluate_rlhf")
     resources:
-        **resources_of("rlhf", work="evaluation"),
+        **resources_of("evaluate_rlhf"),
     params:
-        spec=spec_file,
-        program=program("evaluate_rlhf"),
-        placement=placement_json("rlhf", work="evaluation"),
+        **params_of("evaluate_rlhf"),
     message:
         "Evaluating chat model {wildcards.name}"
 

@@ -1,39 +1,6 @@
 # Supervised fine-tuning on the chosen responses. The rules of the other stages derive from these.
 
 
-SPECS.describe(
-    "tokenize_sft",
-    folder="tokens/sft",
-    program="tokenize_phase",
-    settings=lambda name: tokenization_settings(CONFIG, "sft", name, "max_length"),
-    inputs=lambda name: tokenization_inputs(CONFIG, "sft", name),
-)
-SPECS.describe(
-    "train_sft",
-    folder="sft",
-    settings=lambda name: CONFIG.program_settings("sft", name),
-    inputs=lambda name: {
-        "model": CONFIG.base_model("sft", name),
-        "tokens": ("tokenize_sft", name),
-    },
-    runs_models=True,
-)
-SPECS.describe(
-    "evaluate_sft",
-    folder="eval/sft",
-    settings=lambda name: {
-        "dtype": CONFIG.recipe("sft", name)["dtype"],
-        "datasets": held_out_datasets(CONFIG, "sft", name),
-    },
-    inputs=lambda name: {
-        "base": CONFIG.base_model("sft", name),
-        "model": ("train_sft", name),
-        "tokens": ("tokenize_sft", name),
-    },
-    runs_models=True,
-)
-
-
 rule tokenize_sft:
     input:
         unpack(inputs("tokenize_sft")),
@@ -43,11 +10,9 @@ rule tokenize_sft:
         "output/logs/tokenize_sft/{name}.log",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of("sft")
+    threads: threads_of("tokenize_sft")
     params:
-        spec=spec_file,
-        program=program("tokenize_phase"),
-        placement=COMMON_PLACEMENT_JSON,
+        **params_of("tokenize_sft"),
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
@@ -63,13 +28,11 @@ rule train_sft:
         "output/logs/train_sft/{name}.log",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of("sft")
+    threads: threads_of("train_sft")
     resources:
-        **resources_of("sft"),
+        **resources_of("train_sft"),
     params:
-        spec=spec_file,
-        program=program("train_sft"),
-        placement=placement_json("sft"),
+        **params_of("train_sft"),
     message:
         "Fine-tuning {wildcards.name}"
     shell:
@@ -83,13 +46,11 @@ use rule train_sft as evaluate_sft with:
         "output/eval/sft/{name}.manifest.json",
     log:
         "output/logs/evaluate_sft/{name}.log",
-    threads: threads_of("sft", work="evaluation")
+    threads: threads_of("evaluate_sft")
     resources:
-        **resources_of("sft", work="evaluation"),
+        **resources_of("evaluate_sft"),
     params:
-        spec=spec_file,
-        program=program("evaluate_sft"),
-        placement=placement_json("sft", work="evaluation"),
+        **params_of("evaluate_sft"),
     message:
         "Evaluating SFT model {wildcards.name}"
 

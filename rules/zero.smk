@@ -1,25 +1,6 @@
 # A few steps of a recipe at each ZeRO stage, and a page that compares them.
 
 
-SPECS.describe(
-    "compare_zero",
-    folder="zero_runs",
-    # The whole spec of the training, including its code.
-    settings=lambda stage, name: {
-        "steps": config["zero"]["steps"],
-        "training": SPECS.spec(f"train_{stage}", name)[0],
-    },
-    inputs=lambda stage, name: SPECS.inputs(f"train_{stage}", name),
-)
-SPECS.describe(
-    "draw_zero",
-    folder="zero",
-    settings=lambda *_: {"language": config["language"]},
-    inputs=lambda stage, name: {"runs": ("compare_zero", f"{stage}/{name}")},
-    shows_provenance=True,
-)
-
-
 rule compare_zero:
     input:
         unpack(inputs("compare_zero")),
@@ -29,13 +10,11 @@ rule compare_zero:
         "output/logs/compare_zero/{stage}/{name}.log",
     conda:
         "../envs/snakechat.yaml"
-    threads: threads_of()
+    threads: threads_of("compare_zero")
     resources:
-        **resources_of(),
+        **resources_of("compare_zero"),
     params:
-        spec=spec_file,
-        program=program("compare_zero"),
-        placement=placement_json(launch=["python", LAUNCHER]),
+        **params_of("compare_zero"),
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
@@ -60,9 +39,7 @@ rule draw_zero:
     conda:
         "../envs/snakechat.yaml"
     params:
-        spec=spec_file,
-        program=program("draw_zero"),
-        placement=COMMON_PLACEMENT_JSON,
+        **params_of("draw_zero"),
         result=subpath(output.page, strip_suffix=".html"),
     message:
         "Drawing the ZeRO stages of {wildcards.stage}/{wildcards.name}"

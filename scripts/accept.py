@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
-from snakechat.planning.dry_run import PlannedJob, dry_run, parse_arguments
+from snakechat.planning.plan import PlannedJob
+from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import cache_of, run_files
@@ -49,20 +50,19 @@ def main() -> None:
     reason = " ".join(arguments.because.split())
     if not reason:
         parser.error("--because is empty: say why the results are equivalent")
-    folder, plan = dry_run(arguments.targets + options)
-    os.chdir(folder)
     try:
+        plan = plan_build(arguments.targets, options)
         acquire_lock("output/.lock")
         accepted = [
             (job, manifest, changes)
-            for job in plan.values()
+            for job in plan.stale_jobs.values()
             for manifest, changes in [acceptable_changes(job.spec)]
             if changes
         ]
     except InputError as error:
         sys.exit(f"error: {error}")
     except AlreadyLocked as other:
-        sys.exit(f"error: {other} is building in {folder}: wait for it, or stop it")
+        sys.exit(f"error: {other} is building in {Path.cwd()}: wait for it, or stop it")
     except OSError as error:
         sys.exit(f"error: {error.strerror}: {error.filename or 'output'}")
     for job, manifest, changes in accepted:

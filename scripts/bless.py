@@ -9,13 +9,12 @@ with their 95 % intervals, and digests of the reward models that scores come fro
 
 import argparse
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
 from snakechat.config.recipes import STAGES
-from snakechat.planning.dry_run import dry_run, parse_arguments
+from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.reporting.verdicts import COMPARED, figures_of
 from snakechat.workflow.digests import write_atomically
 
@@ -31,9 +30,7 @@ def main() -> None:
     arguments, options = parse_arguments(parser, sys.argv[1:])
     stage, name = recipe_of(arguments.target)
     evaluation = f"output/eval/{stage}/{name}"
-    folder, plan = dry_run([f"{evaluation}.manifest.json", *options])
-    os.chdir(folder)
-    if plan:
+    if plan_build([f"{evaluation}.manifest.json"], options).stale:
         sys.exit(f"error: {evaluation} is missing or stale: build {arguments.target} first")
     path = Path(arguments.file or f"baselines/{stage}/{name}.json")
     if path.suffix != ".json":

@@ -52,7 +52,7 @@ def main(job: Job[Any]) -> None:
         # A run without checkpoints, which is not stored in the cache.
         placement = placement_at_stage(job.placement, stage)
         placement |= {"save_steps": steps + 1, "cache": None}
-        runs[stage] = train(spec, placement, job.placement["launch"])
+        runs[stage] = train(spec, placement)
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
@@ -104,21 +104,18 @@ def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> N
 def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:
     """Return a placement at a ZeRO stage, with as much of its offload as the stage supports."""
     # The critic uses the stage of the actor.
-    kept = {k: v for k, v in placement.items() if k not in ("launch", "critic_zero_stage")}
+    kept = {k: v for k, v in placement.items() if k != "critic_zero_stage"}
     if kept["offload"] != "none" and stage < 3:
         kept["offload"] = "optimizer" if stage else "none"
     return kept | {"zero_stage": stage}
 
 
-def train(
-    spec: Mapping[str, Any], placement: Mapping[str, Any], launch: list[str]
-) -> dict[str, Any]:
+def train(spec: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
     """Run a training program.
 
     Args:
         spec: Spec of the training.
         placement: Placement of the training.
-        launch: Command that runs a program, as words.
 
     Returns:
         Its run.json, or {"failed": "out of memory"}.
@@ -128,8 +125,8 @@ def train(
     """
     path = Path(f"{spec['path']}.spec.json")
     path.write_text(json.dumps(spec))
-    program = str(Path(__file__).with_name(f"{spec['rule']}.py"))
-    command = [*launch, program, "--spec", str(path), "--placement", json.dumps(placement)]
+    programs = [str(Path(__file__).with_name(f"{name}.py")) for name in ("launch", spec["rule"])]
+    command = ["python", *programs, "--spec", str(path), "--placement", json.dumps(placement)]
     log = path.with_suffix(".log")
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode

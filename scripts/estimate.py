@@ -5,15 +5,14 @@
     python scripts/estimate.py output/rlhf/mine --gpu 48GB,181TFLOPS,864GB/s
     python scripts/estimate.py output/rlhf/13b --price 1.90
 
-The jobs and their placement come from a dry run of Snakemake, which receives the options that this
-program does not have. Nothing is built or written. Where output/ has results of runs on the same
+The jobs and their placement are those of a build with the same targets and options of Snakemake.
+Nothing is built or written. Where output/ has results of runs on the same
 kind of GPU, their time is printed beside its estimate and corrects the hours of jobs to come. The
 modules in snakechat/planning/ describe the method.
 """
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,11 +24,11 @@ from snakechat.planning.compute_time import (
     GPUS,
     parse_gpu,
 )
-from snakechat.planning.dry_run import dry_run, parse_arguments
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
 from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
-from snakechat.planning.plan import Plan
+from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.workflow.errors import InputError
 
 COLUMNS = (
     *("job", "state", "GPUs", "weights", "trained"),
@@ -64,10 +63,10 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"argument --gpu: {error}")
 
-    folder, stale = dry_run([*arguments.targets, *options])
-    _, all_jobs = dry_run([*arguments.targets, *options, "--forceall"])
-    os.chdir(folder)
-    plan = Plan(all_jobs, set(stale))
+    try:
+        plan = plan_build(arguments.targets, options)
+    except InputError as error:
+        sys.exit(f"error: {error}")
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
     past = past_runs(Path("output"), gpu)
     correct(jobs, correction_factors(past))

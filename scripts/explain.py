@@ -4,22 +4,22 @@
     python scripts/explain.py output/rlhf/mine --configfile mine.yaml --config seed=2
     python scripts/explain.py --hub output/rlhf/1.3b
 
-Manifests record what results were made from; a dry run of Snakemake, with the options after the
-targets, shows what they would be made from now. Builds and writes nothing.
+Manifests record what results were made from; the config, with the options of Snakemake after the
+targets, says what they would be made from now. Builds and writes nothing.
 
 With --hub, print instead which branches of the Hugging Face Hub have moved since the results were
 made. This needs a connection.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from snakechat.planning.causes import NEVER_BUILT, find_changes, recorded_changes
 from snakechat.planning.changes import job_name
-from snakechat.planning.dry_run import dry_run, parse_arguments, upstream_paths
+from snakechat.planning.plan import upstream_paths
+from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import manifest_path
@@ -42,11 +42,13 @@ def main() -> None:
     if arguments.hub:
         print_moved_branches(targets)
         return
-    folder, plan = dry_run(targets + options)
-    os.chdir(folder)
+    try:
+        plan = plan_build(targets, options)
+    except InputError as error:
+        sys.exit(f"error: {error}")
     jobs = {
-        path: StaleJob(job.spec, job.placement.get("source"), job.reason)
-        for path, job in plan.items()
+        path: StaleJob(job.spec, job.placement.get("source"))
+        for path, job in plan.stale_jobs.items()
     }
     if not jobs:
         verb = "is" if len(targets) == 1 else "are"
@@ -113,15 +115,13 @@ class StaleJob:
     Attributes:
         spec: Its spec of today.
         source: Folder of its external files, if any.
-        reason: Why Snakemake runs it.
         causes: Why it is stale, apart from its upstream jobs; set by find_causes.
         reported: Every cause found for it or its upstream jobs, so that none is printed twice.
     """
 
-    def __init__(self, spec: dict[str, Any], source: str | None, reason: str) -> None:
+    def __init__(self, spec: dict[str, Any], source: str | None) -> None:
         self.spec = spec
         self.source = source
-        self.reason = reason
         self.causes: list[str] = []
         self.reported: set[str] = set()
 
@@ -143,9 +143,6 @@ def find_causes(job: StaleJob, jobs: Mapping[str, StaleJob]) -> None:
     found = find_changes(job.spec, job.source, jobs)
     job.causes = found.own + [cause for cause in found.inputs if cause not in job.reported]
     job.reported |= found.reported
-    if not job.causes and not upstream:
-        # For instance, --force.
-        job.causes = [f"Snakemake's reason: {job.reason}"]
 
 
 def replaced_versions(targets: list[str]) -> list[str]:

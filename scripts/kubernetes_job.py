@@ -23,16 +23,13 @@ from typing import Any
 import yaml
 
 from snakechat.planning.changes import job_name
-from snakechat.planning.dry_run import (
-    PlannedJob,
-    dry_run,
-    parse_arguments,
-    upstream_paths,
-)
+from snakechat.planning.plan import PlannedJob, upstream_paths
+from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.specs import write_spec
+from snakechat.workflow.spec_files import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
@@ -60,8 +57,11 @@ def main() -> None:
         help="for Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
     )
     arguments, options = parse_arguments(parser, sys.argv[1:])
-    folder, jobs = dry_run([*arguments.targets, *options])
-    os.chdir(folder)
+    try:
+        jobs = plan_build(arguments.targets, options).stale_jobs
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    folder = os.getcwd()
     parallel = [job for job in jobs.values() if num_processes(job) > 1]
     if not parallel:
         targets = ", ".join(arguments.targets)
@@ -81,8 +81,8 @@ def main() -> None:
 def num_processes(job: PlannedJob) -> int:
     """Return the processes that the launcher starts."""
     placement = job.placement
-    if "nodes" not in placement or "launch" in placement:
-        # Preparation of data, and programs that start the processes themselves.
+    if "nodes" not in placement or job.spec["rule"] == "compare_zero":
+        # Preparation of data, and a program that starts the processes itself.
         return 1
     per_node: int = placement.get("processes_per_node", max(placement["gpus_per_node"], 1))
     return placement["nodes"] * per_node

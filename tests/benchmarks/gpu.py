@@ -515,9 +515,8 @@ def utilization(flops_per_second):
 
 def estimated_peak(folder, stage):
     """Return the bytes that scripts/estimate.py predicts for a measured job."""
-    from snakechat.planning.dry_run import PlannedJob
     from snakechat.planning.job_workloads import job_workload
-    from snakechat.planning.plan import Plan
+    from snakechat.planning.plan import Plan, PlannedJob
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         if stage in ("ppo", "grpo"):
@@ -530,11 +529,11 @@ def estimated_peak(folder, stage):
             tokens = (f"tokenize_{stage}", "tokens")
     jobs = {
         str(path): PlannedJob(
-            {"rule": "fetch_model", "settings": {"hub": ""}}, {"source": str(path)}, ""
+            {"rule": "fetch_model", "settings": {"hub": ""}}, {"source": str(path)}
         )
         for path in job.inputs.values()
     }
-    jobs[str(job.inputs[tokens[1]])] = PlannedJob({"rule": tokens[0], "settings": {}}, {}, "")
+    jobs[str(job.inputs[tokens[1]])] = PlannedJob({"rule": tokens[0], "settings": {}}, {})
     inputs = {name: {"path": str(path)} for name, path in job.inputs.items()}
     workload = job_workload(
         {"rule": rule, "settings": settings, "inputs": inputs}, job.placement, Plan(jobs, set())

@@ -25,7 +25,7 @@ from kubeflow_trainer_api import models as trainer
 
 from conftest import ROOT, Workflow, copy_sources
 from kubernetes_job import pytorch_job
-from snakechat.planning.dry_run import PlannedJob
+from snakechat.planning.plan import PlannedJob
 from snakechat.workflow.kubernetes_pods import POD_SECURITY
 from support.pod_security import RESTRICTIONS, restricted_problems
 from support.pods import LOG, serving
@@ -402,7 +402,7 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
 
 def test_a_pytorch_job_of_one_node_has_no_workers():
     spec = {"rule": "train_sft", "name": "Llama_3.1"}
-    job = PlannedJob(spec, {**NODES, "nodes": 1, "gpus_per_node": 8}, "")
+    job = PlannedJob(spec, {**NODES, "nodes": 1, "gpus_per_node": 8})
     profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
     [document] = pytorch_job(job, "/volume/snakechat", profile)
     assert as_read(document) == document

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import evaluate_dpo
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.config.job_settings import dpo_evaluation_inputs, dpo_evaluation_settings
 from snakechat.data import toy
 from snakechat.data.records import COLUMNS
 from snakechat.data.tokens import Ragged
+from snakechat.jobs.settings import dpo_evaluation_inputs, dpo_evaluation_settings
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, result_files
 from support.stages import stages_of_small_model

@@ -14,20 +14,20 @@ from support.cached_results import make_result
 from support.faults import ERRORS, KINDS, compile_faults, working
 
 RESULT, CACHE = Path("output/sft/tiny"), Path("output/cache")
-# Accepts RESULT for a spec with other code, as accept.py does after its dry run.
+# Accepts RESULT for a spec with other code, as accept.py does after it has planned.
 ACCEPT = """
 import copy, sys
 import accept
 from pathlib import Path
-from snakechat.planning.dry_run import PlannedJob
+from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.manifest import manifest_path, read_manifest
 
 path = Path("output/sft/tiny")
 manifest = read_manifest(manifest_path(path))
 spec = copy.deepcopy(manifest["spec"])
 spec["code"] = {"scripts/train_sft.py": "other"}
-job = PlannedJob(spec, {"cache": "output/cache", "cache_max_bytes": None}, "")
-accept.dry_run = lambda arguments: (".", {spec["path"]: job})
+job = PlannedJob(spec, {"cache": "output/cache", "cache_max_bytes": None})
+accept.plan_build = lambda targets, options: Plan({spec["path"]: job}, {spec["path"]})
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()
 """

@@ -22,8 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.planning.dry_run import PlannedJob  # noqa: E402
-from snakechat.planning.plan import Plan  # noqa: E402
+from snakechat.planning.plan import Plan, PlannedJob  # noqa: E402
 from snakechat.training.zero_stages import DEFAULT_BUFFERS  # noqa: E402
 from snakechat.workflow import distributed as ranks  # noqa: E402
 
@@ -132,7 +131,7 @@ def plan_of(folder):
     specs |= {name: spec_of(f"train_{name}", folder, {}, **base) for name in ("sft", "reward")}
     for stage in ("sft", "reward", "rlhf"):
         specs[f"tokens.{stage}"] = spec_of(f"tokenize_{stage}", folder, SETTINGS)
-    jobs = {f"{folder}/{name}": PlannedJob(spec, {}, "") for name, spec in specs.items()}
+    jobs = {f"{folder}/{name}": PlannedJob(spec, {}) for name, spec in specs.items()}
     return Plan(jobs, set())
 
 

@@ -24,7 +24,12 @@ import train_sft
 from conftest import INIT
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.job_settings import (
+from snakechat.config.llm_judges import judge_access
+from snakechat.config.reward import RewardSettings
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.sft import SftSettings
+from snakechat.data.records import RecordWriter
+from snakechat.jobs.settings import (
     generation_inputs,
     labelling_inputs,
     labelling_settings,
@@ -38,11 +43,6 @@ from snakechat.config.job_settings import (
     tokenization_inputs,
     tokenization_settings,
 )
-from snakechat.config.llm_judges import judge_access
-from snakechat.config.reward import RewardSettings
-from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.sft import SftSettings
-from snakechat.data.records import RecordWriter
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs

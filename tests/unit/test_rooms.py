@@ -14,6 +14,7 @@ ROOMS = (
     "workflow",
     "data",
     "config",
+    "jobs",
     "modeling",
     "training",
     "algorithms",

@@ -193,7 +193,7 @@ DAMAGES = {
 def test_damage_of_a_result_is_its_cause(copy, damage, monkeypatch):
     apply, expected = DAMAGES[damage]
     path = "output/eval/reward/tiny"
-    job = StaleJob(copy.spec_of(path), None, "none")
+    job = StaleJob(copy.spec_of(path), None)
     size = (copy.folder / path / "metrics.json").stat().st_size
     apply(copy.folder / path)
     monkeypatch.chdir(copy.folder)
@@ -248,7 +248,7 @@ def rebuilt(built, tmp_path):
 def causes_of(folder, path, monkeypatch):
     """Return the causes of a stale result, whose spec is unchanged."""
     monkeypatch.chdir(folder)
-    job = StaleJob(read_manifest(Path(f"{path}.manifest.json"))["spec"], None, "none")
+    job = StaleJob(read_manifest(Path(f"{path}.manifest.json"))["spec"], None)
     find_causes(job, {})
     return job.causes
 
@@ -304,10 +304,10 @@ def test_options_of_snakemake_may_follow_the_targets_or_a_separator(built):
     assert explain(built, target, "--", options=("--config", "seed=3")) == expected
 
 
-def test_a_forced_run_has_snakemakes_reason(built):
-    target = "output/eval/sft/tiny.manifest.json"
-    assert explain(built, target, options=("--force",)) == (
-        "evaluate_sft tiny is stale: Snakemake's reason: Forced execution\n"
+def test_options_that_select_jobs_are_rejected(built):
+    process = run(built, "output/eval/sft/tiny.manifest.json", options=("--force",))
+    assert process.stdout == (
+        "error: --force has no effect here: the jobs are those that are stale\n"
     )
 
 

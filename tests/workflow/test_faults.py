@@ -16,7 +16,7 @@ import pytest
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import read_manifest, result_files
 from snakechat.workflow.result_cache import ResultCache
-from snakechat.workflow.specs import spec_path, write_spec
+from snakechat.workflow.spec_files import spec_path, write_spec
 from support import llm_endpoint
 from support.faults import ERRORS, compile_faults, fault
 from support.program_forks import ProgramForks

@@ -10,8 +10,8 @@ from typing import Any
 
 from snakechat.config.errors import ConfigError
 from snakechat.config.hints import available
-from snakechat.config.job_settings import Jobs, held_out_datasets, rlhf_evaluation_settings
 from snakechat.config.recipes import STAGES, Config
+from snakechat.jobs.settings import Jobs, held_out_datasets, rlhf_evaluation_settings
 from snakechat.workflow.errors import InputError
 
 # Metrics of metrics.json. Perplexities have an interval, and fractions of pairs one by the number

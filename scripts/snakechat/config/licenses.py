@@ -1,5 +1,7 @@
 """The licences of datasets and models that the config declares."""
 
+from functools import cache
+
 from snakechat.config.recipes import Config
 from snakechat.data.licenses import normalized_license
 
@@ -9,6 +11,7 @@ def declared_license(config: Config, section: str, name: str) -> str | None:
     return normalized_license(config.values[section][name].get("license"))
 
 
+@cache
 def declared_licenses(config: Config) -> dict[str, str]:
     """Return the licences that the config declares, by the path of the import or the fetch.
 

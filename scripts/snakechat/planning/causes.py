@@ -15,7 +15,7 @@ from snakechat.planning.changes import (
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import Manifest, input_digest, manifest_path
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.specs import spec_path
+from snakechat.workflow.spec_files import spec_path
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 NEVER_BUILT = "has never been built"

@@ -25,7 +25,7 @@ def model_config(path: str, plan: Plan) -> str:
     Raises:
         InputError: The config of the base model is not known before the download.
     """
-    spec, placement, _ = plan.jobs[path]
+    spec, placement = plan.jobs[path]
     settings = spec["settings"]
     if spec["rule"] == "init_model":
         size = vocabulary_size(settings["tokenizer"], placement)

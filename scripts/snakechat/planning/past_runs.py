@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snakechat.planning.compute_time import Gpu
-from snakechat.planning.dry_run import PlannedJob
 from snakechat.planning.flops import gpu_kind
 from snakechat.planning.job_estimate import JobEstimate
-from snakechat.planning.plan import Plan
+from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_record import read_run_record
@@ -53,7 +52,7 @@ def past_runs(output: Path, gpu: Gpu) -> list[PastRun]:
         run = manifest and read_run_record(result, digest(manifest["spec"]))
         if not manifest or not run:
             continue
-        jobs[result] = PlannedJob(manifest["spec"], run["placement"], "")
+        jobs[result] = PlannedJob(manifest["spec"], run["placement"])
         if (
             gpu.name
             and gpu_kind(run.get("gpu", "")) == gpu.name

@@ -13,12 +13,12 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard
 
 from snakechat.data.model_files import CARD
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
 from snakechat.reporting.figures import read_figure
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.specs import Specs
-from snakechat.workflow.staleness import Staleness
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The metrics that a card has, by stage: keys of metrics.json joined by dots.

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from snakechat.config.expectations import CARD_HEADING, baseline_inputs, expectations
 from snakechat.config.recipes import Config
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
 from snakechat.reporting.pages import escape_markdown
 from snakechat.reporting.verdicts import Verdict, describe, judge
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.specs import Specs
-from snakechat.workflow.staleness import Staleness
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The heading before which a model card has its expectations.

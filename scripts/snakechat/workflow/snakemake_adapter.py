@@ -3,7 +3,9 @@
 Written for Snakemake 9.27 and later versions 9. The workflow imports this module while it plans.
 """
 
+import contextlib
 import gc
+import io
 import logging
 import os
 import re
@@ -14,10 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
+from snakemake.common.configfile import load_configfile
+from snakemake.exceptions import CliException
 from snakemake.io import Mtime
 from snakemake.jobs import Job
 from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger, SharedFSUsage, StorageSettings
+from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
@@ -59,6 +64,57 @@ def command_line_config(workflow: Any) -> dict[str, Any]:
 def command_line_configfiles(workflow: Any) -> list[Path]:
     """Return the files of --configfile."""
     return list(workflow.config_settings.configfiles)
+
+
+class Options(NamedTuple):
+    """Options of Snakemake that decide what a build consists of.
+
+    Attributes:
+        targets: Targets among the options.
+        directory: The folder of the build, None for the current one.
+        configfiles: The files of --configfile.
+        config: The values of --config, which are text below the top level.
+    """
+
+    targets: list[str]
+    directory: Path | None
+    configfiles: list[Path]
+    config: dict[str, Any]
+
+
+def parse_options(words: list[str]) -> Options:
+    """Return options of Snakemake, with those of its profiles.
+
+    Raises:
+        InputError: An option selects jobs by something else than what is stale.
+    """
+    # It takes seconds, and is here for programs that do not run in Snakemake.
+    from snakemake.cli import parse_args, parse_config
+
+    with contextlib.redirect_stderr(io.StringIO()) as messages:
+        try:
+            _, options = parse_args(words)
+            config = parse_config(options.config)
+        except (ValueError, CliException) as error:
+            raise InputError(str(error)) from None
+        except SystemExit:
+            *_, last = messages.getvalue().splitlines()
+            raise InputError(last.rpartition("error: ")[2]) from None
+    for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
+    files = [Path(file).absolute() for file in options.configfile or ()]
+    return Options(list(options.targets), options.directory, files, config)
+
+
+def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of config files, later ones on top, as Snakemake reads them."""
+    values: dict[str, Any] = {}
+    for file in files:
+        update_config(values, load_configfile(file))
+    update_config(values, command_line)
+    return values
 
 
 def jobs_share_environment(workflow: Any) -> bool:

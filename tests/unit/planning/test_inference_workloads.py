@@ -4,10 +4,9 @@ import pytest
 import yaml
 
 from snakechat.planning.compute_time import GPUS, generation_seconds
-from snakechat.planning.dry_run import PlannedJob
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import weight_bytes
-from snakechat.planning.plan import Plan
+from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.digests import file_digest
 from support.specs import ONE_GPU
 
@@ -30,7 +29,7 @@ def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.
     specs["job"]["files"] = digests
     placement = ONE_GPU | {"source": str(folder)} | placement
     plan = {
-        path: PlannedJob({"name": "a", "path": path, **spec}, placement, "")
+        path: PlannedJob({"name": "a", "path": path, **spec}, placement)
         for path, spec in specs.items()
     }
     return JobEstimate("job", Plan(plan, set(plan)), H100)

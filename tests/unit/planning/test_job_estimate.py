@@ -6,10 +6,9 @@ import pytest
 
 from snakechat.data.tokens import RaggedWriter
 from snakechat.planning.compute_time import GPUS
-from snakechat.planning.dry_run import PlannedJob
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import GIB
-from snakechat.planning.plan import Plan
+from snakechat.planning.plan import Plan, PlannedJob
 from support.specs import ONE_GPU
 
 SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
@@ -43,7 +42,7 @@ def plan_sft(
     inputs = {"records.a": records, "rows.a": rows}
     tokens = add("tokenize_sft", blend, tokenizer=base, **inputs)
     path = add("train_sft", blend, model=base, tokens=tokens)
-    jobs = {name: PlannedJob(spec, ONE_GPU | placement, "") for name, spec in specs.items()}
+    jobs = {name: PlannedJob(spec, ONE_GPU | placement) for name, spec in specs.items()}
     return Plan(jobs, set(jobs) if stale else set()), path
 
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from snakechat.config.job_files import (
+from snakechat.config.loading import load_config
+from snakechat.jobs.files import (
     base_model_files,
     dataset_files,
     dataset_folder,
@@ -15,7 +16,7 @@ from snakechat.config.job_files import (
     tokenizer_files,
     unread_files_remark,
 )
-from snakechat.config.job_settings import (
+from snakechat.jobs.settings import (
     generation_inputs,
     import_settings,
     model_settings,
@@ -31,8 +32,7 @@ from snakechat.config.job_settings import (
     tokenization_inputs,
     tokenization_settings,
 )
-from snakechat.config.loading import load_config
-from snakechat.config.targets import FIRST_TARGET, default_targets
+from snakechat.jobs.targets import FIRST_TARGET, default_targets
 from snakechat.workflow.errors import InputError
 
 VALUES = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -293,7 +293,7 @@ def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
         listed.append(of)
         return {"train.jsonl": "1", "test.jsonl": "2", "README.md": "3"}
 
-    monkeypatch.setattr("snakechat.config.job_files.list_files", list_files)
+    monkeypatch.setattr("snakechat.jobs.files.list_files", list_files)
     config = load({"datasets": {"local": {"path": url}}})
     assert dataset_files(config, "local") == {"train/train.jsonl": "1", "eval/test.jsonl": "2"}
     assert dataset_files(config, "local") and listed == [url]
@@ -301,13 +301,13 @@ def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
 
 
 def test_an_object_alone_is_a_training_file(load, monkeypatch):
-    monkeypatch.setattr("snakechat.config.job_files.list_files", lambda _: {"test.jsonl": "1"})
+    monkeypatch.setattr("snakechat.jobs.files.list_files", lambda _: {"test.jsonl": "1"})
     config = load({"datasets": {"local": {"path": "s3://bucket/test.jsonl"}}})
     assert dataset_files(config, "local") == {"train/test.jsonl": "1"}
 
 
 def test_a_model_of_an_object_store_has_weights(load, monkeypatch):
-    monkeypatch.setattr("snakechat.config.job_files.list_files", lambda _: {"config.json": "1"})
+    monkeypatch.setattr("snakechat.jobs.files.list_files", lambda _: {"config.json": "1"})
     config = load({"models": {"opt-125m": {"path": "s3://bucket/opt"}}})
     with pytest.raises(InputError, match=r"s3://bucket/opt has no \*\.safetensors"):
         base_model_files(config, "opt-125m")

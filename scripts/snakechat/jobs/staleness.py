@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage
@@ -21,7 +22,6 @@ from snakechat.workflow.manifest import (
     input_digest,
     manifest_path,
 )
-from snakechat.workflow.specs import Specs
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from snakechat.config.recipes import Config
+from snakechat.jobs.descriptions import Description, Rule
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
-from snakechat.workflow.specs import Specs
-from snakechat.workflow.staleness import Staleness
 
 
 @pytest.fixture
@@ -20,17 +22,24 @@ def specs(tmp_path, monkeypatch):
         (tmp_path / f"scripts/{name}.py").write_text("")
     for lock in ("requirements.txt", "requirements-torch.txt"):
         (tmp_path / lock).touch()
-    specs = Specs(tmp_path)
-    specs.describe("first", folder="first", settings=lambda name: {})
-    specs.describe(
-        "second",
-        folder="second",
-        settings=lambda name: {},
-        inputs=lambda name: {"first": ("first", name)},
-    )
+    specs = Specs(Config({"deterministic": False}, tmp_path, tmp_path), tmp_path, {})
+    describe(specs, "first")
+    describe(specs, "second", inputs={"first": ("first", "a")})
     build(specs, "first", tmp_path)
     build(specs, "second", tmp_path)
     return specs
+
+
+def describe(specs, rule, inputs=None, shows_provenance=False, **settings):
+    """Describe the job `a` of a rule, by default with the inputs that it has."""
+    if inputs is None and rule in specs.rules:
+        inputs = specs.describe(rule, "a").inputs
+    description = Description(settings, inputs or {})
+    specs.rules[rule] = Rule(
+        lambda config, name: description, rule, rule, shows_provenance=shows_provenance
+    )
+    specs.describe.cache_clear()
+    specs.spec.cache_clear()
 
 
 def build(specs, rule, root):
@@ -82,15 +91,13 @@ def test_a_damaged_result_is_stale(specs, tmp_path, damage):
     elif damage == "unreadable":
         manifest.write_text("{")
     else:
-        specs.describe("second", "second", lambda name: {"rate": 1}, specs.rules["second"].inputs)
-        specs.spec.cache_clear()
+        describe(specs, "second", rate=1)
     assert stale(specs, "first", "second") == SECOND
 
 
 def rebuild_first(specs, root, setting, text="first"):
     """Rebuild `first` from another spec: with this text, and then with the spec of today."""
-    specs.describe("first", "first", lambda name: {"setting": setting})
-    specs.spec.cache_clear()
+    describe(specs, "first", setting=setting)
     build(specs, "first", root)
     (root / "output/first/a/rows.txt").write_text(text)
     manifest = read_manifest(root / "output/first/a.manifest.json")
@@ -109,9 +116,7 @@ def test_a_result_stays_if_its_input_was_rebuilt_with_the_same_content(specs, tm
 
 
 def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs, tmp_path):
-    inputs = specs.rules["second"].inputs
-    specs.describe("second", "second", lambda name: {}, inputs, shows_provenance=True)
-    specs.spec.cache_clear()
+    describe(specs, "second", shows_provenance=True)
     build(specs, "second", tmp_path)
     rebuild_first(specs, tmp_path, 1)
     assert stale(specs, "second") == SECOND
@@ -124,13 +129,12 @@ def test_a_missing_input_leaves_a_result_up_to_date(specs, tmp_path):
 
 def test_a_missing_input_that_would_be_made_from_another_spec_makes_a_result_stale(specs, tmp_path):
     (tmp_path / "output/first/a.manifest.json").unlink()
-    specs.describe("first", "first", lambda name: {"setting": 1})
-    specs.spec.cache_clear()
+    describe(specs, "first", setting=1)
     assert stale(specs, "second") == SECOND
 
 
 def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs, tmp_path):
-    specs.describe("third", "third", lambda name: {}, lambda name: {"second": ("second", name)})
+    describe(specs, "third", inputs={"second": ("second", "a")})
     (tmp_path / "scripts/third.py").write_text("")
     build(specs, "third", tmp_path)
     (tmp_path / "output/second/a.manifest.json").unlink()

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from snakechat.config.recipes import Config
+from snakechat.jobs.descriptions import Description, Rule
+from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
-from snakechat.workflow.specs import Specs, spec_path, write_spec
+from snakechat.workflow.spec_files import spec_path, write_spec
 
 
 @pytest.fixture
@@ -23,22 +26,17 @@ def specs(tmp_path, monkeypatch):
 
 
 def make_specs(root, rate=0.1, deterministic=False):
-    specs = Specs(root, deterministic=deterministic)
-    specs.describe(
-        "read",
-        folder="data",
-        settings=lambda name: {"source": name},
-        files=lambda name: {"rows": root / "rows.txt"},
-    )
-    specs.describe(
-        "train",
-        folder="models/train",
-        program="tool",
-        settings=lambda stage, name: {"rate": rate, "stage": stage},
-        inputs=lambda stage, name: {"rows": ("read", name)},
-        runs_models=True,
-    )
-    return specs
+    def read(config, name):
+        return Description({"source": name}, files={"rows": root / "rows.txt"})
+
+    def train(config, stage, name):
+        return Description({"rate": rate, "stage": stage}, inputs={"rows": ("read", name)})
+
+    rules = {
+        "read": Rule(read, "data", "read"),
+        "train": Rule(train, "models/train", "tool", work="training"),
+    }
+    return Specs(Config({"deterministic": deterministic}, root, root), root, rules)
 
 
 def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
@@ -53,7 +51,6 @@ def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
     assert upstream["code"].keys() == {"read.py"}
     assert spec_digest == digest(spec)
     assert specs.manifest("train", "sft/a") == "output/models/train/sft/a.manifest.json"
-    assert specs.inputs("train", "sft/a") == {"rows": ("read", "a")}
 
 
 @pytest.mark.parametrize("edited", ["rows.txt", "scripts/read.py"])
@@ -90,12 +87,22 @@ def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
     assert json.loads(json.dumps(spec)) == spec
 
 
-def test_a_damaged_spec_file_is_written_again(tmp_path):
+def test_the_spec_of_another_job_can_be_a_setting(specs, tmp_path):
+    def compare(config, name):
+        return Description({"steps": 3}, specs={"training": ("train", "sft/a")})
+
+    rules = {**specs.rules, "compare": Rule(compare, "compared", "tool")}
+    spec, _ = Specs(specs.config, tmp_path, rules).spec("compare", "a")
+    assert spec["settings"] == {"steps": 3, "training": specs.spec("train", "sft/a")[0]}
+
+
+def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}
-    path = Path(write_spec(spec, tmp_path))
+    path = Path(write_spec(spec))
     text = path.read_text()
     assert json.loads(text) == spec
     for damaged in ("", text.replace("rate", "other", 1)):
         path.write_text(damaged)
-        assert write_spec(spec, tmp_path) == str(path)
+        assert write_spec(spec) == str(path)
         assert path.read_text() == text

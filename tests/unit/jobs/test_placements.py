@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.config.resources import RESOURCES, job_placement, job_resources
+from snakechat.jobs.placements import RESOURCES, hardware, job_resources
 
 PLACEMENT = {
     "nodes": 1,
@@ -35,13 +35,13 @@ class OneRecipe:
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     config = OneRecipe(**placement)
-    assert job_placement(config, "sft", "a", "training") == config.placement
-    assert job_placement(config, "sft", "a", "evaluation") == config.placement | expected
+    assert hardware(config, "train_sft", "a") == config.placement
+    assert hardware(config, "evaluate_sft", "a") == config.placement | expected
 
 
 def test_evaluations_of_partitioned_models_have_all_processes():
     config = OneRecipe(nodes=4, zero_stage=3)
-    assert job_placement(config, "sft", "a", "evaluation") == config.placement
+    assert hardware(config, "evaluate_sft", "a") == config.placement
 
 
 def test_resources_of_one_node():

@@ -1,0 +1,98 @@
+"""Specs of jobs: everything that determines a result.
+
+A spec is canonical JSON: settings, digests of code, pins and external files, and the jobs whose
+results are the inputs. The inputs themselves count by their content, which the manifest records
+(snakechat.workflow.manifest).
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from snakechat.config.recipes import Config
+from snakechat.jobs.descriptions import RULES, Description, Rule
+from snakechat.workflow.code_digests import Code, SourceMemory, program_code
+from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.pins import pins_of
+from snakechat.workflow.spec_files import MEMORY
+
+
+class Specs:
+    """The specs of all jobs of a config, each computed once.
+
+    Args:
+        config: The checked config.
+        root: Folder of scripts/ and of the locked requirements.
+        rules: The rules by name.
+        code: Returns the code of a program.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        root: Path,
+        rules: Mapping[str, Rule] = RULES,
+        code: Callable[[Path, tuple[str, ...]], Code] | None = None,
+    ) -> None:
+        self.config, self.root, self.rules = config, root, rules
+        self.file_digests = DigestCache(MEMORY / "digests.json")
+        # A spec is asked for many times, by jobs downstream and by Snakemake.
+        self.spec = cache(self._spec)
+        self.describe = cache(self._describe)
+        remembered = partial(program_code, read=SourceMemory(MEMORY / "code.json"))
+        self._code = cache(code or remembered)
+        self._pins = cache(partial(pins_of, digests=self.file_digests.digests))
+
+    def result(self, rule: str, name: str) -> str:
+        """Return the result folder of a job."""
+        return f"output/{self.rules[rule].folder}/{name}"
+
+    def manifest(self, rule: str, name: str) -> str:
+        """Return the path of the manifest of a job's result."""
+        return f"{self.result(rule, name)}.manifest.json"
+
+    def _describe(self, rule: str, name: str) -> Description:
+        """Return the description of a job."""
+        return self.rules[rule].describe(self.config, *name.split("/"))
+
+    def _spec(self, rule: str, name: str) -> tuple[dict[str, Any], str]:
+        """Return the spec of a job and its digest."""
+        description = self.describe(rule, name)
+        settings = dict(description.settings)
+        settings |= {key: self.spec(*job)[0] for key, job in description.specs.items()}
+        inputs = {
+            key: {"rule": upstream, "name": upstream_name, "path": self.result(*job)}
+            for key, job in description.inputs.items()
+            for upstream, upstream_name in [job]
+        }
+        files = description.files
+        digests = self.file_digests.digests(
+            path for path in files.values() if isinstance(path, Path)
+        )
+        program = self.root / f"scripts/{self.rules[rule].program}.py"
+        code = self._code(program, tuple(settings.get("reward_functions", ())))
+        libraries = code.imports
+        if settings.get("generation_backend") != "vllm":
+            libraries -= {"vllm"}
+        spec: dict[str, Any] = {
+            "rule": rule,
+            "name": name,
+            "path": self.result(rule, name),
+            "settings": settings,
+            "inputs": inputs,
+            "files": {
+                name: file if isinstance(file, str) else digests[file]
+                for name, file in files.items()
+            },
+            "code": code.digests,
+            "requirements": self._pins(libraries, self.root / "requirements.txt"),
+        }
+        if self.rules[rule].shows_provenance:
+            spec["shows_provenance"] = True
+        # Only where it is true, and only of jobs whose kernels it changes.
+        if self.rules[rule].work and self.config.values["deterministic"]:
+            spec["deterministic"] = True
+        return spec, digest(spec)

@@ -1,0 +1,166 @@
+"""The jobs of a build, for programs that explain, estimate or accept: planned in their process.
+
+The jobs, their specs and what makes them stale are those of the workflow (snakechat.jobs). What a
+target consists of is here a second time, because Snakemake knows it from the rules.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable
+from inspect import signature
+from pathlib import Path
+
+from snakechat.config.config_files import check_config_files
+from snakechat.config.loading import load_config
+from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
+from snakechat.jobs.descriptions import RULES, Job
+from snakechat.jobs.placements import program_placement
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.targets import default_targets, results_of_other_configs
+from snakechat.planning.plan import Plan, PlannedJob
+from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
+from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, command_line: list[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a command line that ends in options of Snakemake.
+
+    Snakemake's options begin at the first option that the parser does not have, or after `--`.
+
+    Args:
+        parser: The parser of the program's own options and targets.
+        command_line: The words of the command line.
+
+    Returns:
+        The parsed arguments, and the options for Snakemake.
+    """
+    if "--" in command_line:
+        end = command_line.index("--")
+        return parser.parse_args(command_line[:end]), command_line[end + 1 :]
+    _, unrecognized = parser.parse_known_args(command_line)
+    end = command_line.index(unrecognized[0]) if unrecognized else len(command_line)
+    return parser.parse_args(command_line[:end]), command_line[end:]
+
+
+def plan_build(targets: list[str], options: list[str]) -> Plan:
+    """Plan `snakemake TARGETS OPTIONS`, in the folder of the build from now on.
+
+    Raises:
+        InputError: The config, an option or a target is invalid.
+    """
+    settings = parse_options(options)
+    targets = [*targets, *settings.targets]
+    files = [ROOT / "config.yaml", *settings.configfiles]
+    check_config_files(files)
+    values = read_config(files, settings.config)
+    if settings.directory is not None:
+        os.chdir(settings.directory)
+    config = load_config(values, ROOT, ROOT, settings.config)
+    if not targets:
+        if other := results_of_other_configs(config):
+            warn(f"{NOT_IN_CONFIG} {', '.join(other)}: add the --configfile of their build")
+        targets = default_targets(config)
+    specs = Specs(config, ROOT)
+    wanted = [job for target in targets for job in jobs_of_target(config, target)]
+    jobs = with_upstream(specs, wanted)
+    words = config_options(options)
+    planned = {
+        specs.result(rule, name): PlannedJob(
+            specs.spec(rule, name)[0], program_placement(config, rule, name, words)
+        )
+        for rule, name in jobs
+    }
+    return Plan(planned, stale_results(specs, jobs, wanted))
+
+
+def jobs_of_target(config: Config, target: str) -> list[Job]:
+    """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
+
+    Raises:
+        InputError: No job makes it.
+    """
+    path = Path(os.path.normpath(target))
+    output, *words = path.parts
+    if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
+        stage, name = words
+        return [
+            (f"train_{stage}", name),
+            (f"evaluate_{stage}", name),
+            ("draw_report", "/".join(words)),
+        ]
+    result = Path(str(path).removesuffix(".manifest.json").removesuffix(".html"))
+    for folder in (result, *path.parents):
+        for rule, (_, root, *_) in RULES.items():
+            if folder.is_relative_to(f"output/{root}"):
+                name = folder.relative_to(f"output/{root}").as_posix()
+                if is_job(config, rule, name):
+                    return [(rule, name)]
+    raise InputError(f"{target} is no result: name one, such as output/sft/NAME")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text may be the name of a recipe, and is not that of a file."""
+    return RECIPE_NAME.fullmatch(text) is not None and not text.endswith((".manifest", ".html"))
+
+
+def is_job(config: Config, rule: str, name: str) -> bool:
+    """Return whether a rule has jobs of such a name. The config need not have it."""
+    *stages, last = name.split("/")
+    if len(stages) + 2 != len(signature(RULES[rule].describe).parameters):
+        return False
+    # Rules of one folder make different datasets or models.
+    if RULES[rule].folder == "data":
+        return last not in config.values["datasets"] or config.records_job(last)[0] == rule
+    if RULES[rule].folder == "models":
+        return config.pretrained_model(last, "the target")[0] == rule
+    pattern = COMPARISON_NAME if rule == "compare_runs" else RECIPE_NAME
+    return all(stage in STAGES for stage in stages) and pattern.fullmatch(last) is not None
+
+
+def with_upstream(specs: Specs, wanted: Iterable[Job]) -> list[Job]:
+    """Return jobs and all jobs upstream of them; each follows those that it reads."""
+    ordered: dict[Job, None] = {}
+
+    def add(job: Job) -> None:
+        if job not in ordered:
+            for upstream in specs.describe(*job).inputs.values():
+                add(upstream)
+            ordered[job] = None
+
+    for job in wanted:
+        add(job)
+    return list(ordered)
+
+
+def stale_results(specs: Specs, jobs: Iterable[Job], wanted: Iterable[Job]) -> set[str]:
+    """Return the paths of the results that a build would make.
+
+    A result is made if it is stale, if it is missing and something that is made or wanted reads it,
+    or if a result that it reads is made.
+
+    Args:
+        specs: The specs of all jobs.
+        jobs: The jobs; each follows those that it reads.
+        wanted: The jobs of the targets.
+    """
+    staleness = Staleness(specs)
+    for job in jobs:
+        staleness.decide(*job)
+    made = {job for job in jobs if specs.result(*job) in staleness.stale}
+    made |= {job for job in wanted if not manifest_path(specs.result(*job)).exists()}
+    before = -1
+    while len(made) > before:
+        before = len(made)
+        for job in jobs:
+            inputs = specs.describe(*job).inputs.values()
+            if job in made:
+                made |= {up for up in inputs if not manifest_path(specs.result(*up)).exists()}
+            elif not made.isdisjoint(inputs):
+                made.add(job)
+    return {specs.result(*job) for job in made}

@@ -1,0 +1,34 @@
+"""Files with the specs of jobs, which their programs read (snakechat.jobs.specs).
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.digests import digest, write_atomically
+
+FOLDER = Path("output/specs")
+# What planning remembers; it can be deleted at any time. Planning writes nowhere else.
+MEMORY = Path(".snakemake/snakechat")
+
+
+def spec_path(rule: str, name: str, spec_digest: str) -> Path:
+    """Return the path of a job's spec file."""
+    return FOLDER / rule / f"{name}-{spec_digest[:16]}.json"
+
+
+def write_spec(spec: dict[str, Any]) -> str:
+    """Write the spec file of a job, unless it exists, and return its path.
+
+    Jobs compare a spec file with its name; a damaged one is replaced here.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = spec_path(spec["rule"], spec["name"], digest(spec))
+    text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write_atomically(path, text, durable=False)
+    return str(path)
