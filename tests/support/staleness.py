@@ -1,24 +1,33 @@
 """Tables of edits to a build and the rules that must run after each.
 
-A row is an edit and the rules that Snakemake has to plan after it, no more and no less. Every
-setting and every program has a row, and so has a module of every room. The build is the fixture
-`built`: the quick build, and what OURS adds to its config.
+A row is an edit and the rules that a build has to run after it, no more and no less. Every setting
+and every program has a row, and so has a module of every room.
+
+The fixture `plans` compares the specs before and after an edit. With the fixture `dry_runs`,
+Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its config.
 """
 
+import copy
 import functools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
+from snakechat.config.loading import load_config, update
 from snakechat.config.schema import config_schema
-from snakechat.workflow.code_digests import code_digests, program_code
+from snakechat.jobs.specs import Specs
+from snakechat.planning.planner import jobs_of_target, with_upstream
+from snakechat.workflow.code_digests import code_digests, program_code, read_source
 from snakechat.workflow.pins import LOCK, pins_of, read_lock
+from snakechat.workflow.snakemake_adapter import read_config
 
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched.
@@ -151,13 +160,13 @@ class Row(NamedTuple):
 
 
 def rows(table):
-    """Parametrize a test with the rows of a table.
+    """Parametrize a test with the rows of a table."""
+    return some(table, table, "row", table)
 
-    Of rows after which the same rules run, only exhaustive tests have those behind the first one.
-    """
-    first = {(frozenset(row.rules), row.targets): name for name, row in reversed(table.items())}
-    kept = {name for name, row in table.items() if not row.rules or name in first.values()}
-    return some(table, kept, "row", table)
+
+def few_rows(table, number=4):
+    """Parametrize a test with a few rows of a table, evenly spaced."""
+    return rows(dict(list(table.items())[:: len(table) // number]))
 
 
 def some(names, kept, argument, values=None):
@@ -287,6 +296,66 @@ def replaced(path, *replacements):
 
 RULES = set(READERS)
 SCRIPTS = ROOT / "scripts"
+
+
+# --- plans from specs ---------------------------------------------------------------------------
+
+QUICK_FILE = ROOT / "tests/configs/quick.yaml"
+remembered = functools.cache(read_source)
+
+
+@functools.cache
+def parsed(content):
+    """Return the values of a config file, given its bytes."""
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
+        Path(file.name).write_bytes(content)
+        return read_config([Path(file.name)], {})
+
+
+def write_inputs(folder):
+    """Write what planning reads of the inputs of OURS: names of files, and a model's config."""
+    write_config(folder)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    for name in ("tokenizer", "model", "classifier"):
+        (folder / name).mkdir()
+        (folder / name / "tokenizer.json").write_text("{}")
+    for name in ("model", "classifier"):
+        (folder / name / "model.safetensors").touch()
+    config = {"architectures": ["OPTForSequenceClassification"], "id2label": {"0": "SCORE"}}
+    (folder / "classifier/config.json").write_text(json.dumps(config))
+
+
+def specs_of(folder, targets):
+    """Return the specs of all jobs of targets, and the digest of each: jobs follow their inputs.
+
+    The working directory is the folder, a copy of the sources with mine.yaml.
+    """
+    values = {}
+    for file in (folder / "config.yaml", QUICK_FILE, folder / "mine.yaml"):
+        update(values, copy.deepcopy(parsed(file.read_bytes())))
+    config = load_config(values, folder, folder, {})
+    specs = Specs(config, folder, read=remembered)
+    wanted = [job for target in targets for job in jobs_of_target(config, target)]
+    return specs, {job: specs.spec(*job)[1] for job in with_upstream(specs, wanted)}
+
+
+def rules_to_run(built, specs, digests):
+    """Return the rules whose jobs a build runs.
+
+    Args:
+        built: The digests of the specs that the results were made from, by job.
+        specs: The specs of today.
+        digests: Their digests by job; jobs follow their inputs.
+    """
+    run = set()
+    for job, digest in digests.items():
+        inputs = specs.describe(*job).inputs.values()
+        if built.get(job) != digest or not run.isdisjoint(inputs):
+            run.add(job)
+    return {rule for rule, _ in run}
+
 
 # Targets for which every rule has a job.
 EVERY_RULE = (*TINY, MINE)

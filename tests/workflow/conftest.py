@@ -1,15 +1,26 @@
 """The build that the tests of staleness share."""
 
+import contextlib
 import json
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conftest import Workflow
+from conftest import Workflow, copy_sources
 from support import llm_endpoint
 from support.hub import serving
-from support.staleness import FILES, TARGETS, lines, nested, write_config
+from support.staleness import (
+    FILES,
+    TARGETS,
+    lines,
+    nested,
+    rules_to_run,
+    specs_of,
+    write_config,
+    write_inputs,
+)
 
 
 def add_label(path):
@@ -105,7 +116,32 @@ def copy(built, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plans(request, built, scratch):
+def plans(scratch):
+    """A function that returns the rules that must run after a row's edit, by the specs of jobs.
+
+    Nothing is built: what a stale result does to its readers is the matter of `dry_runs`.
+    """
+    before = scratch / "before"
+    copy_sources(before)
+    write_inputs(before)
+    with contextlib.chdir(before):
+        _, built = specs_of(before, TARGETS)
+
+    def plan(row):
+        folder = scratch / "after"
+        subprocess.run(["cp", "-a", before, folder], check=True)
+        try:
+            row.edit(folder)
+            with contextlib.chdir(folder):
+                return rules_to_run(built, *specs_of(folder, row.targets))
+        finally:
+            shutil.rmtree(folder)
+
+    return plan
+
+
+@pytest.fixture(scope="module")
+def dry_runs(request, built, scratch):
     """A function that returns the rules that Snakemake plans after a row's edit.
 
     All rows of the module that are to be tested start at once, two at a time, each in a copy of the

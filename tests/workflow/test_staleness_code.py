@@ -4,7 +4,7 @@ import re
 
 from conftest import ROOT
 from snakechat.jobs import descriptions
-from support.staleness import RULES, SCRIPTS, code, fresh, pin, replaced, rows
+from support.staleness import RULES, SCRIPTS, code, few_rows, fresh, pin, replaced, rows
 
 PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 # A module of each room, one that every program imports, and one that no rule imports.
@@ -103,3 +103,8 @@ FRESH = {
 @rows(FRESH)
 def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
     assert plans(row) == row.rules
+
+
+@few_rows({**CODE, **PINS, **FRESH})
+def test_a_dry_run_plans_these_rules(dry_runs, row):
+    assert dry_runs(row) == row.rules

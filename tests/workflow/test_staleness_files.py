@@ -87,8 +87,8 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
 
 
 @rows(CONTENTS)
-def test_files_with_other_content_are_read_again(plans, row):
-    assert plans(row) == row.rules
+def test_files_with_other_content_are_read_again(dry_runs, row):
+    assert dry_runs(row) == row.rules
 
 
 def test_an_edit_that_sets_size_and_time_back_is_seen(copy):
@@ -126,5 +126,5 @@ FRESH = {
 
 
 @rows(FRESH)
-def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
-    assert plans(row) == row.rules
+def test_an_edit_that_changes_no_result_makes_nothing_stale(dry_runs, row):
+    assert dry_runs(row) == row.rules

@@ -26,8 +26,8 @@ FRESH = {
 
 
 @rows(FRESH)
-def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
-    assert plans(row) == row.rules
+def test_an_edit_that_changes_no_result_makes_nothing_stale(dry_runs, row):
+    assert dry_runs(row) == row.rules
 
 
 def test_a_copy_without_times_is_fresh(built, tmp_path):
@@ -159,5 +159,5 @@ def test_every_result_of_the_tiny_recipes_is_damaged():
 
 
 @rows(DAMAGED)
-def test_a_result_that_lost_files_is_stale(plans, row):
-    assert plans(row) == row.rules
+def test_a_result_that_lost_files_is_stale(dry_runs, row):
+    assert dry_runs(row) == row.rules

@@ -29,6 +29,7 @@ from support.staleness import (
     TOKENIZERS,
     Row,
     config,
+    few_rows,
     merged,
     move_the_model,
     nested,
@@ -429,3 +430,8 @@ VALUES = {
 @rows(VALUES)
 def test_other_forms_of_a_setting_do_so_too(plans, row):
     assert plans(row) == row.rules
+
+
+@few_rows({**SETTINGS, **VALUES})
+def test_a_dry_run_plans_these_rules(dry_runs, row):
+    assert dry_runs(row) == row.rules

@@ -16,6 +16,7 @@ from support.staleness import (
     Row,
     backwards,
     config,
+    few_rows,
     fresh,
     nested,
     replaced,
@@ -148,3 +149,8 @@ def test_every_placement_is_changed():
 @rows(FRESH)
 def test_an_edit_that_changes_no_result_makes_nothing_stale(plans, row):
     assert plans(row) == row.rules
+
+
+@few_rows(FRESH)
+def test_a_dry_run_plans_nothing(dry_runs, row):
+    assert dry_runs(row) == row.rules

@@ -14,7 +14,7 @@ from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import RULES, Description, Rule
-from snakechat.workflow.code_digests import Code, SourceMemory, program_code
+from snakechat.workflow.code_digests import Modules, Source, SourceMemory
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.pins import pins_of
 from snakechat.workflow.spec_files import MEMORY
@@ -27,7 +27,7 @@ class Specs:
         config: The checked config.
         root: Folder of scripts/ and of the locked requirements.
         rules: The rules by name.
-        code: Returns the code of a program.
+        read: Reads the source of a module; by default with a memory on disk.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Specs:
         config: Config,
         root: Path,
         rules: Mapping[str, Rule] = RULES,
-        code: Callable[[Path, tuple[str, ...]], Code] | None = None,
+        read: Callable[[bytes, str, bool], Source] | None = None,
     ) -> None:
         self.config, self.root, self.rules = config, root, rules
         self.file_digests = DigestCache(MEMORY / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
         self.describe = cache(self._describe)
-        remembered = partial(program_code, read=SourceMemory(MEMORY / "code.json"))
-        self._code = cache(code or remembered)
+        modules = Modules(root / "scripts", read or SourceMemory(MEMORY / "code.json"))
+        self._code = cache(modules.code)
         self._pins = cache(partial(pins_of, digests=self.file_digests.digests))
 
     def result(self, rule: str, name: str) -> str:
@@ -72,7 +72,7 @@ class Specs:
         digests = self.file_digests.digests(
             path for path in files.values() if isinstance(path, Path)
         )
-        program = self.root / f"scripts/{self.rules[rule].program}.py"
+        program = self.rules[rule].program
         code = self._code(program, tuple(settings.get("reward_functions", ())))
         libraries = code.imports
         if settings.get("generation_backend") != "vllm":

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,41 +198,10 @@ class SourceMemory:
             write_atomically(self.path, json.dumps(memory), durable=False)
 
 
-def program_code(
-    program: str | Path,
-    reward_functions: Iterable[str] = (),
-    read: Callable[[bytes, str, bool], Source] = read_source,
-) -> Code:
-    """Return the digests of a program and of what it imports, by file, and its libraries.
-
-    Our modules are those in the folder of the program. A template, a translation or a table counts
-    if a string in the code is its path, relative to the folder `templates`, `locale` or `tables`
-    next to one of the modules; so do the templates that it extends or includes.
-
-    A reward function may import modules in rewards/ and our modules. The data files that it reads
-    are those in rewards/ that it declares: `FILES = ["words.txt"]`.
-
-    Args:
-        program: Path of scripts/NAME.py.
-        reward_functions: Names of the files in rewards/ that the program runs.
-        read: read_source, or a SourceMemory.
-
-    Raises:
-        InputError: A file that a reward function declares does not exist.
-        FileNotFoundError: A module of ours does not exist.
-        SyntaxError, ValueError, OSError: A file cannot be read.
-    """
+def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
+    """Return Modules.code of a program, given its path scripts/NAME.py."""
     program = Path(program)
-    modules = Modules(program.parent, read)
-    for key in ((program.stem,), *((REWARDS, name) for name in reward_functions)):
-        modules.add(key)
-    digests = {modules.name(key): source.digest for key, source in modules.sources.items()}
-    digests |= {name: file_digest(path) for name, path in modules.declared_files().items()}
-    digests |= {
-        path.relative_to(modules.scripts).as_posix(): file_digest(path)
-        for path in modules.data_files()
-    }
-    return Code(dict(sorted(digests.items())), frozenset(modules.libraries))
+    return Modules(program.parent).code(program.stem, reward_functions)
 
 
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
@@ -244,32 +213,75 @@ def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set
     """Return all files of the project that reward functions import or declare.
 
     Raises:
-        As program_code.
+        As Modules.code.
     """
-    modules = Modules(scripts, read_source)
-    for name in reward_functions:
-        modules.add((REWARDS, name))
-    return {*map(modules.path, modules.seen), *modules.declared_files().values()}
+    modules = Modules(scripts)
+    keys = modules.imported_by((REWARDS, name) for name in reward_functions)
+    return {*map(modules.path, keys), *modules.declared_files(keys).values()}
 
 
-class Modules:
-    """The modules of ours that a program imports.
+class Module(NamedTuple):
+    """What a module of ours consists of.
 
     Attributes:
-        scripts: The folder of our modules.
-        rewards: The folder of reward functions and of their helper modules.
-        seen: All modules that are imported.
-        sources: Those of `seen` that count.
+        source: What counts of its source; None if nothing does.
+        imports: Modules of ours that it imports, and the package around it.
         libraries: Top-level names of modules that are neither ours nor of the standard library.
     """
 
-    def __init__(self, scripts: Path, read: Callable[[bytes, str, bool], Source]) -> None:
+    source: Source | None
+    imports: list[Key]
+    libraries: set[str]
+
+
+class Modules:
+    """The modules of ours, each read once.
+
+    Args:
+        scripts: The folder of our modules.
+        read: read_source, or a SourceMemory.
+
+    Attributes:
+        rewards: The folder of reward functions and of their helper modules.
+    """
+
+    def __init__(
+        self, scripts: Path, read: Callable[[bytes, str, bool], Source] = read_source
+    ) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
-        self.seen: set[Key] = set()
-        self.sources: dict[Key, Source] = {}
-        self.libraries: set[str] = set()
         self._read = read
         self._paths: dict[Key, Path | None] = {}
+        self._modules: dict[Key, Module] = {}
+
+    def code(self, program: str, reward_functions: Iterable[str] = ()) -> Code:
+        """Return the digests of a program and of what it imports, by file, and its libraries.
+
+        A template, a translation or a table counts if a string in the code is its path, relative to
+        the folder `templates`, `locale` or `tables` next to one of the modules; so do the templates
+        that it extends or includes.
+
+        A reward function may import modules in rewards/ and our modules. The data files that it
+        reads are those in rewards/ that it declares: `FILES = ["words.txt"]`.
+
+        Args:
+            program: Name of the program in the folder of our modules.
+            reward_functions: Names of the files in rewards/ that the program runs.
+
+        Raises:
+            InputError: A file that a reward function declares does not exist.
+            FileNotFoundError: A module of ours does not exist.
+            SyntaxError, ValueError, OSError: A file cannot be read.
+        """
+        keys = self.imported_by([(program,), *((REWARDS, name) for name in reward_functions)])
+        sources = {key: source for key in keys if (source := self._module(key).source)}
+        digests = {self.name(key): source.digest for key, source in sources.items()}
+        digests |= {name: file_digest(path) for name, path in self.declared_files(keys).items()}
+        digests |= {
+            path.relative_to(self.scripts).as_posix(): file_digest(path)
+            for path in self.data_files(sources)
+        }
+        libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
+        return Code(dict(sorted(digests.items())), libraries)
 
     def path(self, key: Key) -> Path:
         """Return the file that Python runs for a module."""
@@ -280,35 +292,45 @@ class Modules:
         folder = self.scripts.parent if key[0] == REWARDS else self.scripts
         return self.path(key).relative_to(folder).as_posix()
 
-    def add(self, key: Key) -> None:
-        """Add a module, the packages around it, and all that they import."""
-        pending = [key]
+    def imported_by(self, keys: Iterable[Key]) -> set[Key]:
+        """Return modules with the packages around them and all that they import."""
+        found: set[Key] = set()
+        pending = list(keys)
         while pending:
             key = pending.pop()
-            if key in self.seen:
-                continue
-            self.seen.add(key)
-            is_top = len(key) == (2 if key[0] == REWARDS else 1)
-            pending += [] if is_top else [key[:-1]]
-            if key in WITHOUT_EFFECT:
-                continue
-            path = self.path(key)
-            source = self._read(path.read_bytes(), str(path), key[0] == REWARDS)
-            self.sources[key] = source
-            for each in source.imports:
-                pending += self._imported(key, *each)
-            if source.is_dynamic:
-                pending += self._all_modules(key[0] == REWARDS)
+            if key not in found:
+                found.add(key)
+                pending += self._module(key).imports
+        return found
 
-    def declared_files(self) -> dict[str, Path]:
-        """Return the files of the constants FILES of modules in rewards/, by name in digests.
+    def _module(self, key: Key) -> Module:
+        if key not in self._modules:
+            self._modules[key] = self._read_module(key)
+        return self._modules[key]
+
+    def _read_module(self, key: Key) -> Module:
+        is_top = len(key) == (2 if key[0] == REWARDS else 1)
+        imports, libraries = [] if is_top else [key[:-1]], set[str]()
+        if key in WITHOUT_EFFECT:
+            return Module(None, imports, libraries)
+        path = self.path(key)
+        source = self._read(path.read_bytes(), str(path), key[0] == REWARDS)
+        for each in source.imports:
+            imports += self._imported(key, *each, libraries)
+        if source.is_dynamic:
+            imports += self._all_modules(key[0] == REWARDS)
+        return Module(source, imports, libraries)
+
+    def declared_files(self, keys: Iterable[Key]) -> dict[str, Path]:
+        """Return the files of the constants FILES of those in rewards/, by name in digests.
 
         Raises:
             InputError: A constant is not a list of names of files in rewards/.
         """
         files = {}
-        for key, source in self.sources.items():
-            if key[0] != REWARDS or source.declared is None:
+        for key in keys:
+            source = self._module(key).source
+            if key[0] != REWARDS or source is None or source.declared is None:
                 continue
             place, names = self.name(key), source.declared
             if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
@@ -322,15 +344,15 @@ class Modules:
                 files[path.relative_to(self.rewards.parent).as_posix()] = path
         return files
 
-    def data_files(self) -> set[Path]:
+    def data_files(self, sources: Mapping[Key, Source]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
         files: dict[str, list[Path]] = {}
-        parents = {self.path(key).parent for key in self.sources if key[0] != REWARDS}
+        parents = {self.path(key).parent for key in sources if key[0] != REWARDS}
         for folder in (parent / name for parent in parents for name in DATA_FOLDERS):
             for path in folder.rglob("*"):
                 files.setdefault(path.relative_to(folder).as_posix(), []).append(path)
         referenced: set[Path] = set()
-        pending = [name for source in self.sources.values() for name in source.strings]
+        pending = [name for source in sources.values() for name in source.strings]
         while pending:
             for path in files.get(pending.pop(), ()):
                 if path.is_file() and path not in referenced:
@@ -352,8 +374,10 @@ class Modules:
             self._paths[key] = next((file for file in files if file.is_file()), None)
         return self._paths[key]
 
-    def _imported(self, key: Key, level: int, module: str, attribute: str) -> list[Key]:
-        """Return the modules of ours that an import in a module names; count a library."""
+    def _imported(
+        self, key: Key, level: int, module: str, attribute: str, libraries: set[str]
+    ) -> list[Key]:
+        """Return the modules of ours that an import in a module names, or add to libraries."""
         names = tuple(filter(None, module.split(".")))
         if level:
             is_package = self.path(key).name == "__init__.py"
@@ -365,7 +389,7 @@ class Modules:
             target = names
         else:
             if names[0] not in sys.stdlib_module_names and key not in WITHOUT_LIBRARIES:
-                self.libraries.add(names[0])
+                libraries.add(names[0])
             return []
         # rewards/ is no package: `from . import words`.
         found = [] if target == (REWARDS,) else [target]

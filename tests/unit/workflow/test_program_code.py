@@ -1,6 +1,5 @@
 """The code of our own programs, compared with what Python finds and loads."""
 
-import functools
 import json
 import modulefinder
 from pathlib import Path
@@ -10,10 +9,10 @@ import pytest
 from conftest import ROOT
 from snakechat.workflow.code_digests import (
     WITHOUT_EFFECT,
+    Modules,
     SourceMemory,
     code_digests,
     program_code,
-    read_source,
 )
 
 SCRIPTS = ROOT / "scripts"
@@ -34,9 +33,9 @@ def test_the_modules_of_our_programs_are_those_that_python_finds(program):
 
 
 def test_nothing_in_our_programs_makes_all_modules_count():
-    read = functools.cache(read_source)
+    modules = Modules(SCRIPTS)
     for program in sorted(SCRIPTS.glob("*.py")):
-        names = program_code(program, read=read).digests
+        names = modules.code(program.stem).digests
         assert {name for name in names if "/" not in name} == {program.name}
 
 
