@@ -11,11 +11,6 @@ from pathlib import Path
 # The folder of the Snakefile, which relative paths of the config start from; and that of the code.
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
 
-from snakechat.config.expectations import (
-    baseline_inputs,
-    expectation_settings,
-    is_judged,
-)
 from snakechat.config.job_files import (
     base_model_files,
     dataset_files,
@@ -31,6 +26,7 @@ from snakechat.config.job_files import (
 from snakechat.config.job_settings import (
     dpo_evaluation_inputs,
     dpo_evaluation_settings,
+    gate_settings,
     generation_inputs,
     held_out_datasets,
     import_settings,
@@ -43,7 +39,6 @@ from snakechat.config.job_settings import (
     reference_inputs,
     reference_settings,
     report_inputs,
-    reported_recipes,
     rlhf_evaluation_inputs,
     rlhf_evaluation_settings,
     rlhf_inputs,
@@ -83,7 +78,6 @@ from snakechat.workflow.preflight import (
     import_reward_functions,
     no_gpu,
 )
-from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.specs import MEMORY, Specs, spec_path, write_spec
 from snakechat.workflow.staleness import Staleness
@@ -239,30 +233,6 @@ onstart:
 
 
 @fails_in_one_line
-def judge_recipes():
-    """End a build with an error if a recipe misses what it expects of its evaluation."""
-    recipes = [
-        (stage, name)
-        for stage in STAGES
-        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
-        if is_judged(CONFIG, stage, name)
-    ]
-    if not recipes:
-        return
-    # It takes a second.
-    from snakechat.reporting.gates import judge_build
-
-    met, missed = judge_build(CONFIG, SPECS, recipes)
-    for line in met:
-        print(printable_line(line), file=sys.stderr)
-    if missed:
-        fail("\nerror: ".join(map(printable_line, missed)))
-
-
-snakemake_adapter.after_build(workflow, judge_recipes)
-
-
-@fails_in_one_line
 def add_results_to_cards():
     """Write the results of evaluations into the model cards."""
     recipes = [
@@ -328,12 +298,11 @@ def results_of(stage, *rules):
         snakemake_adapter.check_command(workflow)
         snakemake_adapter.decide_staleness(workflow, changes)
         name = "/".join(wildcards)
-        manifests = [SPECS.manifest(rule, name) for rule in rules]
         folder = f"output/{stage}/{name}"
+        manifests = [SPECS.manifest(rule, name) for rule in rules]
+        if stage in STAGES and CONFIG.recipe(stage, name)["gate"] is not None:
+            manifests.append(SPECS.manifest("check_gate", folder.removeprefix("output/")))
         snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
-        if stage in STAGES:
-            baselines = baseline_inputs(CONFIG, {stage: name}).values()
-            manifests = [*manifests, *(SPECS.manifest(*job) for job in baselines)]
         STALENESS.decide_folder(folder, manifests)
         return {"manifests": [ancient(path) for path in manifests]}
 

@@ -1,6 +1,12 @@
-# Responses of models to prompts that users write, and scores of reward models.
+# Gates of recipes, responses of models to prompts that users write, and scores of reward models.
 
 
+SPECS.describe(
+    "check_gate",
+    folder="gate",
+    settings=lambda stage, name: gate_settings(CONFIG, stage, name),
+    inputs=lambda stage, name: {"evaluation": (f"evaluate_{stage}", name)},
+)
 SPECS.describe(
     "prompt_eval",
     folder="prompt_eval",
@@ -17,6 +23,26 @@ SPECS.describe(
     files=lambda name: prompt_set_files(CONFIG, "prompts/pairs", "reward", name),
     runs_models=True,
 )
+
+
+rule check_gate:
+    input:
+        unpack(inputs("check_gate")),
+    output:
+        "output/gate/{stage}/{name}.manifest.json",
+    log:
+        "output/logs/check_gate/{stage}/{name}.log",
+    localrule: True
+    conda:
+        "../envs/snakechat.yaml"
+    params:
+        spec=spec_file,
+        program=program("check_gate"),
+        placement=COMMON_PLACEMENT_JSON,
+    message:
+        "Checking the gate of {wildcards.stage}/{wildcards.name}"
+    shell:
+        RUN
 
 
 rule prompt_eval:

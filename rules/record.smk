@@ -4,15 +4,11 @@
 SPECS.describe(
     "write_record",
     folder="record",
-    settings=lambda stage, name: {
-        "language": config["language"],
-        **expectation_settings(CONFIG, {stage: name}),
-    },
+    settings=lambda stage, name: {"language": config["language"]},
     inputs=lambda stage, name: {
         "tokens": (f"tokenize_{stage}", name),
         "training": (f"train_{stage}", name),
         "evaluation": (f"evaluate_{stage}", name),
-        **baseline_inputs(CONFIG, {stage: name}),
     },
     shows_provenance=True,
 )
