@@ -43,7 +43,8 @@ REWARD_FUNCTIONS = {
 MISTAKES = {
     "gate without a bound": (
         tiny("reward", gate={"metric": "accuracy"}),
-        "config: reward.recipes.tiny.gate: {'metric': 'accuracy'} is not valid: expected min or max",
+        "config: reward.recipes.tiny.gate: {'metric': 'accuracy'} is not valid: expected min or"
+        " max",
     ),
     "minimum above the maximum": (
         tiny("dpo", gate={"metric": "accuracy", "min": 0.9, "max": 0.6}),
