@@ -21,7 +21,7 @@ from snakemake.utils import min_version
 
 min_version("9.27")
 
-# Snakechat decides for a whole build what is stale, locks it and judges it at its end.
+# Snakechat decides for a whole build what is stale, and locks it.
 if not workflow.modifier.is_main_snakefile():
     sys.exit(
         "error: Snakechat cannot be a module of another Snakefile: have a rule run it"

@@ -26,7 +26,7 @@ from snakechat.config.schema import SETTINGS, config_schema, placement_schema  #
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 # Objects and lists that are one value for a reader.
-VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "expect", "over"}
+VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "gate", "over"}
 
 Schema = dict[str, Any]
 

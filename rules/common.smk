@@ -11,7 +11,6 @@ from pathlib import Path
 # The folder of the Snakefile, which relative paths of the config start from; and that of the code.
 ROOT, SOURCES = Path(workflow.basedir), Path(BUILD["sources"])
 
-from snakechat.config.expectations import baseline_inputs, is_judged
 from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
@@ -26,7 +25,7 @@ from snakechat.jobs.placements import (
 )
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, results_of_other_configs
+from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
 from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import (
@@ -44,7 +43,6 @@ from snakechat.workflow.preflight import (
     import_reward_functions,
     no_gpu,
 )
-from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
 
@@ -189,30 +187,6 @@ onstart:
 
 
 @fails_in_one_line
-def judge_recipes():
-    """End a build with an error if a recipe misses what it expects of its evaluation."""
-    recipes = [
-        (stage, name)
-        for stage in STAGES
-        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
-        if is_judged(CONFIG, stage, name)
-    ]
-    if not recipes:
-        return
-    # It takes a second.
-    from snakechat.reporting.gates import judge_build
-
-    met, missed = judge_build(CONFIG, SPECS, recipes)
-    for line in met:
-        print(printable_line(line), file=sys.stderr)
-    if missed:
-        fail("\nerror: ".join(map(printable_line, missed)))
-
-
-snakemake_adapter.after_build(workflow, judge_recipes)
-
-
-@fails_in_one_line
 def add_results_to_cards():
     """Write the results of evaluations into the model cards."""
     recipes = [
@@ -268,24 +242,29 @@ def spec_file(wildcards, output):
     return SPEC_FILES[output[0]]
 
 
-def results_of(stage, *rules):
-    """Input function of a folder that users ask for, with the manifests of these rules."""
+def results_of(stage, jobs):
+    """Input function of a folder that users ask for: the manifests of the jobs that write it.
+
+    jobs: a function of the wildcards.
+    """
 
     @fails_in_one_line
     def lookup(wildcards):
         snakemake_adapter.check_command(workflow)
         snakemake_adapter.decide_staleness(workflow, changes)
         name = "/".join(wildcards)
-        manifests = [SPECS.manifest(rule, name) for rule in rules]
         folder = f"output/{stage}/{name}"
+        manifests = [SPECS.manifest(*job) for job in jobs(*wildcards)]
         snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
-        if stage in STAGES:
-            baselines = baseline_inputs(CONFIG, {stage: name}).values()
-            manifests = [*manifests, *(SPECS.manifest(*job) for job in baselines)]
         STALENESS.decide_folder(folder, manifests)
         return {"manifests": [ancient(path) for path in manifests]}
 
     return lookup
+
+
+def recipe_results(stage):
+    """Input function of the folder of a recipe: training, evaluation and gate."""
+    return results_of(stage, lambda name: folder_jobs(CONFIG, stage, name))
 
 
 def changes(output):

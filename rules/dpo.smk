@@ -65,7 +65,7 @@ use rule train_sft as evaluate_dpo with:
 
 rule dpo:
     input:
-        unpack(results_of("dpo", "train_dpo", "evaluate_dpo")),
+        unpack(recipe_results("dpo")),
         ancient("output/report/dpo/{name}"),
     output:
         directory("output/dpo/{name}"),

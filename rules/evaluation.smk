@@ -1,4 +1,22 @@
-# Responses of models to prompts that users write, and scores of reward models.
+# Gates of recipes, responses of models to prompts that users write, and scores of reward models.
+
+
+rule check_gate:
+    input:
+        unpack(inputs("check_gate")),
+    output:
+        "output/gate/{stage}/{name}.manifest.json",
+    log:
+        "output/logs/check_gate/{stage}/{name}.log",
+    localrule: True
+    conda:
+        "../envs/snakechat.yaml"
+    params:
+        **params_of("check_gate"),
+    message:
+        "Checking the gate of {wildcards.stage}/{wildcards.name}"
+    shell:
+        RUN
 
 
 rule prompt_eval:

@@ -40,7 +40,7 @@ rule draw_report:
 
 rule report:
     input:
-        unpack(results_of("report", "draw_report")),
+        unpack(results_of("report", lambda *recipe: [("draw_report", "/".join(recipe))])),
     output:
         report(
             directory("output/report/{stage}/{name}"),

@@ -49,7 +49,7 @@ use rule train_sft as evaluate_reward with:
 
 rule reward:
     input:
-        unpack(results_of("reward", "train_reward", "evaluate_reward")),
+        unpack(recipe_results("reward")),
         ancient("output/report/reward/{name}"),
     output:
         directory("output/reward/{name}"),

@@ -49,7 +49,7 @@ use rule train_sft as evaluate_rlhf with:
 
 rule rlhf:
     input:
-        unpack(results_of("rlhf", "train_rlhf", "evaluate_rlhf")),
+        unpack(recipe_results("rlhf")),
         ancient("output/report/rlhf/{name}"),
     output:
         directory("output/rlhf/{name}"),

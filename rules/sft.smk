@@ -59,7 +59,7 @@ use rule train_sft as evaluate_sft with:
 # alone, while Snakemake deletes the old output of a rule with one before it starts.
 rule sft:
     input:
-        unpack(results_of("sft", "train_sft", "evaluate_sft")),
+        unpack(recipe_results("sft")),
         ancient("output/report/sft/{name}"),
     output:
         directory("output/sft/{name}"),

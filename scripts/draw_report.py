@@ -13,11 +13,6 @@ from snakechat.data.licenses import source_licenses
 from snakechat.reporting.costs import cost_sections, read_runs, total_cost
 from snakechat.reporting.curves import curve_section
 from snakechat.reporting.data_plots import data_sections
-from snakechat.reporting.expectation_section import (
-    expectation_remarks,
-    expectation_sections,
-    judge_inputs,
-)
 from snakechat.reporting.formatting import format_significant
 from snakechat.reporting.html_pages import write_html, write_sections
 from snakechat.reporting.interpretation import rlhf_remarks
@@ -111,26 +106,15 @@ class Report:
             for section in result_sections(stage, self.metrics[stage], self.translate)
         ]
         recipe = recipe_table(self.path, self.job.lineage, self.licenses, self.translate)
-        verdicts = judge_inputs(
-            self.job,
-            {stage: f"evaluate_{stage}" for stage in self.stages},
-            {stage: self.job.inputs[f"train_{stage}"].name for stage in self.stages},
-        )
         write_sections(
             self.folder / "results.html",
             self.language,
             **self.header("results"),
             cards=headline(self.stage, self.metrics[self.stage], self.translate),
-            remarks=[
-                *expectation_remarks(verdicts, self.translate),
-                *(
-                    rlhf_remarks(self.metrics["rlhf"], self.translate)
-                    if self.stage == "rlhf"
-                    else ()
-                ),
-            ],
+            remarks=list(rlhf_remarks(self.metrics["rlhf"], self.translate))
+            if self.stage == "rlhf"
+            else [],
             sections=[
-                *expectation_sections(verdicts, self.translate),
                 *sections,
                 Section(self.translate("Recipe"), shown_tables=[recipe]),
             ],

@@ -9,11 +9,6 @@ from typing import Any
 
 from snakechat.planning.flops import peak_flops
 from snakechat.reporting.curves import curve_section
-from snakechat.reporting.expectation_section import (
-    expectation_remarks,
-    expectation_sections,
-    judge_inputs,
-)
 from snakechat.reporting.formatting import format_duration, format_memory
 from snakechat.reporting.html_pages import write_sections
 from snakechat.reporting.labels import CURVES, N_, TRAINED_MODELS
@@ -57,7 +52,6 @@ def main(job: Job[Any]) -> None:
         for key, value in training.run["placement"].items()
         if not key.startswith("cache")
     }
-    verdicts = judge_inputs(job, {training.stage: "evaluation"}, {training.stage: training.name})
     folded = [
         Table(translate("Steps"), *step_table(training.steps, curves, translate)),
         Table(translate("Models"), *model_table(training.models, translate)),
@@ -76,9 +70,7 @@ def main(job: Job[Any]) -> None:
             *headline(training.stage, training.metrics, translate),
             Card(translate("total time"), format_duration(training.run["seconds"])),
         ],
-        remarks=list(expectation_remarks(verdicts, translate)),
         sections=[
-            *expectation_sections(verdicts, translate),
             curve_section(translate("Curves"), training.steps, curves, translate),
             *result_sections(training.stage, training.metrics, translate),
             Section(translate("Run"), shown_tables=[run_table]),

@@ -103,6 +103,7 @@ def test_planning_loads_no_heavy_library():
         "draw_report",
         "write_record",
         "draw_zero",
+        "check_gate",
     ],
 )
 def test_program_for_data_or_pages_does_not_load_torch(program):

@@ -228,24 +228,22 @@ SETTINGS = {
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
-    # Pages show whether expectations are met; nothing is trained or evaluated again.
+    # Recipes of RLHF are built from the results of those before them, whatever their gates say.
     **{
-        f"{stage}.expect.{key}": Row(
-            setting(f"{stage}.recipes.tiny.expect", {metric: {"max": 9, key: value}}),
-            {"draw_report", "write_record"} if stage == "sft" else {"draw_report"},
+        f"{stage}.gate.{key}": Row(
+            setting(f"{stage}.recipes.tiny.gate", {"metric": metric, key: 9.0}),
+            {"check_gate"} if stage in ("dpo", "rlhf") else set(),
         )
         for stage, metric in METRICS.items()
-        for key, value in {"min": 0, "max": 8, "by": "value"}.items()
+        for key in ("min", "max")
     },
-    # The evaluation of the other recipe is built too; that of dpo exists.
-    "reward.not_worse_than": Row(
-        setting("reward.recipes.tiny.not_worse_than", "other"), {"draw_report", *REWARD}
-    ),
-    "dpo.not_worse_than": Row(setting("dpo.recipes.tiny.not_worse_than", "other"), {"draw_report"}),
-    "rlhf.not_worse_than": Row(
-        setting("rlhf.recipes", {"other": RECIPES["rlhf"], "tiny": {"not_worse_than": "other"}}),
-        {"tokenize_rlhf", "train_rlhf", "evaluate_rlhf", "draw_report", "rlhf"},
-    ),
+    **{
+        f"{stage}.gate.metric": Row(
+            setting(f"{stage}.recipes.tiny.gate", {"metric": metric, "max": 9}),
+            {"check_gate"} if stage in ("dpo", "rlhf") else set(),
+        )
+        for stage, metric in METRICS.items()
+    },
     # It labels a dataset.
     **{
         f"llm_judges.{key}": Row(setting("llm_judges.wise", {key: value}), {"label_pairs"})

@@ -84,6 +84,7 @@ def check_references(config: Config) -> None:
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
             _check_evaluations(config, stage, name)
+            _check_gate(config, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
                 _check_scores(config, stage, name)
@@ -249,6 +250,13 @@ def _check_evaluations(config: Config, stage: str, name: str) -> None:
                 " steps, whose scale changes with standardize_scores: running: set it to first or"
                 " none"
             )
+
+
+def _check_gate(config: Config, stage: str, name: str) -> None:
+    """Check that some value is within the bounds of a gate."""
+    gate = config.recipe(stage, name)["gate"] or {}
+    if gate.get("min", float("-inf")) > gate.get("max", float("inf")):
+        raise ConfigError(f"config: {stage}.recipes.{name}.gate: min is more than max: swap them")
 
 
 def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:

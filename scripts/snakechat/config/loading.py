@@ -8,7 +8,6 @@ import yaml
 
 from snakechat.config.checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
-from snakechat.config.expectations import check_expectations
 from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config
 from snakechat.config.renamed import check_renamed_keys
@@ -40,7 +39,6 @@ def load_config(
     add_sweeps(config)
     check_references(config)
     check_placements(config)
-    check_expectations(config)
     return config
 
 

@@ -155,7 +155,7 @@ class Config:
             if not settings["eval_steps"]:
                 # Another number of prompts changes nothing.
                 settings["eval_prompts"] = 0
-        for key in ("placement", "judge", "compare_with", "expect", "not_worse_than"):
+        for key in ("placement", "judge", "compare_with", "gate"):
             settings.pop(key, None)
         return settings
 
@@ -352,13 +352,12 @@ class Config:
     def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
         """Return the recipes of a sweep by name: one for each combination of its values.
 
-        They have none of the recipe's expectations: a sweep explores.
+        They have no gate of the recipe: a sweep explores.
         """
         settings = self.values["sweeps"][sweep]
         section = f"{settings['stage']}.recipes"
         origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
-        expected = ("expect", "not_worse_than")
-        origin = {key: value for key, value in origin.items() if key not in expected}
+        origin = {key: value for key, value in origin.items() if key != "gate"}
         return {name: {**origin, **changes} for name, changes in self.swept_settings(sweep).items()}
 
     def swept_settings(self, sweep: str) -> dict[str, dict[str, Any]]:

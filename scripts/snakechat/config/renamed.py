@@ -26,9 +26,12 @@ RENAMED_KEYS = {
 }
 
 
+GATE = "use gate: {metric: accuracy, min: 0.65} (docs/en/evaluation.md)"
 # Keys of the sections of the stages that have no successor, and what to do.
 REMOVED_KEYS = {
     "truncation_side": "delete it: a row keeps its last user turn (docs/en/datasets.md)",
+    "expect": GATE,
+    "not_worse_than": GATE,
 }
 
 

@@ -28,7 +28,7 @@ from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.schema_errors import describe
-from snakechat.config.sections import BaselineKeys, ExpectationKeys, RlhfKeys, Sections
+from snakechat.config.sections import GateKeys, RlhfKeys, Sections
 from snakechat.config.sft import SftSettings
 
 Schema = dict[str, Any]
@@ -144,9 +144,7 @@ def recipe_schema(stage: str) -> Schema:
     if stage == "rlhf":
         properties |= _record(RlhfKeys)["properties"]
     if stage != "generations":
-        properties |= _record(ExpectationKeys)["properties"]
-    if stage in ("reward", "dpo", "rlhf"):
-        properties |= _record(BaselineKeys)["properties"]
+        properties |= _record(GateKeys)["properties"]
     properties["placement"] = _placement_changes(stage)
     return {"type": "object", "additionalProperties": False, "properties": properties}
 

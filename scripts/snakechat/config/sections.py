@@ -219,28 +219,18 @@ class Sweep(TypedDict):
     over: Annotated[dict[str, SweepValues], Keyword("minProperties", 1)]
 
 
-class Expectation(TypedDict):
-    """Bounds of a metric, of its value or of an end of its interval."""
+class Gate(TypedDict):
+    """Bounds of a metric of the evaluation."""
 
+    metric: NonEmptyText
     min: NotRequired[float]
     max: NotRequired[float]
-    by: NotRequired[Literal["value", "lower_bound", "upper_bound"]]
 
 
-class ExpectationKeys(TypedDict):
+class GateKeys(TypedDict):
     """The key of the recipes of all stages that says what their evaluations have to show."""
 
-    expect: dict[
-        str,
-        Annotated[Expectation, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])],
-    ]
-
-
-class BaselineKeys(TypedDict):
-    """The key of the stages whose metrics have intervals, by which recipes are compared."""
-
-    # A recipe of the same stage, or a file that ends in .json.
-    not_worse_than: str | None
+    gate: Annotated[Gate, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])] | None
 
 
 class RlhfKeys(TypedDict):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from snakechat.config.expectations import baseline_inputs, expectation_settings
 from snakechat.config.recipes import Config
 from snakechat.jobs import files as external
 from snakechat.jobs import settings as of
@@ -282,30 +281,33 @@ def select_responses(config: Config, name: str) -> Description:
     )
 
 
+@_rule("gate")
+def check_gate(config: Config, stage: str, name: str) -> Description:
+    return Description(
+        settings=of.gate_settings(config, stage, name),
+        inputs={"evaluation": (f"evaluate_{stage}", name)},
+    )
+
+
 # --- pages ------------------------------------------------------------------------------------
 
 
 @_rule("report", shows_provenance=True)
 def draw_report(config: Config, stage: str, name: str) -> Description:
-    recipes = of.reported_recipes(config, stage, name)
     return Description(
-        settings={"language": config.values["language"], **expectation_settings(config, recipes)},
-        inputs={**of.report_inputs(config, stage, name), **baseline_inputs(config, recipes)},
+        settings={"language": config.values["language"]},
+        inputs=of.report_inputs(config, stage, name),
     )
 
 
 @_rule("record", shows_provenance=True)
 def write_record(config: Config, stage: str, name: str) -> Description:
     return Description(
-        settings={
-            "language": config.values["language"],
-            **expectation_settings(config, {stage: name}),
-        },
+        settings={"language": config.values["language"]},
         inputs={
             "tokens": (f"tokenize_{stage}", name),
             "training": (f"train_{stage}", name),
             "evaluation": (f"evaluate_{stage}", name),
-            **baseline_inputs(config, {stage: name}),
         },
     )
 

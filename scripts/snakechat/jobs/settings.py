@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
+from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import Reference, input_names, ordered_references
 from snakechat.data.formats import columns_of, named_columns
@@ -348,6 +349,14 @@ def prompt_eval_settings(config: Config, stage: str, name: str) -> dict[str, Any
         **prompt_page_settings(config, stage, name),
         **config.values["prompt_eval"],
     }
+
+
+def gate_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of the job that checks the gate of a recipe."""
+    gate = config.recipe(stage, name)["gate"]
+    if gate is None:
+        raise ConfigError(f"config: {stage}.recipes.{name} has no gate: set one")
+    return {"gate": gate}
 
 
 def reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:

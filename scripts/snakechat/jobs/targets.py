@@ -1,12 +1,19 @@
-"""The targets of a build that names none."""
+"""What targets consist of, and the targets of a build that names none."""
 
 from pathlib import Path
 
 from snakechat.config.recipes import STAGES, Config
+from snakechat.jobs.descriptions import Job
 
 # Folder and suffix of the pages that users ask for, by recipe.
 PAGES = {"record": "html", "zero": "html", "prompt_eval": "html", "rw_eval": "html"}
 FIRST_TARGET = "output/rlhf/tiny"
+
+
+def folder_jobs(config: Config, stage: str, name: str) -> list[Job]:
+    """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report."""
+    gate = [] if config.recipe(stage, name)["gate"] is None else [("check_gate", f"{stage}/{name}")]
+    return [(f"train_{stage}", name), (f"evaluate_{stage}", name), *gate]
 
 
 def default_targets(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from snakechat.jobs.descriptions import RULES, Job
 from snakechat.jobs.placements import program_placement
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, results_of_other_configs
+from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
 from snakechat.workflow.manifest import manifest_path
@@ -88,12 +88,7 @@ def jobs_of_target(config: Config, target: str) -> list[Job]:
     path = Path(os.path.normpath(target))
     output, *words = path.parts
     if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
-        stage, name = words
-        return [
-            (f"train_{stage}", name),
-            (f"evaluate_{stage}", name),
-            ("draw_report", "/".join(words)),
-        ]
+        return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
     result = Path(str(path).removesuffix(".manifest.json").removesuffix(".html"))
     for folder in (result, *path.parents):
         for rule, (_, root, *_) in RULES.items():

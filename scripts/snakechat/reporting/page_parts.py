@@ -10,8 +10,8 @@ from snakechat.reporting.formatting import format_share, format_significant
 from snakechat.reporting.labels import better_sign, is_fraction
 from snakechat.reporting.plots import Panel
 
-# What a cell is, relative to others: a winner among several, a difference, or a verdict.
-Tone = Literal["", "best", "better", "worse", "met", "missed"]
+# What a cell is, relative to others: a winner among several, or a difference.
+Tone = Literal["", "best", "better", "worse"]
 
 
 class Cell(NamedTuple):
@@ -20,8 +20,7 @@ class Cell(NamedTuple):
     Attributes:
         value: The number.
         interval: Its interval, and further facts in small print.
-        tone: "best" of the row; "better" or "worse" for a difference that excludes 0; "met" or
-            "missed" for an expectation.
+        tone: "best" of the row; "better" or "worse" for a difference that excludes 0.
     """
 
     value: str

@@ -138,7 +138,7 @@ def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
     workflow.create_report = create
 
 
-def after_build(workflow: Any, judge: Callable[[], None]) -> None:
+def after_build(workflow: Any, finish: Callable[[], None]) -> None:
     """Call a function at the end of each build that succeeds, also if there was nothing to do.
 
     Snakemake's own hook (onsuccess) is not called then. The report of --report-after-run is written
@@ -147,17 +147,17 @@ def after_build(workflow: Any, judge: Callable[[], None]) -> None:
     execute, create_report = workflow.execute, workflow.create_report
     reports = "--report-after-run" in sys.argv
 
-    def execute_and_judge(*arguments: Any, **named: Any) -> None:
+    def execute_and_finish(*arguments: Any, **named: Any) -> None:
         execute(*arguments, **named)
         if workflow.is_main_process and not workflow.dryrun and not reports:
-            judge()
+            finish()
 
-    def report_and_judge(*arguments: Any, **named: Any) -> None:
+    def report_and_finish(*arguments: Any, **named: Any) -> None:
         create_report(*arguments, **named)
         if reports:
-            judge()
+            finish()
 
-    workflow.execute, workflow.create_report = execute_and_judge, report_and_judge
+    workflow.execute, workflow.create_report = execute_and_finish, report_and_finish
 
 
 def planned_names(workflow: Any, rule: str) -> list[str]:

@@ -41,37 +41,18 @@ REWARD_FUNCTIONS = {
 
 # Changes to config.yaml, and the start of the error.
 MISTAKES = {
-    "unknown metric": (
-        tiny("reward", expect={"acuracy": {"min": 0.6}}),
-        "config: reward.recipes.tiny.expect: the evaluation has no metric 'acuracy' (did you mean"
-        " accuracy? available: accuracy, calibration_error, ",
-    ),
-    "metric of another model": (
-        tiny("rlhf", judge=None, expect={"wins.rlhf.sft.judge_score": {"min": 0.6}}),
-        "config: rlhf.recipes.tiny.expect: the evaluation has no metric"
-        " 'wins.rlhf.sft.judge_score' (did you mean wins.rlhf.sft.score? available: ",
-    ),
-    "expectation without a bound": (
-        tiny("reward", expect={"accuracy": {"by": "lower_bound"}}),
-        "config: reward.recipes.tiny.expect.accuracy: {'by': 'lower_bound'} is not valid: expected"
-        " min or max",
-    ),
-    "bound of a metric without an interval": (
-        tiny("reward", expect={"loss": {"max": 9, "by": "upper_bound"}}),
-        "config: reward.recipes.tiny.expect.loss: loss has no interval to compare by upper_bound",
+    "gate without a bound": (
+        tiny("reward", gate={"metric": "accuracy"}),
+        "config: reward.recipes.tiny.gate: {'metric': 'accuracy'} is not valid: expected min or"
+        " max",
     ),
     "minimum above the maximum": (
-        tiny("reward", expect={"accuracy": {"min": 0.9, "max": 0.6}}),
-        "config: reward.recipes.tiny.expect.accuracy: min is more than max",
+        tiny("dpo", gate={"metric": "accuracy", "min": 0.9, "max": 0.6}),
+        "config: dpo.recipes.tiny.gate: min is more than max: swap them",
     ),
-    "baseline that does not exist": (
-        tiny("reward", not_worse_than="tin"),
-        "config: reward.recipes.tiny.not_worse_than names 'tin', which is not under reward.recipes"
-        " (did you mean tiny? available: ",
-    ),
-    "recipe that is its own baseline": (
-        tiny("reward", not_worse_than="tiny"),
-        "config: reward.recipes.tiny.not_worse_than names the recipe itself",
+    "bound that is no number": (
+        tiny("sft", gate={"metric": "after.perplexity", "max": "low"}),
+        "config: sft.recipes.tiny.gate.max: 'low'",
     ),
     "deterministic kernels with vllm": (
         {"deterministic": True, **tiny("rlhf", generation_backend="vllm")},

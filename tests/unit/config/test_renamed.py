@@ -25,6 +25,8 @@ CASES = {
     },
     "config: dpo.recipes.tiny.truncation_side was removed: delete it: a row keeps its last user"
     " turn (docs/en/datasets.md)": {"dpo": {"recipes": {"tiny": {"truncation_side": "right"}}}},
+    "config: reward.recipes.tiny.expect was removed: use gate: {metric: accuracy, min: 0.65}"
+    " (docs/en/evaluation.md)": {"reward": {"recipes": {"tiny": {"expect": {}}}}},
     "config: evaluate was renamed: use evaluation": {"evaluate": {"samples": 2}},
     "config: evaluation.bootstrap was renamed: use bootstrap_resamples": {
         "evaluation": {"bootstrap": 100}

@@ -93,13 +93,13 @@ def test_a_report_is_recognized_wherever_its_option_is():
 @pytest.mark.parametrize(
     ("arguments", "workflow", "expected"),
     [
-        ([], {}, ["build", "judge"]),
+        ([], {}, ["build", "finish"]),
         ([], {"dryrun": True}, ["build"]),
         ([], {"is_main_process": False}, ["build"]),
-        (["--report-after-run"], {}, ["build", "report", "judge"]),
+        (["--report-after-run"], {}, ["build", "report", "finish"]),
     ],
 )
-def test_a_build_is_judged_at_its_end(arguments, workflow, expected, monkeypatch):
+def test_a_build_is_finished_at_its_end(arguments, workflow, expected, monkeypatch):
     done = []
     monkeypatch.setattr("sys.argv", ["snakemake", *arguments])
     workflow = SimpleNamespace(
@@ -107,18 +107,18 @@ def test_a_build_is_judged_at_its_end(arguments, workflow, expected, monkeypatch
         execute=lambda updated_files: done.append("build"),
         create_report=lambda report: done.append("report"),
     )
-    after_build(workflow, lambda: done.append("judge"))
+    after_build(workflow, lambda: done.append("finish"))
     workflow.execute(updated_files=None)
     if arguments:
         workflow.create_report("html")
     assert done == expected
 
 
-def test_a_report_alone_is_not_judged(monkeypatch):
+def test_a_report_alone_is_not_finished(monkeypatch):
     monkeypatch.setattr("sys.argv", ["snakemake", "--report"])
     done = []
     workflow = SimpleNamespace(execute=None, create_report=lambda: done.append("report"))
-    after_build(workflow, lambda: done.append("judge"))
+    after_build(workflow, lambda: done.append("finish"))
     workflow.create_report()
     assert done == ["report"]
 

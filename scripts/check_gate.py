@@ -1,0 +1,87 @@
+"""Check the gate of a recipe: whether a figure of its evaluation is within the bounds.
+
+The result says so (gate.json). A figure that misses a bound is an error, and there is no result.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from snakechat.config.hints import available
+from snakechat.reporting.figures import Figure, read_figure
+from snakechat.reporting.intervals import proportion_interval
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job, run
+
+# The ends of a path that name a bound of the figure's 95 % interval.
+BOUNDS = ("lower_bound", "upper_bound")
+# metrics.json has no intervals of these: they follow from the number of pairs (Wilson 1927).
+PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy")
+
+
+def main(job: Job[Any]) -> None:
+    """Write gate.json, or fail."""
+    gate = job.settings.gate
+    recipe, metric = job.spec["name"], gate["metric"]
+    metrics = json.loads((job.inputs["evaluation"] / "metrics.json").read_text())
+    value = figure_value(metrics, metric, f"{recipe}: gate")
+    bounds = {key: gate[key] for key in ("min", "max") if key in gate}
+    low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
+    # NaN is within no bounds.
+    if not low <= value <= high:
+        expected = " and ".join(
+            f"at {word} {bounds[key]:g}"
+            for key, word in (("min", "least"), ("max", "most"))
+            if key in bounds
+        )
+        raise InputError(
+            f"{recipe}: {metric} is {value:.4g}, and its gate needs {expected}: improve the recipe,"
+            " or change its gate (the model and its evaluation are kept)"
+        )
+    result = {"metric": metric, "value": value, **bounds}
+    (job.result / "gate.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(f"{recipe} passes its gate: {metric} is {value:.4g}")
+
+
+def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
+    """Return the number that a path names: a metric, or a bound of its interval.
+
+    Raises:
+        InputError: There is none.
+    """
+    metric, _, bound = path.rpartition(".")
+    figure = figure_of(metrics, metric if bound in BOUNDS else path)
+    if figure is None:
+        raise InputError(
+            f"{place}: the evaluation has no metric {path} {available(path, [*paths_of(metrics)])}"
+        )
+    if bound not in BOUNDS:
+        return figure.value
+    if figure.interval is None:
+        raise InputError(f"{place}: {metric} has no 95 % interval: name {metric} instead of {path}")
+    return figure.interval[BOUNDS.index(bound)]
+
+
+def figure_of(metrics: Mapping[str, Any], path: str) -> Figure | None:
+    """Return a metric with its interval, if it has one."""
+    figure = read_figure(metrics, path)
+    prefix, _, metric = path.rpartition(".")
+    if figure is None or metric not in PAIR_FRACTIONS:
+        return figure
+    pairs = read_figure(metrics, f"{prefix}.pairs" if prefix else "pairs")
+    return pairs and Figure(figure.value, proportion_interval(figure.value, int(pairs.value)))
+
+
+def paths_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all metrics."""
+    for key, value in metrics.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, int | float) or (isinstance(value, dict) and "interval_95" in value):
+            yield path
+        elif isinstance(value, dict) and path != "intervals_95":
+            yield from paths_of(value, f"{path}.")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,101 @@
+"""Gates: figures by their paths, and builds of a model that passes or misses its gate."""
+
+import json
+
+import pytest
+import yaml
+
+from check_gate import figure_value
+from conftest import Workflow
+from snakechat.workflow.errors import InputError
+
+TARGET = "output/reward/tiny"
+PAIRS = {
+    "accuracy": 0.6,
+    "pairs": 100,
+    "loss": 0.5,
+    "by_dataset": {"a.b": {"accuracy": 0.9, "pairs": 10}, "a": {"accuracy": 0.3, "pairs": 90}},
+}
+RESPONSES = {
+    "rlhf": {"length": 5.0},
+    "intervals_95": {"rlhf": {"length": [4, 6]}},
+    "wins": {"rlhf": {"sft": {"score": {"mean": 0.6, "interval_95": [0.52, 0.68]}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "path", "value"),
+    [
+        (PAIRS, "loss", 0.5),
+        # Names of datasets have dots.
+        (PAIRS, "by_dataset.a.b.accuracy", 0.9),
+        (PAIRS, "by_dataset.a.accuracy", 0.3),
+        # Wilson's interval of 60 of 100, and that of 9 of 10.
+        (PAIRS, "accuracy.lower_bound", 0.5020),
+        (PAIRS, "accuracy.upper_bound", 0.6906),
+        (PAIRS, "by_dataset.a.b.accuracy.lower_bound", 0.5958),
+        (RESPONSES, "rlhf.length.upper_bound", 6),
+        (RESPONSES, "wins.rlhf.sft.score", 0.6),
+        (RESPONSES, "wins.rlhf.sft.score.lower_bound", 0.52),
+    ],
+)
+def test_paths_name_figures_and_bounds_of_their_intervals(metrics, path, value):
+    assert figure_value(metrics, path, "gate") == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "path", "message"),
+    [
+        (PAIRS, "by_dataset.a", "gate: the evaluation has no metric by_dataset.a (did you mean "),
+        (
+            RESPONSES,
+            "wins.rlhf.sft.lower_bound",
+            "gate: the evaluation has no metric wins.rlhf.sft.lower_bound (did you mean"
+            " wins.rlhf.sft.score? available: rlhf.length, wins.rlhf.sft.score)",
+        ),
+        (PAIRS, "loss.lower_bound", "gate: loss has no 95 % interval: name loss instead of "),
+    ],
+)
+def test_other_paths_are_errors(metrics, path, message):
+    with pytest.raises(InputError) as error:
+        figure_value(metrics, path, "gate")
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.slow
+def test_a_build_ends_with_an_error_if_the_model_misses_its_gate(quick, tmp_path):
+    tree = quick.copy(tmp_path / "copy")
+    tree.build(TARGET)
+    model, gates = (tree.folder / path for path in (TARGET, "output/gate/reward"))
+    tree = Workflow(tree.folder, *tree.options, "mine.yaml")
+
+    def set_gate(metric, **bounds):
+        recipe = {"gate": {"metric": metric, **bounds}}
+        config = {"reward": {"recipes": {"tiny": recipe}}}
+        (tree.folder / "mine.yaml").write_text(yaml.safe_dump(config))
+
+    def build():
+        process = tree.snakemake(TARGET, "--cores", "1")
+        return process.returncode, process.stdout
+
+    set_gate("accuracy.lower_bound", min=0, max=1)
+    assert tree.planned(TARGET) == {"check_gate", "reward"}
+    assert build()[0] == 0
+    passed = json.loads((gates / "tiny/gate.json").read_text())
+    assert passed.keys() == {"metric", "value", "min", "max"}
+    assert tree.planned(TARGET) == set()
+    # Another bound trains and evaluates nothing, and a model that misses it is kept.
+    set_gate("accuracy.lower_bound", min=1.5)
+    assert tree.planned(TARGET) == {"check_gate"}
+    weights = (model / "model.safetensors").stat().st_mtime
+    status, output = build()
+    missed = f"accuracy.lower_bound is {passed['value']:.4g}, and its gate needs at least 1.5: "
+    assert status == 1 and f"error: reward/tiny: {missed}" in output
+    assert (model / "model.safetensors").stat().st_mtime == weights
+    # Until it passes.
+    assert tree.planned(TARGET) == {"check_gate"}
+    set_gate("acuracy", min=0)
+    status, output = build()
+    assert status == 1
+    unknown = "gate: the evaluation has no metric acuracy (did you mean accuracy?"
+    assert f"error: reward/tiny: {unknown}" in output
