@@ -57,7 +57,7 @@ def test_locks_records_and_the_cache_make_no_result_stale():
 
 
 def read(memory, program="train_rlhf.py"):
-    return program_code(SCRIPTS / program, ["shop"], memory)
+    return Modules(SCRIPTS, memory).code(Path(program).stem, ["shop"])
 
 
 def test_what_counts_of_a_module_is_remembered_on_disk(tmp_path, monkeypatch):
