@@ -49,18 +49,8 @@ def canonical_json(value: Any) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the sha256 (hex) of a JSON value; 1 and 1.0 have the same digest."""
-
-    def normalized(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: normalized(inner) for key, inner in item.items()}
-        if isinstance(item, list):
-            return [normalized(inner) for inner in item]
-        if isinstance(item, float) and item.is_integer():
-            return int(item)
-        return item
-
-    return hashlib.sha256(canonical_json(normalized(value)).encode()).hexdigest()
+    """Return the sha256 (hex) of a JSON value; 1 and 1.0 differ, as they do for a program."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 # --- files ------------------------------------------------------------------------------------
