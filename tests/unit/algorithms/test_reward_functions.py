@@ -1,5 +1,7 @@
 """Reward functions: scores, weights, and errors of the user's programs."""
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -346,6 +348,17 @@ def test_an_error_is_one_line_that_names_the_file(write, mistake):
     with pytest.raises(InputError) as error:
         mine(PROMPTS, ["", " Hello\nPia", "Long " * 100])
     assert str(error.value) == f"rewards/mine.py: {expected}"
+
+
+def test_python_without_assert_statements_is_an_error():
+    process = subprocess.run(
+        [sys.executable, "-m", "snakechat.algorithms.reward_functions", "shop"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "PYTHONOPTIMIZE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    [line] = process.stderr.splitlines()
+    assert line.startswith("error: rewards/shop.py: Python runs without assert statements")
 
 
 def test_a_missing_function_is_an_error():
