@@ -214,7 +214,7 @@ class RewardModules:
                     "__builtins__": {**vars(builtins), "__import__": self._import},
                 }
             )
-            exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
         return self.modules[name]
 
     def _import(

@@ -55,7 +55,7 @@ def read_model_config(folder: Path) -> dict[str, Any] | None:
     """Return config.json of a model folder, or None if it cannot be read."""
     try:
         keys = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return keys if isinstance(keys, dict) else None
 

@@ -319,6 +319,12 @@ class Modules:
                     raise InputError(f"{place}: FILES names {name}: there is no file {path}")
                 if not path.is_relative_to(self.rewards):
                     raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
+                # Snapshots have no others.
+                if re.search(r"/(\.|__pycache__)", f"/{path.relative_to(self.rewards)}"):
+                    raise InputError(
+                        f"{place}: FILES names {name}, which is hidden: use names that do not begin"
+                        " with a dot"
+                    )
                 files[path.relative_to(self.rewards.parent).as_posix()] = path
         return files
 

@@ -276,6 +276,22 @@ def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
     assert (tmp_path / "scores.log").read_text() == "scored"
 
 
+@pytest.mark.parametrize("name", [".words.txt", ".data/words.txt", "__pycache__/words.txt"])
+def test_a_hidden_file_cannot_be_declared(write, tmp_path, name):
+    path = tmp_path / "rewards" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("good")
+    write(f"FILES = [{name!r}]\n")
+    with pytest.raises(InputError, match=f"rewards/mine.py: FILES names {name}, which is hidden"):
+        mine()
+
+
+@pytest.mark.parametrize("text", ["\ufeff", "# coding: latin-1\n"])
+def test_a_function_may_begin_as_python_allows(write, text):
+    write(f"{text}{READER.format(repr('four'))}")
+    assert mine().tolist() == [4] * 3
+
+
 def test_a_wrong_declaration_is_an_error(write):
     write('FILES = ["none.txt"]\n')
     with pytest.raises(InputError, match=r"rewards/mine\.py: FILES names none\.txt: there is no"):

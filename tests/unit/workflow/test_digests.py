@@ -430,6 +430,7 @@ def test_a_failed_write_keeps_the_old_text(tmp_path):
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new \ud800")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "old"
 
 
