@@ -71,8 +71,8 @@ def _is_json(text: str) -> bool:
 
 def _too_deep(name: str, mark: Any) -> ConfigError:
     return ConfigError(
-        f"{name}: line {mark.line + 1} is in more than {MAX_DEPTH} mappings and lists, or in itself by"
-        " an alias: remove some of them"
+        f"{name}: line {mark.line + 1} is in more than {MAX_DEPTH} mappings and lists, or in itself"
+        " by an alias: remove some of them"
     )
 
 

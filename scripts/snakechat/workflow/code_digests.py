@@ -53,6 +53,10 @@ REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
 DATA_FOLDERS = ("templates", "locale", "tables")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
+# A comment of a template that begins a line; its presence and its signs decide about blanks.
+COMMENT = re.compile(rb"^(\s*\{#[-+]?).*?([-+]?#\})", re.DOTALL | re.MULTILINE)
+# In such a block, a comment is text.
+RAW = re.compile(rb"\{%[-+]?\s*raw\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -229,10 +233,18 @@ def program_code(
     digests = {modules.name(key): source.digest for key, source in modules.sources.items()}
     digests |= {name: file_digest(path) for name, path in modules.declared_files().items()}
     digests |= {
-        path.relative_to(modules.scripts).as_posix(): file_digest(path)
+        path.relative_to(modules.scripts).as_posix(): _data_digest(path)
         for path in modules.data_files()
     }
     return Code(dict(sorted(digests.items())), frozenset(modules.libraries))
+
+
+def _data_digest(path: Path) -> str:
+    """Return the digest of a data file; of a template, without the text of its comments."""
+    data = path.read_bytes()
+    if "templates" in path.parts and not RAW.search(data):
+        data = COMMENT.sub(rb"\1\2", data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
