@@ -1,5 +1,6 @@
 """Reward functions: scores, weights, and errors of the user's programs."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -182,14 +183,40 @@ def test_a_function_reads_files_that_it_declares(write, tmp_path):
     assert mine().tolist() == [4] * 3
 
 
-@pytest.mark.parametrize("place", ["../words.txt", "output/words.txt", ".cache/words.txt"])
-def test_a_function_reads_files_outside_the_project(write, tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / place
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("12345")
-    write(READER.format(f"open({str(path)!r}).read()"))
+READERS = {
+    "open": "open({!r}).read()",
+    "linecache": "__import__('linecache').getline({!r}, 1)",
+    # These open files without Python.
+    "pyarrow": "__import__('pyarrow').OSFile({!r}).read()",
+    "another process": "__import__('subprocess').check_output(['cat', {!r}])",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_function_reads_files_outside_the_project(write, tmp_path_factory, reader):
+    path = tmp_path_factory.mktemp("outside") / "words.txt"
+    path.write_text("1234\n")
+    write(READER.format(READERS[reader].format(str(path))))
     assert mine().tolist() == [5] * 3
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("place", ["output", ".cache", "lib/site-packages"])
+def test_a_file_of_the_project_that_python_opens_is_refused(
+    write, tmp_path, monkeypatch, place, reader
+):
+    monkeypatch.chdir(tmp_path)
+    # Imported before: its own files do not matter here.
+    importlib.import_module("pyarrow")
+    path = tmp_path / place / "words.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("1234\n")
+    write(READER.format(READERS[reader].format(str(path))))
+    if reader in ("open", "linecache"):
+        with pytest.raises(InputError, match=r"reads .*words\.txt, which is not part of the code"):
+            mine()
+    else:
+        assert mine().tolist() == [5] * 3
 
 
 @pytest.mark.parametrize(
