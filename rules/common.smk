@@ -170,7 +170,9 @@ def start_build():
         for spec in specs:
             write_spec(spec)
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+        # The error of a full disk names no file.
+        place = error.filename or "output"
+        raise InputError(f"{place} cannot be written: {error.strerror}") from None
     check_folders(spec["path"] for spec in specs)
     delete_old_snapshots(SNAPSHOT.folder)
     if snakemake_adapter.jobs_share_environment(workflow):

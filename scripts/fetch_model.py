@@ -5,6 +5,7 @@ The result has safetensors.
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
@@ -27,24 +28,29 @@ def main(job: Job) -> None:
         folder, paths, commit = fetch(hub, "model", revision, model_files)
         job.facts["commit"] = commit
         with unchanged_files(folder / path for path in paths):
-            save(job, folder, f"hub model {hub} at {commit}")
+            save(job, folder, card_facts(folder), f"hub model {hub} at {commit}")
         return
     source, files = job.placement["source"], job.spec["files"]
     if is_remote(source):
         with downloaded(source, files, job.result) as folder:
-            save(job, folder, f"model in {source}")
+            save(job, folder, card_facts(folder), f"model in {source}")
         return
     planned = {Path(source, name): digest for name, digest in files.items()}
     with planned_files(planned), tempfile.TemporaryDirectory() as links:
         # A folder with only the planned files: other files of the source must not be read.
         for path in planned:
             Path(links, path.name).symlink_to(path.resolve())
-        save(job, Path(links), f"model in {source}")
+        save(job, Path(links), job.settings.card, f"model in {source}")
 
 
-def save(job: Job, folder: Path, source: str) -> None:
-    """Save the model of a folder as the result. source: description of the model for errors."""
-    job.facts |= card_facts(folder)
+def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
+    """Save the model of a folder as the result.
+
+    Args:
+        card: What its card declares.
+        source: Description of the model for errors.
+    """
+    job.facts |= card
     if declared := job.placement.get("license"):
         job.facts["licence"] = declared
     try:

@@ -43,7 +43,8 @@ def main(job: Job) -> None:
             import_splits(job, splits)
     else:
         with source_folder(job) as folder:
-            job.facts |= card_facts(folder)
+            is_local = not is_remote(job.placement["source"])
+            job.facts |= job.settings.card if is_local else card_facts(folder)
             import_splits(job, splits_of(job, folder))
     if declared := job.placement.get("license"):
         job.facts["licence"] = declared

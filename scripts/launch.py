@@ -10,7 +10,8 @@ node (PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR a
 or without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
-NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job.
+NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables
+of the user's shell that change how libraries compute are removed before.
 
 Options before the program are options of torchrun, which replace the placement.
 
@@ -34,11 +35,22 @@ from snakechat.workflow.job import reuse_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Starts of the names of variables by which libraries round in another way on the same CPU or GPU:
+# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS and NumPy.
+ARITHMETIC_VARIABLES = (
+    *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_", "NPY_"),
+    *("NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_"),
+    *("TORCH_LINEAR_", "TORCH_MKLDNN_", "TORCH_ROCM_"),
+)
 # Seconds that processes have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
 
 
 def main() -> None:
+    for name in [name for name in os.environ if name.startswith(ARITHMETIC_VARIABLES)]:
+        del os.environ[name]
+    # Files are read and written as UTF-8 in any locale.
+    os.environ["PYTHONUTF8"] = "1"
     # Threads that wait spin for some tenths of a millisecond, in which the next operation mostly
     # begins, and then sleep. Spinning for longer would take cores from other jobs.
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -176,6 +176,8 @@ import sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 values = {name: os.environ[name] for name in names if name in os.environ}
 values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
+names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8")
+values["arithmetic"] = {name: os.environ[name] for name in names if name in os.environ}
 # One write, because several processes print to the same output.
 os.write(1, json.dumps({**values, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
 sys.stdin.read()
@@ -234,7 +236,18 @@ def test_one_process_is_plain_python(start):
     [variables] = variables_of(process)
     assert variables.pop("pid") == process.pid
     assert variables.pop("arguments")[0] == "--placement"
+    assert variables.pop("arithmetic") == {"PYTHONUTF8": "1"}
     assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"]}
+
+
+def test_variables_of_the_shell_that_change_results_are_removed(start):
+    shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
+    shell["PYTHONUTF8"] = "0"
+    [variables] = variables_of(start(**shell))
+    assert variables["arithmetic"] == {"PYTHONUTF8": "1"}
+    # They can be a part of the placement, which is recorded.
+    [variables] = variables_of(start(of_placement={"ATEN_CPU_CAPABILITY": "avx2"}, **shell))
+    assert variables["arithmetic"] == {"PYTHONUTF8": "1", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
 def test_users_can_set_how_long_threads_spin(start):

@@ -16,11 +16,12 @@ from snakechat.modeling.saving import save_model
 
 
 def test_files_of_a_model_are_selected():
-    listed = ["README.md", "config.json", "generation_config.json", "merges.txt", "notes.md"]
+    listed = ["README.md", "config.json", "generation_config.json", "merges.txt"]
     listed += ["spiece.model", "tokenizer.json", "chat_template.jinja", "training_args.bin"]
+    listed += ["notes.md", "notes.txt", "LICENSE.txt"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     others = ["pytorch_model.bin", "tf_model.h5", "onnx/model.safetensors", "adapter/config.json"]
-    kept = [name for name in listed if name not in ("notes.md", "training_args.bin")]
+    kept = [name for name in listed if not name.startswith(("notes", "LICENSE", "training"))]
     assert sorted(model_files([*listed, *shards, *others])) == sorted([*kept, *shards])
     # PyTorch's format if there are no safetensors.
     assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])

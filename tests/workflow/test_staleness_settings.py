@@ -391,6 +391,10 @@ VALUES = {
     "a key that a model's config did not have": Row(
         setting("models.tiny.init.activation_function", "gelu"), stale("init_model")
     ),
+    # transformers writes it as it is.
+    "an integer in a model's config": Row(
+        setting("models.tiny.init.dropout", 0), stale("init_model")
+    ),
     # A comparison of sets of values would not notice these.
     "two keys of a recipe swapped": Row(
         config(

@@ -26,7 +26,7 @@ REPLIES = "llm_replies"
 
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"
-    " one number from {low} to {high} and nothing else; {high} is the best rating."
+    " one number from {low:g} to {high:g} and nothing else; {high:g} is the best rating."
 )
 COMPARE = (
     "You compare two responses, A and B, to the last turn of a dialogue by this"
@@ -89,7 +89,7 @@ class LlmJudge:
 
             ratings = all_reduce_sum(torch.from_numpy(ratings)).numpy()
         if np.isnan(ratings).all():
-            raise self._unreadable_error(f"a number from {low} to {high}", replies)
+            raise self._unreadable_error(f"a number from {low:g} to {high:g}", replies)
         return ratings
 
     def compare(

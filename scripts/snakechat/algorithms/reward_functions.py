@@ -91,12 +91,18 @@ class RewardFunction:
     """The function score of rewards/NAME.py, with arguments that it receives by keyword.
 
     Raises:
-        InputError: The program cannot be run, defines no score, reads a file that it does not
-            declare, or score raises or returns anything but a finite number for each response.
+        InputError: Python runs with -O, or the program cannot be run, defines no score, reads a
+            file that it does not declare, or score raises or returns anything but a finite number
+            for each response.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
         self.path = FOLDER / f"{name}.py"
+        if sys.flags.optimize:
+            raise self._error(
+                "Python runs without assert statements (python -O), which may decide scores: unset"
+                " PYTHONOPTIMIZE"
+            )
         try:
             known = reward_function_files(FOLDER.parent / "scripts", [name])
             self.watch = FileWatch(FOLDER.parent, known, self._undeclared_file_error)
@@ -208,7 +214,7 @@ class RewardModules:
                     "__builtins__": {**vars(builtins), "__import__": self._import},
                 }
             )
-            exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
         return self.modules[name]
 
     def _import(

@@ -13,8 +13,10 @@ from typing import Any
 import yaml
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.plain_values import shown_key
+from snakechat.config.plain_values import MAX_DEPTH, shown_key
 
+# Many times the values of any config, with those of an alias each time.
+MAX_VALUES = 100_000
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
 
@@ -23,7 +25,8 @@ def check_config_files(paths: Iterable[Path]) -> None:
     """Check files before Snakemake's values of them are used. A missing file is not an error here.
 
     Raises:
-        ConfigError: A file is not YAML or JSON in UTF-8, or a mapping has a key twice.
+        ConfigError: A file is not YAML or JSON in UTF-8, a mapping has a key twice or contains
+            itself, or the values are too many or nested too deeply.
     """
     for path in paths:
         if path.exists():
@@ -46,6 +49,12 @@ def check_config_text(name: str, content: bytes) -> None:
         # YAML has no tabs outside of text.
         text = text.replace("\t", " ")
     try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise _too_deep(name, event.start_mark)
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
@@ -55,9 +64,16 @@ def check_config_text(name: str, content: bytes) -> None:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
+
+
+def _too_deep(name: str, mark: Any) -> ConfigError:
+    return ConfigError(
+        f"{name}: line {mark.line + 1} is in more than {MAX_DEPTH} mappings and lists, or in itself"
+        " by an alias: remove some of them"
+    )
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
@@ -74,17 +90,23 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
 
 
 def _check_keys(name: str, root: yaml.Node | None) -> None:
-    """Raise ConfigError for the first mapping that has a key twice."""
-    pending: deque[tuple[str, yaml.Node | None]] = deque([("", root)])
-    # An alias is the node that it names, which may contain the alias.
-    seen: set[int] = set()
+    """Raise ConfigError for the first mapping that has a key twice, and for too many values."""
+    pending: deque[tuple[str, int, yaml.Node | None]] = deque([("", 0, root)])
+    num_values = 0
     while pending:
-        path, node = pending.popleft()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+        path, depth, node = pending.popleft()
+        num_values += 1
+        if num_values > MAX_VALUES:
+            raise ConfigError(
+                f"{name}: more than {MAX_VALUES:,} values, with those of an alias each time: use"
+                " fewer aliases"
+            )
+        # An alias is the node that it names, which may contain the alias.
+        if depth > MAX_DEPTH and node is not None:
+            raise _too_deep(name, node.start_mark)
         if isinstance(node, yaml.SequenceNode):
-            pending.extend((f"{path}{number}.", item) for number, item in enumerate(node.value))
+            items = enumerate(node.value)
+            pending.extend((f"{path}{number}.", depth + 1, item) for number, item in items)
         elif isinstance(node, yaml.MappingNode):
             lines: dict[tuple[str, str], int] = {}
             for key, value in node.value:
@@ -96,4 +118,4 @@ def _check_keys(name: str, root: yaml.Node | None) -> None:
                         " keep one of them, the first one would be ignored"
                     )
                 lines[written] = line
-                pending.append((f"{place}.", value))
+                pending.append((f"{place}.", depth + 1, value))

@@ -21,7 +21,7 @@ from snakechat.config.references import (
 from snakechat.workflow.errors import InputError
 
 # Keys of a judge that determine its replies, and keys of the access to it; None has no default.
-SETTINGS = {"model": None, "rubric": None, "scale": [1, 10], "parameters": {"temperature": 0}}
+SETTINGS = {"model": None, "rubric": None, "scale": [1.0, 10.0], "parameters": {"temperature": 0}}
 ACCESS = {
     "url": None,
     "key_env": None,
@@ -94,7 +94,7 @@ def judge_problem(judge: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a judge as far as a schema cannot state it; None if valid."""
     low, high = judge.get("scale", SETTINGS["scale"])
     if low >= high:
-        return f"scale: [{low}, {high}], expected the lowest rating before the highest one"
+        return f"scale: [{low:g}, {high:g}], expected the lowest rating before the highest one"
     for key in judge.get("parameters", {}):
         if key in RESERVED:
             return f"parameters: {key} cannot be set: the pipeline sets it"

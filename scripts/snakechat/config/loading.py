@@ -84,9 +84,8 @@ def add_sweeps(config: Config) -> None:
             raise ConfigError(
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
-        for changes in config.swept_settings(sweep).values():
-            check_schema(changes, recipe_schema(stage), "sweeps", sweep, "over")
         for name, recipe in config.sweep_recipes(sweep).items():
+            check_schema(recipe, recipe_schema(stage), "sweeps", sweep, "over")
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
             recipes[name] = recipe

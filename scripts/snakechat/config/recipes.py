@@ -162,7 +162,7 @@ class Config:
     def blend(self, stage: str, name: str) -> list[list[Any]]:
         """Return [dataset, weight] of each dataset of a recipe; the weight defaults to 1."""
         entries = [
-            entry if isinstance(entry, dict) else {entry: 1}
+            entry if isinstance(entry, dict) else {entry: 1.0}
             for entry in self.recipe(stage, name)["datasets"]
         ]
         blend = [[dataset, weight] for entry in entries for dataset, weight in entry.items()]
@@ -306,12 +306,12 @@ class Config:
         if "split" in settings:
             weights: dict[str, float] = settings["split"]
         elif "label" in settings:
-            weights = {"sft": 0, "reward": 1, "rlhf": 0}
+            weights = {"sft": 0.0, "reward": 1.0, "rlhf": 0.0}
         elif "generations" in settings:
             has_pairs = settings["select"] == "best_and_worst"
-            weights = {"sft": int(not has_pairs), "reward": int(has_pairs), "rlhf": 0}
+            weights = {"sft": float(not has_pairs), "reward": float(has_pairs), "rlhf": 0.0}
         elif "format" in settings and not has_responses(settings["format"]):
-            weights = {"sft": 0, "reward": 0, "rlhf": 1}
+            weights = {"sft": 0.0, "reward": 0.0, "rlhf": 1.0}
         else:
             weights = self.values["split"]["weights"]
         return weights

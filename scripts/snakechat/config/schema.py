@@ -205,6 +205,8 @@ def _pattern(_: Any, pattern: str, text: Any, __: Schema) -> Iterator[jsonschema
 def check_schema(values: Any, schema: Schema, *place: str) -> None:
     """Check values of the config, or those at a place in it, against a schema.
 
+    An integer becomes a float in place where the schema has a number.
+
     Raises:
         ConfigError: A key or value is invalid; the message names the key.
     """
@@ -214,3 +216,23 @@ def check_schema(values: Any, schema: Schema, *place: str) -> None:
         path, message = found
         key = ".".join(map(shown_key, [*place, *path])) or "top level"
         raise ConfigError(f"config: {key}: {message}")
+    _with_floats(values, schema)
+
+
+def _with_floats(value: Any, schema: Schema) -> Any:
+    """Return a valid value with floats where the schema has numbers: 1 is 1.0 for each program.
+
+    Keys of any type keep what the user wrote. So do the values of a sweep, of which recipes decide.
+    """
+    for choice in schema.get("oneOf", ()):
+        value = _with_floats(value, choice)
+    if type(value) is int and schema.get("type") in ("number", ["number", "null"]):
+        return float(value)
+    if isinstance(value, dict):
+        others = schema.get("additionalProperties")
+        for key, item in value.items():
+            inner = schema.get("properties", {}).get(key, others)
+            value[key] = _with_floats(item, inner) if isinstance(inner, dict) else item
+    elif isinstance(value, list) and "items" in schema:
+        value[:] = [_with_floats(item, schema["items"]) for item in value]
+    return value

@@ -13,6 +13,8 @@ from snakechat.workflow.errors import InputError
 
 # The card of a repository, which names its licence.
 CARD = "README.md"
+# The text files that tokenizers of transformers are read from; others are for people.
+TEXTS = ("vocab.txt", "merges.txt", "dict.txt")
 
 
 def model_files(paths: Iterable[str]) -> list[str]:
@@ -29,7 +31,7 @@ def model_files(paths: Iterable[str]) -> list[str]:
         return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
     weights = matching("*.safetensors") or matching("pytorch_model*.bin")
-    return weights + matching("*.json", "*.txt", "*.model", "*.jinja", CARD)
+    return weights + matching("*.json", *TEXTS, "*.model", "*.jinja", CARD)
 
 
 def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> Any:
@@ -53,7 +55,7 @@ def read_model_config(folder: Path) -> dict[str, Any] | None:
     """Return config.json of a model folder, or None if it cannot be read."""
     try:
         keys = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return keys if isinstance(keys, dict) else None
 

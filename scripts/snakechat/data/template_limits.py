@@ -1,7 +1,7 @@
 """Chat templates, rendered within limits of time and memory.
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
-denies access to Python, but not endless loops.
+denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.sandbox import SandboxedEnvironment
 
 from snakechat.workflow.errors import InputError
 
@@ -21,6 +22,45 @@ MAX_BYTES = 2 << 30
 # Seconds between two checks.
 INTERVAL = 0.05
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+# Bytes of a product or a power.
+MAX_PRODUCT = 1 << 20
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of an integer or the length of a text or a list; 0 of others."""
+    if isinstance(value, int):
+        return (value.bit_length() + 7) // 8
+    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+
+
+def _bounded_product(
+    environment: SandboxedEnvironment, context: Any, operator: str, left: Any, right: Any
+) -> Any:
+    """Return left * right or left ** right: a method of the sandbox.
+
+    Raises:
+        OverflowError: It would be too large.
+    """
+    if operator == "**":
+        size = _size(left) * (right if isinstance(right, int) else 0)
+    elif isinstance(left, int) and isinstance(right, int):
+        size = _size(left) + _size(right)
+    else:
+        size = max(
+            _size(text) * number
+            for text, number in ((left, right), (right, left), ("", 0))
+            if isinstance(number, int)
+        )
+    if size > MAX_PRODUCT:
+        raise OverflowError(f"the result of {operator} is too large")
+    return environment.binop_table[operator](left, right)
+
+
+# Of the class that transformers renders templates with.
+SandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
+setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for mypy)
 
 
 class LimitExceeded(BaseException):

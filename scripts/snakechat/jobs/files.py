@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
+from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import (
     check_link,
     local_paths,
     split_files,
     unread_files,
 )
-from snakechat.data.model_files import model_files
+from snakechat.data.model_files import CARD, TEXTS, model_files
 from snakechat.data.remote_files import list_files
 from snakechat.workflow.errors import InputError
 
@@ -35,6 +36,20 @@ def dataset_folder(config: Config, name: str) -> Path | str | None:
     """Return the folder or the URL of a dataset, or None if it has no path."""
     source = config.source_of("datasets", name)
     return source.parent if isinstance(source, Path) and source.is_file() else source
+
+
+def card_settings(config: Config, section: str, name: str) -> dict[str, Any]:
+    """Return what counts of the card of a dataset or a model (section) with a path; else nothing.
+
+    It is what the card declares; of an object store, the version of the card. Its text for people
+    changes no result.
+    """
+    source = config.source_of(section, name)
+    if source is None:
+        return {}
+    if isinstance(source, str):
+        return {"card": remote_versions(config, source).get(CARD)}
+    return {"card": card_facts(source.parent if source.is_file() else source)}
 
 
 def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
@@ -133,7 +148,7 @@ def model_folder(config: Config, name: str) -> Path | str | None:
 
 
 def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
-    """Return the files that a base model with a path is read from, by name.
+    """Return the files that a base model with a path is read from, by name, without its card.
 
     Raises:
         InputError: The folder does not exist or has no weights.
@@ -149,7 +164,7 @@ def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
         found = {path.name: path for path in folder.iterdir() if path.is_file()}
     else:
         raise InputError(f"{place}: there is no folder {folder}")
-    files = model_files(sorted(found))
+    files = [file for file in model_files(sorted(found)) if file != CARD]
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
     return {file: found[file] for file in files}
@@ -172,7 +187,8 @@ def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
     folder = tokenizer_folder(config, name)
     if folder is None:
         return excluded_files(config, config.values["models"][name]["tokenizer"]["train_on"])
-    paths = sorted(path for kind in ("json", "txt", "jinja") for path in folder.glob(f"*.{kind}"))
+    patterns = ("*.json", "*.jinja", *TEXTS)
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
     if not paths:
         raise InputError(f"config: models.{name}.tokenizer.path: {folder} has no tokenizer files")
     return {path.name: path for path in paths}

@@ -8,6 +8,7 @@ from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config, Job, trained_section
 from snakechat.config.references import Reference, input_names, ordered_references
 from snakechat.data.formats import columns_of, named_columns
+from snakechat.jobs.files import card_settings
 from snakechat.workflow.digests import digest
 
 Jobs = dict[str, Job]
@@ -28,6 +29,7 @@ def import_settings(config: Config, name: str) -> dict[str, Any]:
     return {
         "on_bad_row": config.values["on_bad_row"],
         **hub_source(dataset),
+        **card_settings(config, "datasets", name),
         **{key: dataset[key] for key in keys if key in dataset},
         "columns": columns_of(dataset["format"], dataset.get("columns")),
         "keep": named_columns(dataset.get("keep", {})),
@@ -142,7 +144,7 @@ def model_settings(config: Config, name: str) -> dict[str, Any]:
         if "train_on" in tokenizer:
             tokenizer |= exclude_settings(config, tokenizer["train_on"])
         return {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
-    return hub_source(model)
+    return hub_source(model) | card_settings(config, "models", name)
 
 
 def tokenizer_inputs(config: Config, name: str) -> Jobs:

@@ -61,8 +61,10 @@ def make_causal(
     try:
         config = AutoConfig.for_model(**init, vocab_size=len(tokenizer), **ids)
         return AutoModelForCausalLM.from_config(config)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"init {init}: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        # Keys of init that do not fit together end in any exception of transformers or torch.
+        message = " ".join(str(error).split())
+        raise InputError(f"init {init}: {type(error).__name__}: {message}") from None
 
 
 def describe(model: PreTrainedModel) -> str:

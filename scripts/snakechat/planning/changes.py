@@ -93,7 +93,7 @@ def changed_settings(old: Spec, new: Spec) -> list[str]:
             changes.append(f"{name} was added: {format_setting(key, new_values[key])}")
         elif key not in new_values:
             changes.append(f"{name} was removed: {format_setting(key, old_values[key])}")
-        # By digest, as specs are compared: 1 equals 1.0 and differs from true.
+        # By digest, as specs are compared: 1 differs from 1.0 and from true.
         elif digest(old_values[key]) != digest(new_values[key]):
             before, after = (
                 format_setting(key, values[key]) for values in (old_values, new_values)

@@ -205,7 +205,7 @@ def is_undamaged(folder: Path) -> bool:
     """Return whether a folder of a checkpoint has exactly the files that were saved."""
     try:
         saved = json.loads((folder / "files.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     files = result_files(folder)
     del files["files.json"]

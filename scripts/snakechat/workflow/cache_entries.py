@@ -70,7 +70,7 @@ def read_entry(key: str, folder: Path) -> Entry:
         record = json.loads((folder / RECORD).read_text())
         num_bytes = int(record["bytes"])
         texts = {name: str(record[name]) for name in TEXTS}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         used, num_bytes = newest_time(folder), 0
         texts = dict.fromkeys(TEXTS, "")
     # Control characters of a hostile record would reach the terminal.

@@ -53,6 +53,10 @@ REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
 DATA_FOLDERS = ("templates", "locale", "tables")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
+# A comment of a template that begins a line; its presence and its signs decide about blanks.
+COMMENT = re.compile(rb"^(\s*\{#[-+]?).*?([-+]?#\})", re.DOTALL | re.MULTILINE)
+# In such a block, a comment is text.
+RAW = re.compile(rb"\{%[-+]?\s*raw\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -220,6 +224,14 @@ def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set
     return {*map(modules.path, keys), *modules.declared_files(keys).values()}
 
 
+def _data_digest(path: Path) -> str:
+    """Return the digest of a data file; of a template, without the text of its comments."""
+    data = path.read_bytes()
+    if "templates" in path.parts and not RAW.search(data):
+        data = COMMENT.sub(rb"\1\2", data)
+    return hashlib.sha256(data).hexdigest()
+
+
 class Module(NamedTuple):
     """What a module of ours consists of.
 
@@ -277,7 +289,7 @@ class Modules:
         digests = {self.name(key): source.digest for key, source in sources.items()}
         digests |= {name: file_digest(path) for name, path in self.declared_files(keys).items()}
         digests |= {
-            path.relative_to(self.scripts).as_posix(): file_digest(path)
+            path.relative_to(self.scripts).as_posix(): _data_digest(path)
             for path in self.data_files(sources)
         }
         libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
@@ -341,6 +353,12 @@ class Modules:
                     raise InputError(f"{place}: FILES names {name}: there is no file {path}")
                 if not path.is_relative_to(self.rewards):
                     raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
+                # Snapshots have no others.
+                if re.search(r"/(\.|__pycache__)", f"/{path.relative_to(self.rewards)}"):
+                    raise InputError(
+                        f"{place}: FILES names {name}, which is hidden: use names that do not begin"
+                        " with a dot"
+                    )
                 files[path.relative_to(self.rewards.parent).as_posix()] = path
         return files
 

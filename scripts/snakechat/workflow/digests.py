@@ -49,18 +49,8 @@ def canonical_json(value: Any) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the sha256 (hex) of a JSON value; 1 and 1.0 have the same digest."""
-
-    def normalized(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: normalized(inner) for key, inner in item.items()}
-        if isinstance(item, list):
-            return [normalized(inner) for inner in item]
-        if isinstance(item, float) and item.is_integer():
-            return int(item)
-        return item
-
-    return hashlib.sha256(canonical_json(normalized(value)).encode()).hexdigest()
+    """Return the sha256 (hex) of a JSON value; 1 and 1.0 differ, as they do for a program."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -295,12 +285,17 @@ def write_atomically(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{writer or os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     if durable:
         fsync(path.parent)
 

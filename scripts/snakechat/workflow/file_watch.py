@@ -1,12 +1,13 @@
 """Refusal of files that a user's program reads or imports although planning does not know them.
 
-Python reports each file that it opens to an audit hook. Files that a library opens without Python,
-and those that another process opens, are not seen.
+Python reports each file that it opens to an audit hook. Not seen are files that a library opens
+without Python, those that another process opens, and which files a folder has.
 """
 
 import contextlib
 import importlib.util
 import os
+import site
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ from snakechat.workflow.errors import InputError
 class FileWatch:
     """What a program may read of the project.
 
-    A file of the project is one below `project` or the working directory. Results (output/), hidden
-    folders (.cache, .venv) and installed libraries are not part of it.
+    A file of the project is one below `project` or the working directory, unless it belongs to an
+    installed library.
 
     Args:
         project: The folder with scripts/ and rewards/.
@@ -31,7 +32,10 @@ class FileWatch:
     def __init__(
         self, project: Path, known: Iterable[Path], describe: Callable[[Path], InputError]
     ) -> None:
-        self.folders = [os.path.realpath(project), os.path.realpath(Path.cwd())]
+        self.folders = _starts(project, Path.cwd())
+        self.libraries = _starts(
+            sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()
+        )
         self.known = {os.path.realpath(path) for path in known}
         self.describe = describe
         self.error: InputError | None = None
@@ -65,21 +69,12 @@ class FileWatch:
             with contextlib.suppress(ValueError):
                 path = importlib.util.source_from_cache(path)
         is_unknown = path not in self.known and self._is_of_project(path)
-        if is_unknown and os.path.isfile(path) and not _is_quoted():
+        if is_unknown and os.path.isfile(path) and not _is_quoted(path):
             self.error = self.describe(Path(path))
             raise self.error
 
     def _is_of_project(self, path: str) -> bool:
-        for folder in self.folders:
-            if path.startswith(f"{folder}{os.sep}"):
-                *parents, _ = path[len(folder) + 1 :].split(os.sep)
-                return not (
-                    parents[:1] == ["output"]
-                    or "site-packages" in parents
-                    or any(parent.startswith(".") for parent in parents)
-                    or path.startswith((f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}"))
-                )
-        return False
+        return path.startswith(self.folders) and not path.startswith(self.libraries)
 
 
 _active: list[FileWatch] = []
@@ -103,8 +98,15 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
             watch.check(os.fsdecode(path), flags or 0)
 
 
-def _is_quoted() -> bool:
-    """Return whether the file is opened for a message that quotes a line of the source."""
+def _starts(*folders: str | Path) -> tuple[str, ...]:
+    """Return what the real paths of files in folders start with."""
+    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+
+
+def _is_quoted(path: str) -> bool:
+    """Return whether a file is opened for a message that quotes a line of the source."""
+    if not path.endswith(".py"):
+        return False
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != "linecache":
         frame = frame.f_back

@@ -260,7 +260,7 @@ def read_spec(path: str | Path) -> dict[str, Any]:
     try:
         spec = json.loads(text)
         is_spec = not planned or digest(spec).startswith(planned[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         is_spec = False
     if not is_spec:
         raise InputError(f"{path} was edited or damaged: start the build again")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.digests import DigestCache, digest, file_digest
+from snakechat.workflow.digests import DigestCache, canonical_json, digest, file_digest
 from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
@@ -25,6 +25,10 @@ Manifest = dict[str, Any]
 # in folders that a user requests by name. A model card names the options of one build, and people
 # edit it before they publish a model: neither makes another model of it.
 UNLISTED_FILES = {".snakemake_timestamp", "manifest.json", "README.md"}
+
+
+# More levels than any manifest has: the config of a job has at most 50.
+MAX_DEPTH = 100
 
 
 def manifest_path(folder: str | Path) -> Path:
@@ -44,13 +48,23 @@ def parse_manifest(text: str) -> Manifest | None:
     """Return the manifest in a JSON text, or None if it is not one."""
     try:
         manifest = json.loads(text)
+        # Fails for numbers that are not finite and for values that are nested too deeply.
+        canonical_json(manifest)
         mappings = [manifest[name] for name in ("inputs", "lineage", "facts", "files")]
         mappings.append(manifest["spec"]["inputs"])
         has_path = isinstance(manifest["spec"]["path"], str)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if _is_nested(manifest, MAX_DEPTH):
         return None
     is_manifest = has_path and all(isinstance(mapping, dict) for mapping in mappings)
     return manifest if is_manifest else None
+
+
+def _is_nested(value: Any, levels: int) -> bool:
+    """Return whether a JSON value has mappings and lists in more than a number of levels."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_nested(item, levels - 1) for item in items)
 
 
 def result_files(folder: str | Path, cache: DigestCache | None = None) -> dict[str, dict[str, Any]]:

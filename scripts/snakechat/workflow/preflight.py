@@ -41,9 +41,10 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
     """
     if not names:
         return
+    folders = [str(sources.absolute() / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.run(
         [sys.executable, "-m", PROGRAM, *sorted(names)],
-        env={**os.environ, "PYTHONPATH": str(sources.absolute() / "scripts")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

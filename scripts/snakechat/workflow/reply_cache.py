@@ -48,7 +48,7 @@ class ReplyCache:
         try:
             record = json.loads(self._path(request).read_text())
             return Reply(*(record[name] for name in Reply._fields))
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def add(self, request: Request, reply: Reply) -> Reply:

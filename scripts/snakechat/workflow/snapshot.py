@@ -53,18 +53,21 @@ class Snapshot(NamedTuple):
         if folder.is_dir() and source_files(folder) == self.files:
             return
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-        for name, content in self.files.items():
-            path = temporary / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        shutil.rmtree(folder, ignore_errors=True)
         try:
-            os.rename(temporary, folder)
-        except OSError:
-            # Another process has taken the same snapshot.
-            shutil.rmtree(temporary)
-            if not folder.is_dir():
-                raise
+            for name, content in self.files.items():
+                path = temporary / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                # Another process has taken the same snapshot.
+                if not folder.is_dir():
+                    raise
+        finally:
+            # Also if the disk is full.
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def take_snapshot(root: Path) -> Snapshot:

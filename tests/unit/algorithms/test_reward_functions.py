@@ -1,5 +1,8 @@
 """Reward functions: scores, weights, and errors of the user's programs."""
 
+import importlib
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -180,14 +183,40 @@ def test_a_function_reads_files_that_it_declares(write, tmp_path):
     assert mine().tolist() == [4] * 3
 
 
-@pytest.mark.parametrize("place", ["../words.txt", "output/words.txt", ".cache/words.txt"])
-def test_a_function_reads_files_outside_the_project(write, tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / place
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("12345")
-    write(READER.format(f"open({str(path)!r}).read()"))
+READERS = {
+    "open": "open({!r}).read()",
+    "linecache": "__import__('linecache').getline({!r}, 1)",
+    # These open files without Python.
+    "pyarrow": "__import__('pyarrow').OSFile({!r}).read()",
+    "another process": "__import__('subprocess').check_output(['cat', {!r}])",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_function_reads_files_outside_the_project(write, tmp_path_factory, reader):
+    path = tmp_path_factory.mktemp("outside") / "words.txt"
+    path.write_text("1234\n")
+    write(READER.format(READERS[reader].format(str(path))))
     assert mine().tolist() == [5] * 3
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("place", ["output", ".cache", "lib/site-packages"])
+def test_a_file_of_the_project_that_python_opens_is_refused(
+    write, tmp_path, monkeypatch, place, reader
+):
+    monkeypatch.chdir(tmp_path)
+    # Imported before: its own files do not matter here.
+    importlib.import_module("pyarrow")
+    path = tmp_path / place / "words.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("1234\n")
+    write(READER.format(READERS[reader].format(str(path))))
+    if reader in ("open", "linecache"):
+        with pytest.raises(InputError, match=r"reads .*words\.txt, which is not part of the code"):
+            mine()
+    else:
+        assert mine().tolist() == [5] * 3
 
 
 @pytest.mark.parametrize(
@@ -274,6 +303,22 @@ def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
     assert (tmp_path / "scores.log").read_text() == "scored"
 
 
+@pytest.mark.parametrize("name", [".words.txt", ".data/words.txt", "__pycache__/words.txt"])
+def test_a_hidden_file_cannot_be_declared(write, tmp_path, name):
+    path = tmp_path / "rewards" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("good")
+    write(f"FILES = [{name!r}]\n")
+    with pytest.raises(InputError, match=f"rewards/mine.py: FILES names {name}, which is hidden"):
+        mine()
+
+
+@pytest.mark.parametrize("text", ["\ufeff", "# coding: latin-1\n"])
+def test_a_function_may_begin_as_python_allows(write, text):
+    write(f"{text}{READER.format(repr('four'))}")
+    assert mine().tolist() == [4] * 3
+
+
 def test_a_wrong_declaration_is_an_error(write):
     write('FILES = ["none.txt"]\n')
     with pytest.raises(InputError, match=r"rewards/mine\.py: FILES names none\.txt: there is no"):
@@ -346,6 +391,17 @@ def test_an_error_is_one_line_that_names_the_file(write, mistake):
     with pytest.raises(InputError) as error:
         mine(PROMPTS, ["", " Hello\nPia", "Long " * 100])
     assert str(error.value) == f"rewards/mine.py: {expected}"
+
+
+def test_python_without_assert_statements_is_an_error():
+    process = subprocess.run(
+        [sys.executable, "-m", "snakechat.algorithms.reward_functions", "shop"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "PYTHONOPTIMIZE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    [line] = process.stderr.splitlines()
+    assert line.startswith("error: rewards/shop.py: Python runs without assert statements")
 
 
 def test_a_missing_function_is_an_error():

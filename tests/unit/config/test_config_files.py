@@ -6,6 +6,11 @@ from snakechat.config.config_files import check_config_files, check_config_text
 from snakechat.config.errors import ConfigError
 from support.configs import ROOT
 
+# A few hundred bytes with a billion values.
+ALIASES = "a0: &a0 {b: 1}\n" + "".join(
+    f"a{n}: &a{n} {{b: *a{n - 1}, c: *a{n - 1}}}\n" for n in range(1, 30)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -20,6 +25,11 @@ from support.configs import ROOT
         (b"a: [1\nb: 2\n", "x.yaml: line 2 is not YAML: "),
         (b"a: *b\n", "x.yaml: line 1 is not YAML: found undefined alias"),
         (b"a: \x01\n", "x.yaml: not YAML: "),
+        (b"a: &a [*a]\n", "x.yaml: line 1 is in more than 50 mappings and lists, or in itself"),
+        (b"a: &a {b: {c: *a}}\n", "x.yaml: line 1 is in more than 50"),
+        (b"a: " + b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
+        (b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
+        (ALIASES.encode(), "x.yaml: more than 100,000 values, with those of an alias each time"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )
@@ -38,7 +48,6 @@ def test_a_mistake_in_the_text_is_an_error_of_one_line(text, message):
         b"a: {b: 1}\nc: {b: 1}\n",
         b"a: &x {b: 1}\nc: {<<: *x, b: 2}\n",
         b"a: &x {b: 1}\ny: &y {c: 1}\nz:\n  <<: *x\n  <<: *y\n",
-        b"a: &a [*a]\n",
         b'{\n\t"seed": 1\n}',
     ],
 )

@@ -71,6 +71,13 @@ def test_sweep_adds_a_recipe_for_each_combination():
     assert swept == {names[2]: {"kl_coef": 0.2, "seed": 1}}
 
 
+def test_swept_values_are_those_of_a_recipe():
+    config = load(sweep(over={"kl_coef": [1, 0.5], "ppo_epochs": [1]}))
+    recipe = config.recipe("rlhf", "mine-kl_coef-1-ppo_epochs-1")
+    assert type(recipe["kl_coef"]) is float
+    assert type(recipe["ppo_epochs"]) is int
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,16 +1,18 @@
 """The JSON Schema that is derived from the declared types."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
 from snakechat.config.common import Count, Keyword, Name, Positive, Written
 from snakechat.config.errors import ConfigError
+from snakechat.config.rlhf import WeightedFunction
 from snakechat.config.schema import SETTINGS, check_schema, config_schema, recipe_schema, schema_of
 from snakechat.config.sections import Glob
 from snakechat.data.dataset_files import kind_of
 from snakechat.data.sources import READERS
+from snakechat.workflow.digests import canonical_json
 from support.configs import config_values
 
 
@@ -175,6 +177,27 @@ def test_error_of_the_alternative_that_was_meant(value, message):
     with pytest.raises(ConfigError) as error:
         check_schema(value, schema_of(Pet), "a")
     assert str(error.value).startswith(f"config: {message}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "expected"),
+    [
+        (Record, {"name": "x"}, {"name": "x"}),
+        (dict[str, float], {"a": 1, "b": 0.5}, {"a": 1.0, "b": 0.5}),
+        (dict[str, Positive | None], {"a": 2, "b": None}, {"a": 2.0, "b": None}),
+        (dict[str, tuple[float, float]], {"a": [0, 1]}, {"a": [0.0, 1.0]}),
+        (dict[str, int], {"a": 1}, {"a": 1}),
+        (dict[str, Any], {"a": 1, "b": [1]}, {"a": 1, "b": [1]}),
+        (
+            dict[str, float | WeightedFunction],
+            {"a": 1, "b": {"weight": 2, "arguments": {"least": 3}}},
+            {"a": 1.0, "b": {"weight": 2.0, "arguments": {"least": 3}}},
+        ),
+    ],
+)
+def test_an_integer_becomes_a_float_where_the_schema_has_a_number(declared, value, expected):
+    check_schema(value, schema_of(declared))
+    assert canonical_json(value) == canonical_json(expected)
 
 
 def test_config_is_valid():

@@ -44,6 +44,18 @@ def test_template_without_end_is_an_error(render, template):
     assert render("{{ messages[0].content }}") == "Hello"
 
 
+@pytest.mark.parametrize("product", ["9 ** (9 ** 9)", "'x' * 10 ** 10", "10 ** 10 * [1]"])
+def test_a_product_that_nothing_could_interrupt_is_an_error(render, product):
+    with pytest.raises(InputError, match=r"^models/mine: the chat template fails: OverflowError"):
+        render("{{ (" + product + ")|string|length }}")
+
+
+def test_usual_products(render):
+    products = "'ab' * 3, 2 * [1], 3 * 4, 2 ** 10, 2 ** 0.5 > 1.4, 2 ** -1, 1.5 * 2, true * 3"
+    values = "['ababab', [1, 1], 12, 1024, True, 0.5, 3.0, 3]"
+    assert render("{{ [" + products + "] }}") == values
+
+
 def test_template_without_end_is_an_error_in_any_thread(render):
     errors = []
 

@@ -114,7 +114,7 @@ def test_a_model_has_the_settings_of_its_origin(load):
     }
     assert model_settings(load(), "tiny").keys() == {"seed", "init", "tokenizer"}
     local = load({"models": {"opt-125m": {"path": "here"}}})
-    assert model_settings(local, "opt-125m") == {}
+    assert model_settings(local, "opt-125m") == {"card": {"licence": None}}
 
 
 def test_tokenization_reads_records_and_rows_of_each_dataset(load):
@@ -365,7 +365,7 @@ def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
     )
     main = {**source, "revision": "main"}
     assert model_settings(config, "mine") == main
-    assert model_settings(config, "copy") == {}
+    assert model_settings(config, "copy") == {"card": {"licence": None}}
     assert main.items() <= import_settings(config, "mine").items()
 
 
@@ -379,6 +379,31 @@ def test_a_local_model_needs_weights(load, tmp_path):
         base_model_files(config, "opt-125m")
     (tmp_path / "model/model.safetensors").write_text("")
     assert base_model_files(config, "opt-125m").keys() == {"config.json", "model.safetensors"}
+
+
+def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
+    config = load(
+        {
+            "models": {"opt-125m": {"path": "given"}},
+            "datasets": {"rm-static": {"path": "given/train.jsonl"}},
+        }
+    )
+    given = tmp_path / "given"
+    given.mkdir()
+    for name in ("config.json", "model.safetensors", "train.jsonl", "notes.txt"):
+        (given / name).write_text("{}")
+
+    def described(card):
+        (given / "README.md").write_text(card)
+        files = base_model_files(config, "opt-125m"), dataset_files(config, "rm-static")
+        return model_settings(config, "opt-125m"), import_settings(config, "rm-static"), files
+
+    model, dataset, files = before = described("---\nlicense: mit\n---\nSmall.\n")
+    assert model["card"] == dataset["card"] == {"licence": "mit"}
+    assert files[0].keys() == {"config.json", "model.safetensors"}
+    assert described("---\nlicense: mit\n---\nLarge.\n") == before
+    after = described("---\nlicense: apache-2.0\n---\nSmall.\n")
+    assert (after[0] != model, after[1] != dataset, after[2] == files) == (True, True, True)
 
 
 def test_a_tokenizer_folder_needs_files(load, tmp_path):

@@ -40,6 +40,10 @@ def test_the_seed_determines_the_weights(model, tokenizer):
         {"model_type": "no-such-model"},
         # 32 is not a multiple of 5.
         {"num_attention_heads": 5},
+        {"num_attention_heads": 0},
+        # transformers wants a float.
+        {"init_std": 1},
+        {"hidden_size": 32.0},
         # An image encoder.
         {"model_type": "vit"},
     ],

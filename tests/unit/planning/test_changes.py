@@ -28,7 +28,8 @@ def sft_spec(**settings):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ({"a": 1, "b": [1, 2]}, {"b": [1.0, 2], "a": 1.0}, []),
+        ({"a": 1, "b": [1, 2]}, {"b": [1, 2], "a": 1}, []),
+        ({"a": 1}, {"a": 1.0}, ["sft.a changed from 1 to 1.0"]),
         ({"a": 1}, {"a": True}, ["sft.a changed from 1 to true"]),
         ({"a": "1"}, {"a": 1}, ['sft.a changed from "1" to 1']),
         ({"a": None}, {}, ["sft.a was removed: null"]),

@@ -423,6 +423,27 @@ def test_templates_and_translations_that_a_module_names_are_part_of_the_code(wit
     assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/zh/texts.po"}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        ("a\n{# one #}\nb", "a\n{# two\nlines #}\nb", False),
+        ("a\n  {#- one -#}\nb", "a\n  {#- two -#}\nb", False),
+        ("a\n{# one #}\nb", "a\n{#- one #}\nb", True),
+        ("a\n{# one #}\nb", "a\nb", True),
+        ("{# one #}{{ x }}{# two #}", "{# one #}{{ y }}{# two #}", True),
+        ("{% raw %}\n{# one #}\n{% endraw %}", "{% raw %}\n{# two #}\n{% endraw %}", True),
+    ],
+)
+def test_the_text_of_a_comment_in_a_template_does_not_count(with_templates, before, after, counts):
+    program = with_templates / "program.py"
+    program.write_text('from pkg.a import one\n\none("page.html")\n')
+    digests = []
+    for text in (before, after):
+        (with_templates / "pkg/templates/base.html").write_text(text)
+        digests.append(code_digests(program))
+    assert (digests[0] != digests[1]) == counts
+
+
 def test_an_edit_of_a_template_changes_its_own_digest_only(with_templates):
     program = with_templates / "program.py"
     program.write_text('from pkg.a import one\n\none("page.html")\n')

@@ -251,6 +251,10 @@ def change_manifest(entry, change):
     (entry / "manifest.json").write_text(json.dumps(manifest))
 
 
+def nest_the_manifest(entry):
+    (entry / "manifest.json").write_text('{"facts": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -259,6 +263,7 @@ def change_manifest(entry, change):
         (delete_a_file, "adapter/config is missing"),
         (add_a_file, "adapter/more is not in the manifest"),
         (cut_the_manifest, "manifest.json cannot be read"),
+        (nest_the_manifest, "manifest.json cannot be read"),
         (delete_the_manifest, "manifest.json cannot be read"),
         (put_a_link, "model is not a regular file"),
         (put_a_linked_folder, "adapter is not a regular file"),

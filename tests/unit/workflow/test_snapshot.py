@@ -1,5 +1,6 @@
 """Snapshots of the sources."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -85,6 +86,18 @@ def test_an_interrupted_copy_is_not_used(root):
     snapshot.rename(interrupted)
     (interrupted / "scripts/train.py").unlink()
     assert contents(copy_of(root)) == contents(root)
+
+
+def test_a_full_disk_leaves_no_part_of_a_copy(root, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    snapshot = take_snapshot(root)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            snapshot.write()
+    assert list(snapshot.folder.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("# edited\n")])
