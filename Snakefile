@@ -9,6 +9,7 @@
 #   output/report/...        figures, tables    output/record/...      training records
 #   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
+#   output/gate/...          gates, passed
 #
 # Next to each result folder, NAME.manifest.json lists what it was made from, and its files.
 

@@ -137,6 +137,8 @@ def config_key(spec: Spec, key: str) -> str:
         return f"split.{key}"
     if stage == "model":
         return f"models.{spec['name']}.{key}"
+    if rule == "check_gate":
+        return f"{spec['name'].partition('/')[0]}.{key}"
     if rule == "prompt_eval":
         return f"{spec['name'].partition('/')[0] if first == 'dtype' else rule}.{key}"
     if rule == "evaluate_rlhf" and first not in RECIPE_SETTINGS:
