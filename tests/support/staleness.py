@@ -88,7 +88,8 @@ READERS = {
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
     "compute_reference": {"train_dpo"},
     "train_dpo": {"evaluate_dpo", "compare_runs", "draw_report"},
-    "evaluate_dpo": {"compare_runs", "draw_report"},
+    "evaluate_dpo": {"compare_runs", "check_gate", "draw_report"},
+    "check_gate": set(),
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
     "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval"},
     "evaluate_rlhf": {"draw_report"},
@@ -239,7 +240,12 @@ OURS = {
         },
     },
     "reward": {"recipes": {"other": RECIPES["reward"]}},
-    "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
+    "dpo": {
+        "recipes": {
+            "tiny": {"gate": {"metric": "accuracy", "min": 0}},
+            "other": {**RECIPES["dpo"], "beta": 0.3},
+        }
+    },
     "generations": {"recipes": {"other": RECIPES["generations"]}},
 }
 
@@ -320,9 +326,10 @@ def write_inputs(folder):
         (folder / path).write_text(text)
     for name in ("tokenizer", "model", "classifier"):
         (folder / name).mkdir()
-        (folder / name / "tokenizer.json").write_text("{}")
+        (folder / name / "tokenizer.json").write_text('{"unk": "<unk>"}')
     for name in ("model", "classifier"):
         (folder / name / "model.safetensors").touch()
+    (folder / "model/config.json").write_text('{"architectures": ["OPTForCausalLM"]}')
     config = {"architectures": ["OPTForSequenceClassification"], "id2label": {"0": "SCORE"}}
     (folder / "classifier/config.json").write_text(json.dumps(config))
 

@@ -228,11 +228,11 @@ SETTINGS = {
     "sweeps.stage": Row(setting("sweeps.mine", DPO_SWEEP), set()),
     "sweeps.recipe": Row(setting("sweeps.tiny-kl.recipe", "tiny-rloo"), set()),
     "sweeps.over": Row(setting("sweeps.tiny-kl.over.kl_coef", [0.3]), set()),
-    # Targets without a gate before; those of models that others start from are not checked here.
+    # Gates of models that others start from are not checked here.
     **{
         f"{stage}.gate.{key}": Row(
             setting(f"{stage}.recipes.tiny.gate", {"metric": metric, key: 9.0}),
-            {"check_gate", stage} if stage in ("dpo", "rlhf") else set(),
+            {"check_gate"} if stage in ("dpo", "rlhf") else set(),
         )
         for stage, metric in METRICS.items()
         for key in ("min", "max")
@@ -240,7 +240,7 @@ SETTINGS = {
     **{
         f"{stage}.gate.metric": Row(
             setting(f"{stage}.recipes.tiny.gate", {"metric": metric, "max": 9}),
-            {"check_gate", stage} if stage in ("dpo", "rlhf") else set(),
+            {"check_gate"} if stage in ("dpo", "rlhf") else set(),
         )
         for stage, metric in METRICS.items()
     },
