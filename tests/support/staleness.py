@@ -79,7 +79,7 @@ READERS = {
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
     "compute_reference": {"train_dpo"},
     "train_dpo": {"evaluate_dpo", "compare_runs", "draw_report"},
-    "evaluate_dpo": {"compare_runs", "draw_report"},
+    "evaluate_dpo": {"compare_runs", "draw_report", "check_gate"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
     "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval"},
     "evaluate_rlhf": {"draw_report"},
@@ -90,6 +90,8 @@ READERS = {
     "select_responses": set(),
     "label_pairs": set(),
     "draw_report": set(),
+    # Of DPO.
+    "check_gate": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
     # Of SFT.
@@ -230,7 +232,12 @@ OURS = {
         },
     },
     "reward": {"recipes": {"other": RECIPES["reward"]}},
-    "dpo": {"recipes": {"other": {**RECIPES["dpo"], "beta": 0.3}}},
+    "dpo": {
+        "recipes": {
+            "other": {**RECIPES["dpo"], "beta": 0.3},
+            "tiny": {"gate": {"metric": "loss", "min": 0, "max": 99}},
+        }
+    },
     "generations": {"recipes": {"other": RECIPES["generations"]}},
 }
 
