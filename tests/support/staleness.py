@@ -88,8 +88,7 @@ READERS = {
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
     "compute_reference": {"train_dpo"},
     "train_dpo": {"evaluate_dpo", "compare_runs", "draw_report"},
-    "evaluate_dpo": {"compare_runs", "check_gate", "draw_report"},
-    "check_gate": set(),
+    "evaluate_dpo": {"compare_runs", "draw_report", "check_gate"},
     "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
     "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval"},
     "evaluate_rlhf": {"draw_report"},
@@ -100,6 +99,8 @@ READERS = {
     "select_responses": set(),
     "label_pairs": set(),
     "draw_report": set(),
+    # Of DPO.
+    "check_gate": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
     # Of SFT.
@@ -242,8 +243,8 @@ OURS = {
     "reward": {"recipes": {"other": RECIPES["reward"]}},
     "dpo": {
         "recipes": {
-            "tiny": {"gate": {"metric": "accuracy", "min": 0}},
             "other": {**RECIPES["dpo"], "beta": 0.3},
+            "tiny": {"gate": {"metric": "loss", "min": 0, "max": 99}},
         }
     },
     "generations": {"recipes": {"other": RECIPES["generations"]}},

@@ -54,6 +54,7 @@ RESULTS = {
     "train_rlhf": "rlhf/tiny",
     "evaluate_rlhf": "eval/rlhf/tiny",
     "draw_report": "report/rlhf/tiny",
+    "check_gate": "gate/dpo/tiny",
     "prompt_eval": "prompt_eval/rlhf/tiny",
     "rw_eval": "rw_eval/reward/tiny",
     "write_record": "record/sft/tiny",
@@ -122,13 +123,14 @@ DAMAGED = {f"{rule}: empty": damaged(rule, empty) for rule in RESULTS}
 DAMAGED |= {f"train_sft: {damage.__name__}": damaged("train_sft", damage) for damage in DAMAGES}
 
 # A result whose input lost its manifest stays valid, unless the input itself is a target. (The
-# rules sft, dpo, rlhf and report have no command: they are the folders that users name.)
+# rule report has no command: it is the folder that users name.)
 REQUESTED = {
-    "train_dpo": {"dpo", *stale("train_dpo")},
-    "evaluate_dpo": {"dpo", *stale("evaluate_dpo")},
-    "train_rlhf": {"rlhf", *stale("train_rlhf")},
-    "evaluate_rlhf": {"rlhf", *stale("evaluate_rlhf")},
+    "train_dpo": stale("train_dpo"),
+    "evaluate_dpo": stale("evaluate_dpo"),
+    "train_rlhf": stale("train_rlhf"),
+    "evaluate_rlhf": stale("evaluate_rlhf"),
     "draw_report": {"report", "draw_report"},
+    "check_gate": {"dpo", "check_gate"},
     "prompt_eval": {"prompt_eval"},
     "rw_eval": {"rw_eval"},
     "write_record": {"write_record"},
@@ -137,7 +139,7 @@ REQUESTED = {
     "select_responses": {"select_responses"},
     "label_pairs": {"label_pairs"},
 }
-SFT_REQUESTED = {"sft", "train_sft", "evaluate_sft", "report", "draw_report"}, ("output/sft/tiny",)
+SFT_REQUESTED = {"train_sft", "evaluate_sft", "report", "draw_report"}, ("output/sft/tiny",)
 DAMAGED |= {
     **{
         f"{rule}: delete_the_manifest": damaged(
