@@ -83,7 +83,8 @@ def _program_problem(sources: Path, name: str) -> str | None:
     try:
         reward_function_files(sources / "scripts", [name])
     except SyntaxError as error:
-        return f"rewards/{name}.py is not valid Python (line {error.lineno}: {error.msg})"
+        place = f"line {error.lineno}: " if error.lineno else ""
+        return f"rewards/{name}.py is not valid Python ({place}{error.msg})"
     except ValueError as error:
         return f"rewards/{name}.py is not valid Python ({error})"
     except FileNotFoundError as error:

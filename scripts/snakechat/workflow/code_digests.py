@@ -57,6 +57,8 @@ REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)
 COMMENT = re.compile(rb"^(\s*\{#[-+]?).*?([-+]?#\})", re.DOTALL | re.MULTILINE)
 # In such a block, a comment is text.
 RAW = re.compile(rb"\{%[-+]?\s*raw\b")
+# Such as a sum of a thousand terms.
+TOO_DEEP = "an expression is nested too deeply: divide it, or put its data into a file"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -101,7 +103,10 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
     Raises:
         SyntaxError, ValueError: It is not valid Python.
     """
-    module = ast.parse(data, path)
+    try:
+        module = ast.parse(data, path)
+    except (RecursionError, MemoryError):
+        raise ValueError(TOO_DEEP) from None
     imports: list[tuple[int, str, str]] = []
     names: set[str] = set()
     strings: set[str] = set()
@@ -126,7 +131,10 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
             if any(isinstance(each, ast.Name) and each.id == "FILES" for each in targets):
                 declared = _constant(node.value)
     readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
-    text = repr(_tree(module)).encode() if names.isdisjoint(readers) else data
+    try:
+        text = repr(_tree(module)).encode() if names.isdisjoint(readers) else data
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
     return Source(
         hashlib.sha256(text).hexdigest(),
         imports,
