@@ -308,7 +308,16 @@ SCRIPTS = ROOT / "scripts"
 # --- plans from specs ---------------------------------------------------------------------------
 
 QUICK_FILE = ROOT / "tests/configs/quick.yaml"
-remembered = functools.cache(read_source)
+
+
+@functools.cache
+def source_of(data, is_reward):
+    return read_source(data, "a module", is_reward)
+
+
+def remembered(data, path, is_reward):
+    """read_source with a memory, by the content of a module."""
+    return source_of(data, is_reward)
 
 
 @functools.cache
