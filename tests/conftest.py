@@ -72,6 +72,16 @@ def program_forks():
     return forks.environment
 
 
+# A program that prints the specs of the jobs of a target.
+PRINT_SPECS = """
+import json, sys
+sys.path.insert(0, "scripts")
+from snakechat.planning.planner import plan_build
+jobs = plan_build(sys.argv[1:2], sys.argv[2:]).jobs
+print(json.dumps({path: job.spec for path, job in jobs.items()}))
+"""
+
+
 class Workflow:
     """A copy of the sources with its own output folder, in which Snakemake runs."""
 
@@ -118,6 +128,12 @@ class Workflow:
     def spec_of(self, result):
         """Return the spec that a result was made from."""
         return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
+
+    def planned_specs(self, target, *options):
+        """Return the specs of all jobs of a target by the paths of their results."""
+        process = self.run("python", "-c", PRINT_SPECS, target, *options, *self.options)
+        assert process.returncode == 0, process.stdout
+        return json.loads(process.stdout.splitlines()[-1])
 
     def planned(self, *targets):
         """Return the rules that a dry run plans for targets, or for the tiny recipe."""

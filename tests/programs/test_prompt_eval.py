@@ -272,16 +272,11 @@ def both(name):
     return f"prompts/{name}", f"prompts/pairs/{name}"
 
 
-def test_a_base_model_overrides_the_prompt_sets(sources, tmp_path, monkeypatch):
-    monkeypatch.setenv("SNAKECHAT_SPECS", str(tmp_path))
-
+def test_a_base_model_overrides_the_prompt_sets(sources):
     def planned(page, *options):
-        process = sources.snakemake(f"output/prompt_eval/{page}.html", "-n", *options)
-        assert process.returncode == 0, process.stdout
-        [path] = tmp_path.glob(f"prompt_eval/{page}-*.json")
-        spec = json.loads(path.read_text())
-        path.unlink()
-        return spec
+        return sources.planned_specs(f"output/prompt_eval/{page}.html", *options)[
+            f"output/prompt_eval/{page}"
+        ]
 
     toy = planned("dpo/tiny")
     assert toy["settings"]["prompt_sets"] == ["toy"] and toy["files"].keys() == {"prompts/toy.yaml"}

@@ -39,16 +39,14 @@ def dataset_folder(config: Config, name: str) -> Path | str | None:
 
 
 def card_settings(config: Config, section: str, name: str) -> dict[str, Any]:
-    """Return what counts of the card of a dataset or a model (section) with a path; else nothing.
+    """Return what counts of the card of a dataset or a model (section) with a path.
 
-    It is what the card declares; of an object store, the version of the card. Its text for people
-    changes no result.
+    It is what the card of a local folder declares. Its text for people changes no result. A card in
+    an object store is read when its files are.
     """
     source = config.source_of(section, name)
-    if source is None:
+    if not isinstance(source, Path):
         return {}
-    if isinstance(source, str):
-        return {"card": remote_versions(config, source).get(CARD)}
     return {"card": card_facts(source.parent if source.is_file() else source)}
 
 
