@@ -206,6 +206,11 @@ def add_results_to_cards():
 snakemake_adapter.after_build(workflow, add_results_to_cards)
 
 
+def name_of(wildcards):
+    """Return the name of a job, NAME or STAGE/NAME."""
+    return "/".join(wildcards)
+
+
 # Snakemake asks for the inputs of a job several times.
 @functools.cache
 def warn_of_unread_files(rule, dataset):
@@ -226,7 +231,7 @@ def inputs(rule):
     def lookup(wildcards):
         snakemake_adapter.check_command(workflow)
         snakemake_adapter.decide_staleness(workflow, changes)
-        name = "/".join(wildcards)
+        name = name_of(wildcards)
         STALENESS.decide(rule, name)
         spec, spec_digest = SPECS.spec(rule, name)
         warn_of_unread_files(rule, name)
@@ -254,7 +259,7 @@ def results_of(stage, jobs):
     def lookup(wildcards):
         snakemake_adapter.check_command(workflow)
         snakemake_adapter.decide_staleness(workflow, changes)
-        name = "/".join(wildcards)
+        name = name_of(wildcards)
         folder = f"output/{stage}/{name}"
         manifests = [SPECS.manifest(*job) for job in jobs(*wildcards)]
         snakemake_adapter.force_inputs(workflow, stage, folder, manifests)
@@ -306,20 +311,23 @@ def cached_hardware(rule, name):
 
 def threads_of(rule):
     """Return a function of wildcards: CPU threads of a job of a recipe on each node."""
-    return fails_in_one_line(
-        lambda wildcards: cached_hardware(rule, "/".join(wildcards))["threads"]
-    )
+
+    @fails_in_one_line
+    def lookup(wildcards):
+        return cached_hardware(rule, name_of(wildcards))["threads"]
+
+    return lookup
 
 
 def resources_of(rule):
     """Return the resources of a job of a recipe, each a function of wildcards and attempt."""
 
     def resource(key):
-        return fails_in_one_line(
-            lambda wildcards, attempt: job_resources(
-                cached_hardware(rule, "/".join(wildcards)), attempt
-            )[key]
-        )
+        @fails_in_one_line
+        def lookup(wildcards, attempt):
+            return job_resources(cached_hardware(rule, name_of(wildcards)), attempt)[key]
+
+        return lookup
 
     return {key: resource(key) for key in RESOURCES}
 
@@ -340,7 +348,7 @@ def params_of(rule):
 
     @fails_in_one_line
     def placement(wildcards):
-        name = "/".join(wildcards)
+        name = name_of(wildcards)
         found = program_placement(CONFIG, rule, name, OPTIONS)
         if found.get("gpus_per_node"):
             warn_without_gpu("/".join(recipe_of(rule, name)))
