@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+from contextlib import chdir
 
 import pytest
 
@@ -113,7 +114,8 @@ class Program:
         shutil.copytree(self.old, self.target)
         # As Snakemake does before it runs a job: see Staleness.
         shutil.copy(self.old / "manifest.json", self.beside("manifest"))
-        write_spec(self.spec, self.output / "specs")
+        with chdir(self.tree.folder):
+            write_spec(self.spec)
 
     def run(self, launcher=(), **named):
         """Run the program, by a launcher or not, with a fault or not; return the process."""

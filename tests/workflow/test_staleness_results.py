@@ -130,7 +130,7 @@ REQUESTED = {
     "train_rlhf": stale("train_rlhf"),
     "evaluate_rlhf": stale("evaluate_rlhf"),
     "draw_report": {"report", "draw_report"},
-    "check_gate": {"dpo", "check_gate"},
+    "check_gate": {"check_gate"},
     "prompt_eval": {"prompt_eval"},
     "rw_eval": {"rw_eval"},
     "write_record": {"write_record"},
