@@ -29,6 +29,8 @@ SHORT_RUN = {
     "save_strategy": "last",
     "early_stopping_patience": 0,
 }
+# The command that runs a program in the processes of its placement.
+LAUNCH = ["python", str(Path(__file__).with_name("launch.py"))]
 # Ends of the last log line of a run without enough memory, from the program or the launcher.
 OUT_OF_MEMORY = ("out of memory", "was ended by SIGKILL")
 
@@ -52,7 +54,7 @@ def main(job: Job[Any]) -> None:
         # A run without checkpoints, which is not stored in the cache.
         placement = placement_at_stage(job.placement, stage)
         placement |= {"save_steps": steps + 1, "cache": None}
-        runs[stage] = train(spec, placement)
+        runs[stage] = train(spec, placement, LAUNCH)
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,12 +112,15 @@ def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, An
     return kept | {"zero_stage": stage}
 
 
-def train(spec: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
+def train(
+    spec: Mapping[str, Any], placement: Mapping[str, Any], launch: list[str]
+) -> dict[str, Any]:
     """Run a training program.
 
     Args:
         spec: Spec of the training.
         placement: Placement of the training.
+        launch: Command that runs a program, as words.
 
     Returns:
         Its run.json, or {"failed": "out of memory"}.
@@ -125,8 +130,8 @@ def train(spec: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, An
     """
     path = Path(f"{spec['path']}.spec.json")
     path.write_text(json.dumps(spec))
-    programs = [str(Path(__file__).with_name(f"{name}.py")) for name in ("launch", spec["rule"])]
-    command = ["python", *programs, "--spec", str(path), "--placement", json.dumps(placement)]
+    program = str(Path(__file__).with_name(f"{spec['rule']}.py"))
+    command = [*launch, program, "--spec", str(path), "--placement", json.dumps(placement)]
     log = path.with_suffix(".log")
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode

@@ -36,6 +36,7 @@ def imported(tmp_path):
         settings = {
             "format": format,
             "on_bad_row": "fail",
+            "card": {},
             "columns": columns_of(format, columns),
             "keep": named_columns(keep),
         }

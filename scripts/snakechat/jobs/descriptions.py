@@ -3,8 +3,6 @@
 A function describes the jobs of the rule that has its name. Its arguments after the config are the
 wildcards of the rule: NAME, or STAGE and NAME. The rules themselves (rules/*.smk) have what
 Snakemake schedules.
-
-Standard library only: the workflow imports this module while it plans.
 """
 
 from collections.abc import Callable, Mapping

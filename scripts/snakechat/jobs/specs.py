@@ -3,8 +3,6 @@
 A spec is canonical JSON: settings, digests of code, pins and external files, and the jobs whose
 results are the inputs. The inputs themselves count by their content, which the manifest records
 (snakechat.workflow.manifest).
-
-Standard library only: the workflow imports this module while it plans.
 """
 
 from collections.abc import Callable, Mapping

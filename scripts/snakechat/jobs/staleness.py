@@ -4,8 +4,6 @@ A result is up to date if its manifest holds today's spec and the digests of tod
 files are there. An input that is stale itself is rebuilt first; its readers then run, and keep
 their results if its content is the same (snakechat.workflow.job). Times of files decide nothing,
 and a decision writes nothing.
-
-Standard library only: the workflow imports this module while it plans.
 """
 
 from collections.abc import Iterable, Mapping

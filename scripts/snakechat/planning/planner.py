@@ -119,18 +119,20 @@ def is_job(config: Config, rule: str, name: str) -> bool:
 
 
 def with_upstream(specs: Specs, wanted: Iterable[Job]) -> list[Job]:
-    """Return jobs and all jobs upstream of them; each follows those that it reads."""
-    ordered: dict[Job, None] = {}
+    """Return jobs and all jobs upstream of them, in the order of their stages.
 
-    def add(job: Job) -> None:
-        if job not in ordered:
-            for upstream in specs.describe(*job).inputs.values():
-                add(upstream)
-            ordered[job] = None
+    Each job follows those that it reads.
+    """
+    depths: dict[Job, int] = {}
+
+    def depth(job: Job) -> int:
+        if job not in depths:
+            depths[job] = 1 + max(map(depth, specs.describe(*job).inputs.values()), default=0)
+        return depths[job]
 
     for job in wanted:
-        add(job)
-    return list(ordered)
+        depth(job)
+    return sorted(depths, key=lambda job: (depths[job], specs.result(*job)))
 
 
 def stale_results(specs: Specs, jobs: Iterable[Job], wanted: Iterable[Job]) -> set[str]:

@@ -153,8 +153,7 @@ PLANNING = (
     "lineage",
     "locks",
     "manifest",
-    "specs",
-    "staleness",
+    "spec_files",
 )
 
 
