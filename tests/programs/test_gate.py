@@ -65,7 +65,7 @@ def test_other_paths_are_errors(metrics, path, message):
 @pytest.mark.slow
 def test_a_build_ends_with_an_error_if_the_model_misses_its_gate(quick, tmp_path):
     tree = quick.copy(tmp_path / "copy")
-    tree.build(TARGET)
+    tree.build("output/report/reward/tiny")
     model, gates = (tree.folder / path for path in (TARGET, "output/gate/reward"))
     tree = Workflow(tree.folder, *tree.options, "mine.yaml")
 
