@@ -1,6 +1,7 @@
 """Check the gate of a recipe: whether a figure of its evaluation is within the bounds.
 
-The result says so (gate.json). A figure that misses a bound is an error, and there is no result.
+Writes the figure and its bounds to gate.json. If the figure misses a bound, the job fails and
+writes no result.
 """
 
 import json

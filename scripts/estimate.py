@@ -5,8 +5,8 @@
     python scripts/estimate.py output/rlhf/mine --gpu 48GB,181TFLOPS,864GB/s
     python scripts/estimate.py output/rlhf/13b --price 1.90
 
-The jobs and their placement are those of a build with the same targets and options of Snakemake.
-Nothing is built or written. Where output/ has results of runs on the same
+Plans the jobs and placements of a build with the same targets and options of Snakemake. Builds and
+writes nothing. Where output/ has results of runs on the same
 kind of GPU, their time is printed beside its estimate and corrects the hours of jobs to come. The
 modules in snakechat/planning/ describe the method.
 """

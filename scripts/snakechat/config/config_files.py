@@ -15,7 +15,7 @@ import yaml
 from snakechat.config.errors import ConfigError
 from snakechat.config.plain_values import MAX_DEPTH, shown_key
 
-# Many times the values of any config, with those of an alias each time.
+# Far more than a config has. The values of an alias count at each use.
 MAX_VALUES = 100_000
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
@@ -98,7 +98,7 @@ def _check_keys(name: str, root: yaml.Node | None) -> None:
         num_values += 1
         if num_values > MAX_VALUES:
             raise ConfigError(
-                f"{name}: more than {MAX_VALUES:,} values, with those of an alias each time: use"
+                f"{name}: more than {MAX_VALUES:,} values, counting those of an alias at each use: use"
                 " fewer aliases"
             )
         # An alias is the node that it names, which may contain the alias.

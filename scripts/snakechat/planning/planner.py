@@ -1,7 +1,7 @@
 """The jobs of a build, for programs that explain, estimate or accept: planned in their process.
 
-The jobs, their specs and what makes them stale are those of the workflow (snakechat.jobs). What a
-target consists of is here a second time, because Snakemake knows it from the rules.
+Jobs, specs and staleness come from the modules that the workflow uses (snakechat.jobs). Only the
+jobs of a target are determined a second time: Snakemake derives them from the rules.
 """
 
 import argparse
@@ -96,11 +96,11 @@ def jobs_of_target(config: Config, target: str) -> list[Job]:
                 name = folder.relative_to(f"output/{root}").as_posix()
                 if is_job(config, rule, name):
                     return [(rule, name)]
-    raise InputError(f"{target} is no result: name one, such as output/sft/NAME")
+    raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text may be the name of a recipe, and is not that of a file."""
+    """Return whether a text can be the name of a recipe rather than of a file."""
     return RECIPE_NAME.fullmatch(text) is not None and not text.endswith((".manifest", ".html"))
 
 

@@ -83,7 +83,7 @@ class Options(NamedTuple):
 
 
 def parse_options(words: list[str]) -> Options:
-    """Return options of Snakemake, with those of its profiles.
+    """Parse options of Snakemake, including those of its profiles.
 
     Raises:
         InputError: An option selects jobs by something else than what is stale.

@@ -50,7 +50,7 @@ MISTAKES = {
         tiny("dpo", gate={"metric": "accuracy", "min": 0.9, "max": 0.6}),
         "config: dpo.recipes.tiny.gate: min is more than max: swap them",
     ),
-    "bound that is no number": (
+    "bound that is not a number": (
         tiny("sft", gate={"metric": "after.perplexity", "max": "low"}),
         "config: sft.recipes.tiny.gate.max: 'low'",
     ),

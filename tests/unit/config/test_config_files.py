@@ -29,7 +29,10 @@ ALIASES = "a0: &a0 {b: 1}\n" + "".join(
         (b"a: &a {b: {c: *a}}\n", "x.yaml: line 1 is in more than 50"),
         (b"a: " + b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
         (b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
-        (ALIASES.encode(), "x.yaml: more than 100,000 values, with those of an alias each time"),
+        (
+            ALIASES.encode(),
+            "x.yaml: more than 100,000 values, counting those of an alias at each use",
+        ),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )
