@@ -98,8 +98,8 @@ def _check_keys(name: str, root: yaml.Node | None) -> None:
         num_values += 1
         if num_values > MAX_VALUES:
             raise ConfigError(
-                f"{name}: more than {MAX_VALUES:,} values, counting those of an alias at each use: use"
-                " fewer aliases"
+                f"{name}: more than {MAX_VALUES:,} values, counting those of an alias at each use:"
+                " use fewer aliases"
             )
         # An alias is the node that it names, which may contain the alias.
         if depth > MAX_DEPTH and node is not None:
