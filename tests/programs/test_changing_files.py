@@ -18,7 +18,8 @@ from snakechat.workflow.job import Job
 
 def job_of(tmp_path, source, files, **settings):
     """A job that reads files of a folder; files: paths by the names that the spec has for them."""
-    spec = {"rule": "any", "name": "mine", "path": str(tmp_path / "result"), "settings": settings}
+    spec = {"rule": "any", "name": "mine", "path": str(tmp_path / "result")}
+    spec["settings"] = {"card": {}, **settings}
     spec |= {"inputs": {}, "files": {name: file_digest(path) for name, path in files.items()}}
     job = Job(spec, {}, {"source": str(source)}, SimpleNamespace)
     job.result.mkdir()
