@@ -29,6 +29,7 @@ def bench(folder, *arguments):
     return process, json.loads(path.read_text())
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_measures_all_methods_and_switches(tmp_path):
     process, results = bench(tmp_path)
     entries = results["measurements"]

@@ -1,4 +1,4 @@
-"""One of four processes of a job is killed: the job ends, and the same command goes on."""
+"""One of two processes of a job is killed: the job ends, and the same command goes on."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from support.stages import stages_of_small_model
 
 pytestmark = pytest.mark.slow
 
-PROCESSES, STEPS = 4, 2
+PROCESSES, STEPS = 2, 2
 RECIPE = {
     "actor": "models/random",
     "reward": None,
@@ -39,7 +39,7 @@ RECIPE = {
 
 @pytest.fixture(scope="module")
 def command(tokenizer, tmp_path_factory):
-    """Return a function that runs the training of a recipe in four processes at ZeRO 3."""
+    """Return a function that runs the training of a recipe in two processes at ZeRO 3."""
     rows, _ = toy.make_rows(STEPS * RECIPE["rollout_batch_size"], 0, random.Random(1))
     records = [tuple(row.values()) for row in rows]
     folder = tmp_path_factory.mktemp("killed")
@@ -71,7 +71,7 @@ def command(tokenizer, tmp_path_factory):
 def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(
     command, pytestconfig
 ):
-    # Each phase is a run of four processes: all of them with --kills 3 or more.
+    # Each phase is a run of two processes: all of them with --kills 3 or more.
     phases = PHASES if pytestconfig.getoption("kills") > 2 else ("sample",)
     for phase in phases:
         code, output, folder = command("killed", phase)

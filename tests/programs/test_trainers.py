@@ -18,6 +18,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
+from support.cases import some
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -149,7 +150,7 @@ def test_a_run_that_diverges_reports_its_step_and_rows(copy):
     assert line.endswith("loss is nan, training has diverged: try a lower learning rate")
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
+@some(("sft", "reward", "dpo"), ("dpo",), "stage")
 def test_two_processes_train_like_one(stage, copy):
     spec = copy.folder / "spec.json"
     spec.write_text(json.dumps(copy.spec_of(f"output/{stage}/tiny")))

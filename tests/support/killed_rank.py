@@ -19,7 +19,7 @@ from snakechat.training import checkpointing, deepspeed_engine  # noqa: E402
 from snakechat.workflow import job  # noqa: E402
 from snakechat.workflow.distributed import rank  # noqa: E402
 
-VICTIM = 2
+VICTIM = 1
 # The function that is called in each phase, and the call that does not return. The runs after the
 # first two resume after step 1 of 2.
 PHASES = {

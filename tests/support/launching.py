@@ -2,9 +2,8 @@
 
 import os
 import subprocess
-import sys
 
-from conftest import ROOT
+from conftest import ROOT, program_forks
 
 
 def launch(number, program, *arguments, folder=None, device="cpu"):
@@ -12,11 +11,11 @@ def launch(number, program, *arguments, folder=None, device="cpu"):
 
     device: cpu or cuda, on which the program computes.
     """
-    command = [sys.executable, ROOT / "scripts/launch.py", "--standalone", "--shutdown-timeout=60"]
+    command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone", "--shutdown-timeout=60"]
     return subprocess.Popen(
         [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": device},
+        env={**os.environ, **program_forks(), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": device},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

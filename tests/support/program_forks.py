@@ -44,6 +44,8 @@ LIBRARIES = (
 )
 # Variables that libraries read once: with other values, programs run in plain Python.
 READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORCH", "TRANSFORMERS_")
+# Except those that scripts/launch.py and torchrun set for each program. The server has UTF-8, too.
+OF_LAUNCHERS = ("PYTHONUTF8", "TORCHELASTIC_", "TORCH_NCCL_")
 
 
 class ProgramForks:
@@ -62,6 +64,7 @@ class ProgramForks:
         if Path("/dev/nvidiactl").exists():
             return
         self.folder = tempfile.mkdtemp(prefix="forks-")
+        loaded = {"LD_PRELOAD": str(preload)} if preload else {}
         address = f"{self.folder}/socket"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -71,7 +74,7 @@ class ProgramForks:
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
-                env={**os.environ, "LD_PRELOAD": str(preload)} if preload else None,
+                env={**os.environ, "PYTHONUTF8": "1", **loaded},
             )
         self.environment["PROGRAM_FORKS"] = address
 
@@ -85,7 +88,11 @@ class ProgramForks:
 
 def imported_with(environment):
     """Return the variables that the import of the libraries depends on."""
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(READ_AT_IMPORT) and not name.startswith(OF_LAUNCHERS)
+    }
 
 
 def serve(listener, variables):

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
@@ -25,9 +24,10 @@ from snakechat.config.loading import load_config, update
 from snakechat.config.schema import config_schema
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
-from snakechat.workflow.code_digests import code_digests, program_code, read_source
+from snakechat.workflow.code_digests import Modules, read_source
 from snakechat.workflow.pins import LOCK, pins_of, read_lock
 from snakechat.workflow.snakemake_adapter import read_config
+from support.cases import some
 
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched.
@@ -169,19 +169,6 @@ def rows(table):
 def few_rows(table, number=4):
     """Parametrize a test with a few rows of a table, evenly spaced."""
     return rows(dict(list(table.items())[:: len(table) // number]))
-
-
-def some(names, kept, argument, values=None):
-    """Parametrize a test with names, or their values. Those not kept are of exhaustive tests."""
-    params = [
-        pytest.param(
-            values[name] if values else name,
-            id=name,
-            marks=[] if name in kept else pytest.mark.exhaustive,
-        )
-        for name in names
-    ]
-    return pytest.mark.parametrize(argument, params)
 
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -378,6 +365,10 @@ def rules_to_run(built, specs, digests):
 EVERY_RULE = (*TINY, MINE)
 
 
+# Read once for all rows.
+MODULES = Modules(SCRIPTS)
+
+
 def fresh(edit):
     """A row with an edit after which nothing must run."""
     return Row(edit, set(), TARGETS)
@@ -392,7 +383,7 @@ def program_of(rule):
 def code_of(rule):
     """Return the files of scripts/ that a rule runs, with their digests."""
     # tests/unit/workflow/test_program_code.py compares these with what Python finds.
-    return code_digests(program_of(rule))
+    return MODULES.code(program_of(rule).stem).digests
 
 
 def stale_everywhere(users):
@@ -416,7 +407,7 @@ def code(name):
 @functools.cache
 def pins_of_rule(rule):
     """Return the libraries that a rule depends on, with their pinned versions."""
-    return pins_of(program_code(program_of(rule)).imports - {"vllm"})
+    return pins_of(MODULES.code(program_of(rule).stem).imports - {"vllm"})
 
 
 def pin(library):

@@ -28,7 +28,7 @@ def workflow(sources):
     return sources
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_jobs_run_in_the_image_with_sdm_apptainer_alone(workflow, monkeypatch):
     monkeypatch.setenv("PATH", workflow.environment["PATH"])
     target, calls = "output/data/toy.manifest.json", workflow.folder / "calls"

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from conftest import Workflow
+from support.cases import some
 from support.staleness import (
     CONFIG,
     OURS,
@@ -18,7 +19,6 @@ from support.staleness import (
     build_stubs,
     merged,
     program_of,
-    some,
 )
 
 STUB = '''"""Write a constant."""
@@ -49,7 +49,7 @@ for name, readers in READERS.items():
     if readers and name != "fetch_model":
         PROGRAMS.setdefault(program_of(name).name, set()).add(name)
 # A program of each kind. Exhaustive tests have the others.
-KINDS = ("import_dataset.py", "tokenize_phase.py", "train_sft.py")
+KINDS = ("tokenize_phase.py", "train_sft.py")
 
 
 @pytest.fixture(scope="module")

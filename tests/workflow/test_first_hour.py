@@ -89,6 +89,7 @@ def test_the_example_with_own_data_plans_on_a_cpu(page, without_gpu):
     assert "needs a GPU" not in process.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_example_with_own_data_runs_on_a_cpu(without_gpu, tokenizer):
     folder = without_gpu.folder
     command = write_example("README.md", folder)

@@ -181,7 +181,7 @@ def test_an_input_rebuilt_to_the_same_bytes_rebuilds_nothing_downstream(quick, t
     assert copy.planned() == set()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_human_preferences_pass_the_whole_pipeline(shared_data, tmp_path):
     # The config names the data next to the working directory.
     copy_sources(tmp_path / "work")
