@@ -26,6 +26,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Programs print as they do for users: with it, output would always be in order.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# Without what a test sets for itself.
+ENVIRONMENT = dict(os.environ)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # The files of a checkout that a build reads.
@@ -67,7 +70,7 @@ def pytest_addoption(parser):
 @functools.cache
 def program_forks():
     """Return the environment with which programs start as forks, until the tests end."""
-    forks = ProgramForks()
+    forks = ProgramForks(ENVIRONMENT)
     atexit.register(forks.stop)
     return forks.environment
 

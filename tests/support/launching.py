@@ -11,7 +11,8 @@ def launch(number, program, *arguments, folder=None, device="cpu"):
 
     device: cpu or cuda, on which the program computes.
     """
-    command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone", "--shutdown-timeout=60"]
+    command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone"]
+    command += ["--shutdown-timeout=60"]
     return subprocess.Popen(
         [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
         cwd=folder,

@@ -52,13 +52,14 @@ class ProgramForks:
     """A server that runs until the end of the tests.
 
     Args:
+        environment: Its variables.
         preload: A library that is loaded before all others (LD_PRELOAD), with its forks too.
 
     Attributes:
         environment: Variables with which programs use the server.
     """
 
-    def __init__(self, preload=None):
+    def __init__(self, environment, preload=None):
         self.environment = {}
         # A process that forks must not have used a GPU.
         if Path("/dev/nvidiactl").exists():
@@ -74,7 +75,7 @@ class ProgramForks:
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
-                env={**os.environ, "PYTHONUTF8": "1", **loaded},
+                env={**environment, "PYTHONUTF8": "1", **loaded},
             )
         self.environment["PROGRAM_FORKS"] = address
 

@@ -14,6 +14,7 @@ from contextlib import chdir
 
 import pytest
 
+from conftest import ENVIRONMENT
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import read_manifest, result_files
 from snakechat.workflow.result_cache import ResultCache
@@ -155,7 +156,7 @@ class Program:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
     """The environment of programs in which faults occur."""
-    forks = ProgramForks(preload=compile_faults(tmp_path_factory.mktemp("faults")))
+    forks = ProgramForks(ENVIRONMENT, preload=compile_faults(tmp_path_factory.mktemp("faults")))
     if not forks.environment:
         forks.stop()
         pytest.skip("needs a machine without a GPU")
