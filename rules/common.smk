@@ -189,21 +189,21 @@ onstart:
 
 
 @fails_in_one_line
-def add_results_to_cards():
-    """Write the results of evaluations into the model cards."""
+def write_model_cards():
+    """Write model cards, and the results of evaluations into them."""
     recipes = [
         (stage, name)
         for stage in STAGES
-        for name in snakemake_adapter.planned_names(workflow, f"evaluate_{stage}")
+        for name in snakemake_adapter.planned_names(workflow, f"train_{stage}")
     ]
     if recipes:
         # It takes a second.
-        from snakechat.reporting.card_results import add_results
+        from snakechat.reporting.card_writing import write_cards
 
-        add_results(SPECS, recipes)
+        write_cards(SPECS, recipes)
 
 
-snakemake_adapter.after_build(workflow, add_results_to_cards)
+snakemake_adapter.after_build(workflow, write_model_cards)
 
 
 def name_of(wildcards):

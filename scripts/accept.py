@@ -109,7 +109,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
 
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
-    """Record in the manifest and in the model card of a result that it counts for a job's spec."""
+    """Record in the manifest of a result that it counts for a job's spec."""
     spec = job.spec
     entry = {
         "because": reason,
@@ -121,14 +121,6 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     accepted = [*manifest.get("accepted", ()), entry]
     text = json.dumps({**manifest, "spec": spec, "accepted": accepted}, indent=1, sort_keys=True)
     folder = Path(spec["path"])
-    card = folder / "README.md"
-    if card.exists():
-        heading = "\n## Accepted changes\n\n" if not manifest.get("accepted") else ""
-        line = f"- {entry['date']}: {escape(reason)} ({'; '.join(changes)})\n"
-        text_of_card = card.read_text()
-        # A run that was killed after this has written it.
-        if not text_of_card.endswith(heading + line):
-            replace_text(card, text_of_card + heading + line)
     # The manifest next to the result comes last: it makes the result up to date.
     replace_text(folder / "manifest.json", f"{text}\n")
     write_atomically(manifest_path(folder), f"{text}\n")
@@ -148,11 +140,6 @@ def replace_text(path: Path, text: str) -> None:
     write_atomically(temporary, text, writer="tmp")
     os.replace(temporary, path)
     fsync(path.parent)
-
-
-def escape(text: str) -> str:
-    """Return a text in which Markdown has no effect."""
-    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+-.!|" else letter for letter in text)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.saving import save_model
-from snakechat.reporting.model_card import write_card
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine, make_frozen
@@ -131,7 +130,6 @@ def main(job: Job[RewardSettings]) -> None:
             merge_adapters(model, partial(engine.gathered, update=True))
         check_saved_model(job, saved_scores, response_scores(scorer, probes, max_tokens))
     job.facts["probe_scores"] = saved_scores.tolist()
-    write_card(job)
 
 
 def losses_and_scores(

@@ -46,7 +46,6 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
-from snakechat.reporting.model_card import write_card
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
@@ -112,7 +111,6 @@ def main(job: RlhfJob) -> None:
     evaluations.save_result(job.result)
     record_changed_weights(job, models.actor.model, job.inputs["actor"])
     kept_models.save_result(job.result)
-    write_card(job)
 
 
 class StepResult(NamedTuple):

@@ -18,7 +18,6 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
-from snakechat.reporting.model_card import write_card
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
@@ -103,7 +102,6 @@ def main(job: Job[SftSettings]) -> None:
     evaluations.save_result(job.result)
     record_changed_weights(job, model, job.inputs["model"])
     kept_models.save_result(job.result)
-    write_card(job)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from snakechat.modeling.forward import Policy, Scorer, response_logprobs, respon
 from snakechat.modeling.loading import load_causal, load_scorer
 from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint
-from support.stages import TRAINING, Stages
+from support.stages import Stages
 from support.talking import GREEDY, script_ids
 
 pytestmark = [
@@ -102,10 +102,7 @@ def stages(checkpoint, group, request, tmp_path_factory):
         changes[stage] = {"recipes": {"family": {**recipe, **model}}}
     before = Path.cwd()
     os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for program, _ in TRAINING.values():
-            patch.setattr(program, "write_card", lambda job: None)
-        yield Stages(load(changes), folder, records(), {"family": base})
+    yield Stages(load(changes), folder, records(), {"family": base})
     os.chdir(before)
 
 

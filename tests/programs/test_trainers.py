@@ -179,8 +179,6 @@ def test_two_processes_train_like_one(stage, copy):
 @pytest.fixture
 def reward_job(tokenizer, tmp_path, monkeypatch, group):
     """A function that returns a job of train_reward on a small model and random pairs."""
-    # The model card needs the lineage of a build.
-    monkeypatch.setattr(train_reward, "write_card", lambda job: None)
     inputs = {name: tmp_path / name for name in ("model", "tokens")}
     save_model(make_causal(INIT, tokenizer, seed=1), tokenizer, inputs["model"])
     inputs["tokens"].mkdir()

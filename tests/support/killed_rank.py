@@ -1,7 +1,7 @@
 """RLHF training of which a process kills itself, for tests/programs/test_killed_ranks.py.
 
 Arguments: the phase in which it dies (or none), a file for the time of its death, and those of the
-program. Inputs and model cards that need a whole build are not checked and not written.
+program. Inputs that need a whole build are not checked.
 """
 
 import os
@@ -56,7 +56,6 @@ def main():
     if phase in PHASES and rank() == VICTIM:
         owner, name, call = PHASES[phase]
         setattr(owner, name, dying(getattr(owner, name), call, Path(died)))
-    train_rlhf.write_card = lambda job: None
     job.check_code = lambda *_: None
     job.run(train_rlhf.main, RlhfSettings)
 

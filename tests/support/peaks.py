@@ -220,14 +220,14 @@ def settings_of(spec):
     return settings_type(**{name: spec["settings"].get(name) for name in names})
 
 
-def run_two_steps(case, result, folder, last):
-    """Run a training program for two steps, until before it calls one of its functions.
+def run_two_steps(case, result, folder, last=None):
+    """Run a training program for two steps.
 
     Args:
         case: Stage, settings and placement.
         result: Folder of the results.
         folder: What prepare wrote.
-        last: Name of the function in the program.
+        last: Name of a function in the program, at whose call it ends. None runs all of it.
     """
     from snakechat.algorithms import rlhf_models
     from snakechat.training.checkpointing import Checkpointer
@@ -251,7 +251,8 @@ def run_two_steps(case, result, folder, last):
     # These checks need records of other jobs.
     rlhf_models.check_probes = lambda *_: None
     program.count_shared_prompts = lambda *_: {}
-    setattr(program, last, finish)
+    if last is not None:
+        setattr(program, last, finish)
     steps = Checkpointer.steps
     Checkpointer.steps = lambda self, batches: collect_garbage(islice(steps(self, batches), 2))
     try:

@@ -39,7 +39,7 @@ def main(folder, stage, hidden, layers):
 
 def run(case, inputs):
     """Train on the inputs of a folder and save the actor there."""
-    run_two_steps(case, inputs / "rlhf", inputs, "write_card")
+    run_two_steps(case, inputs / "rlhf", inputs)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ def rlhf_inputs(tokenizer, tmp_path_factory, group):
 
 
 @pytest.fixture(name="train")
-def rlhf_training(inputs, monkeypatch):
+def rlhf_training(inputs):
     """A function that trains with changed settings and returns the job."""
-    # The model card needs the lineage of a build.
-    monkeypatch.setattr(train_rlhf, "write_card", lambda job: None)
     jobs = []
 
     def train(placement=(), without=(), name="mine", **settings):

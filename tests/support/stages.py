@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 import compute_reference
 import generate_responses
@@ -82,8 +81,7 @@ GENERATION = {
 class Stages:
     """Results of a config's jobs, each made when it is first asked for.
 
-    The working directory is that of the build. Model cards, which need the lineage of a build, are
-    not written: the caller replaces write_card of the training programs.
+    The working directory is that of the build.
 
     Args:
         rows: {split: records} of the datasets; each phase gets all of them.
@@ -196,10 +194,7 @@ def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_j
     changes["models"] = {"random": {"path": str(folder / "base"), "template": "dialogue"}}
     before = Path.cwd()
     os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for program, _ in TRAINING.values():
-            patch.setattr(program, "write_card", lambda job: None)
-        yield Stages(load(changes), folder, rows, {"random": folder / "base"})
+    yield Stages(load(changes), folder, rows, {"random": folder / "base"})
     os.chdir(before)
 
 

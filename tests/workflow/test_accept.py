@@ -52,9 +52,11 @@ def test_the_reason_is_recorded(accepted):
     assert entry["because"] == "the refactoring | keeps all losses"
     assert entry["changes"] == ["program train_sft.py changed"]
     assert entry["from"] != entry["to"]
+    (workflow.folder / "output/sft/tiny/README.md").unlink()
+    workflow.build("output/sft/tiny")
     card = (workflow.folder / "output/sft/tiny/README.md").read_text()
     assert "## Accepted changes" in card
-    assert r"the refactoring \| keeps all losses (program train_sft.py changed)" in card
+    assert "the refactoring &#124; keeps all losses (program train_sft.py changed)" in card
 
 
 def test_verify_lists_accepted_results_and_finds_no_problem(accepted):

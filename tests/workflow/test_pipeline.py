@@ -77,6 +77,20 @@ def test_model_cards_have_the_results_of_the_evaluation(tiny):
     assert {"rlhf.score", "wins.rlhf.sft.score"} <= names
 
 
+def test_a_missing_card_is_written_and_an_edited_one_stays(quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    sft, reward = (copy.folder / f"output/{stage}/tiny/README.md" for stage in ("sft", "reward"))
+    text = reward.read_text()
+    assert "# tiny\n" in text and "Hardware: CPU, 1 threads" in text
+    reward.unlink()
+    edited = sft.read_text() + "Mine.\n"
+    sft.write_text(edited)
+    assert copy.planned() == set()
+    copy.build("output/rlhf/tiny")
+    assert reward.read_text() == text
+    assert sft.read_text() == edited
+
+
 def test_finished_build_has_nothing_to_do(tiny):
     assert tiny.planned() == set()
 

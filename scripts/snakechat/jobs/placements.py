@@ -74,7 +74,7 @@ def program_placement(
         config: The checked config.
         rule: The rule of the job.
         name: Its name.
-        options: The options of Snakemake with which the result is rebuilt, for its model card.
+        options: The options of Snakemake with which the result is rebuilt.
     """
     if RULES[rule].work is not None:
         own = _models_placement(config, rule, name)
@@ -93,7 +93,6 @@ def _models_placement(config: Config, rule: str, name: str) -> dict[str, Any]:
     own: dict[str, Any] = {
         **hardware(config, rule, name),
         "save_steps": config.values["save_steps"],
-        "licenses": declared_licenses(config),
     }
     if judges := config.llm_judges(*recipe_of(rule, name)):
         own |= _access(config, judges)

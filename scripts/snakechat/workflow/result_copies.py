@@ -62,7 +62,7 @@ def check_names(folder: Path, key: str) -> Manifest:
         name = path.relative_to(folder).as_posix()
         if not stat.S_ISREG(path.lstat().st_mode):
             raise Damaged(f"{name} is not a regular file")
-        if name != MANIFEST and path.name != MODEL_CARD:
+        if name != MANIFEST:
             names.add(name)
     for name in sorted(names ^ manifest["files"].keys()):
         raise Damaged(f"{name} is {'not in the manifest' if name in names else 'missing'}")
@@ -85,22 +85,20 @@ def check_content(folder: Path, manifest: Manifest) -> None:
 def place_result(
     source: Path, target: Path, manifest: Manifest, make_folder: Callable[[Path], None] = Path.mkdir
 ) -> None:
-    """Fill a folder with the files of a result: links, and copies of what people edit.
+    """Fill a folder with links to the files of a result, or copies.
 
     The result is complete with its manifest alone: see place_manifest.
 
     Args:
         make_folder: Creates a folder.
     """
-    cards = [path.relative_to(source).as_posix() for path in walk_files(source, MODEL_CARD)]
     folders = {target}
-    for name in [*sorted(manifest["files"]), *cards]:
+    for name in sorted(manifest["files"]):
         for parent in reversed(PurePosixPath(name).parents[:-1]):
             if target / parent not in folders:
                 make_folder(target / parent)
                 folders.add(target / parent)
-        place = link_or_copy if name in manifest["files"] else copy
-        place(source / name, target / name)
+        link_or_copy(source / name, target / name)
     for folder in folders:
         fsync(folder)
 
@@ -135,8 +133,8 @@ def copy_run_file(
                 copy(Path(parent, name), below / name)
 
 
-def walk_files(folder: Path, name: str | None = None) -> Iterator[Path]:
-    """Yield all files and links below a folder, or those with a name; links are not followed."""
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yield all files and links below a folder; links are not followed."""
     for parent, folders, files in os.walk(folder):
         links = [inner for inner in folders if os.path.islink(os.path.join(parent, inner))]
-        yield from (Path(parent, file) for file in sorted(files + links) if name in (None, file))
+        yield from (Path(parent, file) for file in sorted(files + links))

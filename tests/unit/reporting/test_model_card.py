@@ -1,16 +1,14 @@
 """The README.md of a model folder."""
 
-import importlib.metadata
 import json
 import os
 import shlex
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from snakechat.reporting.model_card import processors, rebuild_commands, write_card
+from snakechat.reporting.model_card import model_card, processors, rebuild_commands
 from snakechat.workflow.digests import digest
 from support import lineages
 
@@ -36,20 +34,19 @@ LINEAGE = {
 }
 
 
-def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None, licenses=(), facts=()):
-    """Write a card; return its metadata and its text."""
+def card_of(folder, rule="train_sft", lineage=LINEAGE, options=None, licenses=(), **changes):
+    """Return the metadata and the text of a card."""
     path = f"output/{rule.removeprefix('train_')}/mine"
     spec = {"rule": rule, "name": "mine", "path": path, "settings": SETTINGS}
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 1.25, "rate": 1e-5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2, "licenses": dict(licenses)}
+    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2}
     if options is not None:
         placement["options"] = options
-    job = SimpleNamespace(
-        spec=spec, lineage=lineage, result=folder, placement=placement, facts=dict(facts)
-    )
-    write_card(job)
-    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    record = {"placement": placement, "versions": {"peft": "4.5", "torch": "1.2.3+cpu"}}
+    manifest = {"spec": spec, "lineage": lineage, "facts": {}, **changes}
+    card = model_card(folder, manifest, record, dict(licenses))
+    _, metadata, text = card.split("---\n", 2)
     assert f"Spec `{digest(spec)}`, seed 7." in text
     return yaml.safe_load(metadata), text
 
@@ -72,17 +69,15 @@ def test_a_card_names_sources_and_the_last_step(tmp_path):
     assert "\n\n\n" not in text
 
 
-def test_a_card_names_the_versions_that_are_installed(tmp_path, monkeypatch):
-    versions = {"torch": "1.2.3+cpu", "peft": "4.5"}
+def test_a_card_names_the_versions_that_the_run_had(tmp_path):
+    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in card_of(tmp_path)[1]
 
-    def version(name):
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    _, text = card_of(tmp_path)
-    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in text
+def test_a_card_names_accepted_changes(tmp_path):
+    assert "## Accepted" not in card_of(tmp_path)[1]
+    entry = {"date": "2026-11-26", "because": "same <b>", "changes": ["program a", "program b"]}
+    _, text = card_of(tmp_path, accepted=[entry])
+    assert "## Accepted changes\n\n- 2026-11-26: same &lt;b&gt; (program a; program b)\n" in text
 
 
 @pytest.mark.parametrize(

@@ -98,16 +98,6 @@ def test_a_file_system_without_links_gets_copies(cache, result, target, monkeypa
     assert (result / "model").stat().st_nlink == (target / "model").stat().st_nlink == 1
 
 
-def test_an_edited_model_card_is_not_that_of_the_entry(cache, result, target):
-    key = make_result(result)
-    (result / "README.md").write_text("# Tiny")
-    cache.put(key, result)
-    with (result / "README.md").open("a") as file:
-        file.write(", edited")
-    assert cache.take(key, target)
-    assert (target / "README.md").read_text() == "# Tiny"
-
-
 def test_files_that_a_manifest_does_not_list_are_not_stored(cache, result):
     key = make_result(result)
     (result / ".snakemake_timestamp").touch()

@@ -1,6 +1,8 @@
-"""The results of an evaluation in the model card, as the `model-index` metadata of the Hub.
+"""Model cards, which the end of a build writes next to trained models.
 
-A training writes its card before its evaluation exists; the end of a build adds the results.
+A card is no part of the result: another wording makes no model stale, and users edit it. A build
+writes the cards that are missing, and the results of evaluations into the metadata of all cards, as
+the `model-index` of the Hub.
 """
 
 import json
@@ -12,13 +14,16 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard
 
+from snakechat.config.licenses import declared_licenses
 from snakechat.data.model_files import CARD
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.reporting.figures import read_figure
+from snakechat.reporting.model_card import model_card
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The metrics that a card has, by stage: keys of metrics.json joined by dots.
@@ -38,29 +43,46 @@ METRICS = {
 TASKS = {"reward": "text-classification"}
 
 
-def add_results(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
-    """Write the evaluations of recipes that are up to date into the cards of their models.
+def write_cards(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
+    """Write the missing cards of trained models, and the results of evaluations into all.
+
+    Args:
+        specs: The specs of the build.
+        recipes: Stage and name of each model. One that does not exist has no card.
 
     Raises:
         InputError: A card cannot be read or written.
     """
     staleness = Staleness(specs)
     for stage, name in recipes:
-        spec, _ = specs.spec(f"evaluate_{stage}", name)
-        manifest = read_valid_manifest(manifest_path(spec["path"]))
-        path = Path(f"output/{stage}/{name}", CARD)
-        if manifest is None or not path.exists() or not staleness.is_up_to_date(spec, manifest):
+        card = Path(f"output/{stage}/{name}", CARD)
+        old = card.read_text(encoding="utf-8") if card.exists() else None
+        new = old or new_card(card.parent, declared_licenses(specs.config))
+        if new is None:
             continue
-        metrics = json.loads(Path(spec["path"], "metrics.json").read_text())
-        datasets = evaluated_datasets(f"output/{stage}/{name}", manifest["lineage"])
-        old = path.read_text(encoding="utf-8")
-        try:
-            new = card_with_results(old, stage, name, metrics, datasets)
-        except (ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{path}: its metadata cannot be read: {reason}") from None
+        spec, _ = specs.spec(f"evaluate_{stage}", name)
+        evaluation = read_valid_manifest(manifest_path(spec["path"]))
+        if evaluation is not None and staleness.is_up_to_date(spec, evaluation):
+            metrics = json.loads(Path(spec["path"], "metrics.json").read_text())
+            datasets = evaluated_datasets(f"output/{stage}/{name}", evaluation["lineage"])
+            try:
+                new = card_with_results(new, stage, name, metrics, datasets)
+            except (ValueError, yaml.YAMLError) as error:
+                reason = " ".join(str(error).split())
+                raise InputError(f"{card}: its metadata cannot be read: {reason}") from None
         if new != old:
-            _write_card(path, new)
+            _write_card(card, new)
+
+
+def new_card(folder: Path, declared: Mapping[str, str]) -> str | None:
+    """Return the card of a trained model, or None if the model is not complete.
+
+    declared: The licences in the config, by the path of a source.
+    """
+    manifest, record = read_valid_manifest(manifest_path(folder)), read_run_record(folder)
+    if manifest is None or record is None or not folder.is_dir():
+        return None
+    return model_card(folder, manifest, record, declared)
 
 
 def evaluated_datasets(path: str, lineage: Mapping[str, Any]) -> dict[str, str]:

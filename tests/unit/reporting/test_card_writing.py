@@ -4,7 +4,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from snakechat.reporting.card_results import card_with_results, evaluated_datasets
+from snakechat.reporting.card_writing import card_with_results, evaluated_datasets
 from support.lineages import LINEAGE
 
 CARD = """---
