@@ -3,24 +3,18 @@
     python scripts/find_row.py "Anna Example" --in /backups/models
     python scripts/find_row.py 6b1f0e3a5c9d4b7e8f2a1c0d9e8b7a65
     python scripts/find_row.py --pattern "[a-z]+@example[.]com" --json
-    python scripts/find_row.py --file requests.txt --certificate erased.json
-    python scripts/find_row.py --certificate erased.json
+    python scripts/find_row.py --file requests.txt
 
 Searches the prompt, chosen and rejected texts of all records in output/, in its cache and in the
 folders of --in, which may hold copies of results. An argument, or a line of --file, is the digest
 of a row (32 hexadecimal digits) or a text that a row contains. `exclude` of a dataset removes rows
 that are given by their digests.
 
-With --certificate, writes the digests of the rows and the results that were made from them; the
-file must not exist. Without a query, looks for the rows of an existing certificate again, and adds
-what became of each result.
-
-Exits with 0 if rows were found, with 1 if none were, with 2 after an error. For an existing
-certificate, exits with 0 if no result is made from the rows any more, and with 1 otherwise.
+Exits with 0 if a result other than records was made from the rows, or may have been; with 1 if none
+was, as after a build that excludes them; with 2 after an error.
 """
 
 import argparse
-import datetime
 import json
 import re
 import sys
@@ -37,7 +31,6 @@ from snakechat.data.row_search import (
     RowSearch,
     find_results,
 )
-from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import content_digest
 from snakechat.workflow.printable import printable_line
@@ -46,9 +39,6 @@ from snakechat.workflow.printable import printable_line
 MAX_PRINTED = 20
 # Characters of a text that are printed on each side of a match.
 CONTEXT = 30
-
-# Results that were made from matching rows, or may have been.
-Used = list[dict[str, Any]]
 
 
 def main() -> None:
@@ -63,20 +53,14 @@ def main() -> None:
         help="search these folders too",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write a certificate")
     arguments = parser.parse_args()
-    has_query = bool(arguments.query or arguments.pattern or arguments.file)
-    if not has_query and arguments.certificate is None:
-        parser.error("give a text, a digest, --pattern, --file or an existing --certificate")
+    if not (arguments.query or arguments.pattern or arguments.file):
+        parser.error("give a text, a digest, --pattern or --file")
     try:
         results = find_results(existing([Path("output"), *arguments.folders]))
-        if has_query:
-            found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
-            report(found, arguments.json)
-            if arguments.certificate is not None:
-                start_certificate(arguments.certificate, found)
-            sys.exit(0 if found["rows"] else 1)
-        sys.exit(0 if complete_certificate(arguments.certificate, results) else 1)
+        found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
+        report(found, arguments.json)
+        sys.exit(0 if any(not result["is_records"] for result in found["results"]) else 1)
     except InputError as error:
         print(f"error: {printable_line(error)}", file=sys.stderr)
         sys.exit(2)
@@ -140,8 +124,6 @@ def search(results: Sequence[Result], query: Query) -> dict[str, Any]:
             used.append(
                 {
                     "folder": str(folder),
-                    "path": spec["path"],
-                    "content": content,
                     "rows": sorted(digest.hex() for digest in usage.rows),
                     "phases": sorted(usage.phases),
                     "unknown": sorted(usage.unknown),
@@ -200,89 +182,6 @@ def describe_result(result: dict[str, Any]) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-# --- certificates -----------------------------------------------------------------------------
-
-
-def start_certificate(path: Path, found: dict[str, Any]) -> None:
-    """Write a new certificate: digests of rows, and results made from them.
-
-    Raises:
-        InputError: The file exists, or there are no rows.
-    """
-    if path.exists():
-        raise InputError(f"{path} exists: name another file, or check it without a query")
-    if not found["rows"]:
-        raise InputError(f"no row matches: {path} is not written")
-    rows = {
-        dataset: sorted({row["digest"] for row in rows}) for dataset, rows in found["rows"].items()
-    }
-    results = {
-        result["folder"]: {"path": result["path"], "content": result["content"]}
-        for result in found["results"]
-        if not result["is_records"]
-    }
-    certificate = {"rows": rows, "found": today(), "results": results}
-    write_atomically(path, json.dumps(certificate, indent=1, sort_keys=True) + "\n")
-    print(f"{path}: {count(len(results), 'result')} made from these rows")
-
-
-def complete_certificate(path: Path, results: Sequence[Result]) -> bool:
-    """Look for the rows of a certificate again; add what became of each result.
-
-    Returns:
-        Whether no result is made from the rows any more.
-
-    Raises:
-        InputError: The file is not a certificate.
-    """
-    certificate = read_certificate(path)
-    digests = {digest for rows in certificate["rows"].values() for digest in rows}
-    found = search(results, Query(frozenset(map(bytes.fromhex, digests)), None))
-    left = [result for result in found["results"] if not result["is_records"]]
-    contents = {str(result.folder): content_digest(result.manifest) for result in results}
-    for folder, entry in certificate["results"].items():
-        entry["content_after"] = contents.get(folder)
-    certificate |= {
-        "checked": today(),
-        "records": [result["folder"] for result in found["results"] if result["is_records"]],
-        "left": {result["folder"]: result["content"] for result in left},
-        "complete": not left,
-    }
-    write_atomically(path, json.dumps(certificate, indent=1, sort_keys=True) + "\n")
-    for result in left:
-        print(describe_result(result))
-    rebuilt = sum(
-        entry["content_after"] not in (None, entry["content"])
-        for entry in certificate["results"].values()
-    )
-    gone = sum(entry["content_after"] is None for entry in certificate["results"].values())
-    print(
-        f"{path}: of {count(len(certificate['results']), 'result')}, {rebuilt:,} rebuilt,"
-        f" {gone:,} deleted; {count(len(left), 'result')} made from the rows"
-    )
-    return not left
-
-
-def read_certificate(path: Path) -> dict[str, Any]:
-    """Return a certificate. Raises InputError if a file is not one."""
-    try:
-        certificate = json.loads(path.read_text())
-        digests = [digest for rows in certificate["rows"].values() for digest in rows]
-        contents = [entry["content"] for entry in certificate["results"].values()]
-        is_valid = all(map(DIGEST.fullmatch, digests)) and all(map(str.isalnum, contents))
-    except FileNotFoundError:
-        raise InputError(f"there is no {path}: give a query to write it") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_valid = False
-    if not is_valid:
-        raise InputError(f"{path} is not a certificate of scripts/find_row.py")
-    return dict(certificate)
-
-
-def today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 if __name__ == "__main__":

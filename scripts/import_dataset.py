@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -18,9 +18,17 @@ from tqdm import tqdm
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files, unread_files
 from snakechat.data.dialogues import UNMARKED, parse_prompt
-from snakechat.data.formats import BadRow, DroppedRow, column_paths, kept_cells, record_of
+from snakechat.data.formats import (
+    BadRow,
+    Columns,
+    DroppedRow,
+    Record,
+    column_paths,
+    kept_cells,
+    record_of,
+)
 from snakechat.data.reading_process import Position, read_in_child
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.data.statistics import write_statistics
@@ -28,6 +36,7 @@ from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.printable import printable_line
 
 # Rows in which unused columns are looked for.
 CHECKED_ROWS = 100
@@ -165,10 +174,9 @@ def convert_files(
         for name, number, row in rows:
             source_rows[f"{split}/{name}"] += 1
             try:
-                if isinstance(row, BadRow):
-                    raise row
-                prompt, chosen, rejected = record_of(row, settings.format, columns)
-                kept = kept_cells(row, settings.keep.values())
+                (prompt, chosen, rejected), kept = record_and_cells(
+                    row, settings.format, columns, settings.keep.values()
+                )
             except BadRow as error:
                 if settings.on_bad_row == "fail":
                     raise InputError(f"{files[name]}: row {number}: {error}") from None
@@ -189,7 +197,31 @@ def convert_files(
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
-    return source_rows, dropped, len(writer)
+    return dict(source_rows), dict(dropped), len(writer)
+
+
+def record_and_cells(
+    row: dict[str, Any] | BadRow, format: str, columns: Columns, keep: Iterable[str]
+) -> tuple[Record, list[str]]:
+    """Return the record of a row of a source, and its cells for reward functions.
+
+    Raises:
+        BadRow: As record_of, or the row is bad, nested too deeply, or has text that is not Unicode.
+        DroppedRow: As record_of.
+    """
+    if isinstance(row, BadRow):
+        raise row
+    try:
+        record, kept = record_of(row, format, columns), kept_cells(row, keep)
+        # Of bytes that are not UTF-8, and of halves of an emoji, surrogates are left.
+        for text in (*texts_of(record), *kept):
+            (text or "").encode()
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    except UnicodeEncodeError as error:
+        piece = error.object[error.start : error.start + 20]
+        raise BadRow(f"text that is not UTF-8: {piece!r}") from None
+    return record, kept
 
 
 def print_unused_columns(dataset: str, path: Path, used: Collection[str]) -> None:
@@ -205,7 +237,9 @@ def print_unused_columns(dataset: str, path: Path, used: Collection[str]) -> Non
                 cells = {name: cell for name, cell in row.items() if name not in roots}
                 texts.update(n for n, cell in cells.items() if isinstance(cell, str) and cell)
     if texts:
-        counts = ", ".join(f"{name} (in {number:,})" for name, number in sorted(texts.items()))
+        counts = ", ".join(
+            f"{printable_line(name)} (in {number:,})" for name, number in sorted(texts.items())
+        )
         print(
             f"{dataset}: columns that nothing uses have text in the first {num_rows:,} rows:"
             f" {counts}: name them under columns or keep to use them"

@@ -148,7 +148,7 @@ DAMAGES = {
     ),
     "bytes.jsonl": (
         as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
-        r"row 8: text that is not UTF-8: b'\xc3(",
+        r"row 8: text that is not UTF-8: '\udcc3(",
     ),
     "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
     "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),

@@ -25,8 +25,9 @@ def find(workflow, *arguments):
 def results_with(workflow, *arguments):
     """Return the phases of the rows that each result was made from."""
     code, output = find(workflow, *arguments, "--json")
-    assert code == 0, output
-    return {entry["folder"]: entry["phases"] for entry in json.loads(output)["results"]}
+    results = json.loads(output)["results"]
+    assert code == (0 if any(not entry["is_records"] for entry in results) else 1)
+    return {entry["folder"]: entry["phases"] for entry in results}
 
 
 def phases_of(folder):
@@ -74,6 +75,7 @@ def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, 
     # Rows of other phases reached no tokens: no recipe uses these phases of the dataset.
     unused = results_with(built, row(built.folder, "rlhf.train", -1)[2])
     assert unused == {"output/data/mine": []}
+    assert find(built, row(built.folder, "rlhf.train", -1)[2])[0] == 1
     # A copy of a model has its lineage.
     shutil.copytree(built.folder / "output/sft/mine", tmp_path / "copy")
     assert str(tmp_path / "copy") in results_with(built, digest, "--in", tmp_path)
@@ -95,14 +97,13 @@ def test_a_tokenizer_that_was_trained_on_a_row_counts(built):
 
 
 def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
-    folder, certificate = copy.folder, tmp_path / "erased.json"
+    folder = copy.folder
     before, old = phases_of(folder), tmp_path / "old"
     shutil.copytree(folder / "output/sft/mine", old)
     first, second = row(folder, "sft.train"), row(folder, "rlhf.train", 3)
     unused = row(folder, "reward.train")
-    code, _ = find(copy, first[1], second[1], "--certificate", certificate)
-    assert code == 0
-    assert find(copy, "--certificate", certificate)[0] == 1
+    erased = first[1], second[1]
+    assert find(copy, *erased)[0] == 0
 
     # A row that no recipe of the dataset uses: nothing is trained again.
     setting(EXCLUDE, [unused[1]])(folder)
@@ -125,8 +126,8 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     assert copy.planned(MINE) == SPLIT
     copy.build("output/tokens/sft/mine")
     # The model still has the weights of the old tokens.
-    code, output = find(copy, "--certificate", certificate)
-    assert code == 1 and "output/sft/mine: " in output
+    code, output = find(copy, *erased)
+    assert code == 0 and "output/sft/mine: " in output
     copy.build(MINE)
     gone = {("sft.train", first[0]), ("rlhf.train", second[0])}
     assert phases_of(folder) == {
@@ -137,19 +138,14 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     # The excluded text is in no manifest of what was built.
     for path in ("split/mine", "tokens/sft/mine", "sft/mine"):
         assert first[2][:4] not in (folder / f"output/{path}.manifest.json").read_text()
-    code, output = find(copy, "--certificate", certificate)
-    assert code == 0, output
-    written = json.loads(certificate.read_text())
-    assert written["complete"]
-    assert written["records"] == ["output/data/far", "output/data/mine"]
-    trained = written["results"]["output/sft/mine"]
-    assert trained["content"] != trained["content_after"]
+    # Only the records, which mirror the source, still have the rows.
+    assert results_with(copy, *erased) == {"output/data/far": [], "output/data/mine": []}
     # A copy of the new model has none of the rows; without its split, the old one is unknown.
     shutil.copytree(folder / "output/sft/mine", tmp_path / "models/new")
-    assert find(copy, "--certificate", certificate, "--in", tmp_path / "models")[0] == 0
+    assert find(copy, *erased, "--in", tmp_path / "models")[0] == 1
     shutil.copytree(old, tmp_path / "models/old")
-    code, output = find(copy, "--certificate", certificate, "--in", tmp_path / "models")
-    assert code == 1 and "models/old: unknown, because no copy of its output/split/mine" in output
+    code, output = find(copy, *erased, "--in", tmp_path / "models")
+    assert code == 0 and "models/old: unknown, because no copy of its output/split/mine" in output
 
 
 @pytest.mark.parametrize(
@@ -158,8 +154,6 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
         ((), "give a text"),
         (("--pattern", "("), "--pattern '('"),
         (("--file", "missing.txt"), "missing.txt"),
-        (("--certificate", "missing.json"), "missing.json"),
-        (("--certificate", "mine.yaml"), "mine.yaml is not a certificate"),
         (("x", "--in", "missing"), "there is no folder missing"),
     ],
 )

@@ -6,17 +6,17 @@ end in an error. A child process that crashes, or exceeds its memory, costs one 
 
 import contextlib
 import ctypes
-import json
 import mmap
+import multiprocessing
 import os
 import re
 import signal
 import struct
 import sys
-import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from snakechat.workflow.errors import InputError
 
@@ -44,7 +44,7 @@ class Position:
 
 
 def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
-    """Return read(position), a JSON value, of a child process.
+    """Return read(position) of a child process.
 
     Args:
         files: The files that are read, for errors.
@@ -55,76 +55,55 @@ def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
         OSError: `read` raised it.
     """
     position = Position(files)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    source, sink = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(source)
-        _run_child(parent, sink, read, position)
-    os.close(sink)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, os.getpid(), read, position))
+    process.start()
+    sender.close()
+    result: Any = None
     try:
-        with os.fdopen(source, "rb") as pipe:
-            message = pipe.read()
-        status = os.waitpid(child, 0)[1]
-        child = 0
+        # A child that crashes sends nothing.
+        with receiver, contextlib.suppress(EOFError):
+            result = receiver.recv()
+        process.join()
     finally:
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    return _result(position, message, os.waitstatus_to_exitcode(status))
+        process.kill()
+        process.join()
+    _check_exit(process.exitcode or 0, position)
+    if isinstance(result, MemoryError):
+        raise InputError(
+            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory:"
+            " the file is damaged or a decompression bomb"
+        )
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def _result(position: Position, message: bytes, code: int) -> Any:
-    """Return the result of a child that has ended, or raise its error."""
+def _check_exit(code: int, position: Position) -> None:
+    """Raise InputError if a signal ended the child; exit if an error did, which it has printed."""
     if code == -signal.SIGKILL:
         raise InputError(f"{position}: the process that reads was killed: is the memory full?")
     if code < 0:
         name = signal.Signals(-code).name
         raise InputError(f"{position}: the file is damaged and crashes its parser ({name})")
-    if not message:
-        # The child printed its traceback.
-        sys.exit(1)
-    kind, value = json.loads(message)
-    if kind == "InputError":
-        raise InputError(value)
-    if kind == "MemoryError":
-        raise InputError(
-            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory:"
-            " the file is damaged or a decompression bomb"
-        )
-    if kind == "OSError":
-        raise OSError(*value)
-    return value
+    if code:
+        sys.exit(code)
 
 
-def _run_child(
-    parent: int, sink: int, read: Callable[[Position], Any], position: Position
-) -> NoReturn:
-    """Send [kind, value] of the result or the error of read(position), and end the process."""
+def _send_result(
+    sender: Connection, parent: int, read: Callable[[Position], Any], position: Position
+) -> None:
+    """Send the result or the error of read(position)."""
+    _end_with(parent)
     try:
-        _end_with(parent)
         _limit_memory()
-        message: list[Any] = ["result", read(position)]
-    except InputError as error:
-        message = ["InputError", str(error)]
-    except MemoryError:
-        message = ["MemoryError", None]
-    except OSError as error:
-        message = ["OSError", [error.errno, error.strerror, error.filename and str(error.filename)]]
+        result: Any = read(position)
+    except (InputError, MemoryError, OSError) as error:
+        result = error
     except KeyboardInterrupt:
-        os._exit(1)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    with os.fdopen(sink, "wb") as pipe:
-        pipe.write(json.dumps(message).encode())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without the exit handlers of the parent.
-    os._exit(0)
+        sys.exit(1)
+    sender.send(result)
 
 
 def _end_with(parent: int) -> None:

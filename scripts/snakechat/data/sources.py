@@ -1,7 +1,7 @@
 """Rows of source files: parquet, arrow, jsonl, jsonl.gz, json and csv.
 
-Memory is bounded: a few rows are held at a time, and rows that exceed the bounds of row_bounds.py
-are bad ones. The datasets library is not used, because it loses what
+Memory is bounded: a few rows are held at a time, and a row that is too long is a bad one or an
+error. The datasets library is not used, because it loses what
 tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for a json
 array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
 """
@@ -35,6 +35,7 @@ DAMAGES: tuple[type[Exception], ...] = (
     # Also UnicodeDecodeError.
     ValueError,
     MemoryError,
+    RecursionError,
 )
 # Bytes of lines that are counted for a progress bar.
 COUNTED_BYTES = 256 << 20

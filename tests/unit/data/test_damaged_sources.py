@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from snakechat.data.sources import count_rows
-from support.files import as_arrow, as_gz, as_jsonl
+from support.files import as_arrow, as_jsonl
 from support.source_files import ROW, WRITERS, numbered, put, read_error, rows_before_damage, write
 
 
@@ -20,9 +20,7 @@ def test_empty_file_is_an_error(tmp_path, name):
 
 WITHOUT_ROWS = {
     "rows.jsonl": b"\n \n",
-    "rows.jsonl.gz": b"",
     "rows.json": b" [ ] \n",
-    "lines.json": b"[]",
     "rows.csv": b"prompt,chosen\n",
 }
 
@@ -44,21 +42,19 @@ def test_table_without_rows_is_an_error(tmp_path, kind):
     assert read_error(path) == ([], f"{path}: no rows")
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_git_lfs_pointer_is_an_error_with_advice(tmp_path, name):
-    (tmp_path / name).write_text(
+def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
         "version https://git-lfs.github.com/spec/v1\n"
         "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
         "size 132735538\n"
     )
-    _, message = read_error(tmp_path / name)
+    _, message = read_error(path)
     assert "git lfs pull" in message
 
 
-@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.parquet.lock"])
-def test_unknown_kind_of_file_is_an_error(tmp_path, name):
-    (tmp_path / name).write_text('{"a": 1}\n')
-    read_error(tmp_path / name)
+def test_unknown_kind_of_file_is_an_error(tmp_path):
+    read_error(put(tmp_path / "rows.txt", b'{"a": 1}\n'))
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz", "rows.json"])
@@ -67,19 +63,12 @@ def test_html_page_instead_of_a_file_is_an_error(tmp_path, name):
     read_error(tmp_path / name)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_truncated_parquet_file_is_an_error(tmp_path, share):
     path = write(tmp_path, "rows.parquet", numbered(1000))
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     # The positions of the rows are at the end of the file.
-    assert rows_before_damage(path) == []
-
-
-@pytest.mark.parametrize("missing", [1, 4, 8, 100])
-def test_parquet_file_without_its_last_bytes_is_an_error(tmp_path, missing):
-    path = write(tmp_path, "rows.parquet", numbered(1000))
-    path.write_bytes(path.read_bytes()[:-missing])
     assert rows_before_damage(path) == []
 
 
@@ -111,22 +100,13 @@ def test_damaged_parquet_footer_is_an_error(tmp_path):
     assert rows_before_damage(path) == []
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_gzip_is_an_error(tmp_path, share):
-    path, rows = tmp_path / "rows.jsonl.gz", numbered(1000)
-    path.write_bytes(as_gz(rows))
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
+@pytest.mark.parametrize("missing", [1, 8, 1000])
+def test_truncated_gzip_is_an_error(tmp_path, missing):
+    rows = numbered(1000)
+    path = write(tmp_path, "rows.jsonl.gz", rows)
+    path.write_bytes(path.read_bytes()[:-missing])
     found = rows_before_damage(path)
     assert found == rows[: len(found)]
-    assert len(found) < 1000
-
-
-@pytest.mark.parametrize("missing", [1, 8])
-def test_gzip_without_its_last_bytes_is_an_error(tmp_path, missing):
-    path = write(tmp_path, "rows.jsonl.gz", numbered(10))
-    path.write_bytes(path.read_bytes()[:-missing])
-    rows_before_damage(path)
 
 
 @pytest.mark.parametrize("place", ["beginning", "middle", "check sum"])
@@ -155,22 +135,21 @@ def test_array_truncated_between_objects_is_an_error(tmp_path):
     assert rows_before_damage(path) == rows[: content[:start].count(b"{")]
 
 
-@pytest.mark.parametrize("missing", [1, 2, 5, 30])
-def test_array_without_its_end_is_an_error(tmp_path, missing):
-    path = put(tmp_path / "rows.json", json.dumps(numbered(10)).encode()[:-missing])
-    # The last row is complete if only the bracket of the array is missing.
-    assert rows_before_damage(path) == numbered(10)[: 10 if missing == 1 else 9]
-
-
-@pytest.mark.parametrize("content", [b'[{"a": 1}] x', b'[{"a": 1}]\n[{"a": 2}]\n'])
-def test_content_after_an_array_is_an_error(tmp_path, content):
-    # Rows would be lost without a word.
-    assert rows_before_damage(put(tmp_path / "rows.json", content)) == [{"a": 1}]
-
-
 @pytest.mark.parametrize(
-    "content", [b'{\n "a": 1\n}\n', b"prompt,chosen\n", b"\x00\x01", b"{'a': 1}\n"]
+    "end",
+    [
+        *(b"", b", ", b" {", b",", b",]", b"}", b', {"a": 2', b', {"a": "\n"}]', b", 12"),
+        *(b", {'a': 2}]", b', {"a": 2} {"a": 3}]', b', {"a": ' + b"9" * 5000 + b"}]"),
+        *(b"] x", b'] [{"a": 2}]'),
+    ],
 )
+def test_invalid_array_is_an_error(tmp_path, end):
+    # Nothing tells where the next item starts.
+    found = rows_before_damage(put(tmp_path / "rows.json", b'[{"a": 1},{"a": 2}' + end))
+    assert found[:1] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("content", [b'{\n "a": 1\n}\n', b"prompt,chosen\n"])
 def test_json_that_is_neither_array_nor_lines_is_an_error(tmp_path, content):
     path = put(tmp_path / "rows.json", content)
     rows, message = read_error(path)
@@ -189,7 +168,7 @@ def write_truncated_arrow(path, where):
     path.write_bytes(path.read_bytes()[: end + where])
 
 
-@pytest.mark.parametrize("where", [4, 20, 200, 500])
+@pytest.mark.parametrize("where", [4, 200])
 def test_truncated_arrow_is_an_error(tmp_path, where):
     path = tmp_path / "rows.arrow"
     write_truncated_arrow(path, where)

@@ -1,8 +1,7 @@
-"""Bounds of rows: what exceeds them is a bad row, and the rows after it are read."""
+"""Rows that exceed bounds are bad ones or end the import; the process that reads is limited."""
 
 import faulthandler
 import gzip
-import io
 import json
 import os
 import resource
@@ -11,19 +10,19 @@ import signal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from snakechat.data import json_rows, reading_process, row_bounds, table_rows
+from import_dataset import record_and_cells
+from snakechat.data import json_rows, reading_process
 from snakechat.data.formats import BadRow, columns_of, kept_cells, record_of
 from snakechat.data.reading_process import read_in_child
 from snakechat.data.sources import count_rows, read_rows
 from snakechat.workflow.errors import InputError
-from support.source_files import JSON, WRITERS, put, read, read_error, write
+from support.source_files import put, read, rows_before_damage, write
 
 GOOD = {"prompt": "a", "chosen": "b"}
 GOOD_JSON = json.dumps(GOOD).encode()
 LIMIT = 100_000
+DEEP = b"[" * 200_000 + b"]" * 200_000
 
 
 @pytest.fixture
@@ -34,29 +33,45 @@ def low_limit(monkeypatch):
     monkeypatch.setattr(json_rows, "CHUNK", 10_000)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("size", [LIMIT // 2, 2 * LIMIT, 20 * LIMIT])
-def test_row_over_the_limit_is_a_bad_row(tmp_path, low_limit, name, size):
-    # With characters that csv and json escape.
+def long_row(size):
+    """Return a row of many bytes, with characters that csv and json escape."""
     text = '\\"x\n'
-    long = {"prompt": "a", "chosen": text * (size // len(text))}
-    first, second, third = read(write(tmp_path, name, [GOOD, long, GOOD]))
-    assert first == third == GOOD
-    if size < LIMIT:
-        assert second == long
-    else:
-        assert second.startswith("bad: longer than 100,000 bytes")
+    return {"prompt": "a", "chosen": text * (size // len(text))}
 
 
-@pytest.mark.parametrize("name", JSON)
-@pytest.mark.parametrize("depth", [99, 100, 101, 5_000, 200_000])
-def test_row_with_many_levels_is_a_bad_row(tmp_path, name, depth):
-    row = b'{"a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
-    lines = [GOOD_JSON, row, GOOD_JSON]
-    content = b"[" + b",".join(lines) + b"]" if name == "rows.json" else b"\n".join(lines)
-    first, second, third = read(put(tmp_path / name, content))
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl", "rows.jsonl.gz"])
+def test_row_over_the_limit_is_a_bad_row(tmp_path, low_limit, name):
+    long = long_row(LIMIT // 2)
+    assert read(write(tmp_path, name, [GOOD, long, GOOD])) == [GOOD, long, GOOD]
+    first, second, third = read(write(tmp_path, name, [GOOD, long_row(20 * LIMIT), GOOD]))
     assert first == third == GOOD
-    assert second == json.loads(row) if depth <= 100 else second.startswith("bad: nested deeper")
+    assert second.startswith("bad: longer than 100,000 bytes")
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
+def test_row_over_the_limit_whose_end_is_unknown_is_an_error(tmp_path, low_limit, name):
+    long = long_row(LIMIT // 2)
+    assert read(write(tmp_path, name, [GOOD, long, GOOD])) == [GOOD, long, GOOD]
+    assert rows_before_damage(write(tmp_path, name, [GOOD, long_row(20 * LIMIT), GOOD])) == [GOOD]
+
+
+def test_line_with_many_levels_is_a_bad_row(tmp_path):
+    path = put(tmp_path / "rows.jsonl", b"\n".join([GOOD_JSON, b'{"a": %b}' % DEEP, GOOD_JSON]))
+    assert read(path) == [GOOD, "bad: nested too deeply", GOOD]
+
+
+def test_item_with_many_levels_is_an_error(tmp_path):
+    path = put(tmp_path / "rows.json", b"[%b,%b]" % (GOOD_JSON, DEEP))
+    assert rows_before_damage(path) == [GOOD]
+
+
+def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
+    items = [{"a": 'x\\"]},[{'}, {"b": [1.5, {"c": None}]}, {}]
+    for chunk in range(2, 40):
+        monkeypatch.setattr(json_rows, "CHUNK", chunk)
+        for indent in (None, 1):
+            content = json.dumps(items, indent=indent).encode()
+            assert read(put(tmp_path / "rows.json", content)) == items
 
 
 def test_line_of_a_decompression_bomb_is_a_bad_row(tmp_path):
@@ -84,31 +99,60 @@ def repeated_text(path, size, rows):
     return path
 
 
-def test_table_that_decodes_to_gigabytes_is_an_error(tmp_path):
+def number_of_rows(path):
+    """Read a file in the process that imports use; return its number of rows."""
+    return read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
+
+
+def test_table_that_decodes_to_gigabytes_is_an_error(tmp_path, monkeypatch):
     path = repeated_text(tmp_path / "rows.parquet", 20_000_000, 250)
     assert path.stat().st_size < 10_000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rows, message = read_error(path)
-    assert all(isinstance(row, BadRow) for row in rows)
-    assert "decompression bomb" in message
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+    with pytest.raises(InputError, match="after row 0 take too much memory"):
+        number_of_rows(path)
+    # Few enough in memory, but too many in total.
+    monkeypatch.setattr("snakechat.data.table_rows.MAX_DECODED_BYTES", 100 << 20)
+    path = repeated_text(path, 1_000_000, 1000)
+    with pytest.raises(InputError, match="after row 64 take too much memory"):
+        number_of_rows(path)
 
 
-def test_batches_have_fewer_rows_if_a_dictionary_has_long_texts(tmp_path):
-    path = repeated_text(tmp_path / "rows.parquet", 8_000_000, 20)
-    file = pq.ParquetFile(path)
-    assert table_rows._rows_per_batch(path, file.metadata, ["prompt"]) == 8
-    assert [len(row["prompt"]) for row in read(path)] == [8_000_000] * 20
+def test_long_texts_of_a_dictionary_are_read(tmp_path):
+    assert number_of_rows(repeated_text(tmp_path / "rows.parquet", 4_000_000, 100)) == 100
 
 
-NUMBERS = [10**400, "1" * 400, float("nan"), float("inf"), "-inf", "1e999"]
-
-
-@pytest.mark.parametrize("score", NUMBERS, ids=lambda score: f"{score}"[:8])
+@pytest.mark.parametrize("score", [10**400, float("nan"), "-inf"], ids=["int", "nan", "text"])
 def test_score_that_is_not_finite_is_a_bad_row(score):
     row = {"prompt": "a", "first": "b", "second": "c", "first_score": score, "second_score": 1}
     with pytest.raises(BadRow, match=r"first_score is .*, expected a finite number"):
         record_of(row, "scored", columns_of("scored"))
+
+
+def nested(depth):
+    """Return lists in lists."""
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("row", "keep", "reason"),
+    [
+        ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9'"),
+        # Half of an emoji.
+        ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
+        ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),
+        ({**GOOD, "x": nested(100_000)}, ("x",), "nested too deeply"),
+    ],
+)
+def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
+    columns = columns_of("plain", {"prompt": "prompt", "chosen": "chosen"})
+    with pytest.raises(BadRow) as error:
+        record_and_cells(row, "plain", columns, keep)
+    assert str(error.value).startswith(reason)
+    # A column that nothing uses does no harm.
+    if keep:
+        assert record_and_cells(row, "plain", columns, ())[1] == []
 
 
 def test_numbers_of_an_array_can_be_kept(tmp_path):
@@ -132,23 +176,6 @@ def test_reason_of_a_bad_row_is_short_and_printable():
     assert len(str(error.value)) < 1000 and str(error.value).isprintable()
 
 
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=60, derandomize=True, deadline=None)
-@given(st.lists(JSON_VALUES), st.integers(1, 40), st.booleans(), st.sampled_from([None, 1]))
-def test_array_has_the_items_of_a_json_parser(items, chunk, ascii_only, indent):
-    text = json.dumps(items, ensure_ascii=ascii_only, indent=indent)
-    with pytest.MonkeyPatch.context() as patch:
-        # Chunks end within texts, escapes and numbers.
-        patch.setattr(json_rows, "CHUNK", chunk)
-        assert list(json_rows._Array(io.StringIO(text, newline=""))) == items
-
-
 # --- the process that reads -----------------------------------------------------------------
 
 
@@ -164,6 +191,9 @@ def test_result_and_errors_of_the_process_that_reads(tmp_path):
     with pytest.raises(OSError, match="full: 'x'") as error:
         read_in_child([path], lambda position: fail(OSError(28, "full", "x")))
     assert error.value.errno == 28
+    # The child has printed its traceback.
+    with pytest.raises(SystemExit):
+        read_in_child([path], lambda position: fail(AssertionError()))
 
 
 def test_crash_of_the_process_that_reads_names_file_and_row(tmp_path):
@@ -186,9 +216,3 @@ def test_process_that_reads_has_limited_memory(tmp_path):
     with pytest.raises(InputError, match="after row 0: the next rows take more than 800 MiB"):
         read_in_child([tmp_path / "rows.csv"], lambda position: len(bytearray(2 * 800 << 20)))
     assert reading_process.MAX_MEMORY_BYTES == 800 << 20
-    assert row_bounds.MAX_ROW_BYTES == 16 << 20
-
-
-def test_row_numbers_stay_right_after_a_bad_row(tmp_path, low_limit):
-    path = put(tmp_path / "rows.jsonl", GOOD_JSON + b"\n" + b"x" * 3 * LIMIT + b"\n" + GOOD_JSON)
-    assert [number for number, _ in read_rows(path)] == [1, 2, 3]

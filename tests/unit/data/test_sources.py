@@ -33,44 +33,40 @@ SCRIPTS = ROOT / "scripts"
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("number", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("number", [1, 257])
 def test_every_kind_gives_the_same_rows(tmp_path, name, number):
     rows = numbered(number)
     assert read(write(tmp_path, name, rows)) == rows
 
 
-TEXTS = {
-    "empty": "",
-    "blank": " ",
-    "paragraphs": "a\n\nb\n",
-    "line breaks of other systems": "a\r\nb\rc",
-    "line breaks of Unicode": "a\u2028b\u2029c\x85d\x0be\x0cf",
-    "quotes and commas": 'He said, "no, ""never""", and \'yes\'; \\n \\',
-    "NUL and other control characters": "a\x00b\x01\x1b[0m\x7f",
-    "Chinese": "天空为什么是蓝色的。",
-    "emoji": "😀 \U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
-    "joined and composed": "\xe9 e\u0301 नि",
-    "byte order marks and invisible characters": "\ufeffa\ufffd\u200bb\ufeff",
-    "digits": "007",
-    "null in words": "null",
-    "dates": "2020-01-01T00:00:00",
-}
+TEXTS = [
+    "",
+    " ",
+    "a\n\nb\n",
+    "a\r\nb\rc",
+    "a\u2028b\u2029c\x85d\x0be\x0cf",
+    'He said, "no, ""never""", and \'yes\'; \\n \\',
+    "a\x00b\x01\x1b[0m\x7f",
+    "天空为什么是蓝色的。",
+    "😀 \U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\xe9 e\u0301 नि",
+    "\ufeffa\ufffd\u200bb\ufeff",
+    "007",
+    "null",
+    "2020-01-01T00:00:00",
+]
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_texts_are_exact(tmp_path, name, text):
-    rows = [{**ROW, "chosen": text}, ROW, {**ROW, "prompt": text}]
+def test_texts_are_exact(tmp_path, name):
+    rows = [{"prompt": text, "chosen": text} for text in TEXTS]
     assert read(write(tmp_path, name, rows)) == rows
 
 
-@pytest.mark.parametrize("name", JSON)
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_escaped_json_texts_are_exact(tmp_path, name, text):
-    rows = [{**ROW, "chosen": text}] * 2
-    content = json.dumps(rows)
-    if name != "rows.json":
-        content = "\n".join(map(json.dumps, rows))
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_escaped_json_texts_are_exact(tmp_path, name):
+    rows = [{**ROW, "chosen": text} for text in TEXTS]
+    content = json.dumps(rows) if name == "rows.json" else "\n".join(map(json.dumps, rows))
     assert content.isascii()
     assert read(put(tmp_path / name, content.encode())) == rows
 
@@ -115,13 +111,7 @@ def test_numbers_of_any_size_are_read(tmp_path, name):
     assert read(write(tmp_path, name, rows)) == rows
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_names_as_wget_leaves_them_are_read(tmp_path, name):
-    path = write(tmp_path, name, [ROW])
-    assert read(path.rename(f"{path}?download=true")) == [ROW]
-
-
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
 def test_equals_sign_in_a_path_is_not_a_partition(tmp_path, name):
     folder = tmp_path / "lang=en"
     folder.mkdir()
@@ -137,19 +127,17 @@ def test_byte_order_mark_is_skipped(tmp_path, name):
     assert read(put(path, b"\xef\xbb\xbf" + content)) == [ROW, ROW]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "lines.json"])
-def test_empty_lines_are_skipped(tmp_path, name):
+def test_empty_lines_are_skipped(tmp_path):
     content = b'{"a": 1}\n\n  \n{"a": 2}\r\n\r\n\t\n{"a": 3}'
-    found = list(read_rows(put(tmp_path / name, content)))
+    found = list(read_rows(put(tmp_path / "rows.jsonl", content)))
     # Numbers are those of lines, as an editor shows them.
     assert found == [(1, {"a": 1}), (4, {"a": 2}), (7, {"a": 3})]
 
 
 @pytest.mark.parametrize("name", JSON)
-@pytest.mark.parametrize("space", [b"\n", b"\r\n\r\n", b"  \n\t"])
-def test_whitespace_before_the_first_object_is_skipped(tmp_path, name, space):
-    content = b'[{"a": 1}]' if name == "rows.json" else b'{"a": 1}\n'
-    found = list(read_rows(put(tmp_path / name, space + content)))
+def test_whitespace_before_the_first_object_is_skipped(tmp_path, name):
+    content = b'[ {"a": 1}]' if name == "rows.json" else b'{"a": 1}\n'
+    found = list(read_rows(put(tmp_path / name, b"\r\n \t\n" + content)))
     assert [row for _, row in found] == [{"a": 1}]
 
 
@@ -165,10 +153,6 @@ def test_csv_with_any_line_ends(tmp_path, end):
     text = end.join(["a,b", '"1, ""2""\nx",', "", "3,4", ""])
     path = put(tmp_path / "rows.csv", text.encode())
     assert read(path) == [{"a": '1, "2"\nx', "b": ""}, {"a": "3", "b": "4"}]
-
-
-def test_json_lines_without_a_final_newline(tmp_path):
-    assert read(put(tmp_path / "rows.jsonl", b'{"a": 1}\n{"a": 2}')) == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("name", JSON)
@@ -220,39 +204,22 @@ BAD_LINES = {
     "truncated": (b'{"a": 1', "invalid JSON"),
     "two objects": (b'{"a": 1} {"a": 2}', "invalid JSON"),
     "a page": (b"<html>", "invalid JSON"),
-    "NUL": (b"\x00", "invalid JSON"),
     "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
-    "more brackets than Python takes": (b"[" * 100_000, ""),
     "a list": (b'[{"a": 1}]', "is list, expected an object with columns"),
     "a text": (b'"a"', "is str, expected an object with columns"),
     "a number": (b"7", "is int, expected an object with columns"),
     "nothing": (b"null", "is NoneType, expected an object with columns"),
-    "Latin-1": (b'{"a": "caf\xe9"}', "text that is not UTF-8"),
-    "Latin-1 in a column's name": (b'{"caf\xe9": "a"}', "text that is not UTF-8"),
-    # A text truncated within an emoji: records cannot hold it.
-    "first half of an emoji": (b'{"a": "\\ud83d"}', ""),
-    "second half of an emoji in a list": (b'{"a": [{"b": "x\\ude00"}]}', ""),
-    "half an emoji in a column's name": (b'{"\\ud83d": "a"}', ""),
 }
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "lines.json"])
 @pytest.mark.parametrize("line", BAD_LINES)
-def test_invalid_line_is_a_bad_row(tmp_path, name, line):
+def test_invalid_line_is_a_bad_row(tmp_path, line):
     content, reason = BAD_LINES[line]
-    path = put(tmp_path / name, b'{"a": 1}\n' + content + b'\n{"a": 3}\n')
+    path = put(tmp_path / "rows.jsonl", b'{"a": 1}\n' + content + b'\n{"a": 3}\n')
     first, second, third = read(path)
     assert (first, third) == ({"a": 1}, {"a": 3})
     assert second.startswith(f"bad: {reason}")
     assert "\n" not in second
-
-
-def test_truncated_last_line_is_a_bad_row(tmp_path):
-    path = write(tmp_path, "rows.jsonl", [ROW, ROW])
-    path.write_bytes(path.read_bytes()[:-10])
-    first, second = read(path)
-    assert first == ROW
-    assert second.startswith("bad: invalid JSON")
 
 
 def test_array_items_that_are_not_objects_are_bad_rows(tmp_path):
@@ -262,32 +229,20 @@ def test_array_items_that_are_not_objects_are_bad_rows(tmp_path):
     assert read(path) == [{"a": 1}, *bad, {"a": 6}]
 
 
-@pytest.mark.parametrize("item", BAD_LINES)
-def test_invalid_item_of_an_array_is_a_bad_row(tmp_path, item):
-    content, reason = BAD_LINES[item]
-    if item in ("truncated", "two objects", "more brackets than Python takes"):
-        pytest.skip("its end is not that of an item")
-    path = put(tmp_path / "rows.json", b'[{"a": 1},' + content + b',{"a": 3}]')
-    first, second, third = read(path)
-    assert (first, third) == ({"a": 1}, {"a": 3})
-    assert second.startswith(f"bad: {reason}")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("a", "1 cells, the header has 2 columns"),
-        ("a,b,c", "3 cells, the header has 2 columns"),
-        ("a,b,", "3 cells, the header has 2 columns"),
-        ("a,caf\xe9", "text that is not UTF-8"),
-        ('"a\n\xe9",b', "text that is not UTF-8"),
-    ],
-)
-def test_invalid_csv_row_is_a_bad_row(tmp_path, line, reason):
-    content = 'p,q\n"1\n1",é\n'.encode() + line.encode("latin-1") + b"\n3,4\n"
-    first, second, third = read(put(tmp_path / "rows.csv", content))
+@pytest.mark.parametrize(("line", "number"), [("a", 1), ("a,b,c", 3), ("a,b,", 3)])
+def test_csv_row_with_another_number_of_cells_is_a_bad_row(tmp_path, line, number):
+    content = f'p,q\n"1\n1",é\n{line}\n3,4\n'
+    first, second, third = read(put(tmp_path / "rows.csv", content.encode()))
     assert (first, third) == ({"p": "1\n1", "q": "é"}, {"p": "3", "q": "4"})
-    assert second.startswith(f"bad: {reason}")
+    assert second == f"bad: {number} cells, the header has 2 columns"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_bytes_that_are_not_utf_8_are_kept_as_surrogates(tmp_path, name):
+    # Only a row that uses their text is a bad one.
+    content = write(tmp_path, name, [ROW, {**ROW, "prompt": "caf#"}, ROW]).read_bytes()
+    found = read(put(tmp_path / name, content.replace(b"#", b"\xe9")))
+    assert found == [ROW, {**ROW, "prompt": "caf\udce9"}, ROW]
 
 
 def latin(rows, bad):
@@ -379,11 +334,6 @@ print(sum(1 for _ in read_rows(sys.argv[2])), open("/proc/self/status").read())
 LARGE = {"prompt": "x" * 19_980, "chosen": "y" * 20}
 
 
-def large_lines(path):
-    with path.open("w") as file:
-        file.writelines([json.dumps(LARGE) + "\n"] * 10_000)
-
-
 def large_array(path):
     with path.open("w") as file:
         file.write("[")
@@ -391,24 +341,19 @@ def large_array(path):
         file.write(json.dumps(LARGE) + "]")
 
 
-def large_parquet(path, groups):
+def large_parquet(path):
     table = pa.concat_tables([pa.Table.from_pylist([LARGE] * 100)] * 100)
-    rows = len(table) // groups
-    pq.write_table(table, path, rows, use_dictionary=False, compression="none")
+    # One row group.
+    pq.write_table(table, path, use_dictionary=False, compression="none")
 
 
-LARGE_FILES = {
-    "jsonl": large_lines,
-    "json": large_array,
-    "one row group.parquet": lambda path: large_parquet(path, 1),
-    "ten row groups.parquet": lambda path: large_parquet(path, 10),
-}
+LARGE_FILES = {"json": large_array, "parquet": large_parquet}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", LARGE_FILES)
 def test_200_megabytes_are_read_in_less_than_300_of_memory(tmp_path, name):
-    path = tmp_path / f"rows.{name.rpartition('.')[2]}"
+    path = tmp_path / f"rows.{name}"
     LARGE_FILES[name](path)
     assert path.stat().st_size > 200_000_000
     command = [sys.executable, "-c", PEAK, SCRIPTS, path]
