@@ -94,13 +94,17 @@ def configure(placement: Mapping[str, Any], device: torch.device) -> None:
     _current = choose(placement, device)
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(GPU_CUDNN_ATTENTION)
-    if deterministic.are_requested():
-        use_deterministic_kernels()
+    # The threads of a CPU add the gradients of indexed rows in any order, too.
+    if device.type == "cpu" or deterministic.are_requested():
+        use_deterministic_kernels(warn_only=not deterministic.are_requested())
 
 
-def use_deterministic_kernels() -> None:
-    """Have torch use kernels that always give the same result; others raise an error."""
-    torch.use_deterministic_algorithms(True)
+def use_deterministic_kernels(warn_only: bool) -> None:
+    """Have torch use kernels that always give the same result.
+
+    warn_only: An operation without such a kernel is a warning instead of an error.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
     # It would write to memory that deferred weights reserve and never use.
     cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 

@@ -1,11 +1,13 @@
-"""Deterministic kernels (`deterministic: true`)."""
+"""Deterministic kernels: of GPUs with `deterministic: true`, of CPUs always."""
 
 import os
 
 import pytest
 import torch
 
+from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import choose_device
+from snakechat.modeling.packing import collate
 from snakechat.workflow.deterministic import (
     ENVIRONMENT,
     REQUEST,
@@ -47,6 +49,23 @@ def test_an_operation_without_a_deterministic_kernel_is_an_error(deterministic):
 def test_memory_that_is_reserved_is_not_written(deterministic):
     # Processes reserve whole weights and read their partition (ZeRO 3).
     assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
+    filled, number = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
+    # More numbers than torch leaves to one thread, and prompts whose last state 8 responses share.
+    rows = [([3 + prompt, 9], [[20 + i, 5, 6, 2] for i in range(8)]) for prompt in range(40)]
+    torch.set_num_threads(2)
+    try:
+        device = choose_device({"gpus_per_node": 0})
+        policy, batch = Policy(model), collate([[row] for row in rows], True, device)
+        weights = list(policy.model.parameters())
+        first, *others = (torch.autograd.grad(policy(batch).sum(), weights) for _ in range(8))
+    finally:
+        torch.set_num_threads(number)
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+    assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("put_ does not")])
