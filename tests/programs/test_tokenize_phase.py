@@ -7,7 +7,6 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -184,7 +183,7 @@ def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
 HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant:"
 
 
-@pytest.mark.parametrize("phase_name", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("phase_name", ["sft", "reward"])
 def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, phase_name):
     # It prints each warning once in a process.
     warn.cache_clear()
@@ -205,7 +204,7 @@ def test_a_row_may_lose_older_turns_and_the_end_of_its_response(tokenize):
 
 
 @pytest.mark.parametrize("phase_name", ["sft", "reward"])
-@pytest.mark.parametrize("limit", [9, 10, 11, 12, 13, 14, 15, 1000])
+@pytest.mark.parametrize("limit", [9, 10, 12])
 def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, limit):
     # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
     rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
@@ -217,15 +216,6 @@ def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, limit):
     assert done.stats["train"]["rows"] == 4
     num_cut = sum(total > limit for total in (9, 10, 11, 12))
     assert done.stats["train"]["truncated"] == ({"end of response": num_cut} if num_cut else {})
-
-
-def test_a_row_of_exactly_the_limit_keeps_all_its_tokens(tokenize):
-    # 1 + 9 tokens of prompt, 10 + 1 of response; with one more of either, the row is truncated.
-    rows = [("123456789", " 12345678", "-"), ("1234567890", " 12345678", "-")]
-    done = tokenize("sft", rows, max_length=20)
-    assert done.texts("prompt") == ["<s>123456789", "<s>1234567890"]
-    assert done.texts("chosen") == [" 12345678</s>", " 12345678"]
-    assert done.stats["train"]["truncated"] == {"end of response": 1}
 
 
 def test_responses_that_differ_after_the_truncation_are_equal(tokenize):
@@ -332,9 +322,7 @@ def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
 
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
-@pytest.mark.parametrize(
-    "prompt", ["", " \n", render_prompt([("user", "")]), render_prompt([])], ids=repr
-)
+@pytest.mark.parametrize("prompt", [" \n", render_prompt([("user", "")])], ids=repr)
 def test_prompt_without_text_is_empty(tokenize, chat_tokenizer, template, prompt):
     rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
     done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
@@ -441,9 +429,8 @@ def prompts(done, split="train"):
     return [text.removeprefix("<s>") for text in done.texts("prompt", split)]
 
 
-@pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
-def test_datasets_are_concatenated(phase, phase_name):
-    job = phase(phase_name)
+def test_datasets_are_concatenated(phase):
+    job = phase("reward")
     job.add("b", train=numbered("b", 5), eval=numbered("B", 5), train_rows=[0, 4], eval_rows=[1])
     job.add("a", train=numbered("a", 5), eval=numbered("A", 5), train_rows=[2], eval_rows=[0, 3])
     done = job.run()
@@ -511,10 +498,9 @@ def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
     assert prompts(done, "eval") == ["a1", "a5", "B1"]
 
 
-@pytest.mark.parametrize("phase_name", ["sft", "reward", "rlhf"])
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_phase_without_rows_is_an_error_of_one_line(phase, phase_name, split):
-    job = phase(phase_name)
+def test_phase_without_rows_is_an_error_of_one_line(phase, split):
+    job = phase("sft")
     for name in ("a", "b"):
         # Rows 1 and 2 have no prompt.
         rows = [("Why?", " So.", " No."), (" ", " So.", " No."), ("", " So.", " No.")]
@@ -525,12 +511,6 @@ def test_phase_without_rows_is_an_error_of_one_line(phase, phase_name, split):
         f"a, b: the {split} split of phase {job.name} has no rows left of 4"
         f" (dropped: {{'empty prompt': 4}}): add rows, or increase split.weights.{job.name}"
     )
-
-
-def test_phase_without_any_source_rows_is_an_error(phase):
-    job = phase("sft").add("a", train=ROWS, eval=ROWS, train_rows=[])
-    with pytest.raises(InputError, match="a: the train split of phase sft has no rows left of 0"):
-        job.run()
 
 
 # --- statistics -------------------------------------------------------------------------------
@@ -574,40 +554,6 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
     }
 
 
-def test_every_row_is_kept_or_dropped(tokenize):
-    rows = [*ROWS, ("Why?", " So.", None)]
-    for phase_name in ("sft", "reward", "rlhf"):
-        stats = tokenize(phase_name, rows).stats["train"]
-        assert stats["rows"] + sum(stats["dropped"].values()) == len(rows)
-
-
-# --- real data --------------------------------------------------------------------------------
-
-
-def test_real_rows_of_pandalm(phase, shared_data):
-    tables = [
-        pq.ParquetFile(shared_data / f"pandalm/{split}.parquet").read()
-        for split in ("train", "test")
-    ]
-    train, held_out = (
-        [(row["prompt"], row["chosen"], row["rejected"]) for row in table.to_pylist()]
-        for table in tables
-    )
-    job = phase("reward", tokenizer=shared_data / "tokenizer_opt", max_length=512)
-    done = job.add("pandalm", train=train, eval=held_out).run()
-    # 51 empty rejected responses, and one chosen.
-    assert done.stats["train"]["dropped"] == {"empty response": 52}
-    assert done.stats["train"]["rows"] == 748
-    assert done.stats["eval"]["rows"] == 88
-    # The longest row has 502 tokens, <s> and </s> apart: all fit.
-    assert done.stats["train"]["truncated"] == done.stats["eval"]["truncated"] == {}
-    for name in ("chosen", "rejected"):
-        ragged = Ragged(done.result, f"train.{name}")
-        assert all(ragged[row][-1] == 2 for row in range(len(ragged)))
-        # </s> is nowhere else.
-        assert int((ragged.ids == 2).sum()) == len(ragged)
-
-
 # --- the same bytes ---------------------------------------------------------------------------
 
 # Runs tokenize_phase on the job that argv[1] holds as JSON.
@@ -634,27 +580,19 @@ def test_the_number_of_threads_does_not_matter(phase, tmp_path):
     rows = [(f"{i}" * (i % 9), f" {i}" * (i % 7), f" {i}" * (i % 5)) for i in range(10_000)]
     job = phase("reward").add("a", 0.5, train=rows, eval=rows[:100])
     inputs = {name: str(path) for name, path in job.inputs.items()}
-    results = {threads: tmp_path / f"threads {threads}" for threads in (1, 2)}
-    processes = []
-    for threads, result in results.items():
-        result.mkdir()
-        spec = {"settings": job.settings, "inputs": inputs, "result": str(result)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", RUN, json.dumps(spec)],
-                cwd=ROOT,
-                env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    for process in processes:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    first, second = (contents(result) for result in results.values())
-    assert len(first) == 15
-    assert first == second
+    result = tmp_path / "one thread"
+    result.mkdir()
+    spec = {"settings": job.settings, "inputs": inputs, "result": str(result)}
+    subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(spec)],
+        cwd=ROOT,
+        env={**os.environ, "RAYON_NUM_THREADS": "1"},
+        check=True,
+    )
+    # This process has a thread for each core.
+    found = contents(job.run().result)
+    assert len(found) == 15
+    assert found == contents(result)
 
 
 def contents(folder):

@@ -27,7 +27,6 @@ def error_of(*paths, **globs):
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("train.parquet", "parquet"),
         ("data/train-00000-of-00001.parquet", "parquet"),
         ("data-00000-of-00001.arrow", "arrow"),
         ("train.jsonl", "jsonl"),
@@ -41,9 +40,7 @@ def error_of(*paths, **globs):
         ("README.md", None),
         ("train.json.zip", None),
         ("train.parquet.lock", None),
-        ("train.parquet.incomplete", None),
         ("train.csv?download=false", None),
-        ("parquet", None),
         ("a.parquet/README", None),
         ("train.xjson", None),
     ],
@@ -55,7 +52,6 @@ def test_kind_is_read_from_the_name(path, kind):
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("train.jsonl", "train"),
         ("training.jsonl", "train"),
         ("train2.jsonl", "train"),
         ("Train-set.jsonl", "train"),
@@ -64,17 +60,11 @@ def test_kind_is_read_from_the_name(path, kind):
         ("val_1.jsonl", "eval"),
         ("dev.jsonl", "eval"),
         ("my-eval.jsonl", "eval"),
-        ("evaluation.jsonl", "eval"),
-        ("test.jsonl", "eval"),
-        ("testing.jsonl", "eval"),
         ("TEST.jsonl", "eval"),
-        ("test/rows.jsonl", "eval"),
         ("en/test/0000.jsonl", "eval"),
         # The last word decides.
         ("test/train.jsonl", "train"),
-        ("train/test.jsonl", "eval"),
         ("train_test.jsonl", "eval"),
-        ("validation/train/0.jsonl", "train"),
     ],
 )
 def test_last_word_of_a_path_names_the_split(name, split):
@@ -85,7 +75,7 @@ def test_last_word_of_a_path_names_the_split(name, split):
         assert found == {"train": ["0/rows/train.jsonl"], "eval": [name]}
 
 
-@pytest.mark.parametrize("name", ["latest", "contest", "devil", "value", "trainer", "attestation"])
+@pytest.mark.parametrize("name", ["latest", "devil", "attestation"])
 def test_words_inside_other_words_do_not_count(name):
     # A file without a split word is train only if no other file is.
     assert splits_of(f"{name}.jsonl", "test.jsonl")["train"] == [f"{name}.jsonl"]
@@ -182,10 +172,7 @@ def unread(*paths):
     return unread_files(paths, split_files(paths, {}))
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["b.jsonl.zst", "c.json.gz", "d.tsv", "train-a.csv.gz", "e.txt", "data/f.xlsx", "g.ndjson"],
-)
+@pytest.mark.parametrize("path", ["b.jsonl.zst", "data/train-d.tsv"])
 def test_files_of_other_kinds_are_named(path):
     assert unread("train.jsonl", path) == (
         f"not read: {path}: expected parquet, arrow, jsonl, jsonl.gz, json or csv: convert or"
@@ -216,7 +203,7 @@ def shards(numbers, of, name="data/train", end=".parquet"):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3), ([0], 1), ([1], 1), (range(12), 12)]
+    ("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3), ([1], 1), (range(12), 12)]
 )
 def test_complete_sets_of_shards(numbers, of):
     paths = shards(numbers, of)
@@ -229,10 +216,8 @@ def test_complete_sets_of_shards(numbers, of):
 @pytest.mark.parametrize(
     ("numbers", "of", "missing"),
     [
-        ([0, 2], 3, 1),
         ([0, 1], 3, 2),
         ([1, 3], 3, 2),
-        ([0], 2, 1),
         ([0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11], 12, 4),
     ],
 )
@@ -259,12 +244,6 @@ def test_shards_are_checked_per_split_and_folder():
     assert len(found["train"]) == 5
 
 
-def test_shards_of_unused_files_are_not_checked():
-    # test files are not used if there are validation files.
-    paths = ["train.parquet", "validation.parquet", *shards([0], 2, "test")]
-    assert splits_of(*paths)["eval"] == ["validation.parquet"]
-
-
 def test_missing_shard_of_a_glob_is_an_error():
     message = error_of(*shards([0, 1], 3, end=".jsonl"), train="data/*.jsonl")
     assert "shard 2 is missing" in message
@@ -276,7 +255,6 @@ def test_missing_shard_of_a_glob_is_an_error():
 @pytest.mark.parametrize(
     ("glob", "path"),
     [
-        ("train.parquet", "train.parquet"),
         ("*.parquet", "train.parquet"),
         ("data/*.parquet", "data/train-0.parquet"),
         ("*/train.jsonl.gz", "harmless-base/train.jsonl.gz"),
@@ -304,7 +282,6 @@ def test_globs_that_match(glob, path):
         ("*.parquet", "data/train.parquet"),
         ("*.parquet", "train.parquet.lock"),
         ("*/train.jsonl.gz", "a/b/train.jsonl.gz"),
-        ("*/train.jsonl.gz", "train.jsonl.gz"),
         ("a/**/c.parquet", "ab/c.parquet"),
         ("a/**/c.parquet", "a/bc.parquet"),
         ("train-?.csv", "train-.csv"),
@@ -363,10 +340,6 @@ def test_local_paths_are_relative_and_sorted(tmp_path):
     fill(tmp_path, "b/c/x.json", "a.json", "b/y.json", "README.md")
     assert local_paths(tmp_path) == ["README.md", "a.json", "b/c/x.json", "b/y.json"]
     assert local_paths(str(tmp_path)) == local_paths(tmp_path)
-
-
-def test_local_paths_of_an_empty_folder(tmp_path):
-    assert local_paths(tmp_path) == []
 
 
 def test_local_paths_follow_links(tmp_path):
@@ -437,34 +410,6 @@ def test_a_dataset_cloned_from_the_hub(tmp_path):
             "data/train-00001-of-00002-7b94a2d3f1e0c586.parquet",
         ],
         "eval": ["data/test-00000-of-00001-8c7c51afc6d45980.parquet"],
-    }
-
-
-def test_a_dataset_that_was_saved_to_disk(tmp_path):
-    shards = [f"data-{number:05}-of-00002.arrow" for number in (0, 1)]
-    fill(tmp_path, "cache-0123456789abcdef.arrow", "dataset_info.json", "state.json", *shards)
-    assert split_files(local_paths(tmp_path), {}) == {"train": shards}
-
-
-def test_a_dict_of_datasets_that_was_saved_to_disk(tmp_path):
-    metadata = ["dataset_info.json", "state.json", "cache-0123456789abcdef.arrow"]
-    for split in ("train", "test"):
-        fill(tmp_path / split, "data-00000-of-00001.arrow", *metadata)
-    fill(tmp_path, "dataset_dict.json")
-    assert split_files(local_paths(tmp_path), {}) == {
-        "train": ["train/data-00000-of-00001.arrow"],
-        "eval": ["test/data-00000-of-00001.arrow"],
-    }
-
-
-def test_layout_of_shp_on_its_main_branch():
-    # One folder per domain.
-    domains = ["askculinary", "askscience", "legaladvice"]
-    paths = [f"{domain}/{split}.json" for domain in domains for split in ("test", "train")]
-    paths += [f"{domain}/validation.json" for domain in domains]
-    assert splits_of("README.md", ".gitattributes", *paths) == {
-        "train": [f"{domain}/train.json" for domain in domains],
-        "eval": [f"{domain}/validation.json" for domain in domains],
     }
 
 

@@ -20,7 +20,6 @@ from snakechat.data.formats import (
 )
 from snakechat.data.sources import read_rows
 from support.formats import (
-    DATASETS,
     PLAIN,
     PLAIN_RECORD,
     QUESTION,
@@ -52,8 +51,8 @@ def test_rejected_is_optional_in_columns(format):
     assert (chosen, rejected) == (" An apple.", None)
 
 
-@pytest.mark.parametrize("text", ["    if x:\n        return 1\n", "a\n\nHuman: b", " a "])
-def test_texts_are_kept_as_they_are(text):
+def test_texts_are_kept_as_they_are():
+    text = "    if x:\n        return 1\n\nHuman: b "
     expected = ([("user", text)], f" {text}", f" {text}")
     row = {"prompt": text, "chosen": text, "rejected": text}
     assert record_of(row, "instruct", columns_of("instruct")) == expected
@@ -100,15 +99,8 @@ def test_responses_of_dialogues_may_be_empty_or_begin_alike():
 
 @pytest.mark.parametrize(
     "rejected",
-    [
-        whole("a", "x", "c", "e"),
-        whole("a", "b", "x", "e"),
-        # Shorter, and longer.
-        whole("a", "e"),
-        whole("a", "b", "c", "d", "c", "e"),
-        whole("a", "b", "c"),
-        "",
-    ],
+    # Another prompt; a shorter and a longer dialogue.
+    [whole("a", "x", "c", "e"), whole("a", "e"), whole("a", "b", "c", "d", "c", "e")],
 )
 def test_dialogues_that_differ_before_the_last_response_are_dropped(rejected):
     row = {"chosen": whole("a", "b", "c", "d"), "rejected": rejected}
@@ -138,25 +130,21 @@ def test_scored_responses():
     assert read({**SCORED, "first_score": -3}, "scored")[1:] == (" A stone.", " An apple.")
 
 
-@pytest.mark.parametrize("score", ["two", None, [2], float("nan")])
+@pytest.mark.parametrize("score", ["two", [2], float("nan")])
 def test_score_that_is_not_a_number_is_bad(score):
     row = {**SCORED, "first_score": score}
     assert "score" in bad(row, "scored")
 
 
 # As text, as csv has it.
-@pytest.mark.parametrize("label", [1, 1.0, True, "1"])
-def test_labels_of_the_first_response(label):
-    assert read({**LABELLED, "label": label}, "labelled") == RIGHT_WAY
+@pytest.mark.parametrize(("first", "second"), [(1, 0), (1.0, 0.0), (True, False), ("1", "0")])
+def test_labels_of_the_first_and_of_the_second_response(first, second):
+    assert read({**LABELLED, "label": first}, "labelled") == RIGHT_WAY
+    swapped = read({**LABELLED, "label": second}, "labelled")
+    assert swapped[1:] == (" A stone.", " An apple.")
 
 
-@pytest.mark.parametrize("label", [0, 0.0, False, "0"])
-def test_labels_of_the_second_response(label):
-    row = {**LABELLED, "label": label}
-    assert read(row, "labelled")[1:] == (" A stone.", " An apple.")
-
-
-@pytest.mark.parametrize("label", [2, -1, 0.5, "yes", [1], float("nan")])
+@pytest.mark.parametrize("label", [2, 0.5, "yes", [1]])
 @pytest.mark.parametrize("format", ["labelled", "kto"])
 def test_label_other_than_0_or_1_is_bad(format, label):
     row = {**LABELLED, "messages": [], "label": label}
@@ -170,14 +158,12 @@ def test_label_other_than_0_or_1_is_bad(format, label):
     ("prompt", "expected"),
     [
         ("USER: a ASSISTANT:", "\n\nHuman: a\n\nAssistant:"),
-        ("USER: a ASSISTANT: ", "\n\nHuman: a\n\nAssistant:"),
         ("USER: a", "\n\nHuman: a\n\nAssistant:"),
         ("USER: a\nSUPERUSER: b\n\nASSISTANT:", "\n\nHuman: a\nSUPERUSER: b\n\nAssistant:"),
         (
             "USER:a ASSISTANT:b</s>USER:c ASSISTANT:",
             "\n\nHuman: a\n\nAssistant: b</s>\n\nHuman: c\n\nAssistant:",
         ),
-        ("USER: 你好 ASSISTANT:", "\n\nHuman: 你好\n\nAssistant:"),
         # Vicuna's own beginning.
         (
             "A chat between a user and an assistant. USER: a ASSISTANT:",
@@ -228,11 +214,6 @@ def test_messages_after_the_last_response_are_dropped():
     assert read(row, "messages") == (question("a"), " b", None)
 
 
-def test_system_turn_keeps_its_position():
-    row = {"messages": messages(("system", "Be brief."), ("user", "a"), ("assistant", "b"))}
-    assert read(row, "messages")[0] == "\n\nSystem: Be brief.\n\nHuman: a\n\nAssistant:"
-
-
 @pytest.mark.parametrize("format", ["messages", "sharegpt", "kto"])
 def test_a_system_column_comes_first(format):
     turns = messages(("user", "a"), ("assistant", "b"))
@@ -267,7 +248,7 @@ def test_messages_without_a_question_are_dropped(before):
     assert dropped(row, "messages") == "no prompt"
 
 
-@pytest.mark.parametrize("role", ["tool", "observation", "User", None, ["user"]])
+@pytest.mark.parametrize("role", ["tool", None, ["user"]])
 def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     row = {"messages": messages(("user", "a"), (role, "b"), ("assistant", "c"))}
     message = bad(row, "messages")
@@ -275,13 +256,13 @@ def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     assert "system, user, human, assistant, gpt, model" in message
 
 
-@pytest.mark.parametrize("text", [None, 7, ["a"], {"text": "a"}])
+@pytest.mark.parametrize("text", [None, {"text": "a"}])
 def test_turn_without_text_is_bad(text):
     row = {"messages": messages(("user", text), ("assistant", "b"))}
     assert f"is {type(text).__name__}, expected text" in bad(row, "messages")
 
 
-@pytest.mark.parametrize("turn", ["a", None, 7, ["user", "a"]])
+@pytest.mark.parametrize("turn", ["a", ["user", "a"]])
 def test_turn_without_a_role_is_bad(turn):
     message = bad({"messages": [turn, *messages(("assistant", "b"))]}, "messages")
     assert f"messages contains {type(turn).__name__}, expected messages" in message
@@ -291,8 +272,6 @@ def test_turn_without_a_role_is_bad(turn):
     ("key", "cell"),
     [
         ("tool_calls", [{"function": {"name": "look", "arguments": "{}"}}]),
-        ("function_call", {"name": "look"}),
-        ("reasoning_content", "Hm."),
         ("thinking", "Hm."),
     ],
 )
@@ -323,7 +302,7 @@ def weighted(*turns):
     return [{"role": role, "content": text, "weight": weight} for role, text, weight in turns]
 
 
-@pytest.mark.parametrize("zero", [0, 0.0, False, "0"])
+@pytest.mark.parametrize("zero", [0, "0"])
 def test_a_response_with_weight_0_is_dropped(zero):
     turns = [("user", "a", None), ("assistant", "b", zero), ("user", "c", None)]
     assert dropped({"messages": weighted(*turns)}, "messages") == "response with weight 0"
@@ -388,11 +367,6 @@ RESPONSES = {
 def test_message_pairs_with_a_prompt_text():
     row = {"prompt": "Name a fruit.", **RESPONSES}
     assert read(row, "message_pairs", **PAIRED) == RIGHT_WAY
-
-
-def test_message_pairs_with_a_prompt_list():
-    row = {"prompt": messages(*QUESTION), **RESPONSES}
-    assert read(row, "message_pairs", **PAIRED) == PLAIN_RECORD
 
 
 @pytest.mark.parametrize(
@@ -551,19 +525,11 @@ def test_missing_column_error_lists_the_columns():
     assert message == "column response is missing; the row has question, chosen, answer"
 
 
-@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("format", ["plain", "instruct", "last_turn"])
-def test_null_column_is_named(format, name):
+@pytest.mark.parametrize("name", PLAIN)
+def test_field_that_is_null_or_not_text_is_named(format, name):
     assert bad({**PLAIN, name: None}, format) == f"column {name} is null"
-
-
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("value", [7, True, ["a"], {"text": "a"}, b"a"])
-@pytest.mark.parametrize("format", ["plain", "instruct", "last_turn"])
-def test_field_that_is_not_text_is_named(format, name, value):
-    assert bad({**PLAIN, name: value}, format) == (
-        f"{name} is {type(value).__name__}, expected text"
-    )
+    assert bad({**PLAIN, name: b"a"}, format) == f"{name} is bytes, expected text"
 
 
 @pytest.mark.parametrize(
@@ -633,17 +599,6 @@ def test_path_into_a_text_or_by_name_into_a_list_is_bad():
     assert message == "q.0: str has no key 0"
 
 
-def test_default_columns_of_the_formats():
-    assert columns_of("plain") == {name: name for name in ("prompt", "chosen", "rejected")}
-    assert columns_of("vicuna") == {"prompt": "prompt", "chosen": "label"}
-    assert columns_of("sharegpt") == {"messages": "conversations"}
-
-
-def test_columns_of_the_config_override_the_defaults():
-    columns = {"prompt": "q", "chosen": "a.0"}
-    assert columns_of("instruct", columns) == columns
-
-
 def test_unknown_field_error_lists_the_fields():
     with pytest.raises(ValueError) as error:
         columns_of("plain", {**PAIRED, "respones": "b", "response": "a"})
@@ -662,16 +617,6 @@ def test_missing_fields_are_named():
     with pytest.raises(ValueError, match="requires messages") as error:
         columns_of("messages", {"system": "s"})
     assert "(fields: messages, system)" in str(error.value)
-
-
-def test_missing_fields_are_named_in_a_fixed_order():
-    # The order of a set of strings differs between runs; the message must not.
-    for cell in SCORED:
-        others = [name for name in SCORED if name != cell]
-        with pytest.raises(ValueError) as error:
-            columns_of("scored", {cell: "x"})
-        named = [f" requires {', '.join(names)} (" for names in (others, sorted(others))]
-        assert any(names in str(error.value) for names in named)
 
 
 @pytest.mark.parametrize(
@@ -719,48 +664,9 @@ def test_real_dialogues(shared_data, split, rows, differ):
     assert found == real(shared_data / f"hh_harmless/{split}.parquet", "plain")[0]
 
 
-def test_real_rows_as_in_shp(shared_data):
-    columns = DATASETS["SHP"]["columns"]
-    found, reasons = real(shared_data / "native/shp/train.parquet", "labelled", **columns)
-    assert len(found) == 2376 and not reasons
-    assert found == real(shared_data / "qa_feedback/train.parquet", "plain")[0]
-
-
-def test_real_rows_as_in_synthetic_instruct(shared_data):
-    found, reasons = real(shared_data / "native/synthetic_instruct/train.parquet", "instruct")
-    assert len(found) == 800 and not reasons
-    plain, _ = real(shared_data / "pandalm/train.parquet", "plain")
-    assert found == plain
-
-
-def test_real_rows_of_stack_exchange_paired(shared_data):
-    path = shared_data / "native/stack_exchange_paired/stack_exchange_paired_tiny.json"
-    columns = {"prompt": "question", "chosen": "response_j", "rejected": "response_k"}
-    found, reasons = real(path, "instruct", **columns)
-    assert len(found) == 25 and not reasons
-    rows = json.loads(path.read_text())
-    expected = [
-        (question(row["question"]), *(f" {row[f'response_{x}']}" for x in "jk")) for row in rows
-    ]
-    assert found == sorted(expected, key=str)
-
-
 def test_real_sharegpt_pairs(shared_data):
     found, reasons = real(shared_data / "native/sharegpt_dpo_zh_demo.json", "sharegpt_pairs")
     assert len(found) == 300 and not reasons
     train, _ = real(shared_data / "dpo_demo_zh/train.parquet", "plain")
     test, _ = real(shared_data / "dpo_demo_zh/test.parquet", "plain")
     assert found == sorted(train + test, key=str)
-
-
-def test_real_rows_of_kto(shared_data):
-    found, reasons = real(shared_data / "native/kto/kto_en_demo.json", "kto")
-    assert reasons == {}
-    labels = [(chosen is not None, rejected is not None) for _, chosen, rejected in found]
-    assert (labels.count((True, False)), labels.count((False, True))) == (150, 150)
-
-
-def test_real_rows_with_blank_responses(shared_data):
-    found, _ = real(shared_data / "hh_harmless/train.parquet", "plain")
-    assert all(prompt.endswith("\n\nAssistant:") for prompt, _, _ in found)
-    assert sum(not chosen.strip() for _, chosen, _ in found) == 4

@@ -35,22 +35,17 @@ def opt(shared_data):
 # --- tokenizers -------------------------------------------------------------------------------
 
 
+def test_trained_tokenizer_has_the_given_size():
+    # 256 bytes and four special tokens at least.
+    tokenizer = train_tokenizer(TEXTS, 261)
+    assert len(tokenizer) == 261
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<s>", "<pad>", "</s>", "<unk>"]
+
+
 def test_trained_tokenizer_merges_frequent_strings(trained):
     # "Assistant" is in every text; other words are encoded byte by byte.
     assert len(trained.tokenize("Assistant")) == 1
     assert len(trained.tokenize("Qwertzuio")) == 9
-
-
-@pytest.mark.parametrize("vocab_size", [260, 261, 275])
-def test_trained_tokenizer_has_the_given_size(vocab_size):
-    # 256 bytes and four special tokens at least.
-    tokenizer = train_tokenizer(TEXTS, vocab_size)
-    assert len(tokenizer) == vocab_size
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<s>", "<pad>", "</s>", "<unk>"]
-
-
-def test_training_texts_may_be_an_iterator(trained):
-    assert train_tokenizer(iter(TEXTS), 300).get_vocab() == trained.get_vocab()
 
 
 # --- ids of dialogues -------------------------------------------------------------------------
@@ -77,11 +72,6 @@ def test_prompt_and_response_together_are_the_text(trained, dialogue):
     )
     assert trained.decode([*prompt, *response]) == "<s>Human: 1\n\n yes \n</s>"
     assert trained.decode([*prompt, *response], skip_special_tokens=True) == "Human: 1\n\n yes \n"
-
-
-def test_no_texts_give_no_ids(dialogue):
-    assert dialogue.prompts([]) == []
-    assert dialogue.responses([]) == []
 
 
 def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
@@ -133,7 +123,7 @@ def test_auto_is_the_chat_template_of_a_tokenizer_that_has_one(trained, chat_tok
     assert Encoder(trained, "auto").template == "dialogue"
 
 
-@pytest.mark.parametrize("name", ["trained", "tokenizer_opt", "tokenizers/llama2"])
+@pytest.mark.parametrize("name", ["trained", "tokenizers/llama2"])
 def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(
     trained, request, tmp_path, name
 ):
@@ -185,28 +175,22 @@ def messages_of(turns):
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_chat_prompts_equal_those_of_transformers(chat_tokenizer, chat):
+def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, chat):
     tokenizer = chat_tokenizer()
     expected = tokenizer.apply_chat_template(
         messages_of(CHATS[chat]), add_generation_prompt=True, return_dict=False
     )
-    assert Encoder(tokenizer, "chat").prompts([CHATS[chat]]) == [expected]
+    encoder = Encoder(tokenizer, "chat")
+    assert encoder.prompts([CHATS[chat]]) == [expected]
+    (response,) = encoder.responses([" Of course."])
+    whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
+    *dialogue, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
+    # The template writes a line break after <|im_end|>, which is not part of the response.
+    assert tokenizer.decode([line_break]) == "\n"
+    assert [*expected, *response] == dialogue
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert expected.count(start) == len(CHATS[chat]) + 1
     assert expected.count(end) == len(CHATS[chat])
-
-
-@pytest.mark.parametrize("chat", CHATS)
-def test_chat_prompt_and_response_equal_the_rendered_dialogue(chat_tokenizer, chat):
-    tokenizer = chat_tokenizer()
-    encoder = Encoder(tokenizer, "chat")
-    (prompt,) = encoder.prompts([CHATS[chat]])
-    (response,) = encoder.responses([" Of course."])
-    whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
-    *expected, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
-    # The template writes a line break after <|im_end|>, which is not part of the response.
-    assert tokenizer.decode([line_break]) == "\n"
-    assert [*prompt, *response] == expected
 
 
 def test_chat_responses_end_with_one_eos(chat_tokenizer):
@@ -247,9 +231,7 @@ def test_turns_that_a_template_rejects_are_an_error_of_one_line(chat_tokenizer):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "text", ["<|im_start|>", "<|im_end|>", "Hi<|im_end|>\n", "<s>", "</s>", "<pad>", "<unk>"]
-)
+@pytest.mark.parametrize("text", ["<|im_start|>", "Hi<|im_end|>\n", "<unk>"])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "in tokenizer.json alone"])
 def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     names = ["<|im_start|>", "</s>", "<unk>"]
@@ -260,9 +242,7 @@ def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     assert encoder.has_special_token(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Hi", "<|im_start |>", "im_end", "a < s > b", "\n\nHuman: Hi"]
-)
+@pytest.mark.parametrize("text", ["", "<|im_start |>", "a < s > b"])
 def test_text_similar_to_special_tokens_is_not_special(chat_tokenizer, text):
     assert not Encoder(chat_tokenizer(), "chat").has_special_token(text)
 
@@ -441,7 +421,7 @@ def test_opt_prompts_and_responses(opt):
     assert (opt.pad_token_id, opt.eos_token_id) == (1, 2)
 
 
-@pytest.mark.parametrize("dataset", ["hh_harmless", "pandalm", "dpo_demo_zh"])
+@pytest.mark.parametrize("dataset", ["hh_harmless", "dpo_demo_zh"])
 def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
     texts = texts_of(shared_data / dataset / "test.parquet", 88)
     texts += ["", " ", "</s>", "a<pad></s>b", "<|endoftext|>", "<mask>", "\x00\ufffd\u2028"]
@@ -452,12 +432,6 @@ def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
     # Without </s> at the start, and with </s> at the end.
     assert encoder.responses(texts) == [[*ids[1:], 2] for ids in expected]
     assert all(2 not in ids[1:] for ids in expected)
-
-
-def test_opt_ids_decode_to_the_real_text(opt, shared_data):
-    texts = texts_of(shared_data / "dpo_demo_en" / "test.parquet", 30)
-    for ids, text in zip(Encoder(opt, "dialogue").responses(texts), texts, strict=True):
-        assert opt.decode(ids[:-1], clean_up_tokenization_spaces=False) == text
 
 
 def test_opt_vocabulary_fits_two_bytes(opt, tmp_path):
