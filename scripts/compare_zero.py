@@ -1,21 +1,22 @@
 """Train a few steps of a recipe at each ZeRO stage, with its own training program.
 
 Each run has a spec with the code and settings of the training and the first rows of its data. The
-result contains the steps of all runs; times and memory, which differ between two builds, are in
-NAME.run.json.
+result contains the steps of all runs, and zero.md: a table of their losses, times and memory, which
+differ between two builds.
 """
 
 import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from snakechat.data.tokens import Ragged, save_array
+from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
@@ -33,6 +34,18 @@ SHORT_RUN = {
 LAUNCH = ["python", str(Path(__file__).with_name("launch.py"))]
 # Ends of the last log line of a run without enough memory, from the program or the launcher.
 OUT_OF_MEMORY = ("out of memory", "was ended by SIGKILL")
+# The loss that is compared: the first of these that the steps have. In RLHF it is the critic's,
+# because the actor's is close to 0 by construction.
+LOSSES = ("loss", "value/loss", "policy/loss")
+HEAD = (
+    "ZeRO stage",
+    "loss of the first step",
+    "loss of the last step",
+    "largest difference of losses",
+    "seconds per step (median)",
+    "peak memory of the first process (MB)",
+    "peak memory of its GPU (MB)",
+)
 
 
 def main(job: Job[Any]) -> None:
@@ -62,6 +75,40 @@ def main(job: Job[Any]) -> None:
     if all("failed" in record for record in runs.values()):
         raise InputError(f"{planned['path']}: out of memory at every ZeRO stage")
     shutil.rmtree(scratch)
+    rows = [HEAD, ["---"] * len(HEAD), *table_rows(job.result, runs)]
+    lines = [f"| {' | '.join(map(format_cell, row))} |\n" for row in rows]
+    (job.result / "zero.md").write_text("".join(lines))
+
+
+def table_rows(result: Path, runs: Mapping[int, Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Yield the row of each stage below HEAD.
+
+    Losses are compared with those of the lowest stage that had enough memory.
+    """
+    base: list[float] = []
+    for stage, record in runs.items():
+        if "failed" in record:
+            yield [str(stage), record["failed"], *[None] * (len(HEAD) - 2)]
+            continue
+        losses = read_losses(result / f"stage-{stage}.jsonl")
+        base = base or losses
+        yield [
+            str(stage),
+            losses[0],
+            losses[-1],
+            max(abs(loss - other) for loss, other in zip(losses, base, strict=True)),
+            record["seconds_per_step"],
+            record["peak_memory_mb"],
+            record.get("peak_gpu_memory_mb"),
+        ]
+
+
+def read_losses(path: Path) -> list[float]:
+    """Read the loss of each step, without the evaluation before the first one."""
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [step for step in steps if step["step"]]
+    key = next(key for key in LOSSES if key in steps[0])
+    return [step[key] for step in steps]
 
 
 def row_counts(settings: Mapping[str, Any], steps: int) -> dict[str, int]:

@@ -1,41 +1,22 @@
-"""The comparison of ZeRO stages: its runs, its page, and communication by hand."""
+"""The comparison of ZeRO stages: its runs and its table."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import compare_zero
-import draw_zero
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.planning.changes import spec_changes
-from snakechat.planning.flops import communicated_elements
-from snakechat.reporting.formatting import format_significant
-from snakechat.reporting.translations import translator
+from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import check_files, read_input
 
-PAGE = "output/zero/sft/tiny.html"
+PAGE = "output/zero/sft/tiny.md"
 
 
 # --- by hand --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stage", "all_trained", "adapters"),
-    [
-        (0, 200, 20),
-        (1, 200, 20),
-        (2, 200, 20),
-        (3, 300, 210),
-    ],
-)
-def test_elements_sent_per_step(stage, all_trained, adapters):
-    assert communicated_elements({"weights": 100, "trained": 100}, stage, 2) == all_trained
-    assert communicated_elements({"weights": 100, "trained": 10}, stage, 64) == adapters
-    assert communicated_elements({"weights": 100, "trained": 100}, stage, 1) == 0
 
 
 def test_a_placement_at_each_stage():
@@ -141,82 +122,25 @@ def test_changes_are_reported_once_by_their_keys_in_the_config():
     ]
 
 
-# --- the page -------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------
 
 
-def english(text, **values):
-    return text.format(**values)
-
-
-def a_comparison(**changes):
-    """Four stages on two GPUs; the first one ran out of memory."""
-    runs = {0: {"failed": "out of memory"}}
-    for stage in (1, 2, 3):
-        runs[stage] = {
-            "seconds_per_step": stage / 4,
-            "peak_memory_mb": 100,
-            "peak_gpu_memory_mb": 5000 - 1000 * stage,
-            "models": {"actor": {"weights": 100, "trained": 10}},
-        }
+def test_rows_of_the_table(tmp_path):
     losses = {1: (4.0, 3.0), 2: (4.0, 3.0), 3: (4.0, 2.5)}
-    comparison = draw_zero.Comparison.__new__(draw_zero.Comparison)
-    vars(comparison).update(
-        title="rlhf/tiny",
-        dtype="fp32",
-        loss="loss",
-        placement={"nodes": 1, "gpus_per_node": 2, "offload": "parameters"},
-        num_processes=2,
-        runs=runs,
-        steps={
-            stage: [{"step": step, "loss": loss} for step, loss in enumerate(found, start=1)]
-            for stage, found in losses.items()
-        },
-        base=1,
-    )
-    vars(comparison).update(changes)
-    return comparison
-
-
-def test_rows_of_the_table():
-    comparison = a_comparison()
-    assert draw_zero.stage_row(comparison, 0, english)[:3] == ["0", "out of memory", None]
-    row = draw_zero.stage_row(comparison, 1, english)
-    assert row == ["1", 4.0, 3.0, 0.0, None, 0.25, 100, 4000, 20]
-    row = draw_zero.stage_row(comparison, 3, english)
-    assert row == ["3", 4.0, 2.5, 0.5, None, 0.75, 100, 2000, 210]
-
-
-def test_sentences_about_the_differences():
-    assert list(draw_zero.summary(a_comparison(), english)) == [
-        "The losses differ from those of stage 1 by at most 0.500 (stage 3).",
-        "A step took between 0.250 s (stage 1) and 0.750 s (stage 3).",
-        "Peak memory was between 2,000 MB (stage 3) and 4,000 MB (stage 1).",
+    runs = {0: {"failed": "out of memory"}}
+    for stage, of_steps in losses.items():
+        lines = [{"step": 0, "eval_loss": 9.0}]
+        lines += [{"step": step, "loss": loss} for step, loss in enumerate(of_steps, start=1)]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / f"stage-{stage}.jsonl").write_text(text)
+        runs[stage] = {"seconds_per_step": stage / 4, "peak_memory_mb": 100 * stage}
+    runs[3]["peak_gpu_memory_mb"] = 2000
+    assert list(compare_zero.table_rows(tmp_path, runs)) == [
+        ["0", "out of memory", None, None, None, None, None],
+        ["1", 4.0, 3.0, 0.0, 0.25, 100, None],
+        ["2", 4.0, 3.0, 0.0, 0.5, 200, None],
+        ["3", 4.0, 2.5, 0.5, 0.75, 300, 2000],
     ]
-    comparison = a_comparison()
-    del comparison.steps[3]
-    first, *_ = draw_zero.summary(comparison, english)
-    assert first == "The losses of all stages are equal, bit for bit."
-
-
-def test_notes_on_placement_and_unsupported_stages():
-    placement, *others, source = draw_zero.notes(a_comparison(), english)
-    assert placement == "Nodes: 1, GPUs per node: 2, processes: 2, dtype: fp32."
-    assert others == ["Offload: the optimizer from stage 1 on, parameters at stage 3 only."]
-    assert "Rajbhandari" in source
-    alone = {"nodes": 1, "gpus_per_node": 0, "offload": "none"}
-    comparison = a_comparison(dtype="bf16", placement=alone, num_processes=1)
-    assert list(draw_zero.notes(comparison, english))[1:-1] == [
-        "With bf16, stage 1 runs as stage 2.",
-        "A single process partitions nothing and sends nothing.",
-    ]
-
-
-def test_all_texts_have_a_translation():
-    chinese = translator("zh")
-    for comparison in (a_comparison(), a_comparison(dtype="bf16", num_processes=1)):
-        texts = [*draw_zero.summary(comparison, chinese), *draw_zero.notes(comparison, chinese)]
-        assert not [text for text in texts if re.search(r"[{}]|\b(the|of|and)\b", text)]
-        assert draw_zero.stage_row(comparison, 0, chinese)[1] == "内存不足"
 
 
 # --- a build --------------------------------------------------------------------------------
@@ -231,11 +155,12 @@ def compared(quick, tmp_path_factory):
 
 
 def steps_at(workflow, stage):
-    return draw_zero.read_steps(workflow.folder / f"output/zero_runs/sft/tiny/stage-{stage}.jsonl")
+    path = workflow.folder / f"output/zero/sft/tiny/stage-{stage}.jsonl"
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["step"]]
 
 
 def test_all_stages_take_the_same_steps(compared):
-    runs = json.loads((compared.folder / "output/zero_runs/sft/tiny.run.json").read_text())
+    runs = json.loads((compared.folder / "output/zero/sft/tiny.run.json").read_text())
     assert list(runs["stages"]) == ["0", "1", "2", "3"]
     for stage in range(4):
         run = runs["stages"][str(stage)]
@@ -247,29 +172,14 @@ def test_all_stages_take_the_same_steps(compared):
         assert ours["loss"] == pytest.approx(other["loss"], abs=0.01)
 
 
-def test_the_result_has_no_times_and_no_scratch_files(compared):
-    folder = compared.folder / "output/zero_runs/sft/tiny"
+def test_the_result_has_the_table_and_no_scratch_files(compared):
+    folder = compared.folder / "output/zero/sft/tiny"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"manifest.json", *(f"stage-{stage}.jsonl" for stage in range(4))}
+    assert names == {"manifest.json", "zero.md", *(f"stage-{n}.jsonl" for n in range(4))}
     assert "seconds" not in (folder / "manifest.json").read_text()
     assert not list((compared.folder / "output/state").glob("*/*"))
-
-
-def test_the_page_is_self_contained(compared):
     page = (compared.folder / PAGE).read_text()
-    assert page.count("<svg") == page.count("</svg>") >= 4
-    # XML namespaces are no addresses that a browser loads.
-    assert not re.search(r'(src|href)="(?!#)', page.replace("xlink:", ""))
-    rows = re.findall(r"<tr><th scope=.row.>(\d)</th><td>([\d.]+)</td><td>([\d.]+)</td>", page)
+    assert page == (folder / "zero.md").read_text()
+    _, _, *rows = [line.strip("| ").split(" | ") for line in page.splitlines()]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
-    assert rows[0][1] == format_significant(steps_at(compared, 0)[0]["loss"])
-    assert "With bf16, stage 1 runs as stage 2." in page
-
-
-def test_another_language_rebuilds_only_the_page(compared, tmp_path):
-    copy = compared.copy(tmp_path / "copy")
-    copy.options = (*copy.options, "--config", "language=zh")
-    assert copy.planned(PAGE) == {"draw_zero"}
-    copy.build(PAGE)
-    page = (copy.folder / PAGE).read_text()
-    assert '<html lang="zh">' in page and "最后一步的损失" in page and ">损失<" in page
+    assert rows[0][1] == format_cell(steps_at(compared, 0)[0]["loss"])

@@ -105,8 +105,7 @@ READERS = {
     "rw_eval": set(),
     # Of SFT.
     "write_record": set(),
-    "compare_zero": {"draw_zero"},
-    "draw_zero": set(),
+    "compare_zero": set(),
     # Of DPO.
     "compare_runs": set(),
 }
@@ -128,7 +127,7 @@ IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
 
 
-ZERO = "output/zero/sft/tiny.html"
+ZERO = "output/zero/sft/tiny.md"
 COMPARED = "output/compare/dpo/tiny-vs-other.html"
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
 # from the hub; a model whose tokenizer is copied from a folder; a model from a folder.

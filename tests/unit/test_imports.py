@@ -102,7 +102,6 @@ def test_planning_loads_no_heavy_library():
         "split_dataset",
         "draw_report",
         "write_record",
-        "draw_zero",
         "check_gate",
     ],
 )

@@ -74,7 +74,7 @@ def main(job):
     """Write only the files that rules copy."""
     for page in (
         "record.html",
-        "zero.html",
+        "zero.md",
         "comparison.html",
         "responses.html",
         "scores.html",

@@ -351,7 +351,7 @@ def compare_runs(config: Config, stage: str, names: str) -> Description:
     )
 
 
-@_rule("zero_runs", work="training")
+@_rule("zero", work="training")
 def compare_zero(config: Config, stage: str, name: str) -> Description:
     training = RULES[f"train_{stage}"].describe(config, name)
     return Description(
@@ -359,12 +359,4 @@ def compare_zero(config: Config, stage: str, name: str) -> Description:
         inputs=training.inputs,
         # Including its code.
         specs={"training": (f"train_{stage}", name)},
-    )
-
-
-@_rule("zero", shows_provenance=True)
-def draw_zero(config: Config, stage: str, name: str) -> Description:
-    return Description(
-        settings={"language": config.values["language"]},
-        inputs={"runs": ("compare_zero", f"{stage}/{name}")},
     )

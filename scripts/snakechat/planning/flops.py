@@ -68,15 +68,3 @@ def peak_flops(gpu: str) -> float | None:
     """Return the peak 16-bit operations per second of a GPU by its name, None if unknown."""
     kind = gpu_kind(gpu)
     return None if kind is None else PEAK_FLOPS[kind]
-
-
-def communicated_elements(model: Mapping[str, int], stage: int, num_processes: int) -> int:
-    """Return the elements that each process sends per optimizer step with one micro-batch.
-
-    Rajbhandari et al. 2020 (ZeRO), section 7: gradients are reduced and scattered, and updated
-    weights gathered: 2 per trained weight. Stage 3 instead gathers all weights in the forward and
-    in the backward pass, trained or not.
-    """
-    if num_processes == 1:
-        return 0
-    return model["trained"] + (2 * model["weights"] if stage == 3 else model["trained"])

@@ -89,7 +89,9 @@ def jobs_of_target(config: Config, target: str) -> list[Job]:
     output, *words = path.parts
     if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
         return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
-    result = Path(str(path).removesuffix(".manifest.json").removesuffix(".html"))
+    result = path
+    for suffix in (".manifest.json", ".html", ".md"):
+        result = Path(str(result).removesuffix(suffix))
     for folder in (result, *path.parents):
         for rule, (_, root, *_) in RULES.items():
             if folder.is_relative_to(f"output/{root}"):

@@ -64,7 +64,6 @@ SECTIONS = {"templates/sections.html", "templates/parts.html", "templates/curves
     [
         ("write_record", SECTIONS),
         ("compare_runs", SECTIONS),
-        ("draw_zero", SECTIONS),
         ("prompt_eval", {"templates/prompt_eval.html", *SECTIONS}),
         ("rw_eval", {"templates/rw_eval.html", *SECTIONS}),
         *((f"train_{s}", {"model_card", "tables"}) for s in ("sft", "reward", "dpo", "rlhf")),
