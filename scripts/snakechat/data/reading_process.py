@@ -6,6 +6,7 @@ end in an error. A child process that crashes, or exceeds its memory, costs one 
 
 import contextlib
 import ctypes
+import json
 import mmap
 import multiprocessing
 import os
@@ -44,7 +45,7 @@ class Position:
 
 
 def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
-    """Return read(position) of a child process.
+    """Return read(position), a JSON value, of a child process.
 
     Args:
         files: The files that are read, for errors.
@@ -60,24 +61,28 @@ def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
     process = context.Process(target=_send_result, args=(sender, os.getpid(), read, position))
     process.start()
     sender.close()
-    result: Any = None
+    message = b"[]"
     try:
         # A child that crashes sends nothing.
         with receiver, contextlib.suppress(EOFError):
-            result = receiver.recv()
+            # JSON: a child with a crafted file must not choose what the parent would unpickle.
+            message = receiver.recv_bytes()
         process.join()
     finally:
         process.kill()
         process.join()
     _check_exit(process.exitcode or 0, position)
-    if isinstance(result, MemoryError):
+    kind, value = json.loads(message)
+    if kind == "InputError":
+        raise InputError(value)
+    if kind == "MemoryError":
         raise InputError(
             f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory:"
             " the file is damaged or a decompression bomb"
         )
-    if isinstance(result, Exception):
-        raise result
-    return result
+    if kind == "OSError":
+        raise OSError(*value)
+    return value
 
 
 def _check_exit(code: int, position: Position) -> None:
@@ -94,16 +99,20 @@ def _check_exit(code: int, position: Position) -> None:
 def _send_result(
     sender: Connection, parent: int, read: Callable[[Position], Any], position: Position
 ) -> None:
-    """Send the result or the error of read(position)."""
+    """Send [kind, value] of the result or the error of read(position)."""
     _end_with(parent)
     try:
         _limit_memory()
-        result: Any = read(position)
-    except (InputError, MemoryError, OSError) as error:
-        result = error
+        message: list[Any] = ["result", read(position)]
+    except InputError as error:
+        message = ["InputError", str(error)]
+    except MemoryError:
+        message = ["MemoryError", None]
+    except OSError as error:
+        message = ["OSError", [error.errno, error.strerror, error.filename and str(error.filename)]]
     except KeyboardInterrupt:
         sys.exit(1)
-    sender.send(result)
+    sender.send_bytes(json.dumps(message).encode())
 
 
 def _end_with(parent: int) -> None:
