@@ -18,7 +18,7 @@ from snakechat.reporting.html_pages import write_html, write_sections
 from snakechat.reporting.interpretation import rlhf_remarks
 from snakechat.reporting.intervals import proportion_interval
 from snakechat.reporting.labels import CURVES, N_
-from snakechat.reporting.lineage_plot import lineage_svg
+from snakechat.reporting.origins import describe_origin
 from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.plots import Panel, draw_calibration, draw_columns
 from snakechat.reporting.recipe_rows import recipe_table
@@ -26,6 +26,7 @@ from snakechat.reporting.response_examples import write_responses
 from snakechat.reporting.results import headline, result_sections
 from snakechat.reporting.translations import Translate, translator
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.lineage import lineage_columns
 
 # In the order of training, and as titles of sections.
 STAGES = {
@@ -154,25 +155,37 @@ class Report:
         )
 
     def write_lineage(self) -> None:
-        """Write the graph and the table of the jobs that the report was made from."""
+        """Write the table of the jobs that the report was made from, each below its inputs."""
         translate, lineage = self.translate, self.job.lineage
-        title = translate("{count} jobs", count=format_significant(len(lineage)))
-        caption = translate(
-            "Each job is to the right of its inputs: rule, name, and the first digits of the digest"
-            " of its spec. An input that is also upstream of another input has no arrow of its own."
-        )
         rows = [
-            [path.removeprefix("output/"), entry["rule"], entry["spec"][:16]]
-            for path, entry in lineage.items()
+            [
+                path.removeprefix("output/"),
+                lineage[path]["rule"],
+                ", ".join(each.removeprefix("output/") for each in lineage[path]["inputs"]),
+                describe_origin(lineage[path], self.licenses.get(path), translate),
+                lineage[path]["spec"][:16],
+            ]
+            for column in lineage_columns(lineage)
+            for path in column
         ]
-        table = Table(title, [translate("job"), translate("rule"), translate("spec")], rows)
-        panel = Panel(title, lineage_svg(lineage, title), caption)
-        section = Section(translate("All jobs"), panels=[panel], kind="wide", tables=[table])
+        head = [
+            translate("job"),
+            translate("rule"),
+            translate("inputs"),
+            translate("source"),
+            translate("spec"),
+        ]
+        note = translate(
+            "A spec is the digest of the settings, the code and the inputs of a job: its first 16"
+            " digits."
+        )
+        title = translate("{count} jobs", count=format_significant(len(lineage)))
+        table = Table("", head, rows, note, stack=True)
         write_sections(
             self.folder / "lineage.html",
             self.language,
             **self.header("lineage"),
-            sections=[section],
+            sections=[Section(title, shown_tables=[table])],
         )
 
     def write_costs(self) -> None:

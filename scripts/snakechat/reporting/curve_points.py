@@ -1,13 +1,8 @@
-"""Points of curves: of metrics by step, smoothed, averaged, and as data of a page."""
+"""Points of curves: of metrics by step, smoothed and averaged."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
-
-from snakechat.reporting.pages import show_control_characters
 
 # Raw values of longer lines are averaged down to this number of points.
 MAX_POINTS = 300
@@ -62,25 +57,3 @@ def downsample(points: Sequence[Point]) -> list[Point]:
         (group[len(group) // 2][0], *map(statistics.fmean, list(zip(*group, strict=True))[1:]))
         for group in groups
     ]
-
-
-def curve_data(
-    lines: Mapping[str, Line], limits: Sequence[float], xlabel: str, percent: bool
-) -> Markup:
-    """Return the values of a curve panel as an element that templates/curves.js reads.
-
-    Args:
-        lines: Of at most MAX_POINTS points each in the element, the thin lines of the panel.
-        limits: Lowest and highest step, and lowest and highest value, of the axes.
-    """
-    series = []
-    for number, (name, line) in enumerate(lines.items()):
-        if line.points:
-            steps, *columns = zip(*downsample(line.points), strict=True)
-            rounded = [[float(f"{value:.6g}") for value in column] for column in columns]
-            values = dict(zip(("values", "lowest", "highest"), rounded, strict=False))
-            name = show_control_characters(name)
-            series.append({"number": number, "name": name, "steps": steps, **values})
-    data = {"x": xlabel, "percent": percent, "limits": list(limits), "series": series}
-    text = htmlsafe_json_dumps(data, separators=(",", ":"))
-    return Markup('<script type="application/json" class="curve-data">{}</script>').format(text)

@@ -4,8 +4,6 @@ All values are escaped; figures are markup. Name a template by a string literal,
 digests find the templates that a program renders.
 """
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -38,16 +36,8 @@ def write_sections(
         values: As of write_html; optionally `cards`, `remarks`, `links` (paths and names of files
             with the same numbers) and `notes` (small print).
     """
-    has_curves = any("curve-data" in panel.svg for section in sections for panel in section.panels)
     optional = {"cards": (), "remarks": (), "links": (), "notes": (), "sections": sections}
-    digest = script_digest() if has_curves else ""
-    write_html(path, "sections.html", language, script_digest=digest, **{**optional, **values})
-
-
-def script_digest() -> str:
-    """Return what a Content-Security-Policy allows: the digest of the script of curves."""
-    script = PAGES.get_template("curves.js").render()
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    write_html(path, "sections.html", language, **{**optional, **values})
 
 
 def format_cell(value: Any) -> str:

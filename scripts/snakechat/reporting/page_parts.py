@@ -54,7 +54,7 @@ class Section(NamedTuple):
 
     Attributes:
         legend: Names of the series of the figures.
-        kind: What the legend shows: lines, points or bars; `wide` gives a figure the whole width.
+        kind: What the legend shows: lines, points or bars.
         caption: How to read the figures.
         shown_tables: Tables that are not folded.
         tables: Folded tables.
@@ -64,7 +64,7 @@ class Section(NamedTuple):
     remarks: Sequence[str] = ()
     panels: Sequence[Panel] = ()
     legend: Sequence[str] = ()
-    kind: Literal["lines", "points", "bars", "wide"] = "lines"
+    kind: Literal["lines", "points", "bars"] = "lines"
     caption: str = ""
     shown_tables: Sequence[Table] = ()
     tables: Sequence[Table] = ()

@@ -1,12 +1,10 @@
 """Panels of plots as SVG elements of a page. The same data gives the same bytes.
 
-Colours are CSS variables of the page (templates/style.css), so that a panel follows its light or
-dark theme. Text is text, in the fonts of the page. Legends are lists of the page
-(templates/parts.html), which several panels share.
+Text is text, in the fonts of the browser. Legends are lists of the page (templates/parts.html),
+which several panels share.
 """
 
 import io
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ matplotlib.use("svg")
 # Browsers draw Chinese labels in their own fonts.
 warnings.filterwarnings("ignore", message="Glyph .* missing from font")
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,24 +26,21 @@ from snakechat.reporting.curve_points import (
     MAX_POINTS,
     SMOOTHED_POINTS,
     Line,
-    curve_data,
     downsample,
     moving_mean,
 )
 
-# Okabe and Ito's palette, which readers with any kind of colour vision can distinguish. The style
-# sheet replaces each colour by one with enough contrast in its theme.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+# After Okabe and Ito's palette, which readers with any kind of colour vision can distinguish, with
+# enough contrast on white. Legends have the same colours (templates/style.css).
+COLOURS = ["#0072b2", "#c44e00", "#007f5c", "#a84e86", "#8f6400", "#3c87b8", "#1f2328", "#7a6f00"]
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
-VARIABLES = {colour.lower(): f"var(--series-{n})" for n, colour in enumerate(COLOURS)}
-VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
 # Distinguish lines and points that overlap, or that are printed without colours.
 LINE_STYLES = ["-", (0, (5, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 # Distances of ticks, times a power of ten.
 TICK_STEPS = [1, 2, 5, 10]
-# Width of a panel and of a wide one, in inches: text has the size of the page's on a phone.
-WIDTH, WIDE = 4.4, 8.0
+# Width of a panel in inches: text has the size of the page's on a phone.
+WIDTH = 4.4
 
 # Typed as rc_context types its argument, by the names of all settings.
 STYLE: Any = {
@@ -111,8 +106,6 @@ class Ticks(Formatter):
 def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool = False) -> Markup:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
-    The values follow the plot, as data for the script of the page.
-
     percent: Whether the values are fractions, which are shown in percent.
     """
     with plt.rc_context(STYLE):
@@ -125,8 +118,7 @@ def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool
         panel.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
         panel.yaxis.set_major_formatter(Ticks(percent))
         panel.grid(axis="y")
-        data = curve_data(lines, [*panel.get_xlim(), *panel.get_ylim()], xlabel, percent)
-        return as_svg(figure, title, list(lines)) + data
+        return as_svg(figure, title)
 
 
 def _draw_line(panel: Axes, line: Line, number: int) -> None:
@@ -134,7 +126,6 @@ def _draw_line(panel: Axes, line: Line, number: int) -> None:
     colour = COLOURS[number % len(COLOURS)]
     steps, values, *bounds = map(list, zip(*line.points, strict=True))
     style: dict[str, Any] = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
-    series = f"series-{number}"
     if not line.is_series or len(steps) < CURVE_POINTS:
         style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
     if len(steps) < CURVE_POINTS:
@@ -143,17 +134,15 @@ def _draw_line(panel: Axes, line: Line, number: int) -> None:
         if not bounds:
             raw = downsample(line.points)
             thin: dict[str, Any] = {"color": colour, "alpha": 0.35, "linewidth": 0.8}
-            panel.plot(*zip(*raw, strict=True), **thin, gid=series)
+            panel.plot(*zip(*raw, strict=True), **thin)
         values, *bounds = [moving_mean(each) for each in (values, *bounds)]
     if bounds:
         low, high = bounds
-        # A polygon: the script moves the points of paths, which fill_between would draw by <use>.
-        around = [*steps, *reversed(steps)], [*low, *reversed(high)]
-        panel.fill(*around, color=colour, alpha=0.18, linewidth=0, gid=series)
+        panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     if len(steps) > MAX_POINTS:
         reduced = downsample(list(zip(steps, values, strict=True)))
         steps, values = map(list, zip(*reduced, strict=True))
-    panel.plot(steps, values, **style, gid=series)
+    panel.plot(steps, values, **style)
 
 
 def draw_estimates(
@@ -194,7 +183,7 @@ def draw_estimates(
             ticks = [tick for tick in panel.get_xticks() if -1e-9 < tick < 1 + 1e-9]
             panel.set_xticks([tick for tick in ticks if low <= tick <= high])
         panel.grid(axis="x")
-        return as_svg(figure, title, list(estimates))
+        return as_svg(figure, title)
 
 
 def draw_trade_off(
@@ -218,7 +207,7 @@ def draw_trade_off(
         panel.yaxis.set_major_formatter(Ticks(percent=True))
         panel.margins(x=0.1)
         panel.grid()
-        return as_svg(figure, title, list(models))
+        return as_svg(figure, title)
 
 
 def draw_calibration(
@@ -289,7 +278,7 @@ def draw_bars(
         else:
             panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.grid(axis="x")
-        return as_svg(figure, title, series)
+        return as_svg(figure, title)
 
 
 def draw_quantiles(title: str, quantiles: Mapping[str, Mapping[str, float]]) -> Markup:
@@ -305,7 +294,7 @@ def draw_quantiles(title: str, quantiles: Mapping[str, Mapping[str, float]]) -> 
         panel.set(ylim=(len(quantiles) - 0.4, -0.6))
         panel.set_xlim(left=0)
         panel.grid(axis="x")
-        return as_svg(figure, title, list(quantiles))
+        return as_svg(figure, title)
 
 
 def draw_dumbbells(title: str, pairs: Mapping[str, tuple[float, float]], xlabel: str) -> Markup:
@@ -325,37 +314,24 @@ def draw_dumbbells(title: str, pairs: Mapping[str, tuple[float, float]], xlabel:
         return as_svg(figure, title)
 
 
-def new_figure(height: float = 2.7, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """Create a figure with one panel; sizes in inches."""
-    return plt.subplots(figsize=(width, height), layout="constrained")
+def new_figure(height: float = 2.7) -> tuple[Figure, Axes]:
+    """Create a figure with one panel; its height in inches."""
+    return plt.subplots(figsize=(WIDTH, height), layout="constrained")
 
 
-def as_svg(figure: Figure, title: str, names: Sequence[str] = ()) -> Markup:
-    """Return a figure as an <svg> element with its title and the names in it as alternative text.
+def as_svg(figure: Figure, title: str) -> Markup:
+    """Return a figure as an <svg> element.
 
-    The ids in it begin with those of no other title, because a page has several figures.
+    The ids that it refers to are those of no other title, because a page has several figures.
     """
     file = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with plt.rc_context({"svg.hashsalt": title}):
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
     plt.close(figure)
-    _, _, svg = file.getvalue().partition("<svg")
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' id="[xy]tick_\d+"', ' class="tick"', svg)
-    svg = re.sub(r' id="series-(\d+)"', r' data-series="\1"', svg)
-    svg = re.sub(r' id="[\w.]+_\d+"| xmlns(:xlink)?="[^"]*"', "", svg)
-    svg = re.sub(r'<svg width="\S+" height="\S+"', "<svg", f"<svg{svg}", count=1)
-    svg = re.sub(r"xlink:href", "href", svg)
-    svg = re.sub(r"font-family: [^;]*; ", "", svg)
-    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: themed(found[0]), svg)
-    text = ": ".join(filter(None, (title, ", ".join(filter(None, names)))))
-    label = f'<svg role="img" aria-label="{escape(text)}"'
-    return Markup(svg.replace("<svg", label, 1).strip())
-
-
-def themed(colour: str) -> str:
-    """Return the variable of the style sheet that replaces a colour."""
-    return VARIABLES.get(colour.lower(), colour)
+    # Without the declarations before it, which HTML does not have.
+    _, tag, svg = file.getvalue().partition("<svg")
+    return Markup(tag + svg)
 
 
 def error_bars(value: float, interval: Sequence[float] | None) -> list[list[float]] | None:

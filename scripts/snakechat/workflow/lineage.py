@@ -52,22 +52,6 @@ def input_paths(inputs: Mapping[str, Mapping[str, str]]) -> list[str]:
     return sorted({entry["path"] for entry in inputs.values()})
 
 
-def direct_inputs(jobs: Lineage, path: str) -> list[str]:
-    """Return the inputs of a job, except those that are also upstream of another input."""
-    inputs = jobs[path]["inputs"]
-    return [
-        candidate
-        for candidate in inputs
-        if not any(candidate in ancestors(jobs, other) for other in inputs)
-    ]
-
-
-def ancestors(jobs: Lineage, path: str) -> set[str]:
-    """Return the paths of all jobs upstream of a job."""
-    inputs = set(jobs[path]["inputs"])
-    return inputs.union(*(ancestors(jobs, upstream) for upstream in inputs))
-
-
 def lineage_columns(jobs: Lineage) -> list[list[str]]:
     """Return the paths of a lineage in columns: each job is to the right of all its inputs."""
     columns: dict[str, int] = {}

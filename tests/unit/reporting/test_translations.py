@@ -56,7 +56,7 @@ def test_new_texts_are_added_unused_ones_removed_and_missing_ones_listed(tmp_pat
 
 
 PAGE = {"templates/page.html", "templates/style.css"}
-SECTIONS = {"templates/sections.html", "templates/parts.html", "templates/curves.js", *PAGE}
+SECTIONS = {"templates/sections.html", "templates/parts.html", *PAGE}
 
 
 @pytest.mark.parametrize(
