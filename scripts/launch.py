@@ -165,11 +165,14 @@ def run_torchrun(arguments: list[str]) -> None:
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode > 0:
-            sys.exit(failure.exitcode)
-        name = signal.Signals(-failure.exitcode).name
-        sys.exit(f"error: process {rank} of the job was ended by {name}")
+        # Of processes that end within a second, a killed one is the cause: it cannot say why.
+        # Torchrun itself ends those that are left by SIGTERM.
+        for rank, failure in error.failures.items():
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+                name = signal.Signals(-failure.exitcode).name
+                sys.exit(f"error: process {rank} of the job was ended by {name}")
+        _, failure = error.get_first_failure()
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
 if __name__ == "__main__":

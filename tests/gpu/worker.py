@@ -129,7 +129,7 @@ def main(device_type, folder):
         results["2 fp32 compiled"] = [
             run(2, "fp32", placement, device, interrupted) for interrupted in (False, True)
         ]
-    acceleration.use_deterministic_kernels()
+    acceleration.use_deterministic_kernels(warn_only=False)
     stage, dtype = CASES[device_type][-1]
     results[f"{stage} {dtype} deterministic"] = [
         run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)

@@ -29,8 +29,10 @@ CONTENT = "first"
 
 
 def main(job):
-    """Write the constant, and the files that rules copy."""
+    """Write the constant, and the files that rules and model cards read."""
     (job.result / "content.txt").write_text(CONTENT)
+    (job.result / "metrics.json").write_text("{}")
+    (job.result / "metrics.jsonl").write_text('{"step": 1}')
     for page in ("record.html", "zero.md", "comparison.html", "responses.html", "scores.html"):
         (job.result / page).touch()
 

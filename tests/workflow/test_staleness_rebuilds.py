@@ -71,7 +71,9 @@ from snakechat.workflow.job import run
 
 
 def main(job):
-    """Write only the files that rules copy."""
+    """Write only the files that rules and model cards read."""
+    (job.result / "metrics.json").write_text("{}")
+    (job.result / "metrics.jsonl").write_text('{"step": 1}')
     for page in (
         "record.html",
         "zero.md",

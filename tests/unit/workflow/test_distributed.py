@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import time
 from types import SimpleNamespace
@@ -241,6 +242,28 @@ def test_a_killed_rank_ends_all_ranks(job):
         "error: process 1 of the job was ended by SIGKILL"
     ]
     assert not job.target.exists()
+
+
+# Rank 0 ends when the pipe's other end has ended.
+KILLED_FIRST = """
+import os, signal, sys
+
+with open(sys.argv[1], "r" if os.environ["RANK"] == "0" else "w") as pipe:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    pipe.read()
+os._exit(1)
+"""
+
+
+def test_of_ranks_that_end_at_once_the_killed_one_is_reported(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    program = tmp_path / "program.py"
+    program.write_text(KILLED_FIRST)
+    process = launch(2, program, tmp_path / "pipe")
+    output, _ = process.communicate(timeout=120)
+    assert output == "error: process 1 of the job was ended by SIGKILL\n"
+    assert process.returncode == 1
 
 
 @pytest.mark.slow

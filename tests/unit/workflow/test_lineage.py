@@ -107,4 +107,4 @@ def test_the_report_lists_the_lineage(quick):
     assert len(manifest["lineage"]) == 12
     for path, entry in manifest["lineage"].items():
         assert f'<th scope="row">{path.removeprefix("output/")}</th>' in page
-        assert f"<td>{entry['spec'][:16]}</td>" in page
+        assert f'<td data-label="spec">{entry["spec"][:16]}</td>' in page
