@@ -16,7 +16,7 @@ from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import num_steps, training_batches
-from snakechat.modeling.forward import Policy
+from snakechat.modeling.forward import Policy, sequence_sums
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.model_check import check_model
@@ -87,9 +87,7 @@ def main(job: Job[DpoSettings]) -> None:
                     rows, max_tokens, policy.supports_packing, device
                 ):
                     batch, counted = micro_batch.batch, micro_batch.counted
-                    logprobs = torch.segment_reduce(
-                        engine(batch), "sum", lengths=batch.target_lengths
-                    )
+                    logprobs = sequence_sums(engine(batch), batch.target_lengths)
                     rewards, losses = data.losses(
                         logprobs.view(2, -1), micro_batch.rows, reference_point
                     )

@@ -166,10 +166,10 @@ def test_all_stages_take_the_same_steps(compared):
         run = runs["stages"][str(stage)]
         assert run["placement"]["zero_stage"] == stage and run["steps"] == 2
         assert [line["step"] for line in steps_at(compared, stage)] == [1, 2]
-    # In bf16 stage 1 runs as stage 2; stages 0 and 3 sum in another order.
-    assert steps_at(compared, 1) == steps_at(compared, 2)
-    for ours, other in zip(steps_at(compared, 3), steps_at(compared, 0), strict=True):
-        assert ours["loss"] == pytest.approx(other["loss"], abs=0.01)
+    # Stages sum in different orders.
+    for stage in (1, 2, 3):
+        for ours, other in zip(steps_at(compared, stage), steps_at(compared, 0), strict=True):
+            assert ours["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
 def test_the_result_has_the_table_and_no_scratch_files(compared):

@@ -51,19 +51,19 @@ class Experience(NamedTuple):
     returns: Tensor | None
     is_uniform: Tensor
 
-    def select(self, indices: Tensor, mask: Tensor) -> "Experience":
-        """Return the tokens [N] of the responses indices [b] with response_mask mask [b, R]."""
+    def select(self, tokens: Tensor) -> "Experience":
+        """Return the tokens [N] at flat indices of the tables."""
 
-        def tokens(table: Tensor) -> Tensor:
-            return table[indices][mask]
+        def selected(table: Tensor) -> Tensor:
+            return table.flatten()[tokens]
 
         return Experience(
-            tokens(self.logprobs),
-            tokens(self.ref_logprobs),
-            tokens(self.advantages),
-            tokens(self.importance_weights),
-            None if self.values is None else tokens(self.values),
-            None if self.returns is None else tokens(self.returns),
+            selected(self.logprobs),
+            selected(self.ref_logprobs),
+            selected(self.advantages),
+            selected(self.importance_weights),
+            None if self.values is None else selected(self.values),
+            None if self.returns is None else selected(self.returns),
             self.is_uniform,
         )
 

@@ -142,8 +142,9 @@ def sequence_log_ratios(log_ratios: Tensor, lengths: Tensor) -> Tensor:
         log_ratios: log(policy / old policy) of the tokens of several responses [N].
         lengths: Tokens of each response [b], with sum N.
     """
-    means = torch.segment_reduce(log_ratios, "mean", lengths=lengths)
-    return means.repeat_interleave(lengths)
+    # Torch would wait for the device to check the lengths.
+    means = torch.segment_reduce(log_ratios, "mean", lengths=lengths, unsafe=True)
+    return means.repeat_interleave(lengths, output_size=len(log_ratios))
 
 
 def policy_loss(

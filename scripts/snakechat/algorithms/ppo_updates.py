@@ -133,24 +133,26 @@ def policy_gradients(
     """
     num_tokens = rollouts.num_tokens(rows)
     clip_ranges = settings.clip_range, settings.clip_range_high or settings.clip_range
-    responses = rollouts.responses_to(rows)
+    trained = rollouts.responses_to(rows)
     weights = torch.zeros(rollouts.num_responses, device=rollouts.device)
-    weights[responses] = ppo.token_weights(
-        rollouts.lengths[responses], settings.loss_aggregation, settings.max_response_length
+    weights[trained] = ppo.token_weights(
+        rollouts.lengths[trained], settings.loss_aggregation, settings.max_response_length
     )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = bool(engine.module.supports_packing)
-    for micro_batch, indices, mask in rollouts.micro_batches(rows, packing):
-        old = experience.select(indices, mask)
+    for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
+        old = experience.select(tokens)
         logprobs = engine(micro_batch.batch, settings.temperature)
         log_ratios = logprobs - old.logprobs
         if settings.importance_sampling_level == "sequence":
-            log_ratios = ppo.sequence_log_ratios(log_ratios, rollouts.lengths[indices])
+            log_ratios = ppo.sequence_log_ratios(log_ratios, rollouts.lengths[responses])
         losses = old.importance_weights * ppo.policy_loss(log_ratios, old.advantages, *clip_ranges)
         if settings.kl_in == "loss":
             penalties = ppo.kl_penalty(logprobs, old.ref_logprobs, settings.kl_estimator)
             losses = losses + kl_coef * penalties
-        token_weights = weights[indices, None].expand_as(mask)[mask]
+        token_weights = weights[responses].repeat_interleave(
+            rollouts.lengths[responses], output_size=len(tokens)
+        )
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
         statistics = ppo.ratio_statistics(log_ratios.detach(), old.advantages, *clip_ranges)
@@ -201,8 +203,8 @@ def value_gradients(
     num_tokens = rollouts.num_tokens(rows)
     sums = torch.zeros(2, device=rollouts.device)
     packing = bool(engine.module.supports_packing)
-    for micro_batch, indices, mask in rollouts.micro_batches(rows, packing):
-        old = experience.select(indices, mask)
+    for micro_batch, _, tokens in rollouts.micro_batches(rows, packing):
+        old = experience.select(tokens)
         assert old.values is not None and old.returns is not None
         values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
         losses = ppo.value_loss(values, old.values, old.returns, settings.value_clip_range)

@@ -13,6 +13,7 @@ from snakechat.algorithms.preference import (
     response_rewards,
 )
 from snakechat.config.dpo import DpoSettings, has_reference, has_reference_point
+from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.workflow.errors import InputError
@@ -78,8 +79,8 @@ class PreferenceData:
         device = logprobs.device
         reference = None
         if self.reference is not None:
-            reference = self._of_epoch(self.reference)[:, rows].to(device)
-        lengths = self.lengths[:, rows].to(device)
+            reference = copy_to_device(self._of_epoch(self.reference)[:, rows], device)
+        lengths = copy_to_device(self.lengths[:, rows], device)
         return preference_losses(self.settings, logprobs, reference, lengths, reference_point)
 
     def evaluate(self, policy: Policy, micro_batch_tokens: int) -> tuple[Tensor, Tensor]:

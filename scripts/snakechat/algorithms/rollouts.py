@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.conversations import response_texts
+from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.generation import GenerationSettings, sample_responses
@@ -136,12 +137,12 @@ def sample_equally(
 class RolloutBatch(NamedTuple):
     """A micro-batch of rollouts.
 
-    indices: [b], the tables' rows of its responses. mask: [b, R], their response_mask.
+    responses: [b], the rows of its responses in tables. tokens: [N], flat indices of their tokens.
     """
 
     micro_batch: MicroBatch
-    indices: Tensor
-    mask: Tensor
+    responses: Tensor
+    tokens: Tensor
 
 
 class Rollouts:
@@ -175,14 +176,15 @@ class Rollouts:
         self.micro_batch_tokens = micro_batch_tokens
         last_ids = [ids[-1] for sequences in responses for ids in sequences]
         ended = [last_id in stop_ids for last_id in last_ids]
-        self.ended = torch.tensor(ended, device=device)
-        self.lengths = torch.from_numpy(self.examples.response_lengths.flatten()).to(device)
-        columns = torch.arange(int(self.lengths.max()), device=device)
+        lengths = self.examples.response_lengths.flatten()
+        self.ended = copy_to_device(torch.tensor(ended), device)
+        self.lengths = self._on_device(lengths)
+        columns = torch.arange(int(lengths.max()), device=device)
         self.response_mask = columns < self.lengths[:, None]
         self.sampler_logprobs = None
         if sampler_logprobs is not None:
             table = sampler_logprobs.flatten(end_dim=1)[:, : self.response_mask.shape[1]]
-            self.sampler_logprobs = table.to(device)
+            self.sampler_logprobs = copy_to_device(table, device)
 
     @property
     def num_prompts(self) -> int:
@@ -197,13 +199,28 @@ class Rollouts:
         for micro_batch in self.examples.micro_batches(
             rows, self.micro_batch_tokens, packing, self.device
         ):
-            indices = self.responses_to(micro_batch.rows)
-            yield RolloutBatch(micro_batch, indices, self.response_mask[indices])
+            # On the host: a mask would wait for the device to count its tokens.
+            responses = self._responses_to(micro_batch.rows)
+            width = self.response_mask.shape[1]
+            lengths = self.examples.response_lengths.flatten()[responses]
+            tokens = np.concatenate(
+                [
+                    row * width + np.arange(length)
+                    for row, length in zip(responses, lengths, strict=True)
+                ]
+            )
+            yield RolloutBatch(micro_batch, self._on_device(responses), self._on_device(tokens))
 
-    def responses_to(self, rows: np.ndarray | Sequence[int]) -> Tensor:
+    def responses_to(self, rows: np.ndarray) -> Tensor:
         """Return the rows of the tables [b] of the responses to the given prompts."""
+        return self._on_device(self._responses_to(rows))
+
+    def _responses_to(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
         starts = self.num_prompts * np.arange(len(self.examples.responses))
-        return torch.from_numpy((starts[:, None] + np.asarray(rows)).flatten()).to(self.device)
+        return (starts[:, None] + np.asarray(rows)).flatten()
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return copy_to_device(torch.from_numpy(array), self.device)
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Return the number of tokens of the responses to the given prompts."""
@@ -238,7 +255,7 @@ class Rollouts:
     def scores(self, reward: Scorer) -> Tensor:
         """Return the reward model's score of each response [B]."""
         scores = response_scores(reward, self.examples, self.micro_batch_tokens).flatten()
-        return torch.from_numpy(scores).float().to(self.device)
+        return self._on_device(scores.astype(np.float32))
 
     def logprobs(self, policy: Policy) -> Tensor:
         """Return the table of log-probabilities."""
@@ -264,13 +281,13 @@ class Rollouts:
         """Return tables [k, B, R] of the k values [N] that a function returns for each batch."""
         tables: Tensor | None = None
         rows = np.arange(self.num_prompts)
-        for micro_batch, indices, mask in self.micro_batches(rows, module.supports_packing):
+        for micro_batch, _, tokens in self.micro_batches(rows, module.supports_packing):
             values = function(micro_batch.batch)
             if tables is None:
                 shape = len(values), *self.response_mask.shape
                 tables = torch.zeros(shape, device=self.device)
             if micro_batch.counted:
                 for table, column in zip(tables, values, strict=True):
-                    table[indices] = table[indices].masked_scatter(mask, column.float())
+                    table.view(-1).index_copy_(0, tokens, column.float())
         assert tables is not None
         return all_reduce_sum(tables)

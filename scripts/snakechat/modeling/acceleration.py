@@ -109,6 +109,13 @@ def use_deterministic_kernels(warn_only: bool) -> None:
     cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 
 
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the CPU on a device, without waiting for the kernels that run there."""
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def round_up(length: int, multiple: int) -> int:
     """Return the smallest multiple that is not less than a length."""
     return -(-length // multiple) * multiple

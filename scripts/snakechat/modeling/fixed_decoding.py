@@ -17,20 +17,51 @@ from snakechat.modeling.key_value_cache import PreallocatedLayer
 from snakechat.modeling.models import supports_packing
 from snakechat.modeling.partitions import whole_shape
 from snakechat.modeling.token_sampling import sample_tokens
+from snakechat.workflow.errors import InputError
 
 # Ended rows leave the batch once at most this fraction of it is unfinished: the step must then be
 # captured again, which takes as long as a few steps.
 COMPACTION_THRESHOLD = 1 / 2
 
 
-def supports_fixed_shapes(model: PreTrainedModel, cache: DynamicCache) -> bool:
-    """Return whether a model takes a mask of fixed shape, and its cache keeps all tokens.
+def takes_dense_mask(model: PreTrainedModel, cache: DynamicCache) -> bool:
+    """Return whether a model takes a mask [b, 1, 1, L] of a token, and its cache keeps all tokens.
 
-    A model whose layers are gathered at each call cannot be captured: its weights move.
+    From a mask [b, L], transformers makes that one at each token, and reads it on the host first.
     """
-    whole = all(weight.shape == whole_shape(weight) for weight in model.parameters())
     keeps_all = all(isinstance(layer, PreallocatedLayer) for layer in cache.layers)
-    return whole and keeps_all and supports_packing(model)
+    return keeps_all and supports_packing(model)
+
+
+def can_be_captured(model: PreTrainedModel) -> bool:
+    """Return whether a graph can have the passes of a model.
+
+    The weights of a model whose layers are gathered at each call move.
+    """
+    return all(weight.shape == whole_shape(weight) for weight in model.parameters())
+
+
+def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
+    """Return the number of rows that have not ended. Waits for the device.
+
+    Args:
+        ended: bool [b]. is_finite: bool, whether all logits of the last tokens are finite.
+
+    Raises:
+        InputError: They are not.
+    """
+    unfinished, finite = torch.stack([(~ended).sum(), is_finite.long()]).tolist()
+    if not finite:
+        raise InputError(
+            "the logits of a sampled token are not finite: the model's weights or activations are"
+            " too large: train with a lower learning rate, or in bf16 in place of fp16"
+        )
+    return unfinished
+
+
+def all_finite(logits: torch.Tensor) -> torch.Tensor:
+    """Return whether each row of logits [b, V] has a largest one; -inf stands for no token."""
+    return logits.amax(dim=1).isfinite().all()
 
 
 class FixedDecoder:
@@ -64,13 +95,14 @@ class FixedDecoder:
         self.num_sampled = 1
         self.input_ids = sampled[:, None].clone()
         self.ended = ended.clone()
+        self.is_finite = torch.ones_like(ended[0])
         self.positions = positions[:, column : column + 1].clone()
         self.mask = attention_mask.bool()[:, None, None].clone()
         # Later columns of the cache are empty.
         self.mask[..., column:] = False
         self.column = torch.tensor([column], device=sampled.device)
         self.number = torch.ones_like(self.column)
-        self.tokens = torch.full_like(uniforms, int(stops[0]), dtype=torch.int64)
+        self.tokens = stops[0].expand_as(uniforms).clone()
         self.tokens[:, 0] = sampled
         for layer in cache.layers:
             cast(PreallocatedLayer, layer).fix(self.column)
@@ -89,7 +121,7 @@ class FixedDecoder:
                     step()
                     self.num_sampled += 1
                 # Waits for the device.
-                num_unfinished = num_rows - int(self.ended.sum())
+                num_unfinished = count_unfinished(self.ended, self.is_finite)
             tokens[rows] = self.tokens
             if num_unfinished == 0:
                 break
@@ -114,6 +146,7 @@ class FixedDecoder:
         sampled = torch.where(self.ended[:, None], self.stops[0], sampled)
         self.tokens.index_copy_(1, self.number, sampled)
         self.ended |= (sampled == self.stops).any(dim=1)
+        self.is_finite &= all_finite(logits)
         self.input_ids.copy_(sampled)
         for counter in (self.positions, self.column, self.number):
             counter += 1

@@ -166,6 +166,14 @@ def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return values[starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)]
 
 
+def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the sum [S] of the values [N] of each sequence.
+
+    lengths: [S], with sum N. Torch would wait for the device to check it.
+    """
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+
+
 @torch.no_grad()
 def response_logprobs(
     policy: Policy,
@@ -182,7 +190,7 @@ def response_logprobs(
 
     def sequence_logprobs(batch: TokenBatch) -> torch.Tensor:
         logprobs = policy(batch, temperature).double()
-        return torch.segment_reduce(logprobs, "sum", lengths=batch.target_lengths)
+        return sequence_sums(logprobs, batch.target_lengths)
 
     return evaluate_sequences(sequence_logprobs, policy, examples, micro_batch_tokens, with_prompts)
 

@@ -17,8 +17,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
-from snakechat.modeling.fixed_decoding import FixedDecoder, supports_fixed_shapes
+from snakechat.modeling.fixed_decoding import (
+    FixedDecoder,
+    all_finite,
+    can_be_captured,
+    count_unfinished,
+    takes_dense_mask,
+)
 from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.modeling.token_sampling import sample_tokens
@@ -164,14 +171,14 @@ def sample_responses(
     uniforms = torch.rand(shape, dtype=torch.float64)
     if own_rows is not None:
         prompts, uniforms = [prompts[row] for row in own_rows], uniforms[list(own_rows)]
-    uniforms = uniforms.to(model.device)
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
     sized_rows = sort_by_size(range(len(prompts)), sizes)
     max_tokens = acceleration.current().generate_tokens or micro_batch_tokens
     for rows in bucket_by_size(sized_rows, max_tokens):
         padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
-        tokens = generate_batch(model, *padded, uniforms[rows], stop_ids, temperature).tolist()
+        randoms = copy_to_device(uniforms[rows], model.device)
+        tokens = generate_batch(model, *padded, randoms, stop_ids, temperature).tolist()
         for index, ids in enumerate(tokens):
             stops = (column for column, token in enumerate(ids) if token in stop_ids)
             length = next(stops, len(ids) - 1) + 1
@@ -197,21 +204,23 @@ def generate_batch(
         Token ids, filled with a stop id after the end of a response.
     """
     choices = acceleration.current()
-    stops = torch.tensor(stop_ids, device=input_ids.device)
+    stops = copy_to_device(torch.tensor(stop_ids), input_ids.device)
     uniforms = uniforms.flatten(end_dim=1)
     new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
     attention_mask = torch.cat([attention_mask, new_mask], dim=1)
     positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     cache = make_cache(model.config, attention_mask.shape[1])
+    has_dense_mask = takes_dense_mask(model, cache)
     tokens = torch.full_like(uniforms, stop_ids[0], dtype=torch.int64)
     # The rows of `tokens` in the current batch, and whether each has ended.
     rows = torch.arange(len(tokens), device=tokens.device)
     ended = torch.zeros_like(rows, dtype=torch.bool)
     start, end = 0, input_ids.shape[1]
     for step in range(tokens.shape[1]):
-        logits = next_logits(
-            model, cache, input_ids, attention_mask[:, :end], positions[:, start:end]
-        )
+        mask = attention_mask[:, :end]
+        if step > 0 and has_dense_mask:
+            mask = mask.bool()[:, None, None]
+        logits = next_logits(model, cache, input_ids, mask, positions[:, start:end])
         # Responses per row of the batch: G in the first step, which has one row per prompt.
         copies = len(rows) // len(logits)
         step_uniforms = uniforms[rows, step].view(-1, copies)
@@ -219,11 +228,10 @@ def generate_batch(
         sampled = sampled.masked_fill(ended, stop_ids[0])
         tokens[rows, step] = sampled
         ended = torch.isin(sampled, stops)
-        # Counting waits for the device.
         if step > 0 and (step + 1) % choices.stop_check_steps:
             input_ids, start, end = sampled[:, None], end, end + 1
             continue
-        num_unfinished = len(rows) - int(ended.sum())
+        num_unfinished = count_unfinished(ended, all_finite(logits))
         if num_unfinished == 0:
             break
         if copies > 1 or num_unfinished <= COMPACTION_THRESHOLD * len(rows):
@@ -232,7 +240,7 @@ def generate_batch(
             cache.reorder_cache(cast(torch.LongTensor, sources))
             attention_mask, positions = attention_mask[sources], positions[sources]
             rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
-        if step == 0 and choices.cuda_graphs and supports_fixed_shapes(model, cache):
+        if step == 0 and choices.cuda_graphs and has_dense_mask and can_be_captured(model):
             decoder = FixedDecoder(
                 model,
                 cache,
@@ -261,7 +269,8 @@ def next_logits(
     """Add tokens to a cache, and return the logits [b, V] that follow them.
 
     Args:
-        input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens].
+        input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens], or bool
+            [b, 1, 1, all tokens] for one new token.
     """
     # BLOOM derives positions from the mask.
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -288,4 +297,4 @@ def pad_left(
     for row, sequence in enumerate(sequences):
         input_ids[row, longest - len(sequence) :] = torch.as_tensor(np.asarray(sequence, np.int64))
         attention_mask[row, longest - len(sequence) :] = 1
-    return input_ids.to(device), attention_mask.to(device)
+    return copy_to_device(input_ids, device), copy_to_device(attention_mask, device)

@@ -28,6 +28,7 @@ from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.models import describe, max_positions
 from snakechat.modeling.packing import Ids, Row, collate
 from snakechat.modeling.partitions import whole_shape
+from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import all_reduce_max
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 
@@ -255,8 +256,7 @@ class _ModelCheck:
     def largest_output(self) -> float:
         """Return the largest absolute logit or score of the short row."""
         prompt, [response, *_] = self.rows[1]
-        outputs = self.model(input_ids=self.tensor([*prompt, *response]), use_cache=False).logits
-        return outputs.abs().max().item()
+        return self.own_pass([*prompt, *response]).abs().max().item()
 
     def own_outputs(self, ids: Ids) -> torch.Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.
@@ -268,21 +268,28 @@ class _ModelCheck:
             logprobs = self.own_logprobs(ids, num_compared + 1)[:-1]
             return logprobs.gather(1, self.tensor(ids)[0, -num_compared:, None]).squeeze(1)
         [outputs] = self.outputs([(ids[:-1], [ids[-1:]])], packing=False)
-        score = self.model(input_ids=self.tensor(ids), use_cache=False).logits.flatten().float()
+        score = self.own_pass(ids).flatten().float()
         outputs[-1:] = self.scale * (self.module.normalizer or torch.Tensor.float)(score)
         return outputs
 
     def own_logprobs(self, ids: Ids, num_last: int) -> torch.Tensor:
         """Return the log-probabilities [num_last, V] that follow the last tokens of a sequence."""
         with self.scaled_logits():
-            logits = call(
-                self.model,
-                input_ids=self.tensor(ids),
-                use_cache=False,
-                # Without it, the logits of a long sequence take gigabytes.
-                logits_to_keep=num_last,
-            ).logits[0, -num_last:]
+            # Without logits_to_keep, the logits of a long sequence take gigabytes.
+            logits = self.own_pass(ids, logits_to_keep=num_last)[0, -num_last:]
         return logits.float().log_softmax(dim=-1)
+
+    def own_pass(self, ids: Ids, **arguments: Any) -> torch.Tensor:
+        """Return the outputs of transformers' forward pass of a sequence, without a cache."""
+        input_ids = self.tensor(ids)
+        return call(
+            self.model,
+            input_ids=input_ids,
+            # OPT would sum a mask of floats, for which GPUs have no deterministic kernel.
+            attention_mask=torch.ones_like(input_ids),
+            use_cache=False,
+            **arguments,
+        ).logits
 
     def cached_and_own_logprobs(
         self, texts: Sequence[Any]
@@ -334,7 +341,7 @@ class _ModelCheck:
         except InputError:
             raise
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or missing_kernel(error):
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(f"{self.name}: {action} fails: {reason}: use another model") from error

@@ -18,7 +18,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import round_up
+from snakechat.modeling.acceleration import copy_to_device, round_up
 
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
@@ -51,10 +51,10 @@ class Segments(NamedTuple):
 class ModelInputs(NamedTuple):
     """Arguments of a model's forward pass.
 
-    input_ids: [B, T]. With packing also position_ids: [B, T], and attention_mask: bool
-    [B, 1, T, T], True where a token (third dimension) attends to another (fourth), or the same for
-    flex_attention. If the placement allows other kernels than SDPA, segments take its place until
-    the model is known (snakechat.modeling.attention).
+    input_ids: [B, T]. attention_mask: ones [B, T]. With packing position_ids: [B, T], and
+    attention_mask: bool [B, 1, T, T], True where a token (third dimension) attends to another
+    (fourth), or the same for flex_attention. If the placement allows other kernels than SDPA,
+    segments take its place until the model is known (snakechat.modeling.attention).
     """
 
     input_ids: torch.Tensor
@@ -188,11 +188,7 @@ def collate(
     targets = _target_indices(indices, prompt_lengths, with_prompts)
 
     def to_device(array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        # From pinned memory the copy does not wait for the kernels that run.
-        return (
-            tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-        )
+        return copy_to_device(torch.from_numpy(array), device)
 
     inputs = ModelInputs(to_device(ids))
     if packing:
@@ -210,6 +206,9 @@ def collate(
                     int(np.diff(boundaries).max()),
                 )
             )
+    else:
+        # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
+        inputs = inputs._replace(attention_mask=torch.ones_like(inputs.input_ids))
     return TokenBatch(inputs, *map(to_device, targets))
 
 

@@ -8,6 +8,8 @@ from torch.nn import functional
 
 # Probabilities that are summed at a time to sample a token.
 CDF_BLOCK = 64
+# The largest weight of a distribution as an integer. The sum of 32,768 of them fits 64 bits.
+LARGEST_WEIGHT = 2**48
 
 
 def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -25,7 +27,10 @@ def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: flo
     block, uniforms = invert_cdf(blocks.sum(dim=2), uniforms)
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     column, _ = invert_cdf(blocks[rows, block], uniforms[..., None])
-    return block * CDF_BLOCK + column.squeeze(-1)
+    tokens = block * CDF_BLOCK + column.squeeze(-1)
+    # Logits that are not finite give any token, and callers check them later. On a GPU, an index
+    # outside of the vocabulary would end the process before.
+    return tokens.clamp(max=logits.shape[1] - 1)
 
 
 def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,13 +41,16 @@ def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Ten
         uniforms: [..., c] in [0, 1).
 
     Returns:
-        Indices [..., c] of the entries, and the fraction [..., c] of each entry's weight that lies
-        below its uniform number.
+        Indices [..., c] of the entries, any ones if a weight is not finite; and the fraction
+        [..., c] of each entry's weight that lies below its uniform number.
     """
-    # fp32 would lose rare tokens in the sum.
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    # Rounding must not select an index after the last entry.
+    # As integers: their sums are exact in any order, and GPUs have no deterministic kernel for
+    # cumulative sums of floats. fp32 would lose rare tokens in the sum.
+    largest = weights.amax(dim=-1, keepdim=True).double()
+    counts = (weights / largest * LARGEST_WEIGHT).long()
+    cumulative = counts.cumsum(dim=-1)
     targets = uniforms.clamp(0, 1 - 2**-52) * cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, targets, right=True)
-    weight = weights.gather(-1, index).double()
-    return index, (targets - cumulative.gather(-1, index) + weight) / weight
+    index = torch.searchsorted(cumulative, targets.long(), right=True)
+    index = index.clamp(0, weights.shape[-1] - 1)
+    count = counts.gather(-1, index)
+    return index, (targets - (cumulative.gather(-1, index) - count)) / count

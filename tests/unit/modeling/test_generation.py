@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler, pad_left, sample_responses, sample_tokens
 from snakechat.modeling.models import make_causal
+from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51], [0, 60, 61, 62, 63]]
@@ -321,6 +323,27 @@ def test_ended_rows_leave_a_batch_of_fixed_shapes(ending, tokenizer, monkeypatch
     assert 1 < len({inputs for inputs, _ in shapes[1:]}) < 6
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("choices", [{}, {"stop_check_steps": 8}, {"cuda_graphs": True}])
+def test_logits_that_are_not_finite_are_an_error(
+    value, temperature, choices, model, tokenizer, monkeypatch
+):
+    # The passes of the prompts are right.
+    steps = itertools.count()
+
+    def corrupt(module, arguments, logits):
+        return logits.index_fill(2, torch.tensor([7]), value) if next(steps) > 2 else logits
+
+    with_choices(monkeypatch, **choices)
+    hook = model.get_output_embeddings().register_forward_hook(corrupt)
+    try:
+        with pytest.raises(InputError, match="not finite"):
+            sample(model, tokenizer, PROMPTS, temperature=temperature, length=20)
+    finally:
+        hook.remove()
+
+
 def test_sampling_has_a_token_limit_of_its_own(model, tokenizer, monkeypatch):
     with_choices(monkeypatch, generate_tokens=48)
     shapes = forward_shapes(model, monkeypatch, lambda: sample(model, tokenizer, PROMPTS))
@@ -435,6 +458,15 @@ def test_tokens_of_probability_0_are_never_sampled():
     logits[0, [3, 70]] = 0.0
     uniforms = torch.tensor([[0, 0.5 - 2**-53, 0.5, 1 - 2**-53]], dtype=torch.float64)
     assert sample_tokens(logits, uniforms, 1.0).tolist() == [[3, 3, 70, 70]]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary(value):
+    # Elsewhere, the kernels of a GPU would end the process before the error is raised.
+    logits = torch.full((2, 100), value)
+    logits[1, 5] = 0.0
+    tokens = sample_tokens(logits, torch.full((2, 4), 0.7, dtype=torch.float64), 1.0)
+    assert ((tokens >= 0) & (tokens < 100)).all()
 
 
 def test_rare_tokens_of_a_large_vocabulary_are_sampled():

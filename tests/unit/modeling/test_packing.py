@@ -93,7 +93,7 @@ def test_without_packing_each_response_is_a_sequence_after_a_copy_of_its_prompt(
         [31, 32, 33, 35, 36],
     ]
     assert batch.inputs.position_ids is None
-    assert batch.inputs.attention_mask is None
+    assert batch.inputs.attention_mask.eq(1).all()
     assert batch.state_index.tolist() == [1, 2, 3, 5, 12, 16, 20, 21, 27, 28]
     assert batch.target_index.tolist() == [2, 3, 4, 6, 13, 17, 21, 22, 28, 29]
     assert batch.last_index.tolist() == [4, 6, 13, 17, 22, 29]

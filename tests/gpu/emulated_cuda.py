@@ -1,0 +1,271 @@
+"""CUDA tensors on a CPU: they claim to be on a GPU, and the CPU computes them.
+
+    load_guard(library)    # before torch is imported
+    with emulation() as counts:
+        ...
+
+As on a GPU, an operation on tensors of both devices is an error, and with deterministic kernels an
+operation that has none. Operations for which the host waits for the GPU are counted by their place
+in our code: numbers that are read, boolean masks, copies to the host, sizes that only the device
+knows; so are copies to the device from memory that is not pinned, which wait, too.
+"""
+
+import contextlib
+import ctypes
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def load_guard(library):
+    """Load the compiled cuda_guard.cpp."""
+    assert "torch" not in sys.modules
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class Counts:
+    """How often the host waited.
+
+    Attributes:
+        phase: What the program does; the caller sets it.
+        waits: Number of waits by (phase, kind, place).
+    """
+
+    def __init__(self):
+        self.phase, self.waits = "", Counter()
+
+    def add(self, kind):
+        self.waits[self.phase, kind, place()] += 1
+
+
+def place():
+    """Return the innermost line of our code that runs, as FILE:LINE."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(SCRIPTS):
+            return f"{path.name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+@contextlib.contextmanager
+def emulation():
+    """Context in which `cuda` is an emulated device; yields its counts."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    aten, device = torch.ops.aten, torch.device("cuda", 0)
+    counts = Counts()
+    # The result's size or value is needed on the host.
+    waiting = {
+        *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default),
+        *(aten.equal.default, aten._unique2.default, aten.is_nonzero.default),
+    }
+    indexing = {
+        *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default),
+        aten._index_put_impl_.default,
+    }
+    copying = {aten._to_copy.default: 0, aten.copy_.default: 1}
+
+    class CudaTensor(torch.Tensor):
+        """A tensor that claims to be on the GPU, with the one that the CPU computes with."""
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @staticmethod
+        def __new__(cls, inner):
+            tensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                inner.size(),
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device=device,
+            )
+            tensor.inner = inner
+            return tensor
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return compute(function, args, kwargs or {})
+
+        @property
+        def data(self):
+            return self.detach()
+
+        @data.setter
+        def data(self, value):
+            torch.Tensor.data.__set__(self, value)
+            self.inner = value.inner
+
+        def data_ptr(self):
+            return self.inner.data_ptr()
+
+        def tolist(self):
+            counts.add("tolist")
+            return self.inner.tolist()
+
+        def numpy(self, *_, **__):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        def __getitem__(self, index):
+            # Torch makes a tensor of a list without the dispatcher.
+            items = index if isinstance(index, tuple) else (index,)
+            items = tuple(torch.tensor(i) if isinstance(i, (list, range)) else i for i in items)
+            return super().__getitem__(items)
+
+    class Mode(TorchDispatchMode):
+        """Sends operations that create tensors on the GPU, or have one, to `compute`."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            emulated = is_cuda(kwargs.get("device")) or any(
+                isinstance(each, CudaTensor) for each in tree_leaves((args, kwargs))
+            )
+            return compute(function, args, kwargs) if emulated else function(*args, **kwargs)
+
+    def is_cuda(of):
+        return of is not None and torch.device(of).type == "cuda"
+
+    def compute(function, args, kwargs):
+        """Run an operation as a GPU would, on the tensors inside of the arguments."""
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        on_gpu = [each for each in tensors if isinstance(each, CudaTensor)]
+        named = kwargs.get("device")
+        to_gpu = is_cuda(named) if named is not None else bool(on_gpu)
+        if function in copying:
+            source = args[copying[function]]
+            if function is aten.copy_.default:
+                to_gpu = isinstance(args[0], CudaTensor)
+            count_copy(source, to_gpu)
+        else:
+            check(function, args, kwargs, tensors, on_gpu)
+        inner_kwargs = tree_map(unwrapped, kwargs)
+        if is_cuda(named):
+            inner_kwargs["device"] = torch.device("cpu")
+        if function is not aten._pin_memory.default:
+            inner_kwargs.pop("pin_memory", None)
+        out = function(*tree_map(unwrapped, args), **inner_kwargs)
+        if function._schema.is_mutable and isinstance(out, torch.Tensor):
+            # The argument that was written is the result.
+            return written_argument(function, args, kwargs)
+        return tree_map(wrapped, out) if to_gpu else out
+
+    def count_copy(source, to_gpu):
+        from_gpu = isinstance(source, CudaTensor)
+        if from_gpu and not to_gpu:
+            counts.add("copy to the host")
+        is_number = source.ndim == 0
+        if to_gpu and not from_gpu and not is_number and not getattr(source, "is_emulated_pin", 0):
+            counts.add("copy of memory that is not pinned")
+
+    def check(function, args, kwargs, tensors, on_gpu):
+        """Raise an error where a GPU would; count a wait."""
+        if not on_gpu:
+            return
+        name = function._schema.name
+        on_host = [each for each in tensors if not isinstance(each, CudaTensor) and each.ndim]
+        is_index = function in indexing and isinstance(args[0], CudaTensor)
+        if on_host and not is_index:
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device")
+        if on_host:
+            counts.add("index on the host")
+        if function in waiting:
+            counts.add(name)
+        if function is aten.index.Tensor and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        ):
+            counts.add("boolean mask")
+        if function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+            counts.add(name)
+        if function is aten.segment_reduce.default and not kwargs.get("unsafe", False):
+            counts.add(name)
+        if torch.are_deterministic_algorithms_enabled() and lacks_deterministic_kernel(
+            name, args, kwargs
+        ):
+            raise RuntimeError(f"{name} does not have a deterministic implementation")
+
+    def lacks_deterministic_kernel(name, args, kwargs):
+        """Return whether use_deterministic_algorithms has torch's CUDA kernel raise an error."""
+        if name in ("aten::cumsum", "aten::_cumsum"):
+            return (kwargs.get("dtype") or args[0].dtype).is_floating_point
+        return name in ("aten::put_", "aten::histc", "aten::bincount", "aten::kthvalue")
+
+    def written_argument(function, args, kwargs):
+        names = [argument.name for argument in function._schema.arguments]
+        by_name = dict(zip(names, args, strict=False)) | kwargs
+        for argument in function._schema.arguments:
+            tensor = by_name.get(argument.name)
+            if argument.alias_info and argument.alias_info.is_write and tensor is not None:
+                if isinstance(tensor, CudaTensor) and tensor.size() != tensor.inner.size():
+                    torch.Tensor.data.__set__(tensor, CudaTensor(tensor.inner))
+                return tensor
+
+    def unwrapped(value):
+        return value.inner if isinstance(value, CudaTensor) else value
+
+    def wrapped(value):
+        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor)
+        return CudaTensor(value) if is_plain else value
+
+    def pin_memory(tensor, *_, **__):
+        tensor.is_emulated_pin = True
+        return tensor
+
+    def attention(
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ):
+        """Compute scaled_dot_product_attention, whose kernel torch chooses by the device."""
+        groups = query.shape[1] // key.shape[1] if enable_gqa else 1
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        scores = (query @ key.transpose(-1, -2)).float() * (scale or 1 / math.sqrt(query.shape[-1]))
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return aten._safe_softmax(scores, -1).to(query.dtype) @ value
+
+    gigabytes = 80 << 30
+    of_cuda = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda *_: None,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "max_memory_allocated": lambda *_: 1,
+        "mem_get_info": lambda *_: (gigabytes, gigabytes),
+        "get_device_name": lambda *_: "an emulated GPU",
+        "get_device_capability": lambda *_: (9, 0),
+        "default_generators": (torch.Generator(),),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in of_cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for owner, name, value in (
+            (torch.Tensor, "pin_memory", pin_memory),
+            (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
+            (torch.nn.functional, "scaled_dot_product_attention", attention),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        # Otherwise torch.tensor would copy its numbers past the dispatcher.
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.enter_context(Mode())
+        yield counts
