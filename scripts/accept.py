@@ -21,6 +21,7 @@ from typing import Any
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
 from snakechat.planning.plan import PlannedJob
 from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import cache_of, run_files
@@ -38,6 +39,7 @@ from snakechat.workflow.valid_manifests import read_valid_manifest
 ACCEPTABLE = ("code", "requirements")
 
 
+@one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -59,12 +61,8 @@ def main() -> None:
             for manifest, changes in [acceptable_changes(job.spec)]
             if changes
         ]
-    except InputError as error:
-        sys.exit(f"error: {error}")
     except AlreadyLocked as other:
-        sys.exit(f"error: {other} is building in {Path.cwd()}: wait for it, or stop it")
-    except OSError as error:
-        sys.exit(f"error: {error.strerror}: {error.filename or 'output'}")
+        raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
     for job, manifest, changes in accepted:
         try:
             accept(job, manifest, changes, reason)

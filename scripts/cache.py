@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from snakechat.planning.changes import replaced_inputs, spec_changes
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     Manifest,
@@ -27,6 +28,7 @@ from snakechat.workflow.result_cache import Entry, ResultCache, parse_size
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
+@one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,19 +57,14 @@ def main() -> None:
     commands.add_parser("verify", parents=[common], help="read all files and compare digests")
     arguments = parser.parse_args()
     cache = ResultCache(arguments.cache, None)
-    try:
-        if not cache.folder.is_dir():
-            raise InputError(f"there is no cache in {cache.folder}")
-        if arguments.command == "list":
-            list_versions(cache, arguments.target) if arguments.target else list_results(cache)
-        elif arguments.command == "gc":
-            collect(cache, arguments.max_size, arguments.older_than)
-        else:
-            verify(cache)
-    except InputError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        sys.exit(f"error: {cache.folder}: {error.strerror}")
+    if not cache.folder.is_dir():
+        raise InputError(f"there is no cache in {cache.folder}")
+    if arguments.command == "list":
+        list_versions(cache, arguments.target) if arguments.target else list_results(cache)
+    elif arguments.command == "gc":
+        collect(cache, arguments.max_size, arguments.older_than)
+    else:
+        verify(cache)
 
 
 # --- list -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
 from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.command_line import one_line_errors
 
 COLUMNS = (
     *("job", "state", "GPUs", "weights", "trained"),
@@ -38,6 +38,7 @@ COLUMNS = (
 CHECKPOINTS = 3
 
 
+@one_line_errors()
 def main() -> None:
     """Plan the build and print the estimates of its jobs."""
     parser = argparse.ArgumentParser(
@@ -63,10 +64,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"argument --gpu: {error}")
 
-    try:
-        plan = plan_build(arguments.targets, options)
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    plan = plan_build(arguments.targets, options)
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
     past = past_runs(Path("output"), gpu)
     correct(jobs, correction_factors(past))

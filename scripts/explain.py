@@ -20,13 +20,14 @@ from snakechat.planning.causes import NEVER_BUILT, find_changes, recorded_change
 from snakechat.planning.changes import job_name
 from snakechat.planning.plan import upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
+@one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -42,10 +43,7 @@ def main() -> None:
     if arguments.hub:
         print_moved_branches(targets)
         return
-    try:
-        plan = plan_build(targets, options)
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    plan = plan_build(targets, options)
     jobs = {
         path: StaleJob(job.spec, job.placement.get("source"))
         for path, job in plan.stale_jobs.items()
@@ -76,10 +74,7 @@ def print_moved_branches(targets: list[str]) -> None:
         if manifest is None:
             sys.exit(f"error: {target} has no result: build it first")
         sources |= merge_lineages([manifest])
-    try:
-        lines = moved_branches((entry, entry["facts"]) for entry in sources.values())
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    lines = moved_branches((entry, entry["facts"]) for entry in sources.values())
     print("\n".join(lines) or "no branch has moved")
 
 

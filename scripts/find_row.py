@@ -31,6 +31,7 @@ from snakechat.data.row_search import (
     RowSearch,
     find_results,
 )
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import content_digest
 from snakechat.workflow.printable import printable_line
@@ -41,6 +42,7 @@ MAX_PRINTED = 20
 CONTEXT = 30
 
 
+@one_line_errors(code=2)
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -56,17 +58,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.query or arguments.pattern or arguments.file):
         parser.error("give a text, a digest, --pattern or --file")
-    try:
-        results = find_results(existing([Path("output"), *arguments.folders]))
-        found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
-        report(found, arguments.json)
-        sys.exit(0 if any(not result["is_records"] for result in found["results"]) else 1)
-    except InputError as error:
-        print(f"error: {printable_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: {printable_line(error.filename)}: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+    results = find_results(existing([Path("output"), *arguments.folders]))
+    found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
+    report(found, arguments.json)
+    sys.exit(0 if any(not result["is_records"] for result in found["results"]) else 1)
 
 
 def existing(folders: Iterable[Path]) -> list[Path]:

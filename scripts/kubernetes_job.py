@@ -25,8 +25,8 @@ import yaml
 from snakechat.planning.changes import job_name
 from snakechat.planning.plan import PlannedJob, upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import digest
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.spec_files import write_spec
@@ -43,6 +43,7 @@ TRAINER = "trainer.kubeflow.org"
 Document = dict[str, Any]
 
 
+@one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -57,10 +58,7 @@ def main() -> None:
         help="for Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
     )
     arguments, options = parse_arguments(parser, sys.argv[1:])
-    try:
-        jobs = plan_build(arguments.targets, options).stale_jobs
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    jobs = plan_build(arguments.targets, options).stale_jobs
     folder = os.getcwd()
     parallel = [job for job in jobs.values() if num_processes(job) > 1]
     if not parallel:

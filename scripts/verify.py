@@ -23,6 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.manifest import (
     UNLISTED_FILES,
@@ -47,6 +48,7 @@ VARYING_FILES = {
 Properties = Mapping[str, Mapping[str, Any]]
 
 
+@one_line_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -2,16 +2,20 @@
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
+The kernel limits memory, a thread limits time, and numbers of unlimited size are not computed.
 """
 
 import ctypes
 import os
+import resource
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.defaults import DEFAULT_FILTERS
+from jinja2.filters import do_round
 from jinja2.sandbox import SandboxedEnvironment
 
 from snakechat.workflow.errors import InputError
@@ -22,10 +26,9 @@ MAX_BYTES = 2 << 30
 # Seconds between two checks.
 INTERVAL = 0.05
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-# Bytes of a product or a power.
+# Bytes of a product or a power, and decimal places of a rounded number.
 MAX_PRODUCT = 1 << 20
+MAX_PLACES = 300
 
 
 def _size(value: Any) -> int:
@@ -58,13 +61,25 @@ def _bounded_product(
     return environment.binop_table[operator](left, right)
 
 
+def _bounded_round(value: float, precision: int = 0, method: Any = "common") -> float:
+    """Return the filter `round` of jinja, which computes 10 ** precision.
+
+    Raises:
+        OverflowError: The result would be too large.
+    """
+    if abs(precision) > MAX_PLACES:
+        raise OverflowError("the result of round is too large")
+    return do_round(value, precision, method)
+
+
+DEFAULT_FILTERS["round"] = _bounded_round
 # Of the class that transformers renders templates with.
 SandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
 setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for mypy)
 
 
 class LimitExceeded(BaseException):
-    """A template took too much time or memory. Not an Exception, which libraries may catch."""
+    """A template took too much time. Not an Exception, which libraries may catch."""
 
 
 def render_messages(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
@@ -95,16 +110,19 @@ def render_messages(tokenizer: Any, messages: Sequence[dict[str, str]], **option
 
 
 class _Watchdog:
-    """A context that ends with LimitExceeded in a thread that stays in it for too long.
+    """A context of limited memory that ends with LimitExceeded in a thread that stays too long.
 
     A thread of its own checks the others, since signals reach the main thread only. It raises the
-    exception between two steps of the interpreter, which a template has many of.
+    exception between two steps of the interpreter, which a template has many of. A single step may
+    allocate any memory: the address space of the process is limited, so that it raises MemoryError.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # Start, and memory of the process at the start, of each thread in the context.
-        self.threads: dict[int, tuple[float, int]] = {}
+        # Start of each thread in the context.
+        self.threads: dict[int, float] = {}
+        # Limits of the address space outside of the context, while there is another one.
+        self.limits: tuple[int, int] | None = None
         # The process of the checking thread: a fork does not have it.
         self.process = 0
         self.is_needed = threading.Event()
@@ -113,7 +131,12 @@ class _Watchdog:
         if self.process != os.getpid():
             self.process = os.getpid()
             threading.Thread(target=self._check, name="template limits", daemon=True).start()
-        self.threads[threading.get_ident()] = time.monotonic(), 0
+        with self.lock:
+            if self.limits is None and (size := address_space()):
+                self.limits = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+                limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
+                resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+            self.threads[threading.get_ident()] = time.monotonic()
         if not self.is_needed.is_set():
             self.is_needed.set()
 
@@ -121,6 +144,9 @@ class _Watchdog:
         # The checker holds the lock while it raises: no exception arrives after this.
         with self.lock:
             self.threads.pop(threading.get_ident(), None)
+            if not self.threads and self.limits is not None:
+                resource.setrlimit(resource.RLIMIT_AS, self.limits)
+                self.limits = None
 
     def _check(self) -> None:
         while True:
@@ -129,21 +155,19 @@ class _Watchdog:
             with self.lock:
                 if not self.threads:
                     self.is_needed.clear()
-                for thread, (start, memory) in list(self.threads.items()):
-                    self.threads[thread] = start, memory or resident_bytes()
-                    too_long = time.monotonic() - start > MAX_SECONDS
-                    if too_long or (memory and resident_bytes() - memory > MAX_BYTES):
+                for thread, start in list(self.threads.items()):
+                    if time.monotonic() - start > MAX_SECONDS:
                         del self.threads[thread]
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(
                             ctypes.c_ulong(thread), ctypes.py_object(LimitExceeded)
                         )
 
 
-def resident_bytes() -> int:
-    """Return the memory of this process, or 0 on systems other than Linux."""
+def address_space() -> int:
+    """Return the bytes of this process's address space, or 0 on systems other than Linux."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
+            return int(file.read().split()[0]) * PAGE_BYTES
     except OSError:
         return 0
 

@@ -103,10 +103,15 @@ def unread_files_remark(config: Config, name: str) -> str | None:
 
 
 def _check_links(folder: Path, paths: Iterable[str], follow_links: bool) -> None:
-    """Raise InputError if a file in a folder is a broken link, or one that may not be followed."""
+    """Raise InputError if a file in a folder cannot be read, or is a link that may not be followed.
+
+    Reading a named pipe or a device would not end.
+    """
     for path in paths:
         if not (folder / path).exists():
             raise InputError(f"{path} is a broken link")
+        if not (folder / path).is_file():
+            raise InputError(f"{path} is not a regular file: remove it")
         if not follow_links:
             check_link(folder, path)
 

@@ -310,6 +310,11 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 
 def write_manifest(job: Job[Any], started: float) -> None:
     """Complete the new folder of a job with its manifest, and store both on disk."""
+    # safetensors writes files that only their owner can read, whatever the umask.
+    mode = job.result.stat().st_mode & 0o666
+    for path in job.result.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
     manifest = {
         "spec": job.spec,
         "inputs": job.input_digests,

@@ -427,16 +427,27 @@ def repeat_errors() -> None:
     logger.addFilter(shorten)
 
 
+# The start of the stack of an exception of Python.
+TRACEBACK = "Traceback (most recent call last):"
+
+
 def _last_line(logs: Sequence[str]) -> str:
-    """Return the last line of the first log of a job, or where to look for its error."""
+    """Return the error of a job, which is the last line of its first log.
+
+    A job that is killed, for example by the kernel because memory is exhausted, writes none.
+    """
     try:
-        lines = Path(logs[0]).read_text(errors="replace").split("\n")
+        text = Path(logs[0]).read_text(errors="replace")
     except (IndexError, OSError):
-        lines = []
+        text = ""
     # Progress bars return to the start of their line.
-    texts = [text for line in lines if (text := line.rpartition("\r")[2].strip())]
-    if not texts:
-        return f"error: a job ended without a message: {', '.join(logs)}"
+    texts = [shown for line in text.split("\n") if (shown := line.rpartition("\r")[2].strip())]
+    has_error = texts and (texts[-1].startswith(("error: ", "stopped by ")) or TRACEBACK in text)
+    if not has_error:
+        return (
+            "error: a job ended without a message, as if it was killed, for example because memory"
+            f" was exhausted: {', '.join(logs)}"
+        )
     return printable_line(texts[-1])
 
 

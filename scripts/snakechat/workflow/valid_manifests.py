@@ -28,10 +28,18 @@ FORM = {
 }
 
 
+# What scripts/accept.py adds to a manifest, and to its entry in lineages.
+ACCEPTED = [{"because": str, "date": str, "changes": [str], "from": str, "to": str}]
+
+
 def read_valid_manifest(path: str | Path) -> Manifest | None:
     """Return a manifest, or None if the file is missing or damaged in any way."""
     manifest = read_manifest(path)
-    return manifest if _has_form(manifest, FORM) else None
+    if not _has_form(manifest, FORM):
+        return None
+    accepting = [manifest, *manifest["lineage"].values()]
+    is_valid = all(_has_form(each.get("accepted", []), ACCEPTED) for each in accepting)
+    return manifest if is_valid else None
 
 
 def _has_form(value: Any, form: Any) -> bool:

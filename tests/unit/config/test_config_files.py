@@ -33,6 +33,8 @@ ALIASES = "a0: &a0 {b: 1}\n" + "".join(
             ALIASES.encode(),
             "x.yaml: more than 100,000 values, counting those of an alias",
         ),
+        *((text, "x.yaml: expected sections") for text in (b"", b"# none\n", b"[1]", b"seed")),
+        (b"seed: 1" + b"0" * 5000, "x.yaml: line 1 has a number of more than 4300 digits"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )
@@ -46,7 +48,6 @@ def test_a_mistake_in_the_text_is_an_error_of_one_line(text, message):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
         b"\xef\xbb\xbfseed: 1\n",
         b"a: {b: 1}\nc: {b: 1}\n",
         b"a: &x {b: 1}\nc: {<<: *x, b: 2}\n",

@@ -1,5 +1,6 @@
 """Chat templates that do not end, take too much memory or fail."""
 
+import resource
 import threading
 
 import pytest
@@ -48,6 +49,36 @@ def test_template_without_end_is_an_error(render, template):
 def test_a_product_that_nothing_could_interrupt_is_an_error(render, product):
     with pytest.raises(InputError, match=r"^models/mine: the chat template fails: OverflowError"):
         render("{{ (" + product + ")|string|length }}")
+
+
+NESTED = (
+    "{% set n = namespace(s=['x']) %}"
+    "{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x'.ljust(10 ** 10) }}",
+        "{{ 'x'|center(10 ** 10) }}",
+        "{{ '{:>10000000000}'.format(1) }}",
+        "{{ '%10000000000d'|format(1) }}",
+        "{{ [1]|batch(10 ** 9, 0)|list }}",
+        "{{ 'xxxxxxxxxx'.translate({120: 'y' * 1000000}).replace('y', 'z' * 100000) }}",
+        NESTED,
+    ],
+)
+def test_a_single_step_without_end_is_an_error(render, template):
+    with pytest.raises(InputError, match=r"^models/mine: the chat template did not end"):
+        render(template)
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def test_numbers_of_unlimited_size_are_an_error(render):
+    with pytest.raises(InputError, match="OverflowError: the result of round is too large"):
+        render("{{ 12|round(-10 ** 9) }}")
+    assert render("{{ 1.234|round(1) }} {{ 1234|round(-2)|int }}") == "1.2 1200"
 
 
 def test_usual_products(render):

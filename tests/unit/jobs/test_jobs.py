@@ -1,6 +1,7 @@
 """Settings, inputs, files and default targets of jobs, from the shipped config."""
 
 import copy
+import os
 import re
 
 import pytest
@@ -327,6 +328,10 @@ def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
     with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is a broken link")):
+        dataset_files(config, "local")
+    (tmp_path / "mine/rows.jsonl").unlink()
+    os.mkfifo(tmp_path / "mine/rows.jsonl")
+    with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is not a regular file")):
         dataset_files(config, "local")
 
 

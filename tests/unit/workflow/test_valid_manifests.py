@@ -17,6 +17,7 @@ MANIFEST |= {"facts": {"rows": 3}, "files": {"weights": {"size": 3, "sha256": DI
 JOB = {"rule": "split_dataset", "name": "toy", "settings": {"seed": 1}, "facts": {"rows": 3}}
 JOB |= {"spec": DIGEST, "content": DIGEST, "inputs": []}
 MANIFEST["lineage"] = {"output/split/toy": JOB}
+ACCEPTED = {"because": "same", "date": "2026-01-01", "changes": ["code"], "from": "a", "to": "b"}
 
 
 def places(value, path=()):
@@ -55,6 +56,18 @@ def test_a_manifest_is_read(tmp_path):
 def test_a_file_that_is_no_manifest_is_none(tmp_path, content):
     (tmp_path / "manifest").write_bytes(content)
     assert read_valid_manifest(tmp_path / "manifest") is None
+
+
+@pytest.mark.parametrize("value", [[5], 7, {}, [{}], [{**ACCEPTED, "changes": [1]}]])
+@pytest.mark.parametrize("place", ["manifest", "lineage"])
+def test_a_damaged_acceptance_is_none(value, place, tmp_path):
+    for accepted in ([ACCEPTED], value):
+        manifest = copy.deepcopy(MANIFEST)
+        owner = manifest if place == "manifest" else manifest["lineage"]["output/split/toy"]
+        owner["accepted"] = accepted
+        (tmp_path / "manifest").write_text(json.dumps(manifest))
+        expected = manifest if accepted == [ACCEPTED] else None
+        assert read_valid_manifest(tmp_path / "manifest") == expected
 
 
 def test_a_missing_key_or_a_value_of_another_type_is_none(tmp_path):
