@@ -141,7 +141,7 @@ class RewardFunction:
                 f"score returned {len(scores)} numbers for {len(responses)} responses"
             )
         for score, response in zip(scores, responses, strict=True):
-            if not isinstance(score, (Real, np.bool_)) or not math.isfinite(score):
+            if not is_finite_number(score):
                 raise self._error(
                     f"score returned {shorten(repr(score))} for the response"
                     f" {shorten(response)!r}, expected a finite number"
@@ -251,6 +251,14 @@ def shorten(text: str) -> str:
     """Return the start of a text, on one line."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def is_finite_number(score: Any) -> bool:
+    """Return whether a score is a number that a float can hold."""
+    try:
+        return isinstance(score, (Real, np.bool_)) and math.isfinite(score)
+    except OverflowError:
+        return False
 
 
 def main() -> None:

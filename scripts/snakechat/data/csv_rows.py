@@ -7,6 +7,7 @@ from typing import Any
 
 from snakechat.data.formats import BadRow
 from snakechat.data.row_bounds import MAX_ROW_BYTES
+from snakechat.data.table_rows import check_names
 
 
 def read_csv(path: Path, _: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
@@ -16,12 +17,14 @@ def read_csv(path: Path, _: Collection[str] | None = None) -> Iterator[tuple[int
 
     Raises:
         csv.Error: A quotation mark is at a wrong place or has no end, or a cell is too long.
+        InputError: The header has a column twice.
     """
     # The default is 128 KiB per cell.
     csv.field_size_limit(MAX_ROW_BYTES)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         columns = next(reader, [])
+        check_names(path, columns)
         for number, cells in enumerate(filter(None, reader), start=1):
             if len(cells) == len(columns):
                 yield number, dict(zip(columns, cells, strict=True))

@@ -1,6 +1,7 @@
 """Rows of parquet and arrow files."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,16 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
             f"{missing_hint(missing[-1])}"
         )
-    return [name for name in names if name in required or name == TOOLS]
+    selected = [name for name in names if name in required or name == TOOLS]
+    check_names(path, selected)
+    return selected
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise InputError if a file has two columns of a name: a row would keep one of them."""
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    if twice:
+        raise InputError(f"{path}: column {twice[0]} occurs twice: rename one of them")
 
 
 def _rows_of(batches: Iterable[Any], path: Path) -> Iterator[tuple[int, Any]]:

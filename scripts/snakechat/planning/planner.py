@@ -86,7 +86,7 @@ def jobs_of_target(config: Config, target: str) -> list[Job]:
         InputError: No job makes it.
     """
     path = Path(os.path.normpath(target))
-    output, *words = path.parts
+    output, *words = path.parts or (".",)
     if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
         return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
     result = path

@@ -183,7 +183,7 @@ class Generators:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("*") if path.name.isdigit())
+    return sorted(path for path in folder.glob("*") if path.name.isdigit() and path.is_dir())
 
 
 def process_folder() -> str:

@@ -46,6 +46,6 @@ def one_line_errors(code: int = 1) -> Callable[[Callable[[], None]], Callable[[]
 
 
 def discard_output() -> None:
-    """Discard what is left of the standard output: Python would try to write it again at its end."""
+    """Discard what is left of the output, which Python would try to write again at its end."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -344,6 +344,10 @@ MISTAKES = {
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
         " number",
     ),
+    "too large": (
+        "[10 ** 400, 2.0, 1.0]",
+        f"score returned 1{'0' * 59}… for the response '', expected a finite number",
+    ),
     "infinite": (
         "[float('-inf'), 2.0, 1.0]",
         "score returned -inf for the response '', expected a finite number",

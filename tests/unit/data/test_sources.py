@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.sources import count_rows, read_rows
+from snakechat.workflow.errors import InputError
 from support.source_files import (
     JSON,
     NESTING,
@@ -153,6 +154,21 @@ def test_csv_with_any_line_ends(tmp_path, end):
     text = end.join(["a,b", '"1, ""2""\nx",', "", "3,4", ""])
     path = put(tmp_path / "rows.csv", text.encode())
     assert read(path) == [{"a": '1, "2"\nx', "b": ""}, {"a": "3", "b": "4"}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.arrow"])
+def test_a_column_that_occurs_twice_is_an_error(tmp_path, name):
+    path = tmp_path / name
+    table = pa.table([["x"], ["y"], ["z"]], names=["a", "b", "a"])
+    if name == "rows.csv":
+        path.write_text("a,b,a\nx,y,z\n")
+    elif name == "rows.parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(InputError, match=r"rows\.\w+: column a occurs twice: rename one of them"):
+        list(read_rows(path, ["a", "b"]))
 
 
 @pytest.mark.parametrize("name", JSON)

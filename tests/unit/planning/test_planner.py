@@ -135,7 +135,7 @@ def test_a_target_is_a_folder_a_result_or_a_file_of_it(config, target, expected)
     assert jobs_of_target(config, target) == expected
 
 
-@pytest.mark.parametrize("target", ["sft/tiny", "output/sft", "output/none/tiny", "train_sft"])
+@pytest.mark.parametrize("target", ["sft/tiny", "output/sft", "output/none/tiny", "train_sft", ""])
 def test_another_target_is_an_error(config, target):
     with pytest.raises(InputError, match=f"^{target} is not a result: name one"):
         jobs_of_target(config, target)

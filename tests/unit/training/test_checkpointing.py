@@ -408,6 +408,13 @@ def test_a_damaged_checkpoint_is_ignored(name, how, expected, capsys):
     assert saved_steps(job) == [3]
 
 
+def test_a_file_in_place_of_a_checkpoint_is_ignored(expected):
+    with pytest.raises(KilledError):
+        walk(job := make_job(save_steps=3), at={7: kill})
+    (job.states / "00000009").write_text("a file")
+    assert outcome(make_job(save_steps=100)) == expected
+
+
 def test_a_checkpoint_with_an_additional_file_is_damaged(expected):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=3), at={7: kill})
