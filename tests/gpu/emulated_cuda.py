@@ -250,6 +250,8 @@ def emulation():
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda *_: 1,
+        "memory_allocated": lambda *_: 1,
+        "memory_reserved": lambda *_: 1,
         "mem_get_info": lambda *_: (gigabytes, gigabytes),
         "get_device_name": lambda *_: "an emulated GPU",
         "get_device_capability": lambda *_: (9, 0),

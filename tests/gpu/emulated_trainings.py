@@ -57,9 +57,8 @@ CASES = {
     "ppo": ("train_rlhf", "ppo"),
     "grpo": ("train_rlhf", "grpo"),
 }
-# Several micro-batches a step.
-PLACEMENT = {"gpus_per_node": 1, "micro_batch_tokens": 128, "generate_tokens": 8192}
-PLACEMENT |= {"prefetch": False}
+# Several micro-batches a step; one batch that samples, because the GPU has memory for it.
+PLACEMENT = {"gpus_per_node": 1, "micro_batch_tokens": 128, "prefetch": False}
 # Rule, recipe, and changes of the placement.
 CASES = {
     "sft": ("train_sft", "plain", {}),

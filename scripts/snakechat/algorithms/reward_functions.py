@@ -110,7 +110,7 @@ class RewardFunction:
                 module = RewardModules().load(name)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._exception_error(error) from error
         if not callable(getattr(module, "score", None)):
             raise self._error("has no function score(prompts, responses)")
@@ -127,7 +127,7 @@ class RewardFunction:
                 scores = self.score(prompts, responses, **given)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._exception_error(error) from error
         # Converts arrays and tensors on any device to Python numbers.
         scores = scores.tolist() if hasattr(scores, "tolist") else scores
@@ -177,7 +177,7 @@ class RewardFunction:
             f' Path(__file__).with_name("{path.name}")'
         )
 
-    def _exception_error(self, error: Exception) -> InputError:
+    def _exception_error(self, error: BaseException) -> InputError:
         """Return the error for an exception of the program, with the program's innermost line."""
         lines = [
             frame.lineno

@@ -26,7 +26,12 @@ from snakechat.modeling.fixed_decoding import (
     count_unfinished,
     takes_dense_mask,
 )
-from snakechat.modeling.key_value_cache import make_cache
+from snakechat.modeling.key_value_cache import (
+    FREE_FRACTION,
+    MEMORY_FRACTION,
+    default_generate_tokens,
+    make_cache,
+)
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.modeling.token_sampling import sample_tokens
 
@@ -158,8 +163,8 @@ def sample_responses(
     Args:
         stop_ids: token ids that end a response.
         temperature: 0 selects the most likely token.
-        micro_batch_tokens: limit of tokens in a batch, padding and all responses included, unless
-            the placement has generate_tokens.
+        micro_batch_tokens: limit of tokens in a batch on a CPU, padding and all responses included,
+            unless the placement has generate_tokens.
         own_rows: the prompts that this process samples responses to; all of them by default. The
             random numbers of a prompt are the same in any case.
 
@@ -174,7 +179,7 @@ def sample_responses(
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
     sized_rows = sort_by_size(range(len(prompts)), sizes)
-    max_tokens = acceleration.current().generate_tokens or micro_batch_tokens
+    max_tokens = max_batch_tokens(model, micro_batch_tokens)
     for rows in bucket_by_size(sized_rows, max_tokens):
         padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
         randoms = copy_to_device(uniforms[rows], model.device)
@@ -184,6 +189,18 @@ def sample_responses(
             length = next(stops, len(ids) - 1) + 1
             responses[index % num_generations][rows[index // num_generations]] = ids[:length]
     return responses
+
+
+def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
+    """Return the limit of tokens in a batch: that of the placement, or what fits a GPU."""
+    limit, device = acceleration.current().generate_tokens, model.device
+    if limit is not None or device.type != "cuda":
+        return limit or micro_batch_tokens
+    free, total = torch.cuda.mem_get_info(device)
+    # Torch keeps memory that it does not use.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    memory = min(MEMORY_FRACTION * total, FREE_FRACTION * free)
+    return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)
 
 
 def generate_batch(

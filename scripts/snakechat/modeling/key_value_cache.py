@@ -9,6 +9,31 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+# Of a GPU's memory, what keys and values of a batch that samples may take by default; and of the
+# memory that is free when it begins.
+MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
+
+
+def cache_elements(config: PreTrainedConfig) -> int:
+    """Return the number of elements of the keys and values of a token in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * width
+
+
+def default_generate_tokens(
+    config: PreTrainedConfig, element_bytes: int, micro_batch_tokens: int, memory: float
+) -> int:
+    """Return the tokens of the largest batch that samples responses, unless the placement says.
+
+    Each token of a response reads all weights once for the whole batch: the larger, the faster.
+
+    Args:
+        element_bytes: Bytes of an element of the cache.
+        memory: Bytes that keys and values may take.
+    """
+    return max(micro_batch_tokens, int(memory / (element_bytes * cache_elements(config))))
+
 
 def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
     """Create an empty key-value cache with space for `max_length` tokens in each row."""

@@ -28,6 +28,7 @@ from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import head_size, kernel_problem
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.key_value_cache import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.packing import ModelInputs, Segments, TokenBatch
@@ -95,8 +96,6 @@ def measure_size(model: ModelSpec) -> ModelSize:
     counts = [_count_weights(build_model(model, layers)) for layers in SMALL_DEPTHS]
     layers = config.num_hidden_layers
     weights, trained = (_extrapolate(values, layers) for values in zip(*counts, strict=True))
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shallow = build_model(model, SMALL_DEPTHS[0])
     return ModelSize(
         weights=weights,
@@ -105,7 +104,7 @@ def measure_size(model: ModelSpec) -> ModelSize:
         layer=counts[1][0] - counts[0][0],
         layers=layers,
         hidden_size=config.hidden_size,
-        kv=2 * layers * heads * width,
+        kv=cache_elements(config),
         vocabulary=0 if model.loss == SCORE else config.vocab_size,
     )
 

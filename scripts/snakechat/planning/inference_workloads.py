@@ -82,7 +82,7 @@ def evaluate_rlhf(job: JobDescription) -> Workload:
     # Each model evaluates its own responses, and the initial model and the scorers those of all.
     flops = sum(forward_flops(model, tokens) for model in models)
     flops += len(models) * sum(forward_flops(model, tokens) for model in (initial, *scorers))
-    shape = job.generation_batch(prompts, response_length)
+    shape = job.generation_batch(models[0], prompts, response_length, num_prompts * num_generations)
     return Workload(
         trained=[],
         frozen=[*models, *scorers],
@@ -104,10 +104,11 @@ def generate_responses(job: JobDescription) -> Workload:
     prompts = max(splits, key=lambda tokens: tokens.longest)
     counts = [tokens.num_rows for tokens in splits if tokens.num_rows is not None]
     rows = sum(counts) if len(counts) == len(splits) else None
-    shape = job.generation_batch(prompts, settings["max_response_length"])
+    num_responses = math.inf if rows is None else rows * settings["num_generations"]
+    shape = job.generation_batch(model, prompts, settings["max_response_length"], num_responses)
     generations: tuple[Generation, ...] = ()
     if rows is not None:
-        generations = (Generation(model, rows * settings["num_generations"], shape),)
+        generations = (Generation(model, num_responses, shape),)
     return Workload(
         trained=[],
         frozen=[model],
@@ -144,8 +145,7 @@ def prompt_eval(job: JobDescription) -> Workload:
     tokens = text_counts([[prompt] for _, prompt in prompts])
     models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
     num_prompts = len(prompts)
-    shape = job.generation_batch(tokens, response_length)
-    shape = shape._replace(sequences=min(shape.sequences, num_prompts))
+    shape = job.generation_batch(models[0], tokens, response_length, num_prompts)
     # Beam search responds to one prompt at a time.
     beams = shape._replace(sequences=settings["num_beams"])
     generations = []

@@ -6,19 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.references import input_names
+from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import BatchShape, ModelSpec
+from snakechat.planning.footprint import BatchShape, ModelSpec, load_config
+from snakechat.planning.memory import BYTES_PER_ELEMENT, num_processes
 from snakechat.planning.model_configs import model_config
 from snakechat.planning.plan import Plan
 from snakechat.planning.token_counts import TokenCounts, token_counts
 
 
 class JobDescription:
-    """A job, with the models and tokens that its program reads."""
+    """A job, with the models and tokens that its program reads.
 
-    def __init__(self, spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan) -> None:
+    gpu_memory: Bytes of a GPU; 0 on CPUs.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        placement: Mapping[str, Any],
+        plan: Plan,
+        gpu_memory: float = 0,
+    ) -> None:
         self.rule, self.settings, self.inputs = spec["rule"], spec["settings"], spec["inputs"]
         self.spec, self.placement, self.plan = spec, placement, plan
+        self.gpu_memory = gpu_memory
 
     def model(
         self, key: str, loss: str, dtype: str | None = None, lora: str | None = None
@@ -88,10 +100,23 @@ class JobDescription:
         one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
         return choice == "sdpa" or (choice == "varlen" and not one_response)
 
-    def generation_batch(self, prompts: TokenCounts, response_length: int) -> BatchShape:
-        """Return the largest batch that generates: one sequence for each response."""
-        length, limit = prompts.longest + response_length, self.placement.get("generate_tokens")
-        return self.micro_batch(length, response_length, limit)
+    def generation_batch(
+        self, model: ModelSpec, prompts: TokenCounts, response_length: int, num_responses: float
+    ) -> BatchShape:
+        """Return the largest batch that generates: one sequence for each response.
+
+        Args:
+            num_responses: Those that are sampled at a time, in all processes.
+        """
+        limit = self.placement.get("generate_tokens") or default_generate_tokens(
+            load_config(model),
+            BYTES_PER_ELEMENT[model.dtype],
+            self.placement["micro_batch_tokens"],
+            MEMORY_FRACTION * self.gpu_memory,
+        )
+        shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
+        own = -(-num_responses // num_processes(self.placement))
+        return shape._replace(sequences=int(min(shape.sequences, max(own, 1))))
 
     def prompt_files(self) -> tuple[list[str], dict[str, str], Path]:
         """Return the prompt sets of the job, the digests of their files, and their folder."""

@@ -51,7 +51,7 @@ class JobEstimate:
         self.notes: list[str] = []
         self.num_gpus = 0
         try:
-            self.workload = job_workload(self.spec, self.placement, plan)
+            self.workload = self._workload(self.spec, self.placement)
             if self.workload:
                 self._estimate(self.workload)
             elif self.disk is None:
@@ -61,6 +61,18 @@ class JobEstimate:
 
     def __str__(self) -> str:
         return job_name(self.spec)
+
+    def _workload(self, spec: Mapping[str, Any], placement: Mapping[str, Any]) -> Workload | None:
+        """Return the workload of the job with a spec and a placement; None if it needs no GPU."""
+        if not placement.get("gpus_per_node"):
+            return job_workload(spec, placement, self.plan)
+        workload = job_workload(spec, placement, self.plan, self.gpu.memory)
+        if workload and workload.generation and "generate_tokens" not in placement:
+            _, memory = workload.memory(placement, self.gpu.memory)
+            if sum(memory.values()) > self.gpu.memory * USABLE_MEMORY:
+                # A batch that samples is smaller where less memory is free.
+                return job_workload(spec, placement, self.plan)
+        return workload
 
     def _estimate(self, workload: Workload) -> None:
         """Set the attributes of a job that runs models."""
@@ -187,7 +199,7 @@ class JobEstimate:
         if lora_rank:
             settings = settings | {"lora_rank": lora_rank}
         changed = self.placement | placement
-        workload = job_workload(self.spec | {"settings": settings}, changed, self.plan)
+        workload = self._workload(self.spec | {"settings": settings}, changed)
         assert workload
         gpu_memory = self.gpu.memory if changed["gpus_per_node"] else 0
         _, memory = workload.memory(changed, gpu_memory)

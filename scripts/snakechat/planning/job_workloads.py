@@ -29,12 +29,14 @@ WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
 
 
 def job_workload(
-    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan
+    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan, gpu_memory: float = 0
 ) -> Workload | None:
     """Return the workload of a job; None if the job needs no GPU.
+
+    gpu_memory: Bytes of a GPU; 0 on CPUs.
 
     Raises:
         InputError: The size of its model is unknown.
     """
     describe = WORKLOADS.get(spec["rule"])
-    return describe(JobDescription(spec, placement, plan)) if describe else None
+    return describe(JobDescription(spec, placement, plan, gpu_memory)) if describe else None

@@ -59,7 +59,8 @@ def train_rlhf(job: JobDescription) -> Workload:
     # Generation runs the actor on each prompt once more.
     flops.append(compute_time.inference_flops(actor, prompts.prompt, prompts.prompt))
     num_prompts = job.rows_trained(prompts)
-    shape = job.generation_batch(prompts, response_length)
+    responses = settings["rollout_batch_size"] * num_generations
+    shape = job.generation_batch(actor, prompts, response_length, responses)
     generations: tuple[Generation, ...] = ()
     if num_prompts is not None:
         generations = (Generation(actor, num_prompts * num_generations, shape),)

@@ -200,8 +200,10 @@ def publish_existing(job: Job[Any], log: str | None) -> bool:
         print(f"{job.target} is kept: it was made from the same spec and inputs")
     else:
         if log:
-            # Before anything is printed that belongs to the new result.
-            os.truncate(log, 0)
+            # Before anything is printed that belongs to the new result. The rule creates the log at
+            # the same time.
+            with suppress(FileNotFoundError):
+                os.truncate(log, 0)
         cache = None if is_forced(job.spec) else cache_of(job.placement)
         if not cache or not take(cache, job):
             return False

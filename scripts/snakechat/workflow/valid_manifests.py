@@ -35,7 +35,7 @@ ACCEPTED = [{"because": str, "date": str, "changes": [str], "from": str, "to": s
 def read_valid_manifest(path: str | Path) -> Manifest | None:
     """Return a manifest, or None if the file is missing or damaged in any way."""
     manifest = read_manifest(path)
-    if not _has_form(manifest, FORM):
+    if manifest is None or not _has_form(manifest, FORM):
         return None
     accepting = [manifest, *manifest["lineage"].values()]
     is_valid = all(_has_form(each.get("accepted", []), ACCEPTED) for each in accepting)

@@ -154,8 +154,8 @@ def test_select_returns_the_tokens_of_a_micro_batch():
     table = torch.arange(6.0).view(3, 2)
     is_uniform = torch.tensor([False, True, False])
     experience = Experience(table, table + 10, table, table, table, None, is_uniform)
-    mask = torch.tensor([[True, False], [True, True]])
-    selected = experience.select(torch.tensor([2, 0]), mask)
+    # The first token of the last response, and both of the first one.
+    selected = experience.select(torch.tensor([4, 0, 1]))
     assert selected.logprobs.tolist() == [4, 0, 1]
     assert selected.ref_logprobs.tolist() == [14, 10, 11]
     assert selected.returns is None

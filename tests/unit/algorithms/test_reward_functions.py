@@ -369,6 +369,11 @@ MISTAKES = {
         'def score(prompts, responses):\n    raise ValueError("one\\n\\ntwo")\n',
         "line 2: ValueError: one two",
     ),
+    "ends the program": (
+        "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",
+        "line 5: SystemExit: 0",
+    ),
+    "ends the program at its import": ("import sys\n\nsys.exit(0)\n", "line 3: SystemExit: 0"),
     "takes other arguments": (
         "def score(responses):\n    return responses\n",
         "TypeError: score() takes 1 positional argument but 2 were given",

@@ -156,12 +156,12 @@ def test_micro_batches_have_the_table_indices_of_their_tokens(
         table[: len(response)] = torch.tensor(response)
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
-        for micro_batch, indices, mask in rollouts.micro_batches(np.array(rows), packing):
+        for micro_batch, responses, tokens in rollouts.micro_batches(np.array(rows), packing):
             batch = micro_batch.batch
-            tokens = batch.inputs.input_ids.flatten()[batch.target_index]
-            assert ids[indices][mask].tolist() == tokens.tolist()
+            targets = batch.inputs.input_ids.flatten()[batch.target_index]
+            assert ids.flatten()[tokens].tolist() == targets.tolist()
             if micro_batch.counted:
-                counts[indices] += 1
+                counts[responses] += 1
     assert counts.tolist() == 3 * [int(row in rows) for row in range(5)]
 
 

@@ -1,5 +1,6 @@
 """Models of many types: right, or refused in one line, before a job uses them."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -182,9 +183,12 @@ def test_scorers_are_compared_with_the_scores_of_transformers():
     check_model(scorer, EXAMPLES)
     # A score that the family's own forward pass changes.
     forward = scorer.model.forward
-    scorer.model.forward = lambda **arguments: SimpleNamespace(
-        logits=forward(**arguments).logits.tanh()
-    )
+
+    @functools.wraps(forward)
+    def changed(**arguments):
+        return SimpleNamespace(logits=forward(**arguments).logits.tanh())
+
+    scorer.model.forward = changed
     with pytest.raises(InputError, match=HEAD):
         check_model(scorer, EXAMPLES)
 
