@@ -18,6 +18,7 @@ from snakechat.planning.footprint import (
 )
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.job_description import JobDescription
+from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 from support.specs import SMALL, small_spec
@@ -163,3 +164,32 @@ def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generatio
         placement["attn_implementation"] = choice
     job = JobDescription({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
     assert job.micro_batch(32, 16).dense_mask == dense
+
+
+@pytest.mark.parametrize(
+    ("gpu_memory", "generate_tokens", "num_responses", "sequences"),
+    [
+        # Keys and values of two layers of 8 elements take 64 bytes for a token in bf16. An eighth of
+        # the memory has those of 800 tokens: 25 sequences of 32.
+        (8 * 800 * 64, None, 1000, 25),
+        (8 * 800 * 64, 64, 1000, 2),
+        # The processes of two GPUs divide the responses.
+        (8 * 800 * 64, None, 13, 7),
+        # Too little for micro_batch_tokens, and a CPU.
+        (8 * 100 * 64, None, 1000, 4),
+        (0, None, 1000, 4),
+    ],
+)
+def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
+    gpu_memory, generate_tokens, num_responses, sequences
+):
+    placement = {"micro_batch_tokens": 128, "nodes": 1, "gpus_per_node": 2}
+    if generate_tokens:
+        placement["generate_tokens"] = generate_tokens
+    spec = {"rule": "train_rlhf", "settings": {}, "inputs": {}}
+    job = JobDescription(spec, placement, None, gpu_memory)
+    prompts = TokenCounts(None, 0, 0, 24, [])
+    model = small_spec(POLICY)
+    assert measure_size(model).kv == 32
+    shape = job.generation_batch(model, prompts, 8, num_responses)
+    assert (shape.sequences, shape.length, shape.targets) == (sequences, 32, 8)
