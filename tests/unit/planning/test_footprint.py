@@ -169,8 +169,8 @@ def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generatio
 @pytest.mark.parametrize(
     ("gpu_memory", "generate_tokens", "num_responses", "sequences"),
     [
-        # Keys and values of two layers of 8 elements take 64 bytes for a token in bf16. An eighth of
-        # the memory has those of 800 tokens: 25 sequences of 32.
+        # Keys and values of two layers of 8 elements take 64 bytes for a token in bf16. An eighth
+        # of the memory has those of 800 tokens: 25 sequences of 32.
         (8 * 800 * 64, None, 1000, 25),
         (8 * 800 * 64, 64, 1000, 2),
         # The processes of two GPUs divide the responses.
