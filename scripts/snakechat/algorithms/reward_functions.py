@@ -124,7 +124,8 @@ class RewardFunction:
         given = {**self._accepted(columns), **self.arguments}
         try:
             with self.watch.watching():
-                scores = self.score(prompts, responses, **given)
+                # Copies, which it may change.
+                scores = self.score([*prompts], [*responses], **given)
         except InputError:
             raise
         except (Exception, SystemExit) as error:

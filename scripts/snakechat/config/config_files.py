@@ -19,9 +19,6 @@ from snakechat.config.plain_values import MAX_DEPTH, shown_key
 MAX_VALUES = 100_000
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
-INTEGER = "tag:yaml.org,2002:int"
-# Python converts no longer number.
-MAX_DIGITS = 4300
 
 
 def check_config_files(paths: Iterable[Path]) -> None:
@@ -64,6 +61,12 @@ def check_config_text(name: str, content: bytes) -> None:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
     _check_keys(name, root)
+    try:
+        yaml.load(text, Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError, LookupError) as error:
+        # Values that have the form of a date or a number, and are none.
+        reason = _describe(error, text) if isinstance(error, yaml.YAMLError) else error
+        raise ConfigError(f"{name}: a value cannot be read: {reason}") from None
 
 
 def _is_json(text: str) -> bool:
@@ -109,13 +112,7 @@ def _check_keys(name: str, root: yaml.Node | None) -> None:
         # An alias is the node that it names, which may contain the alias.
         if depth > MAX_DEPTH and node is not None:
             raise _too_deep(name, node.start_mark)
-        if isinstance(node, yaml.ScalarNode) and node.tag == INTEGER:
-            if len(node.value) > MAX_DIGITS:
-                raise ConfigError(
-                    f"{name}: line {node.start_mark.line + 1} has a number of more than"
-                    f" {MAX_DIGITS} digits"
-                )
-        elif isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.SequenceNode):
             items = enumerate(node.value)
             pending.extend((f"{path}{number}.", depth + 1, item) for number, item in items)
         elif isinstance(node, yaml.MappingNode):

@@ -28,11 +28,9 @@ M = TypeVar("M", bound=nn.Module)
 # Schedulers of transformers by the name in a recipe, where the names differ.
 SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 
-# Elements of a gradient that are added at a time.
-ACCUMULATION_CHUNK = 1 << 20
-# Elements whose squares are summed at a time: on a CPU, the fp32 sum of many more has an error of
-# about a percent.
-NORM_CHUNK = 1 << 17
+# On a CPU, elements of a gradient that are added at a time, and whose squares are summed at a time:
+# the fp32 sum of many more has an error of about a percent. A GPU takes all at once.
+ACCUMULATION_CHUNK, NORM_CHUNK = 1 << 20, 1 << 17
 
 
 def make_engine(
@@ -369,7 +367,7 @@ class ReplicatedEngine(Engine):
             torch.distributed.all_reduce(self.gradients)
 
     def step(self) -> None:
-        self.grad_norm = nn.utils.get_total_norm(self.gradients.split(NORM_CHUNK)).item()
+        self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
         if self.grad_norm > self.max_grad_norm:
             self.gradients *= self.max_grad_norm / self.grad_norm
         self.optimizer.step()
@@ -409,9 +407,14 @@ def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
     assert weight.grad is not None
     # In chunks: on a CPU, torch copies 16-bit numbers to fp32 before it adds them.
     for total, added in zip(
-        gradient.split(ACCUMULATION_CHUNK),
-        weight.grad.flatten().split(ACCUMULATION_CHUNK),
+        _chunks(gradient, ACCUMULATION_CHUNK),
+        _chunks(weight.grad.flatten(), ACCUMULATION_CHUNK),
         strict=True,
     ):
         total += added
     weight.grad = None
+
+
+def _chunks(flat: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+    """Split a tensor into chunks of a size; not on a GPU, which launches a kernel for each."""
+    return [flat] if flat.is_cuda else flat.split(size)

@@ -34,7 +34,12 @@ ALIASES = "a0: &a0 {b: 1}\n" + "".join(
             "x.yaml: more than 100,000 values, counting those of an alias",
         ),
         *((text, "x.yaml: expected sections") for text in (b"", b"# none\n", b"[1]", b"seed")),
-        (b"seed: 1" + b"0" * 5000, "x.yaml: line 1 has a number of more than 4300 digits"),
+        (b"seed: 1" + b"0" * 5000, "x.yaml: a value cannot be read: Exceeds the limit (4300"),
+        (b"seed: 2024-99-99", "x.yaml: a value cannot be read: month must be in 1..12"),
+        (b"seed: !!int abc", "x.yaml: a value cannot be read: invalid literal for int()"),
+        (b"seed: !!bool abc", "x.yaml: a value cannot be read: 'abc'"),
+        (b"seed: !!python/name:os.system x", "x.yaml: a value cannot be read: line 1 is not YAML"),
+        (b"[a]: 1", "x.yaml: a value cannot be read: line 1 is not YAML: found unhashable key"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )
