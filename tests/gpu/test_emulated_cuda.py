@@ -5,7 +5,6 @@ The trainings run with deterministic kernels, in several micro-batches a step.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,24 +20,6 @@ HERE = ROOT / "tests/gpu"
 # Waits of an optimizer step: the gradient norm of each engine, and the metrics of each update.
 WAITS_OF_STEP = {"sft": 1, "reward": 1, "dpo": 1, "ppo": 4, "grpo": 2, "captured": 2}
 TOKENS = ON_PROMPTS["max_response_length"]
-
-
-@pytest.fixture(scope="module")
-def guard(tmp_path_factory):
-    """The compiled guard."""
-    if not shutil.which("g++"):
-        pytest.skip("needs g++, to compile cuda_guard.cpp")
-    # Importing torch takes seconds.
-    import torch
-    from torch.utils.cpp_extension import include_paths
-
-    library = tmp_path_factory.mktemp("guard") / "libguard.so"
-    libraries = f"{os.path.dirname(torch.__file__)}/lib"
-    command = ["g++", "-shared", "-fPIC", "-std=c++20", "-w", str(HERE / "cuda_guard.cpp")]
-    command += [f"-I{path}" for path in include_paths()]
-    command += [f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    return library
 
 
 @pytest.fixture(scope="module")
