@@ -7,7 +7,9 @@ again for each model.
 import functools
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -56,9 +58,15 @@ def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callabl
 
 
 def check_compiler(setting: str) -> None:
-    """Raise InputError if a setting needs a compiler, and none is installed."""
+    """Raise InputError if a setting needs a compiler, and it or the headers of Python are missing."""
     if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", "")))):
         raise InputError(
             f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
             " install one, or remove the setting"
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InputError(
+            f"placement: {setting} needs the headers of Python, and there is no {header}: install"
+            " them (python3-dev on Debian), or remove the setting"
         )

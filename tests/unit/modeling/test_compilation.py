@@ -147,3 +147,10 @@ def test_a_missing_compiler_is_an_error(policy, monkeypatch):
     monkeypatch.setattr(compilation.shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="placement: compile: true needs a C compiler"):
         compile_layers(policy.model)
+
+
+def test_missing_headers_of_python_are_an_error(policy, monkeypatch):
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda _: "/nowhere")
+    message = "compile: true needs the headers of Python, and there is no /nowhere/Python.h"
+    with pytest.raises(InputError, match=message):
+        compile_layers(policy.model)
