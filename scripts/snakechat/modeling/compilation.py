@@ -58,7 +58,7 @@ def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callabl
 
 
 def check_compiler(setting: str) -> None:
-    """Raise InputError if a setting needs a compiler, and it or the headers of Python are missing."""
+    """Raise InputError if a setting needs a compiler, and that or Python's headers are missing."""
     if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", "")))):
         raise InputError(
             f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
