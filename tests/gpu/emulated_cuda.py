@@ -16,6 +16,7 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -57,6 +58,7 @@ def place():
 def emulation():
     """Context in which `cuda` is an emulated device; yields its counts."""
     import torch
+    from torch.cuda import nvtx
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves, tree_map
 
@@ -240,7 +242,34 @@ def emulation():
             scores = scores + attn_mask
         return aten._safe_softmax(scores, -1).to(query.dtype) @ value
 
+    move = torch.nn.Module.to
+
+    def move_once(module, *args, **kwargs):
+        """Return the module if it is there already: torch cannot swap weights that are in use."""
+        weights = [*module.parameters()]
+        is_there = weights and all(isinstance(weight, CudaTensor) for weight in weights)
+        to_gpu = len(args) == 1 and not isinstance(args[0], torch.dtype) and is_cuda(args[0])
+        return module if is_there and to_gpu else move(module, *args, **kwargs)
+
+    class Idle:
+        """A stream or an event, which does nothing."""
+
+        def __init__(self, *_, **__):
+            pass
+
+        def __getattr__(self, name):
+            return lambda *_, **__: None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
     gigabytes = 80 << 30
+    properties = SimpleNamespace(
+        major=9, minor=0, total_memory=gigabytes, multi_processor_count=132
+    )
     of_cuda = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -255,13 +284,22 @@ def emulation():
         "mem_get_info": lambda *_: (gigabytes, gigabytes),
         "get_device_name": lambda *_: "an emulated GPU",
         "get_device_capability": lambda *_: (9, 0),
+        "get_device_properties": lambda *_: properties,
         "default_generators": (torch.Generator(),),
+        # Of DeepSpeed.
+        "Stream": Idle,
+        "Event": Idle,
+        **dict.fromkeys(("current_stream", "default_stream", "stream"), Idle),
+        **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
+        "reset_peak_memory_stats": lambda *_: None,
     }
     with contextlib.ExitStack() as stack:
         for name, value in of_cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for owner, name, value in (
             (torch.Tensor, "pin_memory", pin_memory),
+            (torch.nn.Module, "to", move_once),
+            *((nvtx, name, lambda *_: 0) for name in ("range_push", "range_pop")),
             (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
             (torch.nn.functional, "scaled_dot_product_attention", attention),
         ):

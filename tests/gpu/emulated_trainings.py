@@ -67,6 +67,7 @@ CASES = {
     "ppo": ("train_rlhf", "ppo", {}),
     "grpo": ("train_rlhf", "grpo", {}),
     "captured": ("train_rlhf", "grpo", {"cuda_graphs": True}),
+    "zero 2": ("train_sft", "plain", {"zero_stage": 2}),
 }
 
 

@@ -24,7 +24,7 @@ RL |= {"kl_in": "loss", "kl_estimator": "k2"}
 BETAS = {"adam_betas": [0.95, 0.9]}
 BOUNDS = {"max_characters": 40}
 SAMPLING = {"num_generations": 3, "temperature": 0.9, "generation_backend": "vllm"}
-SAMPLING |= {"max_response_length": 23, "dtype": "fp32"}
+SAMPLING |= {"max_response_length": 23, "dtype": "bf16"}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")

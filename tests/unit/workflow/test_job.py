@@ -13,7 +13,15 @@ import pytest
 from conftest import ROOT
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job, finish, publish, read_spec, recover, reuse_result
+from snakechat.workflow.job import (
+    Job,
+    finish,
+    publish,
+    read_spec,
+    recover,
+    reuse_result,
+    write_manifest,
+)
 from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import result_files
 
@@ -121,6 +129,19 @@ def test_an_old_result_that_cannot_be_deleted_does_not_prevent_publishing(job):
     publish(job)
     assert (job.target / "weights").read_text() == "new"
     assert (job.target.with_name(".tiny.old2") / "weights").read_text() == "old"
+
+
+def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
+    """Other users of a shared cache read them."""
+    (job.result / "adapter").mkdir(parents=True)
+    job.result.chmod(0o755)
+    for name in ("weights", "adapter/weights"):
+        (job.result / name).write_text("as safetensors writes them")
+        (job.result / name).chmod(0o600)
+    monkeypatch.setattr("snakechat.workflow.job.run_record", lambda *_: {})
+    write_manifest(job, 0.0)
+    for name in ("weights", "adapter/weights", "manifest.json"):
+        assert (job.result / name).stat().st_mode & 0o777 == 0o644
 
 
 def test_the_launcher_holds_no_lock_while_it_waits_for_the_program(job):
