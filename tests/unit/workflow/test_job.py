@@ -138,7 +138,7 @@ def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
     for name in ("weights", "adapter/weights"):
         (job.result / name).write_text("as safetensors writes them")
         (job.result / name).chmod(0o600)
-    monkeypatch.setattr("snakechat.workflow.job.run_record", lambda *_: {})
+    monkeypatch.setattr("snakechat.workflow.job.run_record", lambda *_: "{}")
     write_manifest(job, 0.0)
     for name in ("weights", "adapter/weights", "manifest.json"):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
