@@ -23,9 +23,9 @@ CONFIGS = {
         "sft:\n  recipes: {tiny: {epochs: 1}}\nseed: 1\nsft: {}\n",
         "mine.yaml: sft is written twice, in lines 1 and 4: ",
     ),
-    "renamed key": (
-        "rlhf: {recipes: {tiny: {samples: 4}}}",
-        "config: rlhf.recipes.tiny.samples was renamed: use num_generations",
+    "unknown key": (
+        "rlhf: {recipes: {tiny: {num_generation: 4}}}",
+        "config: rlhf.recipes.tiny: Additional properties are not allowed ('num_generation' was",
     ),
 }
 

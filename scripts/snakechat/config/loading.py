@@ -1,4 +1,4 @@
-"""Load the config: values of the command line, renamed keys, the schema, sweeps, all checks."""
+"""Load the config: values of the command line, the schema, sweeps, all checks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,6 @@ from snakechat.config.checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
 from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config
-from snakechat.config.renamed import check_renamed_keys
 from snakechat.config.schema import check_schema, config_schema, recipe_schema
 
 # Keys whose values are text, even if they look like numbers: a commit may consist of digits.
@@ -33,7 +32,6 @@ def load_config(
     """
     update(values, parse_command_line_values(command_line))
     check_plain_values(values)
-    check_renamed_keys(values)
     check_schema(values, config_schema())
     config = Config(values, root, sources)
     add_sweeps(config)
