@@ -70,7 +70,7 @@ def file_digest(path: str | Path, report: Callable[[int], None] = lambda _: None
 
 
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
-    """Return the sha256 (hex) of many files.
+    """Return the sha256 (hex) of many files, in the order of the paths.
 
     Several threads read them, because hashlib releases the interpreter's lock. Progress appears on
     standard error if it takes longer than two seconds.
@@ -78,7 +78,8 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     Raises:
         OSError: A file cannot be read.
     """
-    queue = deque(dict.fromkeys(paths))
+    order = dict.fromkeys(paths)
+    queue = deque(order)
     size = sum(os.stat(path).st_size for path in queue)
     if len(queue) < 2 and size <= CHUNK_BYTES:
         # A thread would cost more.
@@ -121,7 +122,7 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     failures = filter(None, map(Future.exception, tasks))
     for failure in sorted(failures, key=lambda error: isinstance(error, _Stopped)):
         raise failure
-    return digests
+    return {path: digests[path] for path in order}
 
 
 class _Stopped(Exception):
@@ -202,15 +203,15 @@ class DigestCache:
         return self.digests([str(path)])[str(path)]
 
     def digests(self, paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
-        """Return the digests of files, which several threads read.
+        """Return the digests of files, in the order of the paths; several threads read them.
 
         Raises:
             OSError: A file cannot be read.
         """
-        found: dict[AnyPath, str] = {}
+        order, found = dict.fromkeys(paths), dict[AnyPath, str]()
         changed: dict[AnyPath, tuple[str, Identity]] = {}
         now, started = time.time(), time.monotonic()
-        for path in paths:
+        for path in order:
             real = os.path.realpath(str(path))
             identity = file_identity(real)
             entry = self.entries.get(real)
@@ -230,7 +231,7 @@ class DigestCache:
             self.unsaved_seconds += time.monotonic() - started
             if self.unsaved_seconds > UNSAVED_SECONDS:
                 self.save()
-        return found
+        return {path: found[path] for path in order}
 
     def save(self) -> None:
         """Write new entries to the file of the cache; an error costs time only."""

@@ -303,6 +303,17 @@ def test_many_digests_are_those_of_each_file(many, tmp_path):
     assert file_digests([]) == {}
 
 
+def test_digests_are_in_the_order_of_the_paths(cache_path, many, tmp_path, later):
+    """Pins of libraries are digests of lists of files."""
+    large = tmp_path / "large"
+    large.write_bytes(bytes(3 << 20))
+    paths = [large, *many[:50]]
+    assert list(file_digests(paths)) == paths
+    cache = DigestCache(cache_path)
+    cache.digests(many[20:])
+    assert list(cache.digests(paths)) == paths
+
+
 def test_a_file_that_cannot_be_read_is_the_error(many, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError):
         file_digests([*many[:10], tmp_path / "missing"])
