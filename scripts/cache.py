@@ -58,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cache = ResultCache(arguments.cache, None)
     if not cache.folder.is_dir():
-        raise InputError(f"there is no cache in {cache.folder}")
+        raise InputError(f"{cache.folder} does not exist: set --cache to the folder of a cache")
     if arguments.command == "list":
         list_versions(cache, arguments.target) if arguments.target else list_results(cache)
     elif arguments.command == "gc":

@@ -1,17 +1,17 @@
 """CUDA tensors on a CPU: they claim to be on a GPU, and the CPU computes them.
 
-    load_guard(library)    # before torch is imported
+    load_guard(library)    # gpu.guard, before torch and this module are imported
     with emulation() as counts:
         ...
 
-As on a GPU, an operation on tensors of both devices is an error, and with deterministic kernels an
-operation that has none. Operations for which the host waits for the GPU are counted by their place
-in our code: numbers that are read, boolean masks, copies to the host, sizes that only the device
-knows; so are copies to the device from memory that is not pinned, which wait, too.
+As on a GPU, an operation on tensors of both devices raises an error, and so does an operation
+without a deterministic kernel if deterministic kernels are requested. Operations for which the host
+waits for the GPU are counted by their place in our code: reading a number, boolean masks, copies to
+the host, and results whose size only the device knows. Copies to the device from memory that is not
+pinned are counted too.
 """
 
 import contextlib
-import ctypes
 import math
 import sys
 from collections import Counter
@@ -19,13 +19,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import torch
+from torch.cuda import nvtx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+DEVICE, MEMORY = torch.device("cuda", 0), 80 << 30
 
-
-def load_guard(library):
-    """Load the compiled cuda_guard.cpp."""
-    assert "torch" not in sys.modules
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+aten = torch.ops.aten
+# Operations whose value or size the host needs.
+WAITING = {
+    *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default),
+    *(aten.equal.default, aten._unique2.default, aten.is_nonzero.default),
+}
+# Operations that take indices on the host, too.
+INDEXING = {
+    *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default),
+    aten._index_put_impl_.default,
+}
+# Copies, with the position of the argument that is copied.
+COPYING = {aten._to_copy.default: 0, aten.copy_.default: 1}
+# Operations whose CUDA kernels raise an error under use_deterministic_algorithms. Cumulative sums
+# do so for floats alone.
+CUMULATIVE_SUMS = ("aten::cumsum", "aten::_cumsum")
+NONDETERMINISTIC = ("aten::put_", "aten::histc", "aten::bincount", "aten::kthvalue")
 
 
 class Counts:
@@ -43,6 +61,10 @@ class Counts:
         self.waits[self.phase, kind, place()] += 1
 
 
+# The counts of the emulation that runs.
+counts = Counts()
+
+
 def place():
     """Return the innermost line of our code that runs, as FILE:LINE."""
     frame = sys._getframe(1)
@@ -54,258 +76,255 @@ def place():
     return "elsewhere"
 
 
+# --- tensors ----------------------------------------------------------------------------------
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor that claims to be on the GPU. `inner` is the tensor that the CPU computes with."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+        )
+        tensor.inner = inner
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return compute(function, args, kwargs or {})
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, value):
+        torch.Tensor.data.__set__(self, value)
+        self.inner = value.inner
+
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
+    def tolist(self):
+        counts.add("tolist")
+        return self.inner.tolist()
+
+    def numpy(self, *_, **__):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def __getitem__(self, index):
+        # Torch makes a tensor of a list without the dispatcher.
+        items = index if isinstance(index, tuple) else (index,)
+        items = tuple(torch.tensor(i) if isinstance(i, (list, range)) else i for i in items)
+        return super().__getitem__(items)
+
+
+class Mode(TorchDispatchMode):
+    """Passes operations that create a tensor on the GPU, or have one, to `compute`."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        emulated = is_cuda(kwargs.get("device")) or any(
+            isinstance(each, CudaTensor) for each in tree_leaves((args, kwargs))
+        )
+        return compute(function, args, kwargs) if emulated else function(*args, **kwargs)
+
+
+def is_cuda(device):
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def unwrapped(value):
+    return value.inner if isinstance(value, CudaTensor) else value
+
+
+def wrapped(value):
+    is_plain = isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor)
+    return CudaTensor(value) if is_plain else value
+
+
+# --- operations -------------------------------------------------------------------------------
+
+
+def compute(function, args, kwargs):
+    """Run an operation on the inner tensors of its arguments; return what a GPU would return."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    device = kwargs.get("device")
+    if function is aten.copy_.default:
+        to_gpu = isinstance(args[0], CudaTensor)
+    elif device is not None:
+        to_gpu = is_cuda(device)
+    else:
+        to_gpu = any(isinstance(each, CudaTensor) for each in tensors)
+    if function in COPYING:
+        count_copy(args[COPYING[function]], to_gpu)
+    else:
+        check(function, args, kwargs, tensors)
+    inner_kwargs = tree_map(unwrapped, kwargs)
+    if is_cuda(device):
+        inner_kwargs["device"] = torch.device("cpu")
+    if function is not aten._pin_memory.default:
+        inner_kwargs.pop("pin_memory", None)
+    out = function(*tree_map(unwrapped, args), **inner_kwargs)
+    if function._schema.is_mutable and isinstance(out, torch.Tensor):
+        return written_argument(function, args, kwargs)
+    return tree_map(wrapped, out) if to_gpu else out
+
+
+def count_copy(source, to_gpu):
+    """Count a copy between the devices for which the host waits."""
+    from_gpu = isinstance(source, CudaTensor)
+    if from_gpu and not to_gpu:
+        counts.add("copy to the host")
+    is_pinned = getattr(source, "is_emulated_pin", False)
+    if to_gpu and not from_gpu and source.ndim and not is_pinned:
+        counts.add("copy of memory that is not pinned")
+
+
+def check(function, args, kwargs, tensors):
+    """Raise an error where a GPU would; count a wait."""
+    if not any(isinstance(each, CudaTensor) for each in tensors):
+        return
+    name = function._schema.name
+    on_host = [each for each in tensors if not isinstance(each, CudaTensor) and each.ndim]
+    is_index = function in INDEXING and isinstance(args[0], CudaTensor)
+    if on_host and not is_index:
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device")
+    if on_host:
+        counts.add("index on the host")
+    if function in WAITING:
+        counts.add(name)
+    if function is aten.index.Tensor and any(
+        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    ):
+        counts.add("boolean mask")
+    if function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+        counts.add(name)
+    if function is aten.segment_reduce.default and not kwargs.get("unsafe", False):
+        counts.add(name)
+    sums_floats = name in CUMULATIVE_SUMS and (
+        (kwargs.get("dtype") or args[0].dtype).is_floating_point
+    )
+    if torch.are_deterministic_algorithms_enabled() and (sums_floats or name in NONDETERMINISTIC):
+        raise RuntimeError(f"{name} does not have a deterministic implementation")
+
+
+def written_argument(function, args, kwargs):
+    """Return the argument that an operation writes, which is its result."""
+    names = [argument.name for argument in function._schema.arguments]
+    by_name = dict(zip(names, args, strict=False)) | kwargs
+    for argument in function._schema.arguments:
+        tensor = by_name.get(argument.name)
+        if argument.alias_info and argument.alias_info.is_write and tensor is not None:
+            if isinstance(tensor, CudaTensor) and tensor.size() != tensor.inner.size():
+                torch.Tensor.data.__set__(tensor, CudaTensor(tensor.inner))
+            return tensor
+    raise AssertionError(f"{function} writes no argument")
+
+
+# --- what torch calls past its dispatcher -------------------------------------------------------
+
+
+def pin_memory(tensor, *_, **__):
+    tensor.is_emulated_pin = True
+    return tensor
+
+
+def attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Compute scaled_dot_product_attention, whose kernel torch chooses by the device."""
+    groups = query.shape[1] // key.shape[1] if enable_gqa else 1
+    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() * (scale or 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    # A row without any position to attend to gives zeros.
+    return aten._safe_softmax(scores, -1).to(query.dtype) @ value
+
+
+move = torch.nn.Module.to
+
+
+def move_once(module, *args, **kwargs):
+    """Move a module, unless it is there already: torch cannot swap weights that are in use."""
+    weights = [*module.parameters()]
+    is_there = weights and all(isinstance(weight, CudaTensor) for weight in weights)
+    to_gpu = len(args) == 1 and not isinstance(args[0], torch.dtype) and is_cuda(args[0])
+    return module if is_there and to_gpu else move(module, *args, **kwargs)
+
+
+class Idle:
+    """A stream or an event, which does nothing."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+PROPERTIES = SimpleNamespace(major=9, minor=0, total_memory=MEMORY, multi_processor_count=132)
+# Functions of torch.cuda.
+OF_CUDA = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda *_: None,
+    "synchronize": lambda *_: None,
+    "empty_cache": lambda: None,
+    "max_memory_allocated": lambda *_: 1,
+    "memory_allocated": lambda *_: 1,
+    "memory_reserved": lambda *_: 1,
+    "mem_get_info": lambda *_: (MEMORY, MEMORY),
+    "get_device_name": lambda *_: "an emulated GPU",
+    "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
+    "get_device_properties": lambda *_: PROPERTIES,
+    "default_generators": (torch.Generator(),),
+    # DeepSpeed calls these.
+    **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), Idle),
+    **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
+    "reset_peak_memory_stats": lambda *_: None,
+}
+REPLACED = (
+    *((torch.cuda, name, value) for name, value in OF_CUDA.items()),
+    *((nvtx, name, lambda *_: 0) for name in ("range_push", "range_pop")),
+    (torch.Tensor, "pin_memory", pin_memory),
+    (torch.nn.Module, "to", move_once),
+    (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
+    (torch.nn.functional, "scaled_dot_product_attention", attention),
+)
+
+
 @contextlib.contextmanager
 def emulation():
     """Context in which `cuda` is an emulated device; yields its counts."""
-    import torch
-    from torch.cuda import nvtx
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves, tree_map
-
-    aten, device = torch.ops.aten, torch.device("cuda", 0)
+    global counts
     counts = Counts()
-    # The result's size or value is needed on the host.
-    waiting = {
-        *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default),
-        *(aten.equal.default, aten._unique2.default, aten.is_nonzero.default),
-    }
-    indexing = {
-        *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default),
-        aten._index_put_impl_.default,
-    }
-    copying = {aten._to_copy.default: 0, aten.copy_.default: 1}
-
-    class CudaTensor(torch.Tensor):
-        """A tensor that claims to be on the GPU, with the one that the CPU computes with."""
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-        @staticmethod
-        def __new__(cls, inner):
-            tensor = torch.Tensor._make_wrapper_subclass(
-                cls,
-                inner.size(),
-                strides=inner.stride(),
-                storage_offset=inner.storage_offset(),
-                dtype=inner.dtype,
-                device=device,
-            )
-            tensor.inner = inner
-            return tensor
-
-        @classmethod
-        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            return compute(function, args, kwargs or {})
-
-        @property
-        def data(self):
-            return self.detach()
-
-        @data.setter
-        def data(self, value):
-            torch.Tensor.data.__set__(self, value)
-            self.inner = value.inner
-
-        def data_ptr(self):
-            return self.inner.data_ptr()
-
-        def tolist(self):
-            counts.add("tolist")
-            return self.inner.tolist()
-
-        def numpy(self, *_, **__):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-
-        def __getitem__(self, index):
-            # Torch makes a tensor of a list without the dispatcher.
-            items = index if isinstance(index, tuple) else (index,)
-            items = tuple(torch.tensor(i) if isinstance(i, (list, range)) else i for i in items)
-            return super().__getitem__(items)
-
-    class Mode(TorchDispatchMode):
-        """Sends operations that create tensors on the GPU, or have one, to `compute`."""
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            kwargs = kwargs or {}
-            emulated = is_cuda(kwargs.get("device")) or any(
-                isinstance(each, CudaTensor) for each in tree_leaves((args, kwargs))
-            )
-            return compute(function, args, kwargs) if emulated else function(*args, **kwargs)
-
-    def is_cuda(of):
-        return of is not None and torch.device(of).type == "cuda"
-
-    def compute(function, args, kwargs):
-        """Run an operation as a GPU would, on the tensors inside of the arguments."""
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        on_gpu = [each for each in tensors if isinstance(each, CudaTensor)]
-        named = kwargs.get("device")
-        to_gpu = is_cuda(named) if named is not None else bool(on_gpu)
-        if function in copying:
-            source = args[copying[function]]
-            if function is aten.copy_.default:
-                to_gpu = isinstance(args[0], CudaTensor)
-            count_copy(source, to_gpu)
-        else:
-            check(function, args, kwargs, tensors, on_gpu)
-        inner_kwargs = tree_map(unwrapped, kwargs)
-        if is_cuda(named):
-            inner_kwargs["device"] = torch.device("cpu")
-        if function is not aten._pin_memory.default:
-            inner_kwargs.pop("pin_memory", None)
-        out = function(*tree_map(unwrapped, args), **inner_kwargs)
-        if function._schema.is_mutable and isinstance(out, torch.Tensor):
-            # The argument that was written is the result.
-            return written_argument(function, args, kwargs)
-        return tree_map(wrapped, out) if to_gpu else out
-
-    def count_copy(source, to_gpu):
-        from_gpu = isinstance(source, CudaTensor)
-        if from_gpu and not to_gpu:
-            counts.add("copy to the host")
-        is_number = source.ndim == 0
-        if to_gpu and not from_gpu and not is_number and not getattr(source, "is_emulated_pin", 0):
-            counts.add("copy of memory that is not pinned")
-
-    def check(function, args, kwargs, tensors, on_gpu):
-        """Raise an error where a GPU would; count a wait."""
-        if not on_gpu:
-            return
-        name = function._schema.name
-        on_host = [each for each in tensors if not isinstance(each, CudaTensor) and each.ndim]
-        is_index = function in indexing and isinstance(args[0], CudaTensor)
-        if on_host and not is_index:
-            raise RuntimeError(f"{name}: expected all tensors to be on the same device")
-        if on_host:
-            counts.add("index on the host")
-        if function in waiting:
-            counts.add(name)
-        if function is aten.index.Tensor and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        ):
-            counts.add("boolean mask")
-        if function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            counts.add(name)
-        if function is aten.segment_reduce.default and not kwargs.get("unsafe", False):
-            counts.add(name)
-        if torch.are_deterministic_algorithms_enabled() and lacks_deterministic_kernel(
-            name, args, kwargs
-        ):
-            raise RuntimeError(f"{name} does not have a deterministic implementation")
-
-    def lacks_deterministic_kernel(name, args, kwargs):
-        """Return whether use_deterministic_algorithms has torch's CUDA kernel raise an error."""
-        if name in ("aten::cumsum", "aten::_cumsum"):
-            return (kwargs.get("dtype") or args[0].dtype).is_floating_point
-        return name in ("aten::put_", "aten::histc", "aten::bincount", "aten::kthvalue")
-
-    def written_argument(function, args, kwargs):
-        names = [argument.name for argument in function._schema.arguments]
-        by_name = dict(zip(names, args, strict=False)) | kwargs
-        for argument in function._schema.arguments:
-            tensor = by_name.get(argument.name)
-            if argument.alias_info and argument.alias_info.is_write and tensor is not None:
-                if isinstance(tensor, CudaTensor) and tensor.size() != tensor.inner.size():
-                    torch.Tensor.data.__set__(tensor, CudaTensor(tensor.inner))
-                return tensor
-
-    def unwrapped(value):
-        return value.inner if isinstance(value, CudaTensor) else value
-
-    def wrapped(value):
-        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor)
-        return CudaTensor(value) if is_plain else value
-
-    def pin_memory(tensor, *_, **__):
-        tensor.is_emulated_pin = True
-        return tensor
-
-    def attention(
-        query,
-        key,
-        value,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=False,
-        scale=None,
-        enable_gqa=False,
-    ):
-        """Compute scaled_dot_product_attention, whose kernel torch chooses by the device."""
-        groups = query.shape[1] // key.shape[1] if enable_gqa else 1
-        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
-        scores = (query @ key.transpose(-1, -2)).float() * (scale or 1 / math.sqrt(query.shape[-1]))
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return aten._safe_softmax(scores, -1).to(query.dtype) @ value
-
-    move = torch.nn.Module.to
-
-    def move_once(module, *args, **kwargs):
-        """Return the module if it is there already: torch cannot swap weights that are in use."""
-        weights = [*module.parameters()]
-        is_there = weights and all(isinstance(weight, CudaTensor) for weight in weights)
-        to_gpu = len(args) == 1 and not isinstance(args[0], torch.dtype) and is_cuda(args[0])
-        return module if is_there and to_gpu else move(module, *args, **kwargs)
-
-    class Idle:
-        """A stream or an event, which does nothing."""
-
-        def __init__(self, *_, **__):
-            pass
-
-        def __getattr__(self, name):
-            return lambda *_, **__: None
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    gigabytes = 80 << 30
-    properties = SimpleNamespace(
-        major=9, minor=0, total_memory=gigabytes, multi_processor_count=132
-    )
-    of_cuda = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda *_: None,
-        "synchronize": lambda *_: None,
-        "empty_cache": lambda: None,
-        "max_memory_allocated": lambda *_: 1,
-        "memory_allocated": lambda *_: 1,
-        "memory_reserved": lambda *_: 1,
-        "mem_get_info": lambda *_: (gigabytes, gigabytes),
-        "get_device_name": lambda *_: "an emulated GPU",
-        "get_device_capability": lambda *_: (9, 0),
-        "get_device_properties": lambda *_: properties,
-        "default_generators": (torch.Generator(),),
-        # Of DeepSpeed.
-        "Stream": Idle,
-        "Event": Idle,
-        **dict.fromkeys(("current_stream", "default_stream", "stream"), Idle),
-        **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
-        "reset_peak_memory_stats": lambda *_: None,
-    }
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    # Otherwise torch.tensor would copy its numbers past the dispatcher.
+    torch._C._set_only_lift_cpu_tensors(True)
     with contextlib.ExitStack() as stack:
-        for name, value in of_cuda.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        for owner, name, value in (
-            (torch.Tensor, "pin_memory", pin_memory),
-            (torch.nn.Module, "to", move_once),
-            *((nvtx, name, lambda *_: 0) for name in ("range_push", "range_pop")),
-            (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
-            (torch.nn.functional, "scaled_dot_product_attention", attention),
-        ):
+        for owner, name, value in REPLACED:
             stack.enter_context(mock.patch.object(owner, name, value))
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        # Otherwise torch.tensor would copy its numbers past the dispatcher.
-        torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(Mode())
         yield counts

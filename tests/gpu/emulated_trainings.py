@@ -3,7 +3,8 @@
     emulated_trainings.py GUARD FOLDER NAME...
 
 Runs the unchanged `main` of trainers on a small model, for three steps, with deterministic kernels.
-Writes what each made the host wait for, or the error that ended it, to FOLDER/NAME.json.
+For each, writes the waits of the host, the number of captured decoding steps and the error, if any,
+to FOLDER/NAME.json.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests", "scripts"):
     sys.path.insert(0, str(ROOT / folder))
 
-from gpu.emulated_cuda import emulation, load_guard  # noqa: E402
+from gpu.guard import load_guard  # noqa: E402
 
 STEPS, ROWS = 3, 24
 COMMON = {"datasets": ["toy"], "epochs": 1, "warmup_steps": 0, "dtype": "bf16"}
@@ -50,13 +51,6 @@ RECIPES = {
         },
     },
 }
-CASES = {
-    "sft": ("train_sft", "plain"),
-    "reward": ("train_reward", "plain"),
-    "dpo": ("train_dpo", "plain"),
-    "ppo": ("train_rlhf", "ppo"),
-    "grpo": ("train_rlhf", "grpo"),
-}
 # Several micro-batches a step; one batch that samples, because the GPU has memory for it.
 PLACEMENT = {"gpus_per_node": 1, "micro_batch_tokens": 128, "prefetch": False}
 # Rule, recipe, and changes of the placement.
@@ -76,6 +70,7 @@ def main(guard, folder, *names):
     # After the guard: these import torch.
     import torch
 
+    from gpu.emulated_cuda import emulation
     from init_model import train_tokenizer
     from snakechat.data import toy
     from snakechat.modeling.fixed_decoding import FixedDecoder
@@ -105,11 +100,11 @@ def main(guard, folder, *names):
             placement = {**placement_on_cpu(rule, recipe), **PLACEMENT, **changes}
             stages.placement = lambda *_, placement=placement: placement
             with contextlib.ExitStack() as stack:
-                counts = stack.enter_context(emulation())
+                counts, captured = stack.enter_context(emulation()), []
                 for owner, attribute, value in (
                     (process_group, "init_distributed", lambda _, timeout: on_cpu(timeout)),
                     (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
-                    (FixedDecoder, "_captured", captured_phase(counts)),
+                    (FixedDecoder, "_captured", captured_phase(counts, captured)),
                 ):
                     stack.enter_context(mock.patch.object(owner, attribute, value))
                 try:
@@ -118,7 +113,7 @@ def main(guard, folder, *names):
                 except Exception:
                     error = traceback.format_exc()
             waits = [[*key, number] for key, number in sorted(counts.waits.items())]
-            result = {"error": error, "waits": waits}
+            result = {"error": error, "waits": waits, "captured_steps": len(captured)}
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
 
 
@@ -135,14 +130,15 @@ def timed_phase(measured, counts):
     return section
 
 
-def captured_phase(counts):
-    """Return FixedDecoder._captured, whose steps are a phase of the counts."""
+def captured_phase(counts, steps):
+    """Return FixedDecoder._captured, whose steps are a phase of the counts and added to a list."""
 
     def captured(decoder):
         def step():
             before, counts.phase = counts.phase, "captured"
             decoder.step()
             counts.phase = before
+            steps.append(decoder.num_sampled)
 
         return step
 

@@ -2,7 +2,7 @@
 
     simulated_memory.py GUARD NAME...
 
-Prints JSON: of each training, the peak bytes of its tensors on the GPU, and those of the estimate.
+Prints JSON: for each training, the peak bytes of its tensors on the GPU and the estimated peak.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests", "scripts"):
     sys.path.insert(0, str(ROOT / folder))
 
-from gpu.emulated_cuda import load_guard  # noqa: E402
+from gpu.guard import load_guard  # noqa: E402
 
 OPT = {"model_type": "opt", "num_hidden_layers": 24, "hidden_size": 2048, "ffn_dim": 8192}
 OPT |= {"word_embed_proj_dim": 2048, "num_attention_heads": 32, "max_position_embeddings": 2048}
@@ -35,7 +35,7 @@ CASES = {
     "dpo, lora": (["policy"], LLAMA, 64, False),
     "ppo": (["policy", "score"], OPT, 0, False),
 }
-# Rows of a micro-batch, their tokens, and those of their responses.
+# Number of rows in a micro-batch, tokens per row, and tokens per response.
 ROWS, LENGTH, RESPONSE = 8, 1024, 512
 
 

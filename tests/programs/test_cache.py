@@ -137,7 +137,7 @@ def test_damaged_results_are_found(cache):
     ("arguments", "error"),
     [
         (("list", "output/sft/none"), "no version of output/sft/none in output/.cache"),
-        (("verify", "--cache", "nowhere"), "there is no cache in nowhere"),
+        (("verify", "--cache", "nowhere"), "nowhere does not exist: set --cache"),
         (("gc",), "gc needs --max-size, --older-than or both"),
         (("gc", "--max-size", "much"), "'much' is not a size: write a number and K, M, G or T,"),
         (("gc", "--older-than", "90"), "'90' is not an age: write a number of days, such as 90d"),

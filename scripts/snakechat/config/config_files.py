@@ -55,14 +55,15 @@ def check_config_text(name: str, content: bytes) -> None:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise _too_deep(name, event.start_mark)
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+        loader = yaml.CSafeLoader(text)
+        root = loader.get_single_node()
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
     _check_keys(name, root)
     try:
-        yaml.load(text, Loader=yaml.CSafeLoader)
+        loader.construct_document(root)
     except (yaml.YAMLError, ValueError, LookupError) as error:
         # Values that have the form of a date or a number, and are none.
         reason = _describe(error, text) if isinstance(error, yaml.YAMLError) else error

@@ -10,26 +10,26 @@ from snakechat.data.row_bounds import MAX_ROW_BYTES
 from snakechat.data.table_rows import check_names
 
 
-def read_csv(path: Path, _: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
+def read_csv(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
     """Read rows with the columns of the header.
 
     Bytes that are not UTF-8 are kept as surrogates, so that only their row is a bad one.
 
     Raises:
         csv.Error: A quotation mark is at a wrong place or has no end, or a cell is too long.
-        InputError: The header has a column twice.
+        InputError: The header has one of the columns to read twice.
     """
     # The default is 128 KiB per cell.
     csv.field_size_limit(MAX_ROW_BYTES)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
-        columns = next(reader, [])
-        check_names(path, columns)
+        names = next(reader, [])
+        check_names(path, [name for name in names if name in (columns or ())])
         for number, cells in enumerate(filter(None, reader), start=1):
-            if len(cells) == len(columns):
-                yield number, dict(zip(columns, cells, strict=True))
+            if len(cells) == len(names):
+                yield number, dict(zip(names, cells, strict=True))
             else:
                 yield (
                     number,
-                    BadRow(f"{len(cells)} cells, the header has {len(columns)} columns"),
+                    BadRow(f"{len(cells)} cells, the header has {len(names)} columns"),
                 )

@@ -78,7 +78,7 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
     try:
         follow_links = dataset.get("follow_links", False)
         splits = split_files(local_paths(source, follow_links), globs)
-        _check_links(source, [path for paths in splits.values() for path in paths], follow_links)
+        _check_files(source, [path for paths in splits.values() for path in paths], follow_links)
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
     return {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
@@ -102,7 +102,7 @@ def unread_files_remark(config: Config, name: str) -> str | None:
     return None if remark is None else f"datasets.{name}: {source}: {remark}"
 
 
-def _check_links(folder: Path, paths: Iterable[str], follow_links: bool) -> None:
+def _check_files(folder: Path, paths: Iterable[str], follow_links: bool) -> None:
     """Raise InputError if a file in a folder cannot be read, or is a link that may not be followed.
 
     Reading a named pipe or a device would not end.

@@ -37,8 +37,8 @@ class Acceleration:
         prefetch: Prepare the next micro-batch in a thread, and copy it from pinned memory.
         stop_check_steps: Tokens between two checks of whether responses have ended.
         cuda_graphs: Capture the forward pass that samples a token, and replay it.
-        generate_tokens: Limit of tokens in a batch of responses; None: on a GPU what its memory
-            holds, on a CPU micro_batch_tokens.
+        generate_tokens: Limit of tokens in a batch of responses; None: as many as the memory of a
+            GPU allows, and micro_batch_tokens on a CPU.
         attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which takes
             the best one that the batch and the GPU support (snakechat.modeling.attention).
         compile: Compile the layers of models (snakechat.modeling.compilation).

@@ -192,7 +192,10 @@ def sample_responses(
 
 
 def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
-    """Return the limit of tokens in a batch: that of the placement, or what fits a GPU."""
+    """Return the maximum number of tokens in a batch.
+
+    It is the placement's generate_tokens or, by default, as many as the memory of the GPU allows.
+    """
     limit, device = acceleration.current().generate_tokens, model.device
     if limit is not None or device.type != "cuda":
         return limit or micro_batch_tokens

@@ -9,8 +9,8 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-# Of a GPU's memory, what keys and values of a batch that samples may take by default; and of the
-# memory that is free when it begins.
+# Fractions of a GPU's total memory, and of its free memory, that the keys and values of a batch may
+# use by default.
 MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
 
 
@@ -24,13 +24,13 @@ def cache_elements(config: PreTrainedConfig) -> int:
 def default_generate_tokens(
     config: PreTrainedConfig, element_bytes: int, micro_batch_tokens: int, memory: float
 ) -> int:
-    """Return the tokens of the largest batch that samples responses, unless the placement says.
+    """Return the default of generate_tokens: the maximum number of tokens in a batch of responses.
 
-    Each token of a response reads all weights once for the whole batch: the larger, the faster.
+    Sampling a token reads all weights once for the whole batch, so larger batches are faster.
 
     Args:
         element_bytes: Bytes of an element of the cache.
-        memory: Bytes that keys and values may take.
+        memory: Bytes that keys and values may use.
     """
     return max(micro_batch_tokens, int(memory / (element_bytes * cache_elements(config))))
 
