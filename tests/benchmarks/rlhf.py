@@ -50,6 +50,7 @@ from train import (
     make_job,
     make_tokenizer,
     now,
+    read_rows,
     read_setup,
     run_steps,
     set_constants,
@@ -192,7 +193,6 @@ def prepare(folder, number):
 
     SEED.json contains the case and the prompts of each step of a round, in the order of train_rlhf.
     """
-    import pyarrow.parquet as pq
     import torch
 
     from snakechat.data.dialogues import parse_prompt
@@ -205,8 +205,7 @@ def prepare(folder, number):
 
     vocab_size = VOCABULARIES[number]
     plan = json.loads((folder / "plan.json").read_text())
-    table = pq.ParquetFile(ROWS).read(["prompt", "chosen", "rejected"])
-    rows = [tuple(row.values()) for row in table.to_pylist()]
+    rows = read_rows()
     tokenizer = make_tokenizer(vocab_size, rows)
     base, reward = folder / f"{vocab_size} base", folder / f"{vocab_size} reward"
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, base)

@@ -172,14 +172,15 @@ def prepare(steps, folder):
     """Write a model, tokens of each stage, and STAGE.json with the rows of each step."""
     import numpy as np
 
-    from snakechat.data.records import RecordWriter, read_records
+    from snakechat.data.dialogues import parse_prompt
+    from snakechat.data.records import RecordWriter
     from snakechat.data.tokenization import tokenize_phase
     from snakechat.data.tokens import Ragged
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
 
-    rows = list(read_records(ROWS))
+    rows = read_rows()
     tokenizer = make_tokenizer(folder.name, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     # Spread over the file, and more than the steps need, because a few rows are dropped.
@@ -187,8 +188,8 @@ def prepare(steps, folder):
     rows = rows[:: len(rows) // number][:number]
     (folder / "records").mkdir()
     with RecordWriter(folder / "records/train.parquet") as writer:
-        for row in rows:
-            writer.write(row)
+        for prompt, chosen, rejected in rows:
+            writer.write((parse_prompt(prompt), chosen, rejected))
     for stage in STAGES:
         phase = "reward" if stage == "dpo" else stage
         np.save(folder / f"records/{phase}.train.npy", np.arange(len(rows)))
@@ -205,6 +206,14 @@ def prepare(steps, folder):
         ]
         (folder / f"{stage}.json").write_text(json.dumps(ids))
     importlib.import_module("compute_reference").main(make_job("dpo", folder, folder / "reference"))
+
+
+def read_rows():
+    """Return the texts (prompt, chosen, rejected) of each row of the benchmarks."""
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(ROWS).read(["prompt", "chosen", "rejected"])
+    return [tuple(row.values()) for row in table.to_pylist()]
 
 
 def make_tokenizer(vocabulary, rows):
