@@ -4,7 +4,7 @@
 # make test-all    those, and the exhaustive ones
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
-# make bench-gpu   speed and memory of training on one GPU, at most 40 minutes
+# make bench-gpu   checks, speed and memory of training on one GPU, about ten minutes
 # make clean-output  delete all results, logs and the cache in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
 
@@ -95,9 +95,11 @@ bench-rlhf: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
 	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
 
-# Training on one GPU, with models of random weights. Writes results after each measurement.
-bench-gpu: $(VENV)/demo $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/gpu.py --trl-python $(TRL)/bin/python
+# Training on one GPU, with models of random weights. Appends each result as soon as it exists.
+bench-gpu: RESULTS = tests/benchmarks/results/gpu.jsonl
+bench-gpu: $(VENV)/demo
+	rm -f $(RESULTS)
+	$(ACTIVATE) python tests/gpu/measure.py $(RESULTS)
 
 # Accuracy of a small reward model on human preferences, compared with choosing the longer response.
 bench-reward: $(VENV)/demo

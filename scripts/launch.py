@@ -29,9 +29,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
-from snakechat.workflow.job import reuse_result
+from snakechat.workflow.job import read_spec, reuse_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -81,6 +82,10 @@ def main() -> None:
         become_slurm_step(nodes, gpus, threads)
     if gpus:
         claim_gpus(gpus)
+        if not samples_by_vllm(command):
+            # Blocks of memory grow in place: tensors of many sizes leave fewer gaps that are too
+            # small for the next one. vLLM has memory pools that this does not work with.
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     processes = placement.get("processes_per_node", max(gpus, 1))
     if nodes == 1 and processes == 1:
         for name in GROUP_VARIABLES:
@@ -90,8 +95,18 @@ def main() -> None:
     set_threads(max(threads // processes, 1))
     # With --standalone, torchrun chooses a free port.
     group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]
-    options = [f"--nproc-per-node={processes}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT}"]
-    run_torchrun([*group, *options, *command])
+    # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
+    # ends the processes 30 seconds after SIGTERM.
+    os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
+    run_torchrun([*group, f"--nproc-per-node={processes}", *command])
+
+
+def samples_by_vllm(command: Sequence[str]) -> bool:
+    """Return whether the command of a job samples responses by vLLM."""
+    if "--spec" not in command:
+        return False
+    spec = read_spec(command[command.index("--spec") + 1])
+    return spec["settings"].get("generation_backend") == "vllm"
 
 
 def set_threads(number: int) -> None:

@@ -22,6 +22,7 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
+from snakechat.planning.stage_choice import choose_stage
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
@@ -38,6 +39,7 @@ def main(job: Job[DpoSettings]) -> None:
     """Load data and model, train, save."""
     settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
     device = init_process_group(job.placement)
+    choose_stage(job)
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -24,6 +24,7 @@ from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.saving import save_model
+from snakechat.planning.stage_choice import choose_stage
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine, make_frozen
@@ -49,6 +50,7 @@ def main(job: Job[RewardSettings]) -> None:
     """Load data and model, train, save, check the saved model."""
     settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
     device = init_process_group(job.placement)
+    choose_stage(job)
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -46,6 +46,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
+from snakechat.planning.stage_choice import choose_stage
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
@@ -68,6 +69,7 @@ def main(job: RlhfJob) -> None:
     # Before the models are loaded: a missing API key is noticed at once.
     judges = load_judges(job)
     device = init_process_group(job.placement)
+    choose_stage(job)
     torch.manual_seed(settings.seed)
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")

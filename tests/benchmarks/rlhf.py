@@ -27,13 +27,15 @@ import platform
 import statistics
 import sys
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from data import ROOT
+from data import ROOT, peak_mb
 from train import (
+    BATCH,
     BETAS,
     MODEL,
     RATE,
@@ -45,15 +47,11 @@ from train import (
     Masters,
     child,
     compare,
-    highest_mb,
-    idle_mb,
     make_job,
     make_tokenizer,
-    now,
     read_rows,
-    read_setup,
+    rss_mb,
     run_steps,
-    set_constants,
     spread,
 )
 
@@ -258,12 +256,10 @@ def ours(folder, seed):
     program = importlib.import_module("train_rlhf")
     # The reward model was not trained, and has no recorded scores.
     importlib.import_module("snakechat.algorithms.rlhf_models").check_probes = lambda *_: None
-    case, setup = read_case(folder, seed), read_setup(folder)
-    set_constants(setup)
-    idle = idle_mb(setup.device)
+    case, idle = read_case(folder, seed), rss_mb()
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = rlhf_job(case, folder, Path(work, "result"), seed)
-        started = now()
+        started = time.perf_counter()
         ends = run_steps(program, job, len(case.steps))
         lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     steps = []
@@ -271,7 +267,7 @@ def ours(folder, seed):
         times = json.loads(line)
         step = {name: times[name] for name in ("generate", "score", "responses", "tokens")}
         steps.append({**step, "train": end - start - step["generate"] - step["score"]})
-    return {"steps": steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
+    return {"steps": steps, "idle_mb": idle, "peak_mb": peak_mb()}
 
 
 def rlhf_job(case, folder, result, seed):
@@ -302,9 +298,8 @@ def rlhf_job(case, folder, result, seed):
         seed=seed,
     )
     job.settings = RlhfSettings(**settings)
-    # Those of make_job are for training alone.
-    micro_batch = {"micro_batch_tokens": MICRO_BATCH_TOKENS}
-    job.placement |= micro_batch | read_setup(folder).placement
+    # That of make_job is for training alone.
+    job.placement["micro_batch_tokens"] = MICRO_BATCH_TOKENS
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
     return job
@@ -330,18 +325,16 @@ def deepspeed_chat(folder, seed):
     )
 
     torch.manual_seed(seed)
-    setup, case = read_setup(folder), read_case(folder, seed)
+    case = read_case(folder, seed)
     pad_id = AutoTokenizer.from_pretrained(folder / "actor").pad_token_id
-    idle = idle_mb(setup.device)
-    actor, ref = (load(AutoModelForCausalLM, folder / "actor", setup) for _ in range(2))
-    critic, reward = (
-        load(AutoModelForSequenceClassification, folder / "reward", setup) for _ in range(2)
-    )
+    idle = rss_mb()
+    actor, ref = (load(AutoModelForCausalLM, folder / "actor") for _ in range(2))
+    critic, reward = (load(AutoModelForSequenceClassification, folder / "reward") for _ in range(2))
     actor_masters, critic_masters = (Masters(list(model.parameters())) for model in (actor, critic))
     clock = Clock()
     for prompts in case.steps:
         with torch.no_grad():
-            ids, mask = (each.to(setup.device) for each in padded_left(prompts, pad_id))
+            ids, mask = padded_left(prompts, pad_id)
             ids = actor.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -354,7 +347,7 @@ def deepspeed_chat(folder, seed):
             response_mask = mask[:, PROMPT_LIMIT:]
             clock.take("generate", responses=len(ids), tokens=response_mask.sum().item())
 
-            passes = [*zip(*(each.split(setup.rows_per_pass) for each in (ids, mask)), strict=True)]
+            passes = [*zip(*(each.split(BATCH) for each in (ids, mask)), strict=True)]
 
             def in_passes(function, model, passes=passes):
                 return torch.cat([function(model, *sequences) for sequences in passes])
@@ -373,7 +366,7 @@ def deepspeed_chat(folder, seed):
             returns = advantages + old_values
 
         tables = (old_logprobs, old_values, advantages, returns, response_mask)
-        parts = [*zip(*(table.split(setup.rows_per_pass) for table in tables), strict=True)]
+        parts = [*zip(*(table.split(BATCH) for table in tables), strict=True)]
         num_tokens = response_mask.sum()
         for sequences, part in zip(passes, parts, strict=True):
             policy_loss_of(actor, sequences, *part, num_tokens).backward()
@@ -383,7 +376,7 @@ def deepspeed_chat(folder, seed):
         critic_masters.step()
         clock.take("train")
         clock.end()
-    return {"steps": clock.steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
+    return {"steps": clock.steps, "idle_mb": idle, "peak_mb": peak_mb()}
 
 
 def policy_loss_of(
@@ -410,11 +403,11 @@ def value_loss_of(
     return (loss * mask).sum() / num_tokens
 
 
-def load(kind, folder, setup):
+def load(kind, folder):
     """Load a model in bf16."""
     import torch
 
-    return kind.from_pretrained(folder, dtype=torch.bfloat16).to(setup.device)
+    return kind.from_pretrained(folder, dtype=torch.bfloat16)
 
 
 def padded_left(prompts, pad_id):

@@ -49,10 +49,6 @@ MODEL = {
 THREADS, SEED, BATCH, LIMIT, RATE, BETAS = 2, 1, 8, 512, 1e-5, (0.9, 0.95)
 # micro_batch_tokens of Snakechat: a step has one or a few micro-batches.
 MICRO_BATCH_TOKENS = 4096
-# What gpu.py changes by a file setup.json. rows_per_pass: rows of a forward pass of the baselines.
-# constants: values of module constants by name, to measure without an acceleration.
-SETUP = {"device": "cpu", "batch": BATCH, "limit": LIMIT, "placement": {}, "constants": {}}
-SETUP |= {"rows_per_pass": BATCH}
 
 
 def main():
@@ -227,27 +223,19 @@ def make_tokenizer(vocabulary, rows):
     return train_tokenizer(texts, int(vocabulary.replace(",", "")))
 
 
-def read_setup(folder):
-    """Return the setup of a folder, which has the models and rows of measurements."""
-    path = folder / "setup.json"
-    return SimpleNamespace(**SETUP | (json.loads(path.read_text()) if path.exists() else {}))
-
-
 def make_job(stage, folder, result):
     """Return a job with the defaults of a stage and the settings of this benchmark."""
     import yaml
 
-    setup = read_setup(folder)
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     settings = {**config[stage]["defaults"], "datasets": [["hh", 1]], "template": "dialogue"}
-    settings |= {"max_length": setup.limit, "global_batch_size": setup.batch}
+    settings |= {"max_length": LIMIT, "global_batch_size": BATCH}
     settings |= {"dtype": "bf16", "seed": SEED}
     settings |= {"learning_rate": RATE, "adam_betas": BETAS, "weight_decay": 0.0}
     settings |= {"unpaired": False, "mismatched_max_length": None, "batches": None}
     del settings["placement"]
     placement = {**config["deployments"]["cpu"], "threads": THREADS}
     placement |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "save_steps": 1_000_000}
-    placement |= setup.placement
     result.mkdir()
     spec = {"rule": f"train_{stage}", "name": "bench", "path": str(result), "settings": settings}
     return SimpleNamespace(
@@ -280,24 +268,14 @@ def ours(stage, folder):
     from transformers import OPTForCausalLM, OPTForSequenceClassification  # noqa: F401
 
     program = importlib.import_module(f"train_{stage}")
-    setup = read_setup(folder)
-    set_constants(setup)
-    idle = idle_mb(setup.device)
+    idle = rss_mb()
     limit = len(json.loads((folder / f"{stage}.json").read_text()))
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = make_job(stage, folder, Path(work, "result"))
         ends = run_steps(program, job, limit)
         lines = map(json.loads, (job.result / "metrics.jsonl").read_text().splitlines())
         loss = next(line["loss"] for line in lines if line.get("loss") is not None)
-    return {"ends": ends, "loss": loss, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
-
-
-def set_constants(setup):
-    """Set module constants: {"snakechat.modeling.logprobs.GPU_CHUNK_LOGITS": 1000}."""
-    for name, value in setup.constants.items():
-        module, _, constant = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), constant), name
-        setattr(importlib.import_module(module), constant, value)
+    return {"ends": ends, "loss": loss, "idle_mb": idle, "peak_mb": peak_mb()}
 
 
 def run_steps(program, job, limit):
@@ -309,7 +287,7 @@ def run_steps(program, job, limit):
     def timed(self, batches):
         for step in steps(self, batches):
             yield step
-            ends.append(now())
+            ends.append(time.perf_counter())
             if len(ends) == limit:
                 raise Finished
 
@@ -319,24 +297,15 @@ def run_steps(program, job, limit):
     return ends
 
 
-def now():
-    """Return the time at which all work so far, on a GPU too, is done."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 class Clock:
     """Measures consecutive sections of steps."""
 
     def __init__(self):
-        self.steps, self.step, self.last = [], {}, now()
+        self.steps, self.step, self.last = [], {}, time.perf_counter()
 
     def take(self, section, **counts):
         """Record the seconds of the section that ends now, and counts of it."""
-        ended = now()
+        ended = time.perf_counter()
         self.step |= {section: ended - self.last, **counts}
         self.last = ended
 
@@ -352,32 +321,8 @@ def rss_mb():
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
-def idle_mb(device):
-    """Return the memory of this process before it loads a model: on a GPU, 0."""
-    return rss_mb() if device == "cpu" else 0
-
-
-def highest_mb(device):
-    """Return the peak memory of this process in MB: on a GPU, that of its tensors."""
-    if device == "cpu":
-        return peak_mb()
-    import torch
-
-    return torch.cuda.max_memory_allocated() / 2**20
-
-
 def deepspeed_chat(stage, folder):
     """Train with the batches and losses of DeepSpeed-Chat in a plain loop."""
-    return plain_loop(stage, folder, pad_to_limit=True)
-
-
-def hugging_face(stage, folder):
-    """Train in the same loop, with sequences padded to the longest one of their pass."""
-    return plain_loop(stage, folder, pad_to_limit=False)
-
-
-def plain_loop(stage, folder, pad_to_limit):
-    """Train with all logits and scores in passes of rows_per_pass rows."""
     import torch
     from transformers import (  # noqa: F401 imported before idle memory
         AutoModel,
@@ -388,19 +333,17 @@ def plain_loop(stage, folder, pad_to_limit):
     )
 
     torch.manual_seed(SEED)
-    setup = read_setup(folder)
     steps = json.loads((folder / f"{stage}.json").read_text())
     pad_id = AutoTokenizer.from_pretrained(folder / "model").pad_token_id
-    idle, ends, first = idle_mb(setup.device), [], None
+    idle, ends, first = rss_mb(), [], None
 
     def load(kind):
-        model = kind.from_pretrained(folder / "model", dtype=torch.bfloat16)
-        return model.to(setup.device)
+        return kind.from_pretrained(folder / "model", dtype=torch.bfloat16)
 
     if stage == "reward":
         backbone = load(AutoModel)
         size = backbone.config.hidden_size
-        head = torch.nn.Linear(size, 1, bias=False, dtype=torch.bfloat16, device=setup.device)
+        head = torch.nn.Linear(size, 1, bias=False, dtype=torch.bfloat16)
         weights = [*backbone.parameters(), *head.parameters()]
         models = (backbone, head)
     else:
@@ -410,18 +353,12 @@ def plain_loop(stage, folder, pad_to_limit):
             models += (load(AutoModelForCausalLM),)
     masters = Masters(weights)
     for rows in steps:
-        total = 0.0
-        for start in range(0, len(rows), setup.rows_per_pass):
-            passed = rows[start : start + setup.rows_per_pass]
-            length = setup.limit if pad_to_limit else max(map(longest, passed))
-            tensors = [each.to(setup.device) for each in padded(passed, pad_id, length)]
-            loss = LOSSES[stage](*models, *tensors) * len(passed) / len(rows)
-            loss.backward()
-            total += loss.item()
+        loss = LOSSES[stage](*models, *padded(rows, pad_id))
+        loss.backward()
         masters.step()
-        first = total if first is None else first
-        ends.append(now())
-    return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}
+        first = loss.item() if first is None else first
+        ends.append(time.perf_counter())
+    return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": peak_mb()}
 
 
 def longest(row):
@@ -454,14 +391,14 @@ class Masters:
                 weight.copy_(master)
 
 
-def padded(rows, pad_id, length):
-    """Return input_ids and attention_mask [B, length]: chosen sequences, then any rejected ones."""
+def padded(rows, pad_id):
+    """Return input_ids and attention_mask [B, LIMIT]: chosen sequences, then any rejected ones."""
     import torch
 
     responses = ["chosen", "rejected"][: len(rows[0]) - 1]
     sequences = [row["prompt"] + row[response] for response in responses for row in rows]
-    ids = [sequence + [pad_id] * (length - len(sequence)) for sequence in sequences]
-    mask = [[1] * len(sequence) + [0] * (length - len(sequence)) for sequence in sequences]
+    ids = [sequence + [pad_id] * (LIMIT - len(sequence)) for sequence in sequences]
+    mask = [[1] * len(sequence) + [0] * (LIMIT - len(sequence)) for sequence in sequences]
     return torch.tensor(ids), torch.tensor(mask)
 
 
@@ -507,8 +444,7 @@ def dpo_loss(model, reference, ids, mask, beta=0.1):
 
 
 LOSSES = {"sft": sft_loss, "reward": reward_loss, "dpo": dpo_loss}
-WORK = {"prepare": prepare, "ours": ours}
-WORK |= {"deepspeed_chat": deepspeed_chat, "hugging_face": hugging_face}
+WORK = {"prepare": prepare, "ours": ours, "deepspeed_chat": deepspeed_chat}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
 import torch
-from train import BETAS, RATE, Clock, highest_mb, idle_mb, read_setup
+from data import peak_mb
+from train import BETAS, RATE, Clock, rss_mb
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -77,16 +78,11 @@ def main():
     """Train on the prompts of FOLDER/SEED.json; print the times of the steps as JSON."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     datasets.disable_progress_bars()
-    setup = read_setup(folder)
-    on_gpu = setup.device != "cpu"
-    idle, clock = idle_mb(setup.device), Clock()
+    idle, clock = rss_mb(), Clock()
     case = SimpleNamespace(**json.loads((folder / f"{seed}.json").read_text()))
     config, trainer = TRAINERS[case.algorithm]
     num_responses = case.prompts * case.num_generations
-    if on_gpu:
-        micro_batches = num_responses // setup.rows_per_pass
-    else:
-        micro_batches = MICRO_BATCHES[case.vocab_size]
+    micro_batches = MICRO_BATCHES[case.vocab_size]
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=seed,
@@ -102,7 +98,7 @@ def main():
         lr_scheduler_type="cosine",
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
-        use_cpu=not on_gpu,
+        use_cpu=True,
         # Master weights stay in fp32; forward passes run in bf16.
         bf16=True,
         gradient_checkpointing=False,
@@ -110,36 +106,33 @@ def main():
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=on_gpu,
+        dataloader_pin_memory=False,
     )
     prompts = [{"prompt": ids} for step in case.steps for ids in step]
     trained = timed(trainer, clock)(
         model=str(folder / "actor"),
-        reward_funcs=reward_function(folder / "reward", setup.device),
+        reward_funcs=reward_function(folder / "reward"),
         args=arguments,
         train_dataset=datasets.Dataset.from_list(prompts),
         processing_class=AutoTokenizer.from_pretrained(folder / "actor"),
         callbacks=[StepEnd(clock)],
     )
     trained.train()
-    print(json.dumps({"steps": clock.steps, "idle_mb": idle, "peak_mb": highest_mb(setup.device)}))
+    print(json.dumps({"steps": clock.steps, "idle_mb": idle, "peak_mb": peak_mb()}))
 
 
-def reward_function(folder, device):
+def reward_function(folder):
     """Return the reward model as a function of token ids.
 
     TRL passes decoded text to reward models, and tokenizes it again: responses of random weights
     would become longer and lose their eos.
     """
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16)
-    model = model.eval().to(device)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()
     pad_id = model.config.pad_token_id
 
     def reward(prompts, completion_ids, **_):
         rows = [torch.tensor(a + b) for a, b in zip(prompts, completion_ids, strict=True)]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id).to(
-            device
-        )
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
         with torch.inference_mode():
             return model(input_ids=ids, attention_mask=(ids != pad_id).long()).logits[:, 0].tolist()
 

@@ -16,23 +16,15 @@ the same rows):
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 # Silences the logs of TRL and its dependencies.
 os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
-from train import (
-    BETAS,
-    LIMIT,
-    RATE,
-    SEED,
-    highest_mb,
-    idle_mb,
-    longest,
-    now,
-    read_setup,
-)
+from data import peak_mb
+from train import BATCH, BETAS, LIMIT, RATE, SEED, longest, rss_mb
 from transformers import (
     AutoTokenizer,
     OPTForCausalLM,  # noqa: F401 imported late otherwise, when idle memory has been read
@@ -64,23 +56,19 @@ class Clock(TrainerCallback):
         self.stamps = []
 
     def on_step_end(self, *_, **__):
-        self.stamps.append(now())
+        self.stamps.append(time.perf_counter())
 
 
 def main():
     """Train on the rows of FOLDER/STAGE.json and print times, first loss and memory as JSON."""
     stage, folder = sys.argv[1], Path(sys.argv[2])
     datasets.disable_progress_bars()
-    setup = read_setup(folder)
-    on_gpu = setup.device != "cpu"
-    idle = idle_mb(setup.device)
+    idle = rss_mb()
     config, trainer, micro_batches, settings = STAGES[stage]
-    if on_gpu:
-        micro_batches = setup.batch // setup.rows_per_pass
     arguments = config(
         output_dir=str(folder / "trl"),
         seed=SEED,
-        per_device_train_batch_size=setup.batch // micro_batches,
+        per_device_train_batch_size=BATCH // micro_batches,
         gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
         train_sampling_strategy="sequential",
@@ -88,7 +76,7 @@ def main():
         lr_scheduler_type="cosine",
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
-        use_cpu=not on_gpu,
+        use_cpu=True,
         # fp32 weights, forward and backward passes in bf16.
         bf16=True,
         gradient_checkpointing=False,
@@ -97,7 +85,7 @@ def main():
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=on_gpu,
+        dataloader_pin_memory=False,
         **settings,
     )
     steps = json.loads((folder / f"{stage}.json").read_text())
@@ -111,8 +99,8 @@ def main():
         callbacks=[clock],
     )
     trained.train()
-    loss, peak = trained.state.log_history[0]["loss"], highest_mb(setup.device)
-    print(json.dumps({"ends": clock.stamps, "loss": loss, "idle_mb": idle, "peak_mb": peak}))
+    loss = trained.state.log_history[0]["loss"]
+    print(json.dumps({"ends": clock.stamps, "loss": loss, "idle_mb": idle, "peak_mb": peak_mb()}))
 
 
 def example(stage, prompt, chosen, rejected=()):

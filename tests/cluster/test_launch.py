@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
+from launch import samples_by_vllm
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 DEPLOYMENTS = CONFIG["deployments"]
@@ -176,6 +177,7 @@ import sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 values = {name: os.environ[name] for name in names if name in os.environ}
 values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
+values["memory"] = os.environ.get("PYTORCH_ALLOC_CONF")
 names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8")
 values["arithmetic"] = {name: os.environ[name] for name in names if name in os.environ}
 # One write, because several processes print to the same output.
@@ -237,7 +239,7 @@ def test_one_process_is_plain_python(start):
     assert variables.pop("pid") == process.pid
     assert variables.pop("arguments")[0] == "--placement"
     assert variables.pop("arithmetic") == {"PYTHONUTF8": "1"}
-    assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"]}
+    assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"], "memory": None}
 
 
 def test_variables_of_the_shell_that_change_results_are_removed(start):
@@ -253,6 +255,23 @@ def test_variables_of_the_shell_that_change_results_are_removed(start):
 def test_users_can_set_how_long_threads_spin(start):
     [variables] = variables_of(start(GOMP_SPINCOUNT="0"))
     assert variables["waits"] == ["PASSIVE", "0"]
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_blocks_of_gpu_memory_grow_unless_vllm_samples(backend, tmp_path):
+    spec = {"settings": {"generation_backend": backend}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    assert samples_by_vllm(["train_rlhf.py", "--spec", f"{tmp_path}/spec.json"]) == (
+        backend == "vllm"
+    )
+
+
+def test_a_user_can_set_how_gpu_memory_is_allocated(start):
+    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
+    assert variables["memory"] == "expandable_segments:True"
+    own = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="1", of_placement=own))
+    assert variables["memory"] == "expandable_segments:False"
 
 
 def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):

@@ -24,6 +24,11 @@ from torch.cuda import nvtx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import snakechat.modeling.attention
+from snakechat.modeling import acceleration, forward, logprobs
+from snakechat.modeling.fixed_decoding import FixedDecoder
+from support.varlen import loop_over_segments
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DEVICE, MEMORY = torch.device("cuda", 0), 80 << 30
 
@@ -109,6 +114,9 @@ class CudaTensor(torch.Tensor):
     def data(self, value):
         torch.Tensor.data.__set__(self, value)
         self.inner = value.inner
+
+    def __deepcopy__(self, memo):
+        return CudaTensor(self.inner.clone())
 
     def data_ptr(self):
         return self.inner.data_ptr()
@@ -255,6 +263,26 @@ def attention(
     return aten._safe_softmax(scores, -1).to(query.dtype) @ value
 
 
+varlen_attn = snakechat.modeling.attention.varlen_attn
+
+
+def varlen_attention(query, key, value, bounds, key_bounds, *arguments, **named):
+    """Compute varlen_attn, which a CPU lacks. Its kernel reads the bounds on the GPU."""
+    if not isinstance(query, CudaTensor):
+        # Estimates run it on tensors without data.
+        return varlen_attn(query, key, value, bounds, key_bounds, *arguments, **named)
+    bounds, key_bounds = bounds.inner, key_bounds.inner
+    return loop_over_segments(query, key, value, bounds, key_bounds, *arguments, **named)
+
+
+join = torch.distributed.init_process_group
+
+
+def init_process_group(backend, **named):
+    """Join a group of CPUs: there is no NCCL."""
+    join("gloo", **named)
+
+
 move = torch.nn.Module.to
 
 
@@ -304,6 +332,7 @@ OF_CUDA = {
     **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), Idle),
     **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
     "reset_peak_memory_stats": lambda *_: None,
+    "set_sync_debug_mode": lambda *_: None,
 }
 REPLACED = (
     *((torch.cuda, name, value) for name, value in OF_CUDA.items()),
@@ -312,6 +341,8 @@ REPLACED = (
     (torch.nn.Module, "to", move_once),
     (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
     (torch.nn.functional, "scaled_dot_product_attention", attention),
+    (snakechat.modeling.attention, "varlen_attn", varlen_attention),
+    (torch.distributed, "init_process_group", init_process_group),
 )
 
 
@@ -327,4 +358,22 @@ def emulation():
         for owner, name, value in REPLACED:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(Mode())
+        yield counts
+
+
+@contextlib.contextmanager
+def rehearsal():
+    """Context of an emulation without captured graphs, compiled layers and threads.
+
+    The dispatcher of torch knows modes of the thread that enters them.
+    """
+    with (
+        mock.patch.object(acceleration, "prefetched", lambda items: items),
+        mock.patch.object(FixedDecoder, "_captured", lambda decoder, step: step),
+        mock.patch.object(forward, "compile_layers", lambda model: None),
+        mock.patch.object(
+            logprobs, "compiled_sum_and_gradients", lambda: logprobs.sum_and_gradients
+        ),
+        emulation() as counts,
+    ):
         yield counts

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.modeling import acceleration
+from gpu.passes import GRADIENT_ERROR, KERNEL_MODELS, configured, kernel_errors, loss_and_gradients
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.models import DTYPES, choose_device, make_causal
-from support.families import FAMILIES, WINDOWS, spread
+from snakechat.modeling.models import DTYPES, make_causal
+from support.families import FAMILIES, spread
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51]]
 RESPONSES = [[11, 12, 2], [13, 14, 15, 16, 2], [17], [18, 19]]
@@ -25,34 +25,7 @@ def model(request, tokenizer):
     return model.eval()
 
 
-@pytest.fixture
-def configured(device, monkeypatch):
-    """A function that configures the process for a placement on the device."""
-    monkeypatch.setattr(acceleration, "_current", acceleration.current())
-
-    def configure(**placement):
-        choose_device({"gpus_per_node": int(device.type == "cuda"), **placement})
-
-    return configure
-
-
 EXAMPLES = Examples(PROMPTS, RESPONSES)
-
-
-def loss_and_gradients(model, device, examples=EXAMPLES, micro_batch_tokens=48):
-    policy = Policy(model).to(device)
-    policy.zero_grad()
-    micro_batches = examples.micro_batches(
-        np.arange(len(examples)),
-        micro_batch_tokens,
-        policy.supports_packing,
-        device,
-        with_prompts=True,
-    )
-    loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
-    loss.backward()
-    grads = [weight.grad.float().cpu().flatten() for weight in policy.parameters()]
-    return loss.item(), torch.cat(grads)
 
 
 @pytest.mark.parametrize(
@@ -63,31 +36,12 @@ def loss_and_gradients(model, device, examples=EXAMPLES, micro_batch_tokens=48):
         pytest.param("fp16", 2e-2, marks=pytest.mark.gpu),
     ],
 )
-def test_loss_and_gradients_equal_those_of_a_cpu(dtype, tolerance, model, device, configured):
-    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU)
-    configured(pad_to_multiple_of=64, prefetch=True)
-    loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device)
+def test_loss_and_gradients_equal_those_of_a_cpu(dtype, tolerance, model, device):
+    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, EXAMPLES, 48)
+    with configured(device.type == "cuda", pad_to_multiple_of=64, prefetch=True):
+        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, EXAMPLES, 48)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert (grads - expected).norm() < tolerance * expected.norm()
-
-
-# Heads of 32 dimensions, and sequences of several blocks of a mask.
-WIDE = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512}
-KERNEL_MODELS = {
-    "opt": {**FAMILIES["opt"], **WIDE, "word_embed_proj_dim": 64},
-    "qwen3": {**FAMILIES["qwen3"], **WIDE, "num_key_value_heads": 1, "head_dim": 32},
-    "mistral, window": {**WINDOWS["mistral, window"], **WIDE, "sliding_window": 50},
-}
-
-
-def long_examples(num_responses):
-    random = np.random.default_rng(2)
-    return Examples(
-        *(
-            [random.integers(10, 300, random.integers(1, 120)).tolist() for _ in range(24)]
-            for _ in range(1 + num_responses)
-        )
-    )
 
 
 @pytest.mark.gpu
@@ -97,11 +51,11 @@ def long_examples(num_responses):
 @pytest.mark.parametrize(
     ("attn_implementation", "dtype", "tolerance"),
     [
-        ("sdpa", "bf16", 5e-2),
-        ("varlen", "bf16", 5e-2),
-        ("flex", "bf16", 5e-2),
+        ("sdpa", "bf16", GRADIENT_ERROR),
+        ("varlen", "bf16", GRADIENT_ERROR),
+        ("flex", "bf16", GRADIENT_ERROR),
         ("flex", "fp32", 1e-2),
-        ("auto", "bf16", 5e-2),
+        ("auto", "bf16", GRADIENT_ERROR),
     ],
 )
 @pytest.mark.parametrize("name", KERNEL_MODELS)
@@ -114,26 +68,21 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
     compiled,
     device,
     tokenizer,
-    configured,
 ):
-    examples = long_examples(num_responses)
-    model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
-    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples, 1024)
-    configured(attn_implementation=attn_implementation, compile=compiled)
-    loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples, 1024)
-    assert loss == pytest.approx(expected_loss, rel=tolerance)
-    assert (grads - expected).norm() < tolerance * expected.norm()
+    placement = {"attn_implementation": attn_implementation, "compile": compiled}
+    errors = kernel_errors(name, num_responses, tokenizer, dtype, **placement)
+    assert errors["loss_error"] < tolerance / 50 and errors["gradient_error"] < tolerance
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device, configured):
+def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device):
     def sample():
         return sample_responses(model, PROMPTS, [tokenizer.eos_token_id], 40, 0, 4096, 2)
 
     expected = sample()
-    configured(cuda_graphs=cuda_graphs)
     model.to(device)
-    assert sample() == expected
+    with configured(device.type == "cuda", cuda_graphs=cuda_graphs):
+        assert sample() == expected
 
 
 @pytest.mark.gpu

@@ -110,15 +110,20 @@ def run(stage, dtype, placement, device, interrupted):
     return {"losses": losses, "responses": responses}
 
 
-def main(device_type, folder):
+def join(device_type):
+    """Join the group of all processes; return its placement and the device."""
     size = distributed.world_size()
     hardware = {"nodes": size, "gpus_per_node": 0}
     if device_type == "cuda":
         hardware = {"nodes": 1, "gpus_per_node": size}
     placement = {**hardware, "offload": "none", "activation_checkpointing": False}
+    return placement, init_process_group(placement)
+
+
+def main(device_type, folder):
     # Libraries of a GPU read it once.
     os.environ.update(deterministic.ENVIRONMENT)
-    device = init_process_group(placement)
+    placement, device = join(device_type)
     results = {
         f"{stage} {dtype}": [
             run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)

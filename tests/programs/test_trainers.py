@@ -235,6 +235,15 @@ def test_the_best_reward_model_is_saved(reward_job):
     )
 
 
+def test_a_cpu_trains_at_stage_0_without_checkpointing(reward_job):
+    job = reward_job(max_steps=1)
+    job.placement = PLACEMENT | {"zero_stage": "auto", "activation_checkpointing": "auto"}
+    job.spec |= {"inputs": {}, "settings": {"dtype": "fp32"}}
+    train_reward.main(job)
+    # As the record of the run shows it.
+    assert job.placement == PLACEMENT
+
+
 def test_max_steps_ends_a_training_and_its_schedule(reward_job):
     job = reward_job(epochs=6, max_steps=3, lr_schedule="linear")
     train_reward.main(job)

@@ -12,11 +12,17 @@ def launch(number, program, *arguments, folder=None, device="cpu"):
     device: cpu or cuda, on which the program computes.
     """
     command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone"]
-    command += ["--shutdown-timeout=60"]
     return subprocess.Popen(
         [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, **program_forks(), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": device},
+        env={
+            **os.environ,
+            **program_forks(),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": device,
+            # An option of torchrun that torch 2.11 does not have.
+            "PET_SHUTDOWN_TIMEOUT": "60",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

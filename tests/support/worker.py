@@ -4,6 +4,7 @@ Runs each case twice and writes what it returned to FOLDER/RANK.pt.
 """
 
 import itertools
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
+from snakechat.data.tokens import RaggedWriter  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import (  # noqa: E402
@@ -33,6 +35,7 @@ from snakechat.modeling.lora import (  # noqa: E402
 )
 from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.weight_writing import write_weights  # noqa: E402
+from snakechat.planning.stage_choice import choose_stage  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
 from snakechat.training.engine import make_engine, make_frozen  # noqa: E402
@@ -395,11 +398,32 @@ def collectives():
     }
 
 
+def choose(folder):
+    """Return the choice of a training for GPUs of 1 GiB and, if there is a second one, 256 MiB."""
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 500}
+    (folder / "model/config.json").write_text(json.dumps(config))
+    for field in ("prompt", "chosen"):
+        with RaggedWriter(folder, f"train.{field}", 500) as writer:
+            writer.write([[1] * 200])
+    inputs = {"model": {"rule": "fetch_model", "path": str(folder / "model")}}
+    inputs["tokens"] = {"rule": "tokenize_sft", "path": str(folder)}
+    settings = SETTINGS | {"lora_rank": 0, "train_base": "none", "epochs": 1, "max_steps": None}
+    settings |= {"dtype": "bf16", "global_batch_size": 8}
+    spec = {"rule": "train_sft", "inputs": inputs, "settings": settings}
+    placement = PLACEMENT | {"gpus_per_node": 1, "micro_batch_tokens": 8192}
+    placement |= {"zero_stage": "auto", "activation_checkpointing": "auto"}
+    torch.cuda.mem_get_info = lambda: (0, (1 << 30) >> 2 * distributed.rank())
+    choose_stage(SimpleNamespace(spec=spec, placement=placement, states=folder / "states"))
+    return placement["zero_stage"], placement["activation_checkpointing"]
+
+
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
     cases = {"collectives": collectives, "generate": train_and_generate, "score": score}
     cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
+    cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):
         cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
     for stage, offload in ((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")):

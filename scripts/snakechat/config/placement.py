@@ -8,23 +8,23 @@ from snakechat.config.common import Count, EnvironmentVariable, Keyword, NonNega
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 # As transformers' argument of this name.
-AttnImplementation = Literal["sdpa", "auto", "varlen", "flex"]
+AttnImplementation = Literal["auto", "sdpa", "varlen", "flex"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node. Those with defaults are
-    optional: snakechat.modeling.acceleration has the defaults for each device, and
-    scripts/launch.py sets environment.
+    threads, mem_mb and runtime (minutes) count on each node. snakechat.planning.stage_choice
+    replaces `auto`. Those with defaults are optional: snakechat.modeling.acceleration has the
+    defaults for each device, and scripts/launch.py sets environment.
     """
 
     nodes: Count
     gpus_per_node: NonNegativeInt
-    zero_stage: ZeroStage
+    zero_stage: Literal["auto", 0, 1, 2, 3]
     offload: Offload
-    activation_checkpointing: bool
+    activation_checkpointing: Literal["auto", True, False]
     micro_batch_tokens: Count
     threads: Count
     mem_mb: Count
@@ -32,9 +32,9 @@ class Placement:
     generate_tokens: Count | None = None
     pad_to_multiple_of: Count | None = None
     prefetch: bool | None = None
-    cuda_graphs: bool = False
-    attn_implementation: AttnImplementation = "sdpa"
-    compile: bool = False
+    cuda_graphs: bool | None = None
+    attn_implementation: AttnImplementation = "auto"
+    compile: bool | None = None
     vllm_tensor_parallel_size: Count = 1
     environment: dict[EnvironmentVariable, str] | None = None
 

@@ -39,8 +39,8 @@ class Acceleration:
         cuda_graphs: Capture the forward pass that samples a token, and replay it.
         generate_tokens: Limit of tokens in a batch of responses; None: as many as the memory of a
             GPU allows, and micro_batch_tokens on a CPU.
-        attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which takes
-            the best one that the batch and the GPU support (snakechat.modeling.attention).
+        attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which is
+            varlen where the batch and the GPU support it (snakechat.modeling.attention).
         compile: Compile the layers of models (snakechat.modeling.compilation).
     """
 
@@ -75,16 +75,16 @@ def using(choices: Acceleration) -> Iterator[None]:
 def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
     """Return the choices of a placement for a device; those that it lacks follow the device."""
     on_gpu = device.type == "cuda"
-    multiple, prefetch = placement.get("pad_to_multiple_of"), placement.get("prefetch")
+    given = {key: value for key, value in placement.items() if value is not None}
     return Acceleration(
-        pad_to_multiple_of=multiple or (GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1),
-        prefetch=on_gpu if prefetch is None else prefetch,
+        pad_to_multiple_of=given.get("pad_to_multiple_of", GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1),
+        prefetch=given.get("prefetch", on_gpu),
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
         # Only a GPU can capture a graph.
-        cuda_graphs=on_gpu and bool(placement.get("cuda_graphs")),
-        generate_tokens=placement.get("generate_tokens"),
+        cuda_graphs=on_gpu and given.get("cuda_graphs", True),
+        generate_tokens=given.get("generate_tokens"),
         # A CPU has no fused kernels of the others.
-        attn_implementation=placement.get("attn_implementation", "sdpa") if on_gpu else "sdpa",
+        attn_implementation=given.get("attn_implementation", "auto") if on_gpu else "sdpa",
         compile=bool(placement.get("compile")),
     )
 

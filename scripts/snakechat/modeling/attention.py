@@ -10,6 +10,7 @@ sample: a function of that name chooses the kernel by its arguments. It is not r
 batch needs it, so that the default path consists of transformers' functions alone.
 """
 
+import inspect
 from functools import cache
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.compilation import check_compiler
+from snakechat.modeling.compilation import check_compiler, compile_up_to
 from snakechat.modeling.packing import Segments
 from snakechat.workflow.errors import InputError
 
@@ -36,8 +37,9 @@ MIN_CAPABILITY = (8, 0)
 # of at least 16 columns.
 VARLEN_HEAD_MULTIPLE, VARLEN_MAX_HEAD, FLEX_MIN_HEAD = 8, 256, 16
 MAX_FLEX_KERNELS = 64
-# In the order of `auto`.
-KERNELS = ("varlen", "flex")
+# torch 2.11 has no argument for it: there, varlen_attn always takes fewer heads of keys and values.
+HAS_ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
+VARLEN_GQA: dict[str, Any] = {"enable_gqa": True} if HAS_ENABLE_GQA else {}
 
 
 def choose_kernel(model: PreTrainedModel, segments: Segments) -> str:
@@ -47,17 +49,15 @@ def choose_kernel(model: PreTrainedModel, segments: Segments) -> str:
         InputError: The model or the GPU does not support the kernel that the placement names.
     """
     choice = acceleration.current().attn_implementation
-    for kernel in KERNELS if choice == "auto" else (choice,):
-        if kernel == "sdpa" or (kernel == "varlen" and segments.boundaries is None):
-            continue
-        problem = kernel_problem(kernel, model.device, model.dtype, head_size(model.config))
-        if problem is None:
-            return kernel
-        if choice != "auto":
-            raise InputError(
-                f"placement: attn_implementation: {kernel} {problem}: set it to auto or sdpa"
-            )
-    return "sdpa"
+    kernel = "varlen" if choice == "auto" else choice
+    if kernel == "sdpa" or (kernel == "varlen" and segments.boundaries is None):
+        return "sdpa"
+    problem = kernel_problem(kernel, model.device, model.dtype, head_size(model.config))
+    if problem and choice != "auto":
+        raise InputError(
+            f"placement: attn_implementation: {kernel} {problem}: set it to auto or sdpa"
+        )
+    return "sdpa" if problem else kernel
 
 
 def kernel_problem(
@@ -175,7 +175,7 @@ def packed_attention(
             scale=scaling,
             # The token itself counts in a model's window, and not in that of the kernel.
             window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
-            enable_gqa=is_grouped,
+            **(VARLEN_GQA if is_grouped else {}),
         )
         assert isinstance(output, torch.Tensor)
         return output.unflatten(0, (size, length)), None
@@ -200,6 +200,4 @@ def compiled_flex_attention() -> Any:
     of them than the limit are an error: torch would go on without compilation.
     """
     check_compiler("attn_implementation: flex")
-    # torch's annotations lack the limit.
-    compile_function = cast(Any, torch.compile)
-    return compile_function(flex_attention, fullgraph=True, recompile_limit=MAX_FLEX_KERNELS)
+    return compile_up_to(MAX_FLEX_KERNELS, flex_attention, fullgraph=True)

@@ -5,6 +5,8 @@ again for each model.
 """
 
 import functools
+import importlib.util
+import inspect
 import os
 import shutil
 import sysconfig
@@ -45,9 +47,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 
 def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Return a forward pass that is compiled for calls without a key-value cache."""
-    # torch's annotations lack the limit.
-    compile_function = cast(Any, torch.compile)
-    compiled = compile_function(forward, backend=backend, recompile_limit=MAX_VERSIONS)
+    compiled = compile_up_to(MAX_VERSIONS, forward, backend=backend)
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,6 +55,31 @@ def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callabl
         return (forward if has_cache else compiled)(*args, **kwargs)
 
     return call
+
+
+def compile_up_to(max_versions: int, function: Callable[..., Any], **options: Any) -> Any:
+    """Return a function that torch compiles for at most this number of kinds of arguments.
+
+    Args:
+        options: Arguments of torch.compile.
+    """
+    # Also torch's annotations lack the limit.
+    compile_function = cast(Any, torch.compile)
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        return compile_function(function, recompile_limit=max_versions, **options)
+    # torch 2.11 has no limit of one function, but one of the process.
+    config = cast(Any, torch.compiler.config)
+    config.recompile_limit = max(config.recompile_limit, max_versions)
+    return compile_function(function, **options)
+
+
+def can_compile() -> bool:
+    """Return whether layers can be compiled for a GPU on this machine."""
+    try:
+        check_compiler("compile")
+    except InputError:
+        return False
+    return importlib.util.find_spec("triton") is not None
 
 
 def check_compiler(setting: str) -> None:

@@ -4,24 +4,25 @@ A token of a small model takes a GPU less time than Python needs to launch its k
 step is launched at once. Nothing in a step may depend on the host: the column of the cache, the
 mask and the number of the token are tensors that the step advances itself.
 
-Shapes: b rows of a batch, R tokens of the longest response, L tokens of prompt and response.
+Shapes: n rows of a batch, b rows of a decoder, R tokens of the longest response, L tokens of prompt
+and response.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from snakechat.modeling.key_value_cache import PreallocatedLayer
+from snakechat.modeling.key_value_cache import PreallocatedLayer, make_cache
 from snakechat.modeling.models import supports_packing
 from snakechat.modeling.partitions import whole_shape
 from snakechat.modeling.token_sampling import sample_tokens
 from snakechat.workflow.errors import InputError
 
-# Ended rows leave the batch once at most this fraction of it is unfinished: the step must then be
-# captured again, which takes as long as a few steps.
-COMPACTION_THRESHOLD = 1 / 2
+# Graphs of fewer rows are not captured: a step of a few rows takes as long as that of one, the time
+# to read the weights.
+SMALLEST_GRAPH = 8
 
 
 def takes_dense_mask(model: PreTrainedModel, cache: DynamicCache) -> bool:
@@ -34,11 +35,12 @@ def takes_dense_mask(model: PreTrainedModel, cache: DynamicCache) -> bool:
 
 
 def can_be_captured(model: PreTrainedModel) -> bool:
-    """Return whether a graph can have the passes of a model.
+    """Return whether a graph can have the passes of a model that sample tokens.
 
     The weights of a model whose layers are gathered at each call move.
     """
-    return all(weight.shape == whole_shape(weight) for weight in model.parameters())
+    is_whole = all(weight.shape == whole_shape(weight) for weight in model.parameters())
+    return is_whole and takes_dense_mask(model, make_cache(model.config, 1))
 
 
 def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
@@ -65,115 +67,201 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 class FixedDecoder:
-    """Samples the remaining tokens of a batch whose first ones are in a cache.
+    """Samples the tokens of batches whose first tokens another pass has sampled.
+
+    Its tensors and the graphs of its steps serve all batches. There is a graph for b rows, for half
+    of them, for a quarter and so on: rows that have ended leave the batch when a smaller graph has
+    space for the others. What such a graph has more rows than the batch repeats a row as ended.
 
     Args:
-        cache: with the keys and values of `column` tokens in each row.
-        attention_mask: [b, L], 0 for padding on the left.
-        positions: [b, L], of each token.
-        sampled: [b], the first token of each response, which is in column `column`.
-        ended: bool [b], whether each row has ended.
-        uniforms: [b, R], the random numbers of all tokens.
+        num_rows: b, the largest number of rows of a batch.
+        max_length: L, of the longest prompt and its response.
+        max_response_length: R.
         stops: ids that end a response.
+        temperature: 0 selects the most likely token.
+        stop_check_steps: Tokens between two checks of whether responses have ended.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        cache: DynamicCache,
-        attention_mask: torch.Tensor,
-        positions: torch.Tensor,
-        column: int,
-        sampled: torch.Tensor,
-        ended: torch.Tensor,
-        uniforms: torch.Tensor,
+        num_rows: int,
+        max_length: int,
+        max_response_length: int,
         stops: torch.Tensor,
         temperature: float,
+        stop_check_steps: int,
     ) -> None:
-        self.model, self.cache, self.temperature = model, cache, temperature
-        self.stops, self.uniforms = stops, uniforms
-        self.num_sampled = 1
-        self.input_ids = sampled[:, None].clone()
-        self.ended = ended.clone()
-        self.is_finite = torch.ones_like(ended[0])
-        self.positions = positions[:, column : column + 1].clone()
-        self.mask = attention_mask.bool()[:, None, None].clone()
-        # Later columns of the cache are empty.
-        self.mask[..., column:] = False
-        self.column = torch.tensor([column], device=sampled.device)
-        self.number = torch.ones_like(self.column)
-        self.tokens = stops[0].expand_as(uniforms).clone()
-        self.tokens[:, 0] = sampled
-        for layer in cache.layers:
-            cast(PreallocatedLayer, layer).fix(self.column)
+        self.model, self.num_rows, self.max_length = model, num_rows, max_length
+        self.stops, self.temperature = stops, temperature
+        self.stop_check_steps = stop_check_steps
+        self.cache = make_cache(model.config, max_length)
+        device, shape = stops.device, (num_rows, max_response_length)
+        # The number and the column of the next token, the same in all rows.
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.column = torch.zeros_like(self.number)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=device)
+        self.state = {
+            "input_ids": torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
+            "positions": torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
+            "ended": torch.zeros(num_rows, dtype=torch.bool, device=device),
+            "mask": torch.zeros(num_rows, 1, 1, max_length, dtype=torch.bool, device=device),
+            "uniforms": torch.zeros(shape, dtype=torch.float64, device=device),
+            "tokens": torch.zeros(shape, dtype=torch.int64, device=device),
+        }
+        self.steps: dict[int, Callable[[], None]] = {}
+        self.pool: Any = None
 
-    def run(self, stop_check_steps: int) -> torch.Tensor:
-        """Sample until all rows have ended; return all tokens [b, R] of the responses."""
-        tokens = self.tokens.clone()
+    def fits(self, num_rows: int, max_length: int) -> bool:
+        """Return whether this decoder has the length of a batch, and space for its rows."""
+        return num_rows <= self.num_rows and max_length == self.max_length
+
+    def run(
+        self,
+        cache: DynamicCache,
+        attention_mask: torch.Tensor,
+        sources: torch.Tensor,
+        sampled: torch.Tensor,
+        uniforms: torch.Tensor,
+    ) -> torch.Tensor:
+        """Sample until all rows have ended.
+
+        Args:
+            cache: Keys and values of the prompts.
+            attention_mask: [prompts, T], 0 for padding on the left.
+            sources: [n], the prompt of each row.
+            sampled: [n], the first token of each response, none of which ends it.
+            uniforms: [n, R], the random numbers of all tokens.
+
+        Returns:
+            All tokens [n, R] of the responses, filled with a stop id after their ends.
+        """
+        size = self._size(len(sources))
+        self._start(cache, attention_mask, sources, sampled, uniforms, size)
+        tokens = self.stops[0].expand_as(uniforms).clone()
         rows = torch.arange(len(tokens), device=tokens.device)
-        limit = tokens.shape[1]
-        while self.num_sampled < limit:
-            step = self._captured() if tokens.is_cuda else self.step
-            num_rows = len(self.input_ids)
-            num_unfinished = num_rows
-            while self.num_sampled < limit and num_unfinished > COMPACTION_THRESHOLD * num_rows:
-                for _ in range(min(stop_check_steps, limit - self.num_sampled)):
-                    step()
-                    self.num_sampled += 1
-                # Waits for the device.
-                num_unfinished = count_unfinished(self.ended, self.is_finite)
-            tokens[rows] = self.tokens
+        number, limit = 1, tokens.shape[1]
+        while number < limit:
+            step = self._step_of(size)
+            for _ in range(min(self.stop_check_steps, limit - number)):
+                step()
+                number += 1
+            # Waits for the device.
+            num_unfinished = count_unfinished(self.state["ended"][:size], self.is_finite)
+            if number < limit and num_unfinished and self._size(num_unfinished) == size:
+                continue
+            tokens[rows] = self.state["tokens"][: len(rows)]
             if num_unfinished == 0:
                 break
-            kept = (~self.ended).nonzero().squeeze(1)
-            rows = rows[kept]
-            self._keep(kept)
+            kept = (~self.state["ended"][: len(rows)]).nonzero().squeeze(1)
+            rows, size = rows[kept], self._size(len(kept))
+            self._keep(kept, size)
         return tokens
 
-    def step(self) -> None:
-        """Sample a token of each row."""
-        self.mask.index_fill_(3, self.column, True)
-        logits = self.model(
-            input_ids=self.input_ids,
-            attention_mask=self.mask,
-            position_ids=self.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        uniforms = self.uniforms.index_select(1, self.number)
-        sampled = sample_tokens(logits, uniforms, self.temperature)
-        sampled = torch.where(self.ended[:, None], self.stops[0], sampled)
-        self.tokens.index_copy_(1, self.number, sampled)
-        self.ended |= (sampled == self.stops).any(dim=1)
-        self.is_finite &= all_finite(logits)
-        self.input_ids.copy_(sampled)
-        for counter in (self.positions, self.column, self.number):
-            counter += 1
+    def _size(self, num_rows: int) -> int:
+        """Return the number of rows of the smallest graph that has space for some rows."""
+        size = self.num_rows
+        while size > SMALLEST_GRAPH and (size + 1) // 2 >= num_rows:
+            size = (size + 1) // 2
+        return size
 
-    def _captured(self) -> Callable[[], None]:
+    def _start(
+        self,
+        cache: DynamicCache,
+        attention_mask: torch.Tensor,
+        sources: torch.Tensor,
+        sampled: torch.Tensor,
+        uniforms: torch.Tensor,
+        size: int,
+    ) -> None:
+        """Copy a batch; see run."""
+        rows = filled(torch.arange(len(sources), device=sources.device), size)
+        sources, length = sources[rows], attention_mask.shape[1]
+        state = {name: tensor[:size] for name, tensor in self.state.items()}
+        state["input_ids"].copy_(sampled[rows, None])
+        state["positions"].copy_(attention_mask.sum(dim=1)[sources, None])
+        state["ended"].fill_(False)
+        state["ended"][len(sampled) :] = True
+        state["mask"].fill_(False)
+        state["mask"][..., :length] = attention_mask.bool()[sources, None, None]
+        state["uniforms"].copy_(uniforms[rows])
+        state["tokens"].fill_(self.stops[0])
+        state["tokens"][:, 0] = sampled[rows]
+        self.number.fill_(1)
+        self.column.fill_(length)
+        self.is_finite.fill_(True)
+        for layer, prompts in zip(self.cache.layers, cache.layers, strict=True):
+            cast(PreallocatedLayer, layer).fix(
+                cast(PreallocatedLayer, prompts), sources, self.num_rows, self.column
+            )
+
+    def _keep(self, rows: torch.Tensor, size: int) -> None:
+        """Keep the given rows of the batch, in the first rows of the tensors."""
+        num_rows, rows = len(rows), filled(rows, size)
+        for tensor in self.state.values():
+            tensor[:size] = tensor[rows]
+        self.state["ended"][num_rows:size] = True
+        self.cache.reorder_cache(cast(torch.LongTensor, rows))
+
+    def _step_of(self, size: int) -> Callable[[], None]:
+        """Return the function that samples a token of each of the first rows."""
+        for layer in self.cache.layers:
+            cast(PreallocatedLayer, layer).num_rows = size
+        if size not in self.steps:
+
+            def step() -> None:
+                self.step(size)
+
+            self.steps[size] = self._captured(step) if self.stops.is_cuda else step
+        return self.steps[size]
+
+    def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that runs a step from a CUDA graph; the first call captures it."""
-        replay: list[Callable[[], None]] = []
+        graph = torch.cuda.CUDAGraph()
+        is_captured = False
 
-        def step() -> None:
-            if replay:
-                replay[0]()
+        def run() -> None:
+            nonlocal is_captured
+            if is_captured:
+                graph.replay()
                 return
             # A first step outside of the graph: libraries allocate their workspaces. It counts.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.step()
+                step()
             torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.step()
-            replay.append(graph.replay)
+            # Graphs of one decoder never run at the same time: they share the memory of their
+            # intermediate results.
+            with torch.cuda.graph(graph, pool=self.pool):
+                step()
+            self.pool, is_captured = graph.pool(), True
 
-        return step
+        return run
 
-    def _keep(self, rows: torch.Tensor) -> None:
-        """Keep the given rows of the batch."""
-        self.cache.reorder_cache(cast(torch.LongTensor, rows))
-        for name in ("input_ids", "ended", "positions", "mask", "uniforms", "tokens"):
-            setattr(self, name, getattr(self, name)[rows])
+    def step(self, size: int) -> None:
+        """Sample a token of each of the first rows."""
+        state = {name: tensor[:size] for name, tensor in self.state.items()}
+        state["mask"].index_fill_(3, self.column, True)
+        logits = self.model(
+            input_ids=state["input_ids"],
+            attention_mask=state["mask"],
+            position_ids=state["positions"],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        uniforms = state["uniforms"].index_select(1, self.number)
+        sampled = sample_tokens(logits, uniforms, self.temperature)
+        sampled = torch.where(state["ended"][:, None], self.stops[0], sampled)
+        state["tokens"].index_copy_(1, self.number, sampled)
+        state["ended"] |= (sampled == self.stops).any(dim=1)
+        self.is_finite &= all_finite(logits)
+        state["input_ids"].copy_(sampled)
+        for counter in (state["positions"], self.column, self.number):
+            counter += 1
+
+
+def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Return indices [size] of rows [n], the last of which fills the rest."""
+    return torch.cat([rows, rows[-1:].expand(size - len(rows))])

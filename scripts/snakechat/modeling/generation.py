@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import copy_to_device
+from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 from snakechat.modeling.fixed_decoding import (
     FixedDecoder,
@@ -37,6 +37,8 @@ from snakechat.modeling.token_sampling import sample_tokens
 
 # Ended rows leave a batch once at most this fraction of its rows is unfinished.
 COMPACTION_THRESHOLD = 7 / 8
+# Lengths of a FixedDecoder are multiples of this number, so that one serves several batches.
+DECODER_LENGTH_MULTIPLE = 64
 
 # Token ids [g][row] of each response, and the log-probability of each token or None.
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
@@ -177,16 +179,38 @@ def sample_responses(
     if own_rows is not None:
         prompts, uniforms = [prompts[row] for row in own_rows], uniforms[list(own_rows)]
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
-    sizes = [num_generations * (len(prompt) + max_response_length) for prompt in prompts]
-    sized_rows = sort_by_size(range(len(prompts)), sizes)
+    stops = copy_to_device(torch.tensor(stop_ids), model.device)
+    choices = acceleration.current()
+    is_captured = choices.cuda_graphs and can_be_captured(model)
+    multiple = DECODER_LENGTH_MULTIPLE if is_captured else 1
+    lengths = [len(prompt) + max_response_length for prompt in prompts]
+    sized_rows = [
+        (row, num_generations * round_up(length, multiple))
+        for row, length in sort_by_size(range(len(prompts)), lengths)
+    ]
     max_tokens = max_batch_tokens(model, micro_batch_tokens)
+    decoder: FixedDecoder | None = None
     for rows in bucket_by_size(sized_rows, max_tokens):
+        num_rows, length = len(rows) * num_generations, round_up(lengths[rows[0]], multiple)
+        if is_captured and not (decoder and decoder.fits(num_rows, length)):
+            # Free the memory of the old one first.
+            decoder = None
+            most_rows = min(max_tokens // length, len(prompts) * num_generations)
+            decoder = FixedDecoder(
+                model,
+                max(num_rows, most_rows),
+                length,
+                max_response_length,
+                stops,
+                temperature,
+                choices.stop_check_steps,
+            )
         padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
         randoms = copy_to_device(uniforms[rows], model.device)
-        tokens = generate_batch(model, *padded, randoms, stop_ids, temperature).tolist()
+        tokens = generate_batch(model, *padded, randoms, stops, temperature, decoder).tolist()
         for index, ids in enumerate(tokens):
-            stops = (column for column, token in enumerate(ids) if token in stop_ids)
-            length = next(stops, len(ids) - 1) + 1
+            ends = (column for column, token in enumerate(ids) if token in stop_ids)
+            length = next(ends, len(ids) - 1) + 1
             responses[index % num_generations][rows[index // num_generations]] = ids[:length]
     return responses
 
@@ -211,27 +235,30 @@ def generate_batch(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     uniforms: torch.Tensor,
-    stop_ids: Sequence[int],
+    stops: torch.Tensor,
     temperature: float,
+    decoder: FixedDecoder | None = None,
 ) -> torch.Tensor:
     """Generate responses [b * G, R] to left-padded prompts [b, T], those of a prompt adjacent.
 
     Args:
         input_ids, attention_mask: [b, T].
         uniforms: [b, G, R] in [0, 1), the only source of randomness.
+        stops: Token ids that end a response.
+        decoder: Samples all tokens but the first of each response, if given.
 
     Returns:
         Token ids, filled with a stop id after the end of a response.
     """
-    choices = acceleration.current()
-    stops = copy_to_device(torch.tensor(stop_ids), input_ids.device)
+    prompts_mask, stop_check_steps = attention_mask, acceleration.current().stop_check_steps
     uniforms = uniforms.flatten(end_dim=1)
     new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
     attention_mask = torch.cat([attention_mask, new_mask], dim=1)
     positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    cache = make_cache(model.config, attention_mask.shape[1])
+    # A decoder has a cache of its own.
+    cache = make_cache(model.config, (prompts_mask if decoder else attention_mask).shape[1])
     has_dense_mask = takes_dense_mask(model, cache)
-    tokens = torch.full_like(uniforms, stop_ids[0], dtype=torch.int64)
+    tokens = stops[0].expand_as(uniforms).clone()
     # The rows of `tokens` in the current batch, and whether each has ended.
     rows = torch.arange(len(tokens), device=tokens.device)
     ended = torch.zeros_like(rows, dtype=torch.bool)
@@ -245,36 +272,24 @@ def generate_batch(
         copies = len(rows) // len(logits)
         step_uniforms = uniforms[rows, step].view(-1, copies)
         sampled = sample_tokens(logits, step_uniforms, temperature).flatten()
-        sampled = sampled.masked_fill(ended, stop_ids[0])
+        sampled = sampled.masked_fill(ended, stops[0])
         tokens[rows, step] = sampled
         ended = torch.isin(sampled, stops)
-        if step > 0 and (step + 1) % choices.stop_check_steps:
+        if step > 0 and (step + 1) % stop_check_steps:
             input_ids, start, end = sampled[:, None], end, end + 1
             continue
         num_unfinished = count_unfinished(ended, all_finite(logits))
         if num_unfinished == 0:
             break
-        if copies > 1 or num_unfinished <= COMPACTION_THRESHOLD * len(rows):
+        if decoder or copies > 1 or num_unfinished <= COMPACTION_THRESHOLD * len(rows):
             kept = (~ended).nonzero().squeeze(1)
             sources = kept // copies
+            rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
+            if decoder:
+                tokens[rows] = decoder.run(cache, prompts_mask, sources, sampled, uniforms[rows])
+                break
             cache.reorder_cache(cast(torch.LongTensor, sources))
             attention_mask, positions = attention_mask[sources], positions[sources]
-            rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
-        if step == 0 and choices.cuda_graphs and has_dense_mask and can_be_captured(model):
-            decoder = FixedDecoder(
-                model,
-                cache,
-                attention_mask,
-                positions,
-                end,
-                sampled,
-                ended,
-                uniforms[rows],
-                stops,
-                temperature,
-            )
-            tokens[rows] = decoder.run(choices.stop_check_steps)
-            break
         input_ids, start, end = sampled[:, None], end, end + 1
     return tokens
 

@@ -57,18 +57,37 @@ class PreallocatedLayer(DynamicLayer):
         self.max_length, self.length = max_length, 0
         self.buffers: list[torch.Tensor] | None = None
         self.column: torch.Tensor | None = None
+        # The first rows of fixed buffers are the batch.
+        self.num_rows = 0
 
-    def fix(self, column: torch.Tensor) -> None:
-        """Write each further token to a column [1], and always return the whole buffers.
+    def fix(
+        self,
+        prompts: "PreallocatedLayer",
+        sources: torch.Tensor,
+        max_rows: int,
+        column: torch.Tensor,
+    ) -> None:
+        """Start a batch of rows [n] from the keys and values of their prompts, which are freed.
 
-        Shapes and addresses then stay the same. The caller advances the column, and masks those
-        that have no token yet.
+        The layer then writes each token to a column [1], and always returns the whole buffers:
+        shapes and addresses stay the same, for further batches too. The caller advances the column,
+        and masks those that have no token yet.
+
+        Args:
+            sources: [n], the row in `prompts` of each row.
+            max_rows: Largest number of rows of a batch.
         """
-        assert self.buffers is not None
-        self.column = column
-        for buffer in self.buffers:
+        assert prompts.buffers is not None
+        if self.buffers is None:
             # Uninitialized memory may contain NaN, which a mask does not remove.
-            buffer[:, :, self.length :] = 0
+            self.buffers = [
+                new.new_zeros(max_rows, new.shape[1], self.max_length, new.shape[3])
+                for new in prompts.buffers
+            ]
+        for buffer, new in zip(self.buffers, prompts.buffers, strict=True):
+            buffer[: len(sources), :, : prompts.length] = new[sources, :, : prompts.length]
+        prompts.buffers = None
+        self.column, self.num_rows = column, len(sources)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -80,7 +99,7 @@ class PreallocatedLayer(DynamicLayer):
             self.buffers = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
         if self.column is not None:
             keys, values = (
-                buffer.index_copy_(2, self.column, new)
+                buffer[: self.num_rows].index_copy_(2, self.column, new)
                 for buffer, new in zip(self.buffers, states, strict=True)
             )
             return keys, values
@@ -97,4 +116,8 @@ class PreallocatedLayer(DynamicLayer):
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Select rows of the batch, each any number of times."""
         assert self.buffers is not None
-        self.buffers = [buffer[beam_idx] for buffer in self.buffers]
+        if self.column is None:
+            self.buffers = [buffer[beam_idx] for buffer in self.buffers]
+        else:
+            for buffer in self.buffers:
+                buffer[: len(beam_idx)] = buffer[beam_idx]

@@ -10,11 +10,15 @@ Shapes: N tokens, V entries of the vocabulary, D dimensions of a state; n tokens
 logits, m of a chunk in fp32.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+from snakechat.modeling import acceleration
+from snakechat.modeling.compilation import MAX_VERSIONS, compile_up_to
 
 # Logits that exist at a time: 64 MB in 16 bits.
 CHUNK_LOGITS = 1 << 25
@@ -109,11 +113,16 @@ class _SumOfLogprobs(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
+        is_compiled = acceleration.current().compile
         for chunk, logits in _logit_chunks(hidden, weight, bias):
-            for rows, chunk_logits, table in _fp32_logprobs(chunk, logits):
-                total += _select_tokens(table, tokens[rows]).sum()
-                _negative_gradients_(table, tokens[rows])
-                chunk_logits.copy_(table)
+            if is_compiled:
+                added, logits = compiled_sum_and_gradients()(logits, tokens[chunk])
+                total += added
+            else:
+                for rows, chunk_logits, table in _fp32_logprobs(chunk, logits):
+                    total += _select_tokens(table, tokens[rows]).sum()
+                    _negative_gradients_(table, tokens[rows])
+                    chunk_logits.copy_(table)
             ctx.gradients.add(chunk, logits)
         return total
 
@@ -164,6 +173,22 @@ def _negative_gradients_(table: torch.Tensor, tokens: torch.Tensor) -> None:
     """Replace log-probabilities [n, V] by -d log p[token] / d logits, at temperature 1."""
     table.exp_()
     table[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
+
+
+@functools.cache
+def compiled_sum_and_gradients() -> Any:
+    """Return sum_and_gradients as one kernel, which reads and writes the logits once."""
+    return compile_up_to(MAX_VERSIONS, sum_and_gradients, dynamic=True)
+
+
+def sum_and_gradients(
+    logits: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the log-probabilities of tokens [n], and its negative gradients [n, V]."""
+    table = logits.float().log_softmax(dim=1)
+    is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]
+    gradients = table.exp() - is_token.float()
+    return _select_tokens(table, tokens).sum(), gradients.to(logits.dtype)
 
 
 class _Gradients:

@@ -74,15 +74,19 @@ def check_model(
     device = next(module.parameters()).device
     devices = [device] if device.type == "cuda" else []
     precision = fp32_weights(module) if can_use_fp32(module) else contextlib.nullcontext()
-    with torch.random.fork_rng(devices), torch.no_grad(), sampling(), precision:
+    with torch.random.fork_rng(devices), torch.no_grad(), sampling():
         rows = probe_rows(examples, longest_probe(module.model))
-        check = _ModelCheck(module, rows, device)
-        check.compare_unpacked()
-        check.compare_packed()
-        if samples:
-            check.compare_cached()
-        if any(weight.requires_grad for weight in module.parameters()):
-            check.compare_in_training()
+        with precision:
+            check = _ModelCheck(module, rows, device)
+            check.compare_unpacked()
+            check.compare_packed()
+            if samples:
+                check.compare_cached()
+            if any(weight.requires_grad for weight in module.parameters()):
+                check.compare_in_training()
+        # In fp32, a kernel of 16 bits has not run yet.
+        if module.supports_packing and acceleration.current().attn_implementation == "auto":
+            _ModelCheck(module, rows, device).compare_kernel()
 
 
 def can_use_fp32(module: Policy | Scorer) -> bool:
@@ -93,7 +97,7 @@ def can_use_fp32(module: Policy | Scorer) -> bool:
         sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
         and all(weight.shape == whole_shape(weight) for weight in weights)
         and not choices.compile
-        and choices.attn_implementation == "sdpa"
+        and choices.attn_implementation in ("sdpa", "auto")
     )
 
 
@@ -199,6 +203,17 @@ class _ModelCheck:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")
             self.module.supports_packing = False
             self.compare_unpacked()
+
+    def compare_kernel(self) -> None:
+        """Compare packed rows in the dtype of the model, whose attention kernel may be another."""
+        with self.describes_errors("the attention kernel of the GPU"):
+            packed = self.outputs(self.rows, packing=True)
+            difference = largest_difference(packed, self.expected(self.rows))
+        self.require_equal(
+            difference,
+            "outputs with the attention kernel of the GPU",
+            "set attn_implementation: sdpa in the placement",
+        )
 
     def compare_cached(self) -> None:
         """Compare passes with a cache, as generate_batch runs them."""

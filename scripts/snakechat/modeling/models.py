@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from snakechat.modeling import acceleration
+from snakechat.modeling.library_versions import check_libraries
 from snakechat.modeling.partitions import whole_shape
 from snakechat.workflow.errors import InputError
 
@@ -36,8 +37,9 @@ def choose_device(placement: Mapping[str, Any]) -> torch.device:
     """Return the device of a placement, and configure this process for it (acceleration.py).
 
     Raises:
-        InputError: it requires a GPU, and torch finds none.
+        InputError: it requires a GPU, and torch finds none, or libraries are too old.
     """
+    check_libraries()
     device = torch.device("cuda" if placement["gpus_per_node"] else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
@@ -65,6 +67,13 @@ def make_causal(
         # Keys of init that do not fit together end in any exception of transformers or torch.
         message = " ".join(str(error).split())
         raise InputError(f"init {init}: {type(error).__name__}: {message}") from None
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Have the backward passes of a model compute the activations of its layers again."""
+    # transformers 5.17 has the old name alone.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def describe(model: PreTrainedModel) -> str:

@@ -66,10 +66,19 @@ def parse_gpu(text: str) -> Gpu:
 
 
 # Assumptions: the fractions of the peak FLOPs that training and scoring reach, and of the bandwidth
-# that generation reaches; and the seconds that a layer takes to launch its kernels for a token.
+# that generation reaches.
 FLOPS_UTILIZATION = 0.4
 BANDWIDTH_UTILIZATION = 0.5
-SECONDS_PER_LAYER = 5e-4
+# Assumed for training adapters. Their products are small and read large activations: fused kernels
+# make layers with adapters 1.27 times as fast (Zhu et al. 2025, "LoRAFusion", abstract), and ours
+# are not fused.
+LORA_FLOPS_UTILIZATION = 0.3
+# Python launches the kernels of a layer for a token in about a millisecond. Llama 2 7B in plain
+# PyTorch samples 25.5 tokens per second on an A100, bound by launches: 1.2 ms for each of 32 layers
+# (pytorch.org/blog/accelerating-generative-ai-2).
+SECONDS_PER_LAYER = 1e-3
+# Assumed time of a step besides reading memory, where a graph launches the kernels.
+SECONDS_PER_CAPTURED_STEP = 5e-4
 
 
 def inference_flops(model: ModelSpec, tokens: float, length: float) -> float:
@@ -86,27 +95,39 @@ def training_flops(model: ModelSpec, tokens: float, length: float) -> float:
     return tokens * flops.training_flops(measure_size(model)._asdict(), length) + recomputed
 
 
-def compute_seconds(num_flops: float, gpu: Gpu, num_gpus: int) -> float:
+def compute_seconds(
+    num_flops: float, gpu: Gpu, num_gpus: int, utilization: float = FLOPS_UTILIZATION
+) -> float:
     """Return the seconds that FLOPs take on a number of GPUs."""
-    return num_flops / (num_gpus * gpu.flops * FLOPS_UTILIZATION)
+    return num_flops / (num_gpus * gpu.flops * utilization)
 
 
 def generation_seconds(
-    model: ModelSpec, num_rows: float, shape: BatchShape, gpu: Gpu, num_gpus: int
+    model: ModelSpec,
+    num_rows: float,
+    shape: BatchShape,
+    gpu: Gpu,
+    num_gpus: int,
+    is_captured: bool = True,
+    num_ranks: int = 1,
 ) -> float:
     """Return the seconds of generating responses to rows, on a number of GPUs.
 
     Each step reads all weights, and the keys and values so far, half of the response on average
-    (Pope et al. 2022, section 2.1); launching the kernels is a lower bound.
+    (Pope et al. 2022, section 2.1). Without a graph, launching the kernels is a lower bound.
 
     Args:
         shape: the largest batch that generates.
+        is_captured: whether a graph launches the kernels of a step.
+        num_ranks: GPUs that divide the model, its keys and values.
     """
     size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
     mean_length = shape.length - shape.targets / 2
-    bytes_read = width * (size.weights + size.kv * shape.sequences * mean_length)
-    seconds_per_step = max(
-        bytes_read / (gpu.bandwidth * BANDWIDTH_UTILIZATION), size.layers * SECONDS_PER_LAYER
-    )
-    num_batches = -(-num_rows // (shape.sequences * num_gpus))
+    bytes_read = width * (size.weights + size.kv * shape.sequences * mean_length) / num_ranks
+    seconds_per_step = bytes_read / (gpu.bandwidth * BANDWIDTH_UTILIZATION)
+    if is_captured:
+        seconds_per_step += SECONDS_PER_CAPTURED_STEP
+    else:
+        seconds_per_step = max(seconds_per_step, size.layers * SECONDS_PER_LAYER)
+    num_batches = -(-num_rows * num_ranks // (shape.sequences * num_gpus))
     return num_batches * shape.targets * seconds_per_step

@@ -27,10 +27,11 @@ from transformers import (
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import head_size, kernel_problem
+from snakechat.modeling.fixed_decoding import takes_dense_mask
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.key_value_cache import cache_elements
+from snakechat.modeling.key_value_cache import cache_elements, make_cache
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import DTYPES
+from snakechat.modeling.models import DTYPES, checkpoint_activations
 from snakechat.modeling.packing import ModelInputs, Segments, TokenBatch
 from snakechat.workflow.errors import InputError
 
@@ -110,6 +111,13 @@ def measure_size(model: ModelSpec) -> ModelSize:
 
 
 @cache
+def can_be_captured(model: ModelSpec) -> bool:
+    """Return whether CUDA graphs can sample from a model whose weights stay in place."""
+    network = build_model(model, SMALL_DEPTHS[0]).model
+    return takes_dense_mask(network, make_cache(load_config(model), 1))
+
+
+@cache
 def inference_peak(model: ModelSpec, shape: BatchShape) -> int:
     """Return the peak bytes of a forward pass without gradients, in addition to the weights."""
     return _extrapolate_layers(model, lambda layers: [_measure_inference(model, layers, shape)])[0]
@@ -183,10 +191,17 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
         if model.lora_rank:
             network = add_lora(network, model.lora_rank, 1, model.train_base)
     if model.activation_checkpointing:
-        network.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(network)
     for weight in network.parameters():
         weight.data = weight.data.to(DTYPES[model.dtype])
-    return wrapper(network).train()
+    # Whatever this process chose, the layers are not compiled.
+    with acceleration.using(Acceleration()):
+        module = wrapper(network).train()
+    for part in network.modules():
+        # OPT of transformers 5.17 compares it with a random number, which has no value here.
+        if hasattr(part, "layerdrop"):
+            part.training = False
+    return module
 
 
 def _measure_inference(model: ModelSpec, layers: int, shape: BatchShape) -> int:

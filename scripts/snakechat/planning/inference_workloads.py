@@ -91,7 +91,7 @@ def evaluate_rlhf(job: JobDescription) -> Workload:
         flops=num_prompts * flops,
         generation=shape,
         generations=tuple(
-            Generation(model, num_prompts * num_generations, shape) for model in models
+            job.generation(model, num_prompts * num_generations, shape) for model in models
         ),
         notes=tuple(prompts.notes),
     )
@@ -108,11 +108,12 @@ def generate_responses(job: JobDescription) -> Workload:
     shape = job.generation_batch(model, prompts, settings["max_response_length"], num_responses)
     generations: tuple[Generation, ...] = ()
     if rows is not None:
-        generations = (Generation(model, num_responses, shape),)
+        generations = (job.generation(model, num_responses, shape),)
     return Workload(
         trained=[],
         frozen=[model],
-        largest=shape,
+        # vLLM samples all responses.
+        largest=shape._replace(sequences=1) if job.vllm_ranks() else shape,
         flops=product(rows, compute_time.inference_flops(model, prompts.prompt, prompts.prompt)),
         generation=shape,
         vllm_ranks=job.vllm_ranks(),
@@ -151,8 +152,9 @@ def prompt_eval(job: JobDescription) -> Workload:
     generations = []
     for model in models:
         # Greedy decoding and sampling.
-        generations.append(Generation(model, 2 * num_prompts, shape))
-        generations.append(Generation(model, settings["num_beams"] * num_prompts, beams))
+        generations.append(job.generation(model, 2 * num_prompts, shape))
+        # transformers samples beams, without graphs.
+        generations.append(Generation(model, settings["num_beams"] * num_prompts, beams, False))
     flops = sum(
         compute_time.inference_flops(model, tokens.prompt, tokens.prompt) for model in models
     )

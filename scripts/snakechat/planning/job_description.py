@@ -8,11 +8,22 @@ from typing import Any
 from snakechat.config.references import input_names
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import BatchShape, ModelSpec, load_config
-from snakechat.planning.memory import BYTES_PER_ELEMENT, num_processes
+from snakechat.planning.footprint import BatchShape, ModelSpec, can_be_captured, load_config
+from snakechat.planning.memory import (
+    BYTES_PER_ELEMENT,
+    cache_bytes,
+    num_processes,
+    vllm_memory,
+    weight_bytes,
+)
 from snakechat.planning.model_configs import model_config
 from snakechat.planning.plan import Plan
 from snakechat.planning.token_counts import TokenCounts, token_counts
+from snakechat.planning.workload import Generation
+from snakechat.training.zero_stages import is_partitioned, samples_whole
+
+# Assumed limit of the responses that vLLM samples at a time: max_num_seqs is 256 on most GPUs.
+VLLM_MAX_SEQUENCES = 256
 
 
 class JobDescription:
@@ -96,9 +107,10 @@ class JobDescription:
 
     def has_dense_mask(self) -> bool:
         """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
-        choice = self.placement.get("attn_implementation", "sdpa")
+        choice = self.placement.get("attn_implementation") or "auto"
         one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
-        return choice == "sdpa" or (choice == "varlen" and not one_response)
+        uses_varlen = one_response and self.settings.get("dtype") != "fp32"
+        return choice == "sdpa" or (choice in ("auto", "varlen") and not uses_varlen)
 
     def generation_batch(
         self, model: ModelSpec, prompts: TokenCounts, response_length: int, num_responses: float
@@ -115,8 +127,28 @@ class JobDescription:
             MEMORY_FRACTION * self.gpu_memory,
         )
         shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
-        own = -(-num_responses // num_processes(self.placement))
+        num_ranks = max(self.vllm_ranks(), 1)
+        if self.vllm_ranks():
+            # As many as have space in vLLM's cache; another one starts when one ends.
+            space = vllm_memory(model, self.gpu_memory, num_ranks)["cache"] * num_ranks
+            num_cached = int(space // cache_bytes(model, shape._replace(sequences=1)))
+            shape = shape._replace(sequences=max(min(num_cached, VLLM_MAX_SEQUENCES), 1))
+        own = -(-num_responses * num_ranks // num_processes(self.placement))
         return shape._replace(sequences=int(min(shape.sequences, max(own, 1))))
+
+    def generation(self, model: ModelSpec, num_responses: float, shape: BatchShape) -> Generation:
+        """Return the responses that a model samples, in batches of a shape."""
+        ranks = self.vllm_ranks()
+        is_captured = ranks > 0 or self.is_captured(model)
+        return Generation(model, num_responses, shape, is_captured, max(ranks, 1))
+
+    def is_captured(self, model: ModelSpec) -> bool:
+        """Return whether CUDA graphs sample (modeling/fixed_decoding.py): of weights in place."""
+        gathers_layers = is_partitioned(self.placement, model.dtype) and not samples_whole(
+            weight_bytes(model), self.gpu_memory
+        )
+        is_on = self.placement.get("cuda_graphs") is not False
+        return is_on and not gathers_layers and can_be_captured(model)
 
     def prompt_files(self) -> tuple[list[str], dict[str, str], Path]:
         """Return the prompt sets of the job, the digests of their files, and their folder."""
@@ -124,7 +156,7 @@ class JobDescription:
 
     def vllm_ranks(self) -> int:
         """Return the processes of a vLLM engine that samples; 0 without vLLM."""
-        if self.settings["generation_backend"] != "vllm":
+        if self.settings.get("generation_backend") != "vllm":
             return 0
         return self.placement.get("vllm_tensor_parallel_size", 1)
 

@@ -10,6 +10,7 @@ from snakechat.planning.job_workloads import job_workload
 from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes
 from snakechat.planning.model_configs import base_model_bytes
 from snakechat.planning.plan import Plan
+from snakechat.planning.stage_choice import determine_stage
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
@@ -51,9 +52,11 @@ class JobEstimate:
         self.notes: list[str] = []
         self.num_gpus = 0
         try:
+            chosen, reason = determine_stage(self.spec, self.placement, plan, gpu.memory)
+            self.placement = {**self.placement, **chosen}
             self.workload = self._workload(self.spec, self.placement)
             if self.workload:
-                self._estimate(self.workload)
+                self._estimate(self.workload, reason)
             elif self.disk is None:
                 self._estimate_base_model()
         except InputError as error:
@@ -64,18 +67,14 @@ class JobEstimate:
 
     def _workload(self, spec: Mapping[str, Any], placement: Mapping[str, Any]) -> Workload | None:
         """Return the workload of the job with a spec and a placement; None if it needs no GPU."""
-        if not placement.get("gpus_per_node"):
-            return job_workload(spec, placement, self.plan)
-        workload = job_workload(spec, placement, self.plan, self.gpu.memory)
-        if workload and workload.generation and "generate_tokens" not in placement:
-            _, memory = workload.memory(placement, self.gpu.memory)
-            if sum(memory.values()) > self.gpu.memory * USABLE_MEMORY:
-                # A batch that samples is smaller where less memory is free.
-                return job_workload(spec, placement, self.plan)
-        return workload
+        gpu_memory = self.gpu.memory if placement.get("gpus_per_node") else 0
+        return job_workload(spec, placement, self.plan, gpu_memory)
 
-    def _estimate(self, workload: Workload) -> None:
-        """Set the attributes of a job that runs models."""
+    def _estimate(self, workload: Workload, reason: str) -> None:
+        """Set the attributes of a job that runs models.
+
+        reason: Why the ZeRO stage was chosen; empty if it was not.
+        """
         placement = self.placement
         self.num_gpus = placement["nodes"] * placement["gpus_per_node"]
         self.moment, self.memory = workload.memory(
@@ -85,7 +84,8 @@ class JobEstimate:
         if self.num_gpus:
             self.seconds = workload.seconds(self.gpu, self.num_gpus)
         if self.stale:
-            self.notes = list(workload.notes)
+            self.notes = [*([reason] if reason else []), *workload.notes]
+            self.notes += workload.time_notes() if self.num_gpus else ()
             self.disk = workload.result_bytes(self.spec["settings"].get("save_dtype"))
             self.warnings = [*self._memory_warnings(workload), *self._host_memory_warnings()]
 

@@ -8,14 +8,18 @@ from snakechat.planning import inference_workloads as inference
 from snakechat.planning import training_workloads as training
 from snakechat.planning.footprint import POLICY, SCORE
 from snakechat.planning.job_description import JobDescription
+from snakechat.planning.memory import USABLE_MEMORY
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload
 
-WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
+TRAININGS: dict[str, Callable[[JobDescription], Workload]] = {
     "train_sft": training.train_sft,
     "train_reward": partial(training.train_on_pairs, loss=SCORE),
     "train_dpo": partial(training.train_on_pairs, loss=POLICY),
     "train_rlhf": training.train_rlhf,
+}
+WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
+    **TRAININGS,
     "generate_responses": inference.generate_responses,
     "score_responses": inference.score_responses,
     "compute_reference": inference.compute_reference,
@@ -39,4 +43,13 @@ def job_workload(
         InputError: The size of its model is unknown.
     """
     describe = WORKLOADS.get(spec["rule"])
-    return describe(JobDescription(spec, placement, plan, gpu_memory)) if describe else None
+    if describe is None:
+        return None
+    workload = describe(JobDescription(spec, placement, plan, gpu_memory))
+    if workload and workload.generation and gpu_memory and "generate_tokens" not in placement:
+        _, memory = workload.memory(placement, gpu_memory)
+        if sum(memory.values()) > gpu_memory * USABLE_MEMORY:
+            # A batch that samples is smaller where less memory is free.
+            smallest = {**placement, "generate_tokens": placement["micro_batch_tokens"]}
+            return describe(JobDescription(spec, smallest, plan, gpu_memory))
+    return workload

@@ -375,13 +375,14 @@ def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
 def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
     """Return what generation adds.
 
-    Keys and values of all tokens, and again those of half a layer while ended rows leave the batch;
-    the forward pass of the prompts; the last logits of each row, in the dtype and three times in
-    fp32.
+    Keys and values of all tokens, and again those of half a layer while ended rows leave the batch,
+    or on a GPU those of the next batch's prompts; the forward pass of the prompts; the last logits
+    of each row, in the dtype and three times in fp32.
     """
     size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
-    cache = cache_bytes(model, shape) * (1 + 0.5 / size.layers)
     prompt_length = shape.length - shape.targets
+    copied = prompt_length / shape.length if shape.on_gpu else 0.5 / size.layers
+    cache = cache_bytes(model, shape) * (1 + copied)
     prompts = shape._replace(length=prompt_length, targets=prompt_length)
     forward = inference_peak(model._replace(loss=SCORE), prompts)
     logits = shape.sequences * size.vocabulary * (width + 12)

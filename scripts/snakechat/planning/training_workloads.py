@@ -16,11 +16,13 @@ from snakechat.planning.workload import Generation, Workload
 def train_sft(job: JobDescription) -> Workload:
     """Return the workload of supervised fine-tuning."""
     tokens, model = job.tokens(), job.model("model", SFT, lora="lora")
+    flops = product(job.rows_trained(tokens), training_flops(model, tokens))
     return Workload(
         trained=[TrainedModel(model, job.placement["zero_stage"])],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
-        flops=product(job.rows_trained(tokens), training_flops(model, tokens)),
+        flops=flops,
+        lora_flops=flops if model.lora_rank else 0,
         notes=tuple(tokens.notes),
     )
 
@@ -28,11 +30,13 @@ def train_sft(job: JobDescription) -> Workload:
 def train_on_pairs(job: JobDescription, loss: str) -> Workload:
     """Return the workload of a reward model (loss SCORE) or of DPO (POLICY)."""
     tokens, model = job.tokens(), job.model("model", loss, lora="lora")
+    flops = product(job.rows_trained(tokens), training_flops(model, tokens))
     return Workload(
         trained=[TrainedModel(model, job.placement["zero_stage"])],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest // 2),
-        flops=product(job.rows_trained(tokens), training_flops(model, tokens)),
+        flops=flops,
+        lora_flops=flops if model.lora_rank else 0,
         notes=tuple(tokens.notes),
     )
 
@@ -55,7 +59,11 @@ def train_rlhf(job: JobDescription) -> Workload:
         trained.append(TrainedModel(critic, zero_stage if critic_stage is None else critic_stage))
     evaluated = [entry.model for entry in trained] + [reference] + rewards
     flops = [forward_flops(model, tokens) for model in evaluated]
-    flops += [settings["ppo_epochs"] * training_flops(entry.model, tokens) for entry in trained]
+    updates = [settings["ppo_epochs"] * training_flops(entry.model, tokens) for entry in trained]
+    lora_flops = sum(
+        each for each, entry in zip(updates, trained, strict=True) if entry.model.lora_rank
+    )
+    flops += updates
     # Generation runs the actor on each prompt once more.
     flops.append(compute_time.inference_flops(actor, prompts.prompt, prompts.prompt))
     num_prompts = job.rows_trained(prompts)
@@ -63,12 +71,13 @@ def train_rlhf(job: JobDescription) -> Workload:
     shape = job.generation_batch(actor, prompts, response_length, responses)
     generations: tuple[Generation, ...] = ()
     if num_prompts is not None:
-        generations = (Generation(actor, num_prompts * num_generations, shape),)
+        generations = (job.generation(actor, num_prompts * num_generations, shape),)
     return Workload(
         trained=trained,
         frozen=frozen,
         largest=job.micro_batch(tokens.longest, num_generations * response_length),
         flops=product(num_prompts, sum(flops)),
+        lora_flops=product(num_prompts, lora_flops),
         generation=shape,
         vllm_ranks=job.vllm_ranks(),
         generations=generations,

@@ -1,9 +1,15 @@
 """The work of a job on GPUs: models, micro-batches, operations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from snakechat.planning.compute_time import Gpu, compute_seconds, generation_seconds
+from snakechat.planning.compute_time import (
+    LORA_FLOPS_UTILIZATION,
+    SECONDS_PER_LAYER,
+    Gpu,
+    compute_seconds,
+    generation_seconds,
+)
 from snakechat.planning.footprint import SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import (
     TrainedModel,
@@ -21,11 +27,24 @@ from snakechat.training.zero_stages import DEFAULT_BUFFERS, ZeroBuffers
 
 
 class Generation(NamedTuple):
-    """Responses that a model generates, in batches of a shape."""
+    """Responses that a model generates, in batches of a shape.
+
+    is_captured: Whether a CUDA graph launches the kernels of a step; vLLM has its own.
+    num_ranks: GPUs that divide the model.
+    """
 
     model: ModelSpec
     num_responses: float
     shape: BatchShape
+    is_captured: bool = True
+    num_ranks: int = 1
+
+    def seconds(self, gpu: Gpu, num_gpus: int) -> float:
+        """Return the seconds on a number of GPUs."""
+        model, num_responses, shape, is_captured, num_ranks = self
+        return generation_seconds(
+            model, num_responses, shape, gpu, num_gpus, is_captured, num_ranks
+        )
 
 
 class Workload(NamedTuple):
@@ -35,6 +54,7 @@ class Workload(NamedTuple):
     frozen: Models that it evaluates and does not train.
     largest: Its largest micro-batch.
     flops: Operations of forward and backward passes; None if the number of rows is unknown.
+    lora_flops: Those of them that train models with adapters.
     generation: The largest batch that it generates, if any.
     vllm_ranks: Processes of a vLLM engine that generates; 0 if the model itself does.
     generations: Responses that it generates.
@@ -54,6 +74,7 @@ class Workload(NamedTuple):
     ema: bool = False
     one_at_a_time: bool = False
     notes: tuple[str, ...] = ()
+    lora_flops: float | None = 0
 
     def memory(
         self,
@@ -137,8 +158,20 @@ class Workload(NamedTuple):
 
     def seconds(self, gpu: Gpu, num_gpus: int) -> float | None:
         """Return the seconds on a number of GPUs; None if the number of rows is unknown."""
-        if self.flops is None:
+        if self.flops is None or self.lora_flops is None:
             return None
-        return compute_seconds(self.flops, gpu, num_gpus) + sum(
-            generation_seconds(*generation, gpu, num_gpus) for generation in self.generations
+        return (
+            compute_seconds(self.flops - self.lora_flops, gpu, num_gpus)
+            + compute_seconds(self.lora_flops, gpu, num_gpus, LORA_FLOPS_UTILIZATION)
+            + sum(generation.seconds(gpu, num_gpus) for generation in self.generations)
         )
+
+    def time_notes(self) -> Iterator[str]:
+        """Yield the assumptions about the time on GPUs that only some jobs have."""
+        if self.lora_flops:
+            yield f"assumed: training adapters reaches {LORA_FLOPS_UTILIZATION:.0%} of the TFLOPS"
+        if not all(generation.is_captured for generation in self.generations):
+            yield (
+                f"assumed: without CUDA graphs, each layer takes {1e3 * SECONDS_PER_LAYER:g} ms to"
+                " sample a token"
+            )

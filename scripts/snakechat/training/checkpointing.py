@@ -186,6 +186,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.name.isdigit() and path.is_dir())
 
 
+def saved_zero_stage(states: Path) -> int | None:
+    """Return the ZeRO stage of the first engine in the last checkpoint, None without one."""
+    for folder in reversed(checkpoints(states)):
+        with contextlib.suppress(OSError, ValueError):
+            values = json.loads((folder / process_folder() / "values.json").read_text())
+            return next(value for key, value in values.items() if key.endswith(".zero_stage"))
+    return None
+
+
 def process_folder() -> str:
     """Return the name of the folder of this process in a checkpoint."""
     return f"{rank()}-of-{world_size()}"

@@ -8,7 +8,6 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -54,16 +53,13 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 LOSS_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
-def init_distributed(device: torch.device, timeout: timedelta) -> None:
-    """Initialize the process group of torch and DeepSpeed for a type of device.
-
-    timeout: Time after which a collective operation fails, if a process has not joined it.
-    """
-    if device.type == "cpu":
+def adopt_process_group() -> None:
+    """Have DeepSpeed use the process group of torch."""
+    backend = torch.distributed.get_backend()
+    if backend == "gloo":
         # DeepSpeed would compile a shared-memory operator instead of using gloo.
         deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
-    backend = "gloo" if device.type == "cpu" else "nccl"
-    deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
+    deepspeed.init_distributed(backend, verbose=False)
 
 
 def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict[str, Any]:
@@ -174,6 +170,7 @@ class PartitionedModel(FrozenModel[M]):
     """A frozen module of which each process has a partition."""
 
     def __init__(self, module: M, dtype: str, offload: bool) -> None:
+        adopt_process_group()
         self.module = module.requires_grad_(False).eval()
         config = zero_config(module, dtype, 3, "parameters" if offload else "none")
         partition_weights(module, config)
@@ -218,6 +215,7 @@ class DeepSpeedEngine(Engine):
         self.fp16 = settings.dtype == "fp16"
         if self.fp16 and not get_accelerator().is_fp16_supported():
             raise InputError("dtype: fp16 requires a GPU: set dtype to bf16 or fp32")
+        adopt_process_group()
         groups = parameter_groups(module, settings, learning_rate)
         super().__init__(module, groups, settings, num_steps, stage)
         config = zero_config(module, settings.dtype, stage, offload)

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.config.common import TrainingSettings
-from snakechat.modeling.models import DTYPES, choose_device
+from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_device
 from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
@@ -52,12 +52,8 @@ def make_engine(
     Raises:
         InputError: The device cannot train in the dtype of the recipe.
     """
-    # That module imports this one.
-    from snakechat.training.deepspeed_engine import DeepSpeedEngine
-
     if placement["activation_checkpointing"]:
-        model = cast(PreTrainedModel, module.model)
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(cast(PreTrainedModel, module.model))
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
     stage = stage_used(placement["zero_stage"], settings.dtype)
@@ -65,6 +61,9 @@ def make_engine(
         module.to(choose_device(placement))
     if stage == 0:
         return ReplicatedEngine(module, settings, learning_rate, num_steps)
+    # That module imports this one.
+    from snakechat.training.deepspeed_engine import DeepSpeedEngine
+
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement["offload"])
 
 
@@ -93,10 +92,10 @@ def make_frozen(
         placement: zero_stage and gpus_per_node.
         offload: Keep the weights in CPU memory while they are not in use.
     """
-    # That module imports this one.
-    from snakechat.training.deepspeed_engine import PartitionedModel
-
     if is_partitioned(placement, dtype):
+        # That module imports this one.
+        from snakechat.training.deepspeed_engine import PartitionedModel
+
         return PartitionedModel(module, dtype, offload)
     return FrozenModel(module, choose_device(placement), offload)
 
@@ -296,7 +295,8 @@ class Engine(ABC):
         if state["zero_stage"] != self.stage:
             raise InputError(
                 f"the saved state has ZeRO stage {state['zero_stage']}, this run has stage"
-                f" {self.stage}: set zero_stage back, or delete the state in output/state"
+                f" {self.stage}: set zero_stage: {state['zero_stage']}, or delete the state in"
+                " output/state"
             )
         for index, master in enumerate(self.master_weights):
             saved = {

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from snakechat.modeling.models import choose_device
-from snakechat.training.deepspeed_engine import init_distributed
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError
 
@@ -47,7 +46,9 @@ def init_process_group(placement: Mapping[str, Any]) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    init_distributed(device, TIMEOUT)
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     # Threads of gloo that outlive the group occasionally end the process with SIGABRT.
     atexit.register(leave_process_group)
     return device

@@ -36,7 +36,7 @@ WITHOUT_EFFECT = {
         *("cache_entries", "cache_space", "result_cache", "result_copies"),
         *("code_digests", "pins", "errors", "gpus", "input_checks", "locks", "run_record"),
     )
-}
+} | {("snakechat", "planning", "stage_choice")}
 # It imports torch to connect the processes of a job; programs that compute import it themselves.
 WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
 

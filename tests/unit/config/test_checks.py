@@ -252,6 +252,10 @@ MISTAKES = {
         tiny("sft", placement={"offload": "parameters", "zero_stage": 2}),
         "sft.recipes.tiny.placement.zero_stage",
     ),
+    "offloaded parameters in a stage that the training chooses": (
+        tiny("sft", placement={"offload": "parameters", "zero_stage": "auto"}),
+        "sft.recipes.tiny.placement.zero_stage",
+    ),
     "compiled layers with ZeRO 3": (
         tiny("sft", placement={"compile": True, "zero_stage": 3}),
         "sft.recipes.tiny.placement.compile",
@@ -329,6 +333,13 @@ def test_mistake_is_reported_in_one_line(root, mistake):
 
 def test_a_default_that_the_loss_of_some_recipes_ignores_is_no_mistake(root):
     load({"dpo": {"defaults": {"label_smoothing": 0.1}}}, root)
+
+
+@pytest.mark.parametrize("changes", [{}, {"offload": "optimizer"}, {"compile": True}])
+def test_a_training_may_choose_its_zero_stage_and_checkpointing(root, changes):
+    placement = {"zero_stage": "auto", "activation_checkpointing": "auto", **changes}
+    config = load(tiny("sft", placement=placement), root)
+    assert config.recipe("sft", "tiny")["placement"].items() >= placement.items()
 
 
 def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):

@@ -31,6 +31,7 @@ class OneRecipe:
         ({"nodes": 4}, {"nodes": 1, "gpus_per_node": 1, "threads": 8}),
         ({"gpus_per_node": 0, "threads": 2}, {"nodes": 1, "gpus_per_node": 0, "threads": 2}),
         ({"threads": 3}, {"nodes": 1, "gpus_per_node": 1, "threads": 1}),
+        ({"zero_stage": "auto"}, {"nodes": 1, "gpus_per_node": 1, "threads": 8}),
     ],
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):

@@ -458,18 +458,18 @@ def test_the_next_micro_batch_is_prepared_during_the_current_one():
         (
             "cuda",
             {"pad_to_multiple_of": None, "prefetch": None},
-            Acceleration(pad_to_multiple_of=128, prefetch=True, stop_check_steps=8),
+            Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto"),
         ),
         (
             "cuda",
             {
                 "pad_to_multiple_of": 1,
                 "prefetch": False,
-                "cuda_graphs": True,
+                "cuda_graphs": False,
                 "generate_tokens": 9,
-                "attn_implementation": "auto",
+                "attn_implementation": "flex",
             },
-            Acceleration(1, False, 8, True, 9, "auto"),
+            Acceleration(1, False, 8, False, 9, "flex"),
         ),
     ],
 )

@@ -20,7 +20,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import choose_device, make_causal
+from snakechat.modeling.models import checkpoint_activations, choose_device, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.training.engine import make_engine
 from snakechat.workflow.errors import InputError
@@ -104,7 +104,7 @@ def test_adapters_and_checkpointed_activations_can_be_compiled(policy, kernel, m
     # Its kernel has no backward pass on a CPU; without generated code, it has one.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     monkeypatch.setattr(acceleration, "_current", Acceleration(attn_implementation=kernel))
-    policy.model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(policy.model)
     compile_layers(policy.model, "aot_eager")
     assert_equal(loss_and_gradients(policy), expected)
 

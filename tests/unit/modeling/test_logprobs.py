@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from snakechat.modeling import logprobs
+from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 
 TOKENS, VOCABULARY, DIMENSIONS = 7, 11, 5
@@ -107,8 +107,14 @@ def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, wi
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_sum_and_its_gradients_equal_those_of_log_softmax(chunks, with_bias):
+def test_the_sum_and_its_gradients_equal_those_of_log_softmax(
+    chunks, with_bias, compiled, monkeypatch
+):
+    # test_compilation has the code that torch generates from the function.
+    monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=compiled))
+    monkeypatch.setattr(logprobs, "compiled_sum_and_gradients", lambda: logprobs.sum_and_gradients)
     hidden, weight, bias, tokens = layer(with_bias=with_bias)
     actual, expected = (by(hidden, weight, bias, tokens) for by in (sum_of_logprobs, reference))
     expected = expected.sum()

@@ -1,5 +1,6 @@
 """Models of many types: right, or refused in one line, before a job uses them."""
 
+import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -8,13 +9,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from snakechat.modeling import forward, model_check
+from snakechat.modeling import acceleration, attention, forward, model_check
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.model_check import check_model, probe_rows, prompt_examples
 from snakechat.workflow.errors import InputError
 from support.families import spread
+from support.varlen import loop_over_segments
 
 SIZE = {
     "vocab_size": 300,
@@ -217,6 +220,29 @@ def test_a_window_that_only_long_rows_exceed_is_measured(monkeypatch):
     assert policy.supports_packing
     check_model(policy, EXAMPLES)
     assert not policy.supports_packing
+
+
+@pytest.mark.parametrize(("scale", "is_right"), [(1.0, True), (0.0, False)])
+def test_a_kernel_of_16_bits_is_compared_too(scale, is_right, monkeypatch):
+    # As on a GPU: the kernel runs in bf16, and the comparison of small models is in fp32.
+    def problem(kernel, device, dtype, head_dim):
+        return None if dtype == torch.bfloat16 else "needs bf16"
+
+    def varlen_attn(query, *arguments, **named):
+        return scale * loop_over_segments(query, *arguments, **named)
+
+    monkeypatch.setattr(attention, "kernel_problem", problem)
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(acceleration, "_current", Acceleration(attn_implementation="auto"))
+    policy = make_policy("olmo2", SIZE, torch.bfloat16)
+    examples = Examples(EXAMPLES.prompts, EXAMPLES.responses[0])
+    with (
+        contextlib.nullcontext()
+        if is_right
+        else pytest.raises(InputError, match="with the attention kernel of the GPU differ")
+    ):
+        check_model(policy, examples)
+    assert policy.supports_packing
 
 
 def test_prompts_without_responses_get_tokens_of_prompts():

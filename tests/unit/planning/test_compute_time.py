@@ -28,6 +28,7 @@ def test_seconds_of_flops():
     gpu = Gpu(memory=GIB, flops=1e12, bandwidth=1e9)
     expected = 4 / compute_time.FLOPS_UTILIZATION
     assert compute_time.compute_seconds(8e12, gpu, 2) == pytest.approx(expected)
+    assert compute_time.compute_seconds(8e12, gpu, 2, 0.5) == pytest.approx(8)
 
 
 def test_generating_a_token_reads_all_weights():
@@ -36,15 +37,33 @@ def test_generating_a_token_reads_all_weights():
     shape = BatchShape(sequences=8, length=512, targets=256)
     # Two batches of 8 rows on each of 2 GPUs; the cache has 384 tokens of each row on average.
     bytes_read = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
-    seconds = 2 * 256 * bytes_read / 1e12 / compute_time.BANDWIDTH_UTILIZATION
+    seconds = bytes_read / 1e12 / compute_time.BANDWIDTH_UTILIZATION
     for rows in (32, 31):
         estimate = compute_time.generation_seconds(model, rows, shape, gpu, 2)
-        assert estimate == pytest.approx(seconds)
-    # With unlimited bandwidth, launching the kernels of the layers remains.
-    fast = gpu._replace(bandwidth=1e18)
-    launches = 2 * 256 * 40 * compute_time.SECONDS_PER_LAYER
-    estimate = compute_time.generation_seconds(model, 32, shape, fast, 2)
-    assert estimate == pytest.approx(launches)
+        assert estimate == pytest.approx(2 * 256 * (seconds + 5e-4))
+        estimate = compute_time.generation_seconds(model, rows, shape, gpu, 2, is_captured=False)
+        assert estimate == pytest.approx(2 * 256 * seconds)
+
+
+def test_launching_kernels_bounds_the_time_of_a_token():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    # Reading memory takes no time. Without a graph, each of 40 layers takes 1 ms.
+    gpu = Gpu(memory=GIB, flops=1e15, bandwidth=1e18)
+    shape = BatchShape(sequences=8, length=512, targets=256)
+    for is_captured, seconds in ((True, 5e-4), (False, 0.04)):
+        estimate = compute_time.generation_seconds(model, 16, shape, gpu, 2, is_captured)
+        assert estimate == pytest.approx(256 * seconds, rel=1e-3)
+
+
+def test_gpus_that_divide_a_model_read_a_share_of_it():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    gpu = Gpu(memory=GIB, flops=1e15, bandwidth=1e12)
+    shape = BatchShape(sequences=8, length=512, targets=256)
+    # Two engines of 4 GPUs, each with two batches of 8 rows.
+    bytes_read = (2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384) / 4
+    seconds = 2 * 256 * (bytes_read / 1e12 / compute_time.BANDWIDTH_UTILIZATION + 5e-4)
+    estimate = compute_time.generation_seconds(model, 32, shape, gpu, 8, num_ranks=4)
+    assert estimate == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +79,7 @@ def test_generating_a_token_reads_all_weights():
 )
 def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, hours):
     # From DeepSpeed-Chat's README: step 3 on 264,292 prompts of 256 tokens with responses of 256
-    # tokens, a reward model of 350m, and batches that fill the GPUs.
+    # tokens, a reward model of 350m, and batches that fill the GPUs. Python launches its kernels.
     rows, shape = 264_292, BatchShape(sequences=64, length=512, targets=256)
     config = json.dumps(MODEL_CONFIGS[f"facebook/opt-{actor}"])
     model = ModelSpec(config, POLICY, "bf16", activation_checkpointing=True)
@@ -72,7 +91,7 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
         + compute_time.training_flops(reward, 512, 512)
     )
     seconds = compute_time.compute_seconds(flops, GPUS[gpu], gpus)
-    seconds += compute_time.generation_seconds(model, rows, shape, GPUS[gpu], gpus)
+    seconds += compute_time.generation_seconds(model, rows, shape, GPUS[gpu], gpus, False)
     assert seconds / 3600 == pytest.approx(hours, rel=0.25)
 
 

@@ -146,9 +146,9 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
 @pytest.mark.parametrize(
     ("choice", "rule", "num_generations", "gpus", "dense"),
     [
-        (None, "train_sft", None, 1, True),
+        (None, "train_sft", None, 1, False),
         ("sdpa", "train_sft", None, 1, True),
-        ("auto", "train_dpo", None, 1, False),
+        ("auto", "train_dpo", None, 1, True),
         ("flex", "train_dpo", None, 1, False),
         ("varlen", "train_dpo", None, 1, True),
         ("varlen", "train_sft", None, 1, False),

@@ -1,12 +1,18 @@
 """Workloads of jobs that sample and evaluate, by hand."""
 
+import json
+
 import pytest
 import yaml
 
 from snakechat.planning.compute_time import GPUS, generation_seconds
+from snakechat.planning.footprint import POLICY, ModelSpec
+from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.planning.job_description import JobDescription
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan, PlannedJob
+from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.digests import file_digest
 from support.specs import ONE_GPU
 
@@ -52,9 +58,9 @@ def test_responses_to_prompt_sets(tmp_path):
     assert job.memory["weights"] == weight_bytes(workload.frozen[0])
     two, beams = workload.generation._replace(sequences=2), workload.generation
     model = workload.frozen[0]
-    # Greedy and sampled responses in a batch each, then a prompt after the other.
+    # Greedy and sampled responses in a batch each, then a prompt after the other without a graph.
     seconds = 2 * generation_seconds(model, 2, two, H100, 1)
-    seconds += generation_seconds(model, 8, beams, H100, 1)
+    seconds += generation_seconds(model, 8, beams, H100, 1, is_captured=False)
     compute = workload.flops / H100.flops / 0.4
     assert job.seconds == pytest.approx(2 * seconds + compute)
 
@@ -123,3 +129,55 @@ def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
         assert f" and uses 30% of a GPU, 24.0 GiB; {suggestion}" in warning.replace(
             "fits with ", ""
         )
+
+
+@pytest.mark.parametrize(
+    ("num_responses", "model", "sequences"),
+    # Two engines share the responses.
+    [(10_000, "30b", 191), (10_000, "1.3b", 256), (200, "30b", 100)],
+)
+def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
+    spec = {"rule": "generate_responses", "settings": {"generation_backend": "vllm"}, "inputs": {}}
+    placement = ONE_GPU | {"gpus_per_node": 8, "vllm_tensor_parallel_size": 4}
+    job = JobDescription(spec, placement, Plan({}, set()), H100.memory)
+    config = json.dumps(MODEL_CONFIGS[f"facebook/opt-{model}"])
+    prompts = TokenCounts(100, 100, 0, 100, [])
+    model = ModelSpec(config, POLICY, "bf16")
+    shape = job.generation_batch(model, prompts, 64, num_responses)
+    assert (shape.sequences, shape.length, shape.targets) == (sequences, 164, 64)
+    # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
+    space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
+    assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
+    generation = job.generation(model, num_responses, shape)
+    assert (generation.is_captured, generation.num_ranks) == (True, 4)
+
+
+EVALUATION = {**SAMPLED, "num_prompts": 10, "reward": [], "judge": []}
+NO_GRAPHS = "assumed: without CUDA graphs, each layer takes 1 ms to sample a token"
+
+
+@pytest.mark.parametrize(
+    ("placement", "is_captured"),
+    [
+        ({}, True),
+        ({"cuda_graphs": True}, True),
+        ({"cuda_graphs": False}, False),
+        # The whole weights have 2.5 of 80 GiB.
+        ({"gpus_per_node": 8, "zero_stage": 3}, True),
+    ],
+)
+def test_cuda_graphs_sample_by_default(placement, is_captured):
+    job = estimate("evaluate_rlhf", EVALUATION, ("sft", "rlhf", "tokens"), **placement)
+    generation = job.workload.generations[0]
+    assert (generation.is_captured, generation.num_ranks) == (is_captured, 1)
+    assert (NO_GRAPHS in job.notes) == (not is_captured)
+    # 24 layers of 1 ms; with a graph, 2.5 GiB and the cache of 20 responses are read.
+    per_token = generation.seconds(H100, job.num_gpus) / 64
+    assert per_token == pytest.approx(0.0022 if is_captured else 0.024, rel=0.1)
+
+
+def test_layers_that_are_gathered_are_not_captured():
+    placement = {"gpus_per_node": 8, "zero_stage": 3}
+    inputs = ("sft", "rlhf", "tokens")
+    job = estimate("evaluate_rlhf", EVALUATION, inputs, model="66b", **placement)
+    assert NO_GRAPHS in job.notes

@@ -97,7 +97,8 @@ def test_settings_are_combined_if_none_is_sufficient_by_itself():
 
 def test_a_model_that_fits_with_no_settings_is_reported():
     # A mask of 200,000 x 200,000 positions.
-    job = estimate_sft(micro_batch_tokens=200_000, settings={"max_length": 200_000})
+    placement = {"micro_batch_tokens": 200_000, "attn_implementation": "sdpa"}
+    job = estimate_sft(settings={"max_length": 200_000}, **placement)
     assert job.warnings[0].endswith("no placement helps: use larger GPUs or a smaller model")
 
 
@@ -132,6 +133,30 @@ def test_flops_hours_and_disk_by_hand():
         "assumed: a has as many rows as in the hub catalog",
         "assumed until tokenize_sft a is built: 256 tokens per row, half of the limit",
     ]
+
+
+def test_adapters_train_with_fewer_operations_at_a_lower_rate():
+    job = estimate_sft(settings={"lora_rank": 128})
+    tokens = 0.2 * 76_256 * 256
+    total, adapters = job.workload.num_weights()
+    assert total == OPT_1_3B_WEIGHTS + adapters
+    # 4 operations for each weight, and 2 more for a trained one.
+    flops = tokens * (4 * total + 2 * adapters + 12 * 24 * 2048 * 256)
+    assert job.flops == pytest.approx(flops)
+    assert job.seconds == pytest.approx(flops / 312e12 / 0.3)
+    assert job.notes[-1] == "assumed: training adapters reaches 30% of the TFLOPS"
+    assert estimate_sft(settings={"lora_rank": 128}, gpus_per_node=0).notes == job.notes[:-1]
+
+
+def test_the_choice_of_a_zero_stage_is_shown():
+    job = estimate_sft(zero_stage="auto", activation_checkpointing="auto")
+    assert (job.placement["zero_stage"], job.placement["activation_checkpointing"]) == (0, False)
+    size = sum(job.memory.values()) / GIB
+    reason = f"zero_stage: 0 without activation_checkpointing: {size:.1f} of 80.0 GiB"
+    assert job.notes[0] == reason
+    small = estimate_sft("v100-32g", zero_stage="auto", activation_checkpointing="auto")
+    assert small.placement["activation_checkpointing"] is True
+    assert small.warnings == []
 
 
 def test_disk_and_time_of_a_download():

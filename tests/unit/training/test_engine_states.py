@@ -121,7 +121,7 @@ def test_a_state_of_another_zero_stage_is_rejected():
     with pytest.raises(InputError) as error:
         other.load_state_dict(engine.state_dict())
     assert str(error.value) == (
-        "the saved state has ZeRO stage 2, this run has stage 3: set zero_stage back, or delete the"
+        "the saved state has ZeRO stage 2, this run has stage 3: set zero_stage: 2, or delete the"
         " state in output/state"
     )
 

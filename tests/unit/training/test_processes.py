@@ -49,6 +49,11 @@ def test_collective_operations_of_two_processes(runs):
         }
 
 
+def test_all_processes_choose_for_the_smallest_gpu(runs):
+    assert [rank["choice"][0] for rank in runs[1]] == [(0, False)]
+    assert [rank["choice"][0] for rank in runs[2]] == [(0, True), (0, True)]
+
+
 # --- training -----------------------------------------------------------------------------------
 
 

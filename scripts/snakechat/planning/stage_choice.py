@@ -1,0 +1,154 @@
+"""ZeRO stage, activation checkpointing and compilation that a placement leaves to the training.
+
+Stage and checkpointing are the first ones in the order of CHOICES that fit on the GPUs. A training
+program and scripts/estimate.py choose by the same estimate of memory.
+"""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import torch
+
+from snakechat.modeling.compilation import can_compile
+from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
+from snakechat.modeling.models import choose_device
+from snakechat.planning.compute_time import FLOPS_UTILIZATION
+from snakechat.planning.flops import peak_flops
+from snakechat.planning.footprint import measure_size
+from snakechat.planning.job_workloads import TRAININGS, job_workload
+from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes
+from snakechat.planning.plan import Plan, PlannedJob
+from snakechat.planning.token_counts import FIELDS
+from snakechat.planning.workload import Workload
+from snakechat.training.checkpointing import saved_zero_stage
+from snakechat.training.zero_stages import stage_used
+from snakechat.workflow.distributed import all_reduce_max, broadcast_from_first, rank
+from snakechat.workflow.job import Job
+
+AUTO = "auto"
+# A model is compiled by default if it has more weights, and is trained for longer, than these. A
+# smaller model is compared with transformers in fp32 (modeling/model_check.py), for which it would
+# be compiled again. Compiling takes up to a few minutes.
+COMPILED_WEIGHTS, COMPILED_SECONDS = MAX_FP32_WEIGHTS, 600
+KEYS = ("zero_stage", "activation_checkpointing")
+# Values of KEYS, the fastest first. Checkpointing computes each forward pass a second time; stage 3
+# gathers all weights in each pass, and to sample.
+CHOICES = sorted(
+    product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
+)
+
+
+def choose_stage(job: Job[Any]) -> None:
+    """Complete the placement of a training for the GPUs of its processes, and apply it.
+
+    A run that resumes keeps the ZeRO stage of its checkpoint.
+    """
+    placement, index, compiles = job.placement, 0, False
+    on_gpu = placement["gpus_per_node"] > 0
+    may_compile = on_gpu and placement.get("compile") is None and not job.spec.get("deterministic")
+    if not (_is_open(placement) or may_compile):
+        return
+    gpu_memory = torch.cuda.mem_get_info()[1] if on_gpu else 0
+    # That of the smallest GPU.
+    gpu_memory = -all_reduce_max(-gpu_memory)
+    if rank() == 0:
+        plan = plan_of_inputs(job)
+        saved = saved_zero_stage(job.states) if placement["zero_stage"] == AUTO else None
+        known = placement if saved is None else {**placement, "zero_stage": saved}
+        chosen, reason = determine_stage(job.spec, known, plan, gpu_memory)
+        known = known | chosen
+        index = CHOICES.index((known["zero_stage"], known["activation_checkpointing"]))
+        if reason:
+            print(reason, flush=True)
+        peak = peak_flops(torch.cuda.get_device_name()) if may_compile and can_compile() else None
+        if peak:
+            workload = job_workload(job.spec, known, plan, gpu_memory)
+            assert workload
+            compiles = is_worth_compiling(workload, num_processes(known) * peak)
+        if compiles:
+            print(f"compile: true: the training takes more than {COMPILED_SECONDS // 60} minutes")
+    placement.update(zip(KEYS, CHOICES[broadcast_from_first(index)], strict=True))
+    if broadcast_from_first(compiles):
+        placement["compile"] = True
+        choose_device(placement)
+
+
+def is_worth_compiling(workload: Workload, peak: float) -> bool:
+    """Return whether a training is compiled by default.
+
+    Args:
+        peak: Operations per second that all GPUs reach at most.
+    """
+    stages = [entry.stage for entry in workload.trained]
+    weights = max(measure_size(entry.model).weights for entry in workload.trained)
+    seconds = (workload.flops or 0) / (peak * FLOPS_UTILIZATION)
+    # Stage 3 runs no compiled layers.
+    return 3 not in stages and weights > COMPILED_WEIGHTS and seconds > COMPILED_SECONDS
+
+
+def determine_stage(
+    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan, gpu_memory: float
+) -> tuple[dict[str, Any], str]:
+    """Return the keys of a placement that `auto` stands for, and why they have their values.
+
+    Jobs that train no model have no such keys: there, `auto` does not partition models.
+
+    Raises:
+        InputError: The size of a model is unknown.
+    """
+    if spec["rule"] not in TRAININGS or not _is_open(placement):
+        return {}, ""
+    for pair in possible_choices(placement, spec["settings"]["dtype"]):
+        chosen = dict(zip(KEYS, pair, strict=True))
+        if not placement["gpus_per_node"]:
+            return chosen, ""
+        changed = {**placement, **chosen}
+        workload = job_workload(spec, changed, plan, gpu_memory)
+        assert workload
+        needed = sum(workload.memory(changed, gpu_memory)[1].values())
+        fits = needed <= USABLE_MEMORY * gpu_memory
+        if fits:
+            break
+    stage, recomputes = pair
+    return chosen, (
+        f"zero_stage: {stage} {'with' if recomputes else 'without'} activation_checkpointing:"
+        f" {'' if fits else 'does not fit, '}{needed / GIB:.1f} of {gpu_memory / GIB:.1f} GiB"
+    )
+
+
+def possible_choices(placement: Mapping[str, Any], dtype: str) -> list[tuple[int, bool]]:
+    """Return the CHOICES that a placement allows, in their order. At least one is among them."""
+    stages = [stage for stage in range(4) if stage_used(stage, dtype) == stage]
+    if placement["offload"] != "none":
+        # DeepSpeed offloads only what ZeRO partitions.
+        stages = [stage for stage in stages if stage > 0]
+    if placement.get("compile"):
+        # Stage 3 runs no compiled layers.
+        stages.remove(3)
+    if num_processes(placement) == 1:
+        # There is nothing to partition.
+        del stages[1:]
+    if placement["zero_stage"] != AUTO:
+        stages = [placement["zero_stage"]]
+    return [
+        (stage, recomputes)
+        for stage, recomputes in CHOICES
+        if stage in stages and placement["activation_checkpointing"] in (AUTO, recomputes)
+    ]
+
+
+def _is_open(placement: Mapping[str, Any]) -> bool:
+    """Return whether a placement has `auto` for a key."""
+    return AUTO in [placement.get(key) for key in KEYS]
+
+
+def plan_of_inputs(job: Job[Any]) -> Plan:
+    """Return a plan of the inputs of a job, which exist."""
+    planned = {}
+    for entry in job.spec["inputs"].values():
+        # The folder of any model has its config, as that of a downloaded one.
+        rule = entry.get("rule")
+        rule = rule if rule in FIELDS else "fetch_model"
+        planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}}, {})
+    return Plan(planned, set())

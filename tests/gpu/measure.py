@@ -1,0 +1,569 @@
+"""Check and measure training on one GPU, in about ten minutes.
+
+    python tests/gpu/measure.py OUT.jsonl [SECTION...]
+
+Needs this checkout and a Python with torch (CUDA), transformers, peft and pyarrow: no network, no
+Snakemake, no data, no model. A section that needs DeepSpeed says so where it is missing. Each
+section is a process with a time limit of its own and appends a line of JSON to OUT.jsonl for each
+result as soon as it exists, so that a failure costs no other result. The exit code is 1 if a
+section failed.
+
+--rehearse GUARD runs the sections with small models on emulated CUDA (emulated_cuda.py).
+"""
+
+import argparse
+import collections
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+for name in ("tests", "scripts"):
+    sys.path.insert(0, str(ROOT / name))
+if not importlib.util.find_spec("tensorboard"):
+    # The logs of trainers, which nobody reads here.
+    silent = types.SimpleNamespace(SummaryWriter=mock.MagicMock)
+    sys.modules["torch.utils.tensorboard"] = silent
+
+SECTIONS = {}
+TOP_KERNELS = 25
+# Trainings of small models: the stage, and settings besides those that all share.
+ON_PAIRS = {"max_length": 48, "learning_rate": 1e-3, "global_batch_size": 8}
+ON_PROMPTS = {
+    "max_prompt_length": 32,
+    "max_response_length": 16,
+    "rollout_batch_size": 8,
+    "global_batch_size": 8,
+    "actor_learning_rate": 1e-3,
+    "critic_learning_rate": 1e-3,
+    "lora_rank": 0,
+}
+GRPO = {"algorithm": "grpo", "num_generations": 4, "global_batch_size": 32}
+GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
+TINY_CASES = {
+    "sft": ("sft", ON_PAIRS),
+    "reward": ("reward", ON_PAIRS),
+    "dpo": ("dpo", ON_PAIRS),
+    "ppo": ("rlhf", ON_PROMPTS),
+    "grpo": ("rlhf", ON_PROMPTS | GRPO),
+}
+
+
+class Size(NamedTuple):
+    """Sizes of the measurements. large, chat: Models that train, and that sample."""
+
+    large: str
+    scorer: str
+    chat: str
+    rows: int
+    limit: int
+    micro_batch_tokens: int
+    warm_up: int
+    steps: int
+    responses: int
+    response_length: int
+
+
+GPU = Size("opt-1.3b", "opt-350m", "qwen3-0.6b", 64, 512, 16384, 2, 6, 128, 256)
+REHEARSAL = Size("tiny-opt", "tiny-opt", "tiny-opt", 8, 64, 256, 1, 2, 8, 16)
+
+
+def section(seconds):
+    """Return a decorator that adds a function to SECTIONS, with its time limit."""
+
+    def add(function):
+        SECTIONS[function.__name__] = (function, seconds)
+        return function
+
+    return add
+
+
+class Bench:
+    """What the functions of sections share.
+
+    Attributes:
+        size: Sizes of the models and rows.
+        folder: Models and tokens, which the first section that needs them makes.
+        record: Function that appends a result, given by keywords.
+        rehearses: Whether CUDA is emulated.
+    """
+
+    def __init__(self, name, out, folder, rehearses):
+        self.name, self.out, self.folder, self.rehearses = name, out, folder, rehearses
+        self.size = REHEARSAL if rehearses else GPU
+
+    def record(self, **result):
+        with self.out.open("a") as file:
+            file.write(json.dumps({"section": self.name, **result}) + "\n")
+        print(f"{self.name}: {result}", flush=True)
+
+    def work(self):
+        """Return a new folder for a job."""
+        return Path(tempfile.mkdtemp(dir=self.folder)) / "result"
+
+    def tiny_job(self, name, gpus, dtype):
+        """Return a job of TINY_CASES."""
+        from gpu.workloads import make_job, model_folder, tokens_folder
+
+        stage, settings = TINY_CASES[name]
+        model = model_folder("tiny-opt", self.folder, "cpu")
+        inputs = {
+            "model": model,
+            "actor": model,
+            "reward": model_folder("tiny-opt", self.folder, "cpu", scorer=True),
+            "tokens": tokens_folder("tiny-opt", self.folder, 32, 48),
+        }
+        common = {"epochs": 1, "dtype": dtype, "warmup_steps": 0}
+        placement = {"gpus_per_node": gpus, "micro_batch_tokens": 256}
+        job = make_job(stage, inputs, self.work(), placement, **common | settings)
+        if stage == "dpo":
+            job.inputs["reference"] = self.work()
+            write_reference(job)
+        return job
+
+    def sft_job(self, **placement):
+        """Return an SFT job of the large model."""
+        from gpu.workloads import make_job, model_folder, tokens_folder
+
+        size = self.size
+        rows = size.rows * (size.warm_up + size.steps + 1)
+        placement = {"gpus_per_node": 1, "micro_batch_tokens": size.micro_batch_tokens} | placement
+        return make_job(
+            "sft",
+            {
+                "model": model_folder(size.large, self.folder, "cuda"),
+                "tokens": tokens_folder(size.large, self.folder, rows, size.limit),
+            },
+            self.work(),
+            placement,
+            max_length=size.limit,
+            global_batch_size=size.rows,
+            epochs=1,
+            dtype="bf16",
+        )
+
+
+# --- sections ---------------------------------------------------------------------------------
+
+
+@section(30)
+def versions(bench):
+    """Record versions, and check that the libraries have the names that are used here."""
+    import torch
+
+    from snakechat.modeling.library_versions import check_libraries
+
+    names = ("transformers", "peft", "pyarrow", "numpy", "triton", "deepspeed")
+    found = {name: version(name) for name in ("torch", *names)}
+    major, minor = torch.cuda.get_device_capability()
+    bench.record(
+        device=torch.cuda.get_device_name(),
+        capability=f"{major}.{minor}",
+        memory_gib=round(torch.cuda.mem_get_info()[1] / 2**30, 1),
+        cuda=torch.version.cuda,
+        python=platform.python_version(),
+        **found,
+    )
+    check_libraries()
+
+
+@section(120)
+def trainers(bench):
+    """Train each kind of small model in fp32 for three steps, on a CPU and on the GPU."""
+    from gpu.workloads import metrics, train
+
+    for name in TINY_CASES:
+        found = []
+        for gpus in (0, 1):
+            job = bench.tiny_job(name, gpus, "fp32")
+            train(job, 3)
+            found.append(metrics(job))
+        bench.record(case=name, steps=len(found[1]), **largest_difference(*found))
+
+
+@section(60)
+def waits(bench):
+    """Count the places where the host waits for the GPU in steps of SFT."""
+    import torch
+
+    from gpu.workloads import train
+
+    def debug(step):
+        is_measured = bench.size.warm_up <= step < bench.size.warm_up + bench.size.steps
+        torch.cuda.set_sync_debug_mode("warn" if is_measured else "default")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # The timer waits for the GPU at the ends of steps, past this mode.
+        train(bench.sft_job(), bench.size.warm_up + bench.size.steps, debug)
+    places = collections.Counter(
+        f"{Path(each.filename).name}:{each.lineno}"
+        for each in caught
+        if "synchroniz" in str(each.message)
+    )
+    bench.record(steps=bench.size.steps, waits=places)
+
+
+@section(120)
+def kernels(bench):
+    """Compare loss and gradients of each attention kernel in bf16 with a CPU in fp32."""
+    from gpu.passes import KERNEL_MODELS, kernel_errors
+    from gpu.workloads import small_tokenizer
+
+    tokenizer = small_tokenizer()
+    for model in KERNEL_MODELS:
+        for num_responses in (1, 2):
+            for kernel in ("sdpa", "auto", *(() if bench.rehearses else ("flex",))):
+                placement = {"attn_implementation": kernel}
+                errors = kernel_errors(model, num_responses, tokenizer, **placement)
+                bench.record(model=model, responses=num_responses, kernel=kernel, **errors)
+
+
+@section(240)
+def sft(bench):
+    """Measure SFT of the large model: speed, memory beside the estimate, kernels."""
+    import torch
+
+    from gpu.workloads import train
+    from snakechat.planning.flops import peak_flops, training_flops
+
+    size = bench.size
+    for name, placement in (
+        ("default", {}),
+        ("sdpa", {"attn_implementation": "sdpa"}),
+        ("compiled", {"compile": True}),
+        ("activation checkpointing", {"activation_checkpointing": True}),
+    ):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        job = bench.sft_job(**placement)
+        seconds, tokens = step_seconds(bench, job, train)
+        flops = training_flops(job.record["models"]["model"], tokens / size.rows)
+        peak = peak_flops(torch.cuda.get_device_name())
+        bench.record(
+            case=name,
+            tokens_per_second=round(tokens / seconds),
+            seconds_per_step=round(seconds, 4),
+            mfu=peak and round(flops * tokens / seconds / peak, 3),
+            peak_gib=gib(torch.cuda.max_memory_allocated()),
+            estimated_gib=gib(estimated_peak(job)),
+        )
+    with torch.profiler.profile() as profile:
+        train(bench.sft_job(), size.warm_up + 1)
+    bench.record(case="kernels of all steps", milliseconds=top_kernels(profile))
+
+
+@section(180)
+def decoding(bench):
+    """Measure sampling of the chat model: eager, and captured for the first and a second time."""
+    import torch
+
+    from gpu.passes import configured
+    from gpu.workloads import SHAPES, make_model, now
+    from snakechat.modeling.generation import sample_responses
+
+    size = bench.size
+    model = make_model(size.chat, "cuda").eval()
+    vocab_size = SHAPES[size.chat]["vocab_size"]
+    prompts = torch.randint(10, vocab_size, (size.responses, size.response_length // 4)).tolist()
+    for name, graphs in (("captured", True), ("captured again", True), ("eager", False)):
+        torch.cuda.reset_peak_memory_stats()
+        with configured(cuda_graphs=graphs):
+            started = now()
+            responses = sample_responses(model, prompts, [2], size.response_length, 1.0, 8192)
+            seconds = now() - started
+        sampled = sum(len(ids) for row in responses for ids in row)
+        bench.record(
+            case=name,
+            tokens=sampled,
+            tokens_per_second=round(sampled / seconds),
+            milliseconds_per_step=round(1000 * seconds / size.response_length, 2),
+            peak_gib=gib(torch.cuda.max_memory_allocated()),
+        )
+
+
+@section(180)
+def ppo(bench):
+    """Measure steps of PPO of the large model by section."""
+    import torch
+
+    from gpu.workloads import make_job, model_folder, tokens_folder, train
+
+    size = bench.size
+    torch.cuda.reset_peak_memory_stats()
+    number = size.warm_up + size.steps
+    tokens = tokens_folder(size.large, bench.folder, size.rows * (number + 1), size.limit)
+    job = make_job(
+        "rlhf",
+        {
+            "actor": model_folder(size.large, bench.folder, "cuda"),
+            "reward": model_folder(size.scorer, bench.folder, "cuda", scorer=True),
+            "tokens": tokens,
+        },
+        bench.work(),
+        {"gpus_per_node": 1, "micro_batch_tokens": size.micro_batch_tokens},
+        max_prompt_length=size.limit * 5 // 8,
+        max_response_length=size.response_length,
+        rollout_batch_size=size.rows,
+        global_batch_size=size.rows,
+        lora_rank=0,
+        dtype="bf16",
+        epochs=1,
+    )
+    train(job, number)
+    lines = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
+    steps = list(lines)[size.warm_up :]
+    names = [name for name, value in steps[0].items() if isinstance(value, float)]
+    bench.record(
+        responses=size.rows,
+        **{name: round(statistics.median(step[name] for step in steps), 4) for name in names},
+        peak_gib=gib(torch.cuda.max_memory_allocated()),
+        estimated_gib=gib(estimated_peak(job)),
+    )
+
+
+@section(60)
+def parts(bench):
+    """Measure what a step does besides passes of the model, at the size of the large one."""
+    import torch
+
+    from gpu.workloads import make_model, now
+    from snakechat.modeling.logprobs import sum_of_logprobs
+    from snakechat.training.engine import ReplicatedEngine
+
+    model = make_model(bench.size.large, "cuda")
+    settings = types.SimpleNamespace(
+        **{"dtype": "bf16", "weight_decay": 0.0, "adam_betas": (0.9, 0.95), "warmup_steps": 0},
+        **{"lr_schedule": "constant", "min_lr_ratio": 0.0, "max_grad_norm": 1.0},
+        lora_learning_rate=None,
+    )
+    engine = ReplicatedEngine(model, settings, 1e-6, 100)
+    weight = model.get_output_embeddings().weight
+    hidden = torch.randn(
+        bench.size.micro_batch_tokens // 2,
+        weight.shape[1],
+        dtype=weight.dtype,
+        device="cuda",
+        requires_grad=True,
+    )
+    targets = torch.randint(0, len(weight), (len(hidden),)).to("cuda")
+
+    def accumulate():
+        for each in model.parameters():
+            each.grad = torch.ones_like(each)
+            for hook in (each._post_accumulate_grad_hooks or {}).values():
+                hook(each)
+
+    for name, function in (
+        ("gradient norm, Adam, weights", engine.step),
+        ("accumulation of gradients", accumulate),
+        ("cross-entropy", lambda: sum_of_logprobs(hidden, weight, None, targets).backward()),
+    ):
+        seconds = []
+        for _ in range(5):
+            started = now()
+            function()
+            seconds.append(now() - started)
+        bench.record(part=name, milliseconds=round(1000 * statistics.median(seconds[1:]), 3))
+
+
+@section(180)
+def zero(bench):
+    """Train a small model at each ZeRO stage in each dtype, with and without an interruption."""
+    if version("deepspeed") is None:
+        bench.record(skipped="needs deepspeed")
+        return
+    from gpu.worker import CASES, join, run
+
+    placement, device = join("cuda")
+    reference = None
+    # Emulated CUDA has no stage 3.
+    cases = CASES["cuda"] if not bench.rehearses else [(0, "fp32"), (2, "bf16")]
+    for stage, dtype in cases:
+        whole, resumed = (run(stage, dtype, placement, device, each) for each in (False, True))
+        losses = whole["losses"]
+        reference = reference or losses
+        bench.record(
+            stage=stage,
+            dtype=dtype,
+            difference_from_first=relative_difference(losses, reference),
+            difference_resumed=relative_difference(resumed["losses"], losses),
+        )
+
+
+@section(90)
+def deterministic(bench):
+    """Train GRPO twice with deterministic kernels, and compare all metrics."""
+    from snakechat.workflow import deterministic
+
+    # Libraries of a GPU read it once.
+    os.environ.update(deterministic.ENVIRONMENT)
+    deterministic.request_deterministic_kernels()
+    from gpu.workloads import metrics, train
+
+    found = []
+    for _ in range(2):
+        job = bench.tiny_job("grpo", 1, "bf16")
+        train(job, 3)
+        found.append(metrics(job))
+    bench.record(equal=found[0] == found[1], **largest_difference(*found))
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def version(name):
+    """Return the version of a library, None if it is missing."""
+    try:
+        return importlib.import_module(name).__version__
+    except ImportError:
+        return None
+
+
+def gib(number):
+    return round(number / 2**30, 2)
+
+
+def relative_difference(values, expected):
+    """Return the largest relative difference of two sequences of numbers."""
+    pairs = zip(values, expected, strict=True)
+    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in pairs)
+
+
+def largest_difference(expected, steps):
+    """Return the metric of a run that differs the most from another one, and by how much."""
+    differences = {
+        name: relative_difference(
+            [step[name] for step in steps if name in step],
+            [step[name] for step in expected if name in step],
+        )
+        for name in expected[-1]
+        if isinstance(expected[-1][name], float)
+    }
+    name = max(differences, key=differences.__getitem__)
+    return {"largest_difference": differences[name], "of": name}
+
+
+def step_seconds(bench, job, train):
+    """Train; return the mean seconds of the measured steps and their mean tokens."""
+    size = bench.size
+    ends = train(job, size.warm_up + size.steps)
+    seconds = [end - start for start, end in pairwise(ends[size.warm_up - 1 :])]
+    # With the tokens of prompts, which the log of a training does not count.
+    from snakechat.modeling.batching import Examples, training_batches
+
+    examples = Examples.read(job.inputs["tokens"], "train", "chosen")
+    lengths = examples.prompt_lengths + examples.response_lengths[0]
+    batches = training_batches(len(examples), job.settings.global_batch_size, job.settings)
+    rows = [batch for batch, _ in zip(batches, ends, strict=False)][size.warm_up :]
+    return statistics.fmean(seconds), statistics.fmean(int(lengths[batch].sum()) for batch in rows)
+
+
+def estimated_peak(job):
+    """Return the bytes that scripts/estimate.py predicts for a job."""
+    from snakechat.planning.job_workloads import job_workload
+    from snakechat.planning.stage_choice import plan_of_inputs
+
+    workload = job_workload(job.spec, job.placement, plan_of_inputs(job))
+    _, memory = workload.memory(job.placement)
+    return sum(memory.values())
+
+
+def top_kernels(profile):
+    """Return the milliseconds of the kernels that take the most time."""
+    times = {event.key: event.self_device_time_total / 1000 for event in profile.key_averages()}
+    largest = sorted(times.items(), key=lambda item: -item[1])[:TOP_KERNELS]
+    return {name: round(milliseconds, 2) for name, milliseconds in largest if milliseconds}
+
+
+def write_reference(job):
+    """Write the log-probabilities of DPO's reference model, an input of a job."""
+    folder = job.inputs["reference"]
+    folder.mkdir()
+    keys = {"mismatched_max_length": None, "batches": None, "dtype": job.settings.dtype}
+    changes = {"result": folder, "settings": types.SimpleNamespace(**keys)}
+    importlib.import_module("compute_reference").main(types.SimpleNamespace(**vars(job) | changes))
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def main():
+    """Run each section in a process, and report those that failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="file to which results are appended")
+    parser.add_argument("sections", nargs="*", help=f"default: {' '.join(SECTIONS)}")
+    parser.add_argument("--rehearse", metavar="GUARD", help="emulate CUDA; the compiled guard")
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    unknown = set(arguments.sections) - SECTIONS.keys()
+    if unknown:
+        sys.exit(f"unknown sections: {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
+    if arguments.run:
+        [name] = arguments.sections
+        run_section(name, arguments.out, arguments.run, arguments.rehearse)
+        return
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.sections or SECTIONS:
+            bench = Bench(name, arguments.out, Path(folder), bool(arguments.rehearse))
+            if problem := run_process(name, arguments, folder):
+                failed.append(name)
+                bench.record(failed=problem)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}: see {arguments.out}")
+
+
+def run_process(name, arguments, folder):
+    """Run a section in a process of its own; return what went wrong, if anything."""
+    command = [sys.executable, __file__, str(arguments.out), name, "--run", folder]
+    if arguments.rehearse:
+        command += ["--rehearse", arguments.rehearse]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if arguments.rehearse:
+        environment |= {"DS_ACCELERATOR": "cuda", "OMP_NUM_THREADS": "1"}
+    started, limit = time.monotonic(), SECTIONS[name][1]
+    try:
+        process = subprocess.run(
+            command, env=environment, stderr=subprocess.PIPE, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return f"took more than {limit} s"
+    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    if process.returncode == 0:
+        return None
+    print(process.stderr, file=sys.stderr)
+    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    # torch writes the rank of the process before each line.
+    return lines[-1].removeprefix("[rank0]: ")
+
+
+def run_section(name, out, folder, guard):
+    """Run a section in this process."""
+    with contextlib.ExitStack() as stack:
+        if guard:
+            from gpu.guard import load_guard
+
+            load_guard(guard)
+            from gpu.emulated_cuda import rehearsal
+
+            stack.enter_context(rehearsal())
+        SECTIONS[name][0](Bench(name, out, folder, bool(guard)))
+
+
+if __name__ == "__main__":
+    main()

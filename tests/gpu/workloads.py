@@ -1,0 +1,235 @@
+"""Models of random weights and jobs of trainers on random tokens, for measurements.
+
+Nothing is downloaded, and no library is needed beyond those of training: of the config, only the
+defaults of config.yaml are read.
+"""
+
+import importlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+import yaml
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    OPTForCausalLM,  # noqa: F401 not within a measurement
+)
+
+from snakechat.config.dpo import DpoSettings
+from snakechat.config.reward import RewardSettings
+from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.sft import SftSettings
+from snakechat.data.tokens import RaggedWriter
+from snakechat.modeling.saving import save_model
+from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.process_group import leave_process_group
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "sft": SftSettings,
+    "reward": RewardSettings,
+    "dpo": DpoSettings,
+    "rlhf": RlhfSettings,
+}
+SEED = 1
+OPT = {"model_type": "opt", "vocab_size": 50272, "max_position_embeddings": 2048, "dropout": 0.0}
+SHAPES = {
+    "opt-1.3b": {
+        **OPT,
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "word_embed_proj_dim": 2048,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+    },
+    # The reward model of OPT-1.3B.
+    "opt-350m": {
+        **OPT,
+        "num_hidden_layers": 24,
+        "hidden_size": 1024,
+        "word_embed_proj_dim": 1024,
+        "num_attention_heads": 16,
+        "ffn_dim": 4096,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+        "tie_word_embeddings": True,
+    },
+    "tiny-opt": {
+        **OPT,
+        "vocab_size": 320,
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "num_attention_heads": 2,
+        "ffn_dim": 64,
+        "init_std": 0.1,
+    },
+}
+
+
+def make_model(name, device, scorer=False):
+    """Return a model with random weights in bf16, made on its device."""
+    torch.manual_seed(SEED)
+    config = AutoConfig.for_model(
+        **SHAPES[name], num_labels=1, bos_token_id=0, eos_token_id=2, pad_token_id=1
+    )
+    config._attn_implementation = "sdpa"
+    family = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
+    with torch.device(device):
+        return family.from_config(config, dtype=torch.bfloat16)
+
+
+def model_folder(name, folder, device, scorer=False):
+    """Return the folder of a model with random weights; make it once."""
+    path = folder / f"{name}{'-scorer' if scorer else ''}"
+    if not path.exists():
+        save_model(make_model(name, device, scorer).to("cpu"), small_tokenizer(), path)
+    return path
+
+
+def small_tokenizer():
+    """Return a tokenizer with fewer tokens than the models, whose ids are random."""
+    import random
+
+    from init_model import train_tokenizer
+    from snakechat.data import toy
+
+    rows, _ = toy.make_rows(100, 10, random.Random(SEED))
+    return train_tokenizer((text for row in rows for text in row.values()), 300)
+
+
+def tokens_folder(name, folder, num_rows, limit):
+    """Return a folder of random tokens with the lengths of chat data; make it once.
+
+    limit: Maximum number of tokens of a row. The median of prompts is a quarter of it, and that of
+        responses a ninth.
+    """
+    path, random = folder / f"tokens-{name}-{num_rows}-{limit}", np.random.default_rng(SEED)
+    if path.exists():
+        return path
+    path.mkdir()
+    vocab_size = SHAPES[name]["vocab_size"]
+    for field, median, highest in (
+        ("prompt", limit / 4, limit * 5 // 8),
+        ("chosen", limit / 9, limit * 3 // 8),
+        ("rejected", limit / 9, limit * 3 // 8),
+    ):
+        lengths = np.exp(random.normal(np.log(median), 0.75, num_rows)).astype(int)
+        # Ids of special tokens come first.
+        rows = [random.integers(10, vocab_size, max(2, min(n, highest))) for n in lengths]
+        for split, part in (("train", rows), ("eval", rows[:1])):
+            with RaggedWriter(path, f"{split}.{field}", vocab_size) as writer:
+                writer.write([row.tolist() for row in part])
+    return path
+
+
+def make_job(stage, inputs, result, placement, **settings):
+    """Return a job of a trainer with the defaults of a stage.
+
+    placement: Its changes of the placement `single_gpu`, or of `cpu` with gpus_per_node 0.
+    """
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    (result / "logs").mkdir(parents=True)
+    hardware = config["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
+    kind = SETTINGS[stage]
+    names = kind.__dataclass_fields__
+    defaults = config[stage]["defaults"] | {"seed": SEED, "template": "dialogue", "datasets": []}
+    if stage == "rlhf":
+        defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
+        defaults |= {"reward": "model", "reward_templates": {"model": "dialogue"}}
+        defaults |= {"llm_judges": {}, "eval_prompts": 0}
+    values = {key: value for key, value in (defaults | settings).items() if key in names}
+    rule = f"train_{stage}"
+    return SimpleNamespace(
+        settings=kind(**values),
+        placement={**hardware, "save_steps": 1 << 30, **placement},
+        inputs=inputs,
+        result=result,
+        log_folder=result / "logs",
+        states=result / "states",
+        record={},
+        facts={},
+        lineage={},
+        spec={
+            "rule": rule,
+            "name": "random",
+            "path": str(result),
+            "settings": values,
+            "inputs": {
+                key: {"path": str(path), "rule": f"tokenize_{stage}" if key == "tokens" else ""}
+                for key, path in inputs.items()
+            },
+        },
+    )
+
+
+class Finished(Exception):
+    """Ends a trainer after the last measured step."""
+
+
+@contextmanager
+def measured_steps(number, before_step=lambda step: None):
+    """Context in which trainers end after a number of steps; yields the times of their ends.
+
+    before_step: Called with the index of each step, and of the one after the last.
+    """
+    ends, steps = [], Checkpointer.steps
+
+    def timed(checkpointer, batches) -> Iterator:
+        before_step(0)
+        for step in steps(checkpointer, batches):
+            yield step
+            ends.append(now())
+            before_step(len(ends))
+            if len(ends) == number:
+                raise Finished
+
+    with mock.patch.object(Checkpointer, "steps", timed):
+        yield ends
+
+
+def train(job, number, before_step=lambda step: None):
+    """Run the main of a trainer for a number of steps; return the times of their ends."""
+    program = importlib.import_module(job.spec["rule"])
+    # A reward model that was not trained has no recorded scores.
+    models = importlib.import_module("snakechat.algorithms.rlhf_models")
+    with (
+        measured_steps(number, before_step) as ends,
+        mock.patch.object(models, "check_probes", lambda *_: None),
+        suppress(Finished),
+    ):
+        try:
+            program.main(job)
+        finally:
+            leave_process_group()
+    return ends
+
+
+def now():
+    """Return the time at which all work so far, on a GPU too, is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def metrics(job):
+    """Return the metrics of each step of a job."""
+    return list(map(json.loads, (job.result / "metrics.jsonl").read_text().splitlines()))

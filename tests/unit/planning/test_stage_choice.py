@@ -1,0 +1,257 @@
+"""The ZeRO stage and checkpointing that a training takes where its placement has `auto`."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from snakechat.data.tokens import RaggedWriter
+from snakechat.planning import stage_choice
+from snakechat.planning.memory import GIB
+from snakechat.planning.plan import Plan, PlannedJob
+from snakechat.planning.stage_choice import (
+    CHOICES,
+    choose_stage,
+    determine_stage,
+    is_worth_compiling,
+    possible_choices,
+)
+from support.specs import ONE_GPU
+
+SETTINGS = {"dtype": "bf16", "lora_rank": 0, "train_base": "none", "epochs": 1, "max_steps": None}
+SETTINGS |= {"global_batch_size": 8}
+OPEN = {"zero_stage": "auto", "activation_checkpointing": "auto"}
+NODE = ONE_GPU | OPEN | {"gpus_per_node": 8, "micro_batch_tokens": 4096}
+
+
+def sft_spec(rule="train_sft", **settings):
+    inputs = {
+        "model": {"rule": "fetch_model", "path": "model"},
+        "tokens": {"rule": "tokenize_sft", "path": "tokens"},
+    }
+    return {"rule": rule, "settings": SETTINGS | settings, "inputs": inputs}
+
+
+def determine(gpu_memory, placement=NODE, model="6.7b", **settings):
+    """Return the choice for SFT of an OPT model whose rows have up to 512 tokens."""
+    tokens = {"rule": "tokenize_sft", "name": "a", "inputs": {}}
+    tokens["settings"] = {"max_length": 512, "datasets": []}
+    hub = {"rule": "fetch_model", "settings": {"hub": f"facebook/opt-{model}"}}
+    jobs = {"model": PlannedJob(hub, {}), "tokens": PlannedJob(tokens, {})}
+    chosen, reason = determine_stage(
+        sft_spec(**settings), placement, Plan(jobs, set()), gpu_memory * GIB
+    )
+    return tuple(chosen.values()), reason
+
+
+# --- what fits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "lora_rank", "gpu_memory", "chosen"),
+    [
+        # 6.66 B weights take 18 bytes each: 112 GiB, and activations.
+        ("6.7b", 0, 141, (0, False)),
+        # Eight processes divide 16 of the 18 bytes.
+        ("6.7b", 0, 80, (2, False)),
+        # With adapters, there is little to divide: the weights themselves have 56 GiB.
+        ("30b", 128, 80, (0, True)),
+        ("6.7b", 0, 40, (2, True)),
+        ("6.7b", 0, 24, (3, True)),
+        # Weights of 122 GiB are divided; there is space for activations of 55 GiB.
+        ("66b", 128, 141, (3, False)),
+    ],
+)
+def test_the_first_choice_that_fits_is_taken(model, lora_rank, gpu_memory, chosen):
+    found, reason = determine(gpu_memory, model=model, lora_rank=lora_rank)
+    assert found == chosen
+    stage, recomputes = chosen
+    start = f"zero_stage: {stage} {'with' if recomputes else 'without'} activation_checkpointing: "
+    assert reason.startswith(start)
+    needed, _, rest = reason.removeprefix(start).partition(" of ")
+    assert rest == f"{gpu_memory}.0 GiB"
+    assert 0 < float(needed) < 0.93 * gpu_memory
+
+
+def test_if_nothing_fits_the_last_choice_is_taken():
+    found, reason = determine(10)
+    assert found == (3, True)
+    assert reason.startswith("zero_stage: 3 with activation_checkpointing: does not fit, ")
+
+
+def test_estimates_are_those_of_the_chosen_values():
+    fixed = NODE | {"zero_stage": 2, "activation_checkpointing": False}
+    assert determine(80, fixed) == ((), "")
+    # The same memory as scripts/estimate.py shows for this placement of recipe sft/6.7b.
+    _, reason = determine(80)
+    assert reason == "zero_stage: 2 without activation_checkpointing: 41.7 of 80.0 GiB"
+
+
+# --- what a placement allows --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "stages"),
+    [
+        ("fp32", {}, [0, 1, 2, 3]),
+        # Stages that run as another one are left out.
+        ("bf16", {}, [0, 2, 3]),
+        ("fp16", {}, [2, 3]),
+        ("bf16", {"offload": "optimizer"}, [2, 3]),
+        ("bf16", {"compile": True}, [0, 2]),
+        ("bf16", {"gpus_per_node": 1}, [0]),
+        ("fp16", {"gpus_per_node": 1}, [2]),
+        ("bf16", {"gpus_per_node": 1, "offload": "optimizer"}, [2]),
+        ("bf16", {"gpus_per_node": 1, "nodes": 2}, [0, 2, 3]),
+        ("bf16", {"zero_stage": 1}, [1]),
+        ("bf16", {"zero_stage": 3}, [3]),
+    ],
+)
+def test_stages_that_a_placement_allows(dtype, changes, stages):
+    choices = possible_choices(NODE | changes, dtype)
+    assert sorted({stage for stage, _ in choices}) == stages
+    assert len(choices) == 2 * len(stages)
+    assert choices == [choice for choice in CHOICES if choice in choices]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_given_checkpointing_stays(given):
+    choices = possible_choices(NODE | {"activation_checkpointing": given}, "bf16")
+    assert choices == [(0, given), (2, given), (3, given)]
+
+
+def test_checkpointing_comes_before_stage_3():
+    assert possible_choices(NODE, "bf16") == [
+        *((0, False), (2, False)),
+        *((0, True), (2, True)),
+        *((3, False), (3, True)),
+    ]
+
+
+def test_a_cpu_has_the_smallest_stage_without_checkpointing():
+    assert determine(0, NODE | {"gpus_per_node": 0}) == ((0, False), "")
+    assert determine(0, NODE | {"gpus_per_node": 0, "zero_stage": 2}) == ((2, False), "")
+
+
+def test_jobs_that_train_no_model_choose_nothing():
+    plan = Plan({}, set())
+    assert determine_stage(sft_spec("evaluate_sft"), NODE, plan, 80 * GIB) == ({}, "")
+
+
+# --- in a training program ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_job(tmp_path, monkeypatch):
+    """A function that makes a job with an existing model and tokens, on a GPU of a size."""
+    config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 500}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"n_positions": 512}))
+    (tmp_path / "tokens").mkdir()
+    for field in ("prompt", "chosen"):
+        with RaggedWriter(tmp_path / "tokens", f"train.{field}", 500) as writer:
+            writer.write([[1] * 200])
+
+    def make(gpu_memory, **placement):
+        monkeypatch.setattr(stage_choice.torch.cuda, "mem_get_info", lambda: (0, gpu_memory))
+        spec = sft_spec()
+        for entry in spec["inputs"].values():
+            entry["path"] = str(tmp_path / entry["path"])
+        return SimpleNamespace(
+            spec=spec, placement=ONE_GPU | OPEN | placement, states=tmp_path / "states"
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("gpu_memory, recomputes", [(GIB, False), (GIB // 4, True)])
+def test_a_program_chooses_for_the_memory_of_its_gpu(gpu_memory, recomputes, make_job, capsys):
+    job = make_job(gpu_memory)
+    choose_stage(job)
+    assert job.placement == ONE_GPU | {"activation_checkpointing": recomputes}
+    [line] = capsys.readouterr().out.splitlines()
+    word = "with" if recomputes else "without"
+    assert line.startswith(f"zero_stage: 0 {word} activation_checkpointing: 0.")
+    assert line.endswith(f" of {gpu_memory / GIB:.1f} GiB") and "fit" not in line
+
+
+def test_without_auto_nothing_is_estimated(make_job, capsys):
+    job = make_job(1, zero_stage=2, activation_checkpointing=True)
+    before = dict(job.placement)
+    choose_stage(job)
+    assert job.placement == before
+    assert capsys.readouterr().out == ""
+
+
+def save_state(job, step, **values):
+    folder = job.states / f"{step:08}" / "0-of-1"
+    folder.mkdir(parents=True)
+    (folder / "values.json").write_text(json.dumps({"step": step, **values}))
+
+
+def test_a_run_that_resumes_keeps_its_stage(make_job):
+    job = make_job(8 * GIB, gpus_per_node=8)
+    save_state(job, 9, **{"evaluations.best": 1, "actor.zero_stage": 2, "critic.zero_stage": 0})
+    save_state(job, 10, **{"evaluations.best": 1, "actor.zero_stage": 3, "critic.zero_stage": 0})
+    choose_stage(job)
+    assert (job.placement["zero_stage"], job.placement["activation_checkpointing"]) == (3, False)
+
+
+def test_a_damaged_state_is_ignored(make_job):
+    job = make_job(8 * GIB, gpus_per_node=8)
+    save_state(job, 9, **{"policy.zero_stage": 2})
+    (job.states / "00000010").mkdir()
+    choose_stage(job)
+    assert job.placement["zero_stage"] == 2
+
+
+def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, capsys):
+    job = make_job(GIB)
+    monkeypatch.setattr(stage_choice, "rank", lambda: 1)
+    first = {int: CHOICES.index((2, True)), bool: False}
+    monkeypatch.setattr(stage_choice, "broadcast_from_first", lambda value: first[type(value)])
+    choose_stage(job)
+    assert job.placement == ONE_GPU | {"zero_stage": 2, "activation_checkpointing": True}
+    assert capsys.readouterr().out == ""
+
+
+# --- compilation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "flops", "stage", "is_worth"),
+    [
+        # 40 % of 1e15 operations per second for 600 seconds.
+        (1e9, 2.5e17, 0, True),
+        (1e9, 2.3e17, 0, False),
+        (1e9, None, 0, False),
+        (1e9, 2.5e17, 3, False),
+        # Its comparison with transformers is in fp32.
+        (5e8, 2.5e17, 0, False),
+    ],
+)
+def test_long_trainings_of_large_models_are_compiled(weights, flops, stage, is_worth, monkeypatch):
+    monkeypatch.setattr(stage_choice, "measure_size", lambda _: SimpleNamespace(weights=weights))
+    trained = SimpleNamespace(stage=stage, model=None)
+    workload = SimpleNamespace(trained=[trained], flops=flops)
+    assert is_worth_compiling(workload, 1e15) == is_worth
+
+
+@pytest.mark.parametrize(
+    ("placement", "deterministic", "expected"),
+    [({}, False, True), ({"compile": False}, False, False), ({}, True, None)],
+)
+def test_a_program_compiles_unless_its_placement_or_spec_forbids_it(
+    placement, deterministic, expected, make_job, monkeypatch, capsys
+):
+    applied = []
+    monkeypatch.setattr(stage_choice, "can_compile", lambda: True)
+    monkeypatch.setattr(stage_choice, "is_worth_compiling", lambda *_: True)
+    monkeypatch.setattr(stage_choice, "choose_device", applied.append)
+    monkeypatch.setattr(stage_choice.torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    job = make_job(GIB, **placement)
+    job.spec["deterministic"] = deterministic
+    choose_stage(job)
+    assert job.placement.get("compile") is expected
+    assert applied == ([job.placement] if expected else [])
+    assert ("compile: true" in capsys.readouterr().out) == bool(expected)
