@@ -48,9 +48,10 @@ PROBE_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.01}
 
 def main(job: Job[RewardSettings]) -> None:
     """Load data and model, train, save, check the saved model."""
-    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
+    settings = job.settings
     device = init_process_group(job.placement)
     choose_stage(job)
+    max_tokens = job.placement["micro_batch_tokens"]
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -33,10 +33,11 @@ from snakechat.workflow.job import Job, run
 
 def main(job: Job[SftSettings]) -> None:
     """Load data and model, train, save."""
-    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
+    settings = job.settings
     with_prompts = settings.train_on_prompt
     device = init_process_group(job.placement)
     choose_stage(job)
+    max_tokens = job.placement["micro_batch_tokens"]
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -9,7 +9,6 @@ to FOLDER/NAME.json.
 
 import contextlib
 import json
-import random
 import sys
 import traceback
 from pathlib import Path
@@ -21,46 +20,16 @@ for folder in ("tests", "scripts"):
 
 from gpu.guard import load_guard  # noqa: E402
 
-STEPS, ROWS = 3, 24
-COMMON = {"datasets": ["toy"], "epochs": 1, "warmup_steps": 0, "dtype": "bf16"}
-COMMON["placement"] = {"deployment": "cpu"}
-ON_TEXTS = {**COMMON, "model": "random", "max_length": 64, "global_batch_size": 8}
-ON_TEXTS |= {"learning_rate": 1e-3}
-ON_PROMPTS = {
-    **COMMON,
-    "actor": "plain",
-    "max_prompt_length": 64,
-    "max_response_length": 24,
-    "rollout_batch_size": 8,
-    "actor_learning_rate": 1e-3,
-    "critic_learning_rate": 1e-3,
-}
-RECIPES = {
-    "sft": {"plain": ON_TEXTS},
-    "reward": {"plain": ON_TEXTS},
-    "dpo": {"plain": ON_TEXTS},
-    "rlhf": {
-        "ppo": {**ON_PROMPTS, "reward": "plain", "global_batch_size": 8},
-        "grpo": {
-            **ON_PROMPTS,
-            "algorithm": "grpo",
-            "reward": "plain",
-            "num_generations": 4,
-            "global_batch_size": 32,
-        },
-    },
-}
-# Several micro-batches a step; one batch that samples, because the GPU has memory for it.
-PLACEMENT = {"gpus_per_node": 1, "micro_batch_tokens": 128, "prefetch": False}
-# Rule, recipe, and changes of the placement.
+STEPS = 3
+# Training of workloads.TINY_CASES, and changes of the placement.
 CASES = {
-    "sft": ("train_sft", "plain", {}),
-    "reward": ("train_reward", "plain", {}),
-    "dpo": ("train_dpo", "plain", {}),
-    "ppo": ("train_rlhf", "ppo", {}),
-    "grpo": ("train_rlhf", "grpo", {}),
-    "not captured": ("train_rlhf", "grpo", {"cuda_graphs": False}),
-    "zero 2": ("train_sft", "plain", {"zero_stage": 2}),
+    "sft": ("sft", {}),
+    "reward": ("reward", {}),
+    "dpo": ("dpo", {}),
+    "ppo": ("ppo", {}),
+    "grpo": ("grpo", {}),
+    "not captured": ("grpo", {"cuda_graphs": False}),
+    "zero 2": ("sft", {"zero_stage": 2}),
 }
 
 
@@ -68,47 +37,33 @@ def main(guard, folder, *names):
     load_guard(guard)
     # After the guard: these import torch.
     from gpu.emulated_cuda import emulation
-    from init_model import train_tokenizer
-    from snakechat.data import toy
+    from gpu.workloads import tiny_job, train
     from snakechat.modeling.fixed_decoding import FixedDecoder
     from snakechat.training.metrics import StepTimer
     from snakechat.workflow import deterministic
-    from support.stages import stages_of_small_model
 
-    rows, _ = toy.make_rows(ROWS, 0, random.Random(1))
-    tokenizer = train_tokenizer((text for row in rows for text in row.values()), 300)
-    records = [tuple(row.values()) for row in rows]
-    splits = {"train": records, "eval": records[:4]}
-    (folder / "work").mkdir()
-    with stages_of_small_model(
-        folder / "work", tokenizer, splits, RECIPES, max_position_embeddings=128
-    ) as stages:
-        # Inputs are made on the CPU.
-        for name in names:
-            rule, recipe, _ = CASES[name]
-            for job in stages.describe(rule, recipe)[3].values():
-                stages.result(*job)
-        placement_on_cpu = stages.placement
-        deterministic.request_deterministic_kernels()
-        for name in names:
-            rule, recipe, changes = CASES[name]
-            placement = {**placement_on_cpu(rule, recipe), **PLACEMENT, **changes}
-            stages.placement = lambda *_, placement=placement: placement
-            with contextlib.ExitStack() as stack:
-                counts, captured = stack.enter_context(emulation()), []
-                for owner, attribute, value in (
-                    (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
-                    (FixedDecoder, "_captured", captured_phase(counts, captured)),
-                ):
-                    stack.enter_context(mock.patch.object(owner, attribute, value))
-                try:
-                    stages.run(rule, recipe)
-                    error = None
-                except Exception:
-                    error = traceback.format_exc()
-            waits = [[*key, number] for key, number in sorted(counts.waits.items())]
-            result = {"error": error, "waits": waits, "captured_steps": len(captured)}
-            (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
+    deterministic.request_deterministic_kernels()
+    for name in names:
+        case, changes = CASES[name]
+        # Without threads: the emulation is that of one.
+        placement = {"gpus_per_node": 1, "prefetch": False, **changes}
+        with contextlib.ExitStack() as stack:
+            counts, captured = stack.enter_context(emulation()), []
+            for owner, attribute, value in (
+                (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
+                (FixedDecoder, "_captured", captured_phase(counts, captured)),
+            ):
+                stack.enter_context(mock.patch.object(owner, attribute, value))
+            try:
+                job = tiny_job(case, folder, folder / name / "result", "bf16", **placement)
+                counts.waits.clear()
+                train(job, STEPS)
+                error = None
+            except Exception:
+                error = traceback.format_exc()
+        waits = [[*key, number] for key, number in sorted(counts.waits.items())]
+        result = {"error": error, "waits": waits, "captured_steps": len(captured)}
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
 
 
 def timed_phase(measured, counts):

@@ -41,26 +41,6 @@ if not importlib.util.find_spec("tensorboard"):
 
 SECTIONS = {}
 TOP_KERNELS = 25
-# Trainings of small models: the stage, and settings besides those that all share.
-ON_PAIRS = {"max_length": 48, "learning_rate": 1e-3, "global_batch_size": 8}
-ON_PROMPTS = {
-    "max_prompt_length": 32,
-    "max_response_length": 16,
-    "rollout_batch_size": 8,
-    "global_batch_size": 8,
-    "actor_learning_rate": 1e-3,
-    "critic_learning_rate": 1e-3,
-    "lora_rank": 0,
-}
-GRPO = {"algorithm": "grpo", "num_generations": 4, "global_batch_size": 32}
-GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
-TINY_CASES = {
-    "sft": ("sft", ON_PAIRS),
-    "reward": ("reward", ON_PAIRS),
-    "dpo": ("dpo", ON_PAIRS),
-    "ppo": ("rlhf", ON_PROMPTS),
-    "grpo": ("rlhf", ON_PROMPTS | GRPO),
-}
 
 
 class Size(NamedTuple):
@@ -98,7 +78,6 @@ class Bench:
     Attributes:
         size: Sizes of the models and rows.
         folder: Models and tokens, which the first section that needs them makes.
-        record: Function that appends a result, given by keywords.
         rehearses: Whether CUDA is emulated.
     """
 
@@ -107,6 +86,7 @@ class Bench:
         self.size = REHEARSAL if rehearses else GPU
 
     def record(self, **result):
+        """Append a result."""
         with self.out.open("a") as file:
             file.write(json.dumps({"section": self.name, **result}) + "\n")
         print(f"{self.name}: {result}", flush=True)
@@ -116,24 +96,10 @@ class Bench:
         return Path(tempfile.mkdtemp(dir=self.folder)) / "result"
 
     def tiny_job(self, name, gpus, dtype):
-        """Return a job of TINY_CASES."""
-        from gpu.workloads import make_job, model_folder, tokens_folder
+        """Return a job of workloads.TINY_CASES."""
+        from gpu.workloads import tiny_job
 
-        stage, settings = TINY_CASES[name]
-        model = model_folder("tiny-opt", self.folder, "cpu")
-        inputs = {
-            "model": model,
-            "actor": model,
-            "reward": model_folder("tiny-opt", self.folder, "cpu", scorer=True),
-            "tokens": tokens_folder("tiny-opt", self.folder, 32, 48),
-        }
-        common = {"epochs": 1, "dtype": dtype, "warmup_steps": 0}
-        placement = {"gpus_per_node": gpus, "micro_batch_tokens": 256}
-        job = make_job(stage, inputs, self.work(), placement, **common | settings)
-        if stage == "dpo":
-            job.inputs["reference"] = self.work()
-            write_reference(job)
-        return job
+        return tiny_job(name, self.folder, self.work(), dtype, gpus_per_node=gpus)
 
     def sft_job(self, **placement):
         """Return an SFT job of the large model."""
@@ -162,7 +128,7 @@ class Bench:
 
 @section(30)
 def versions(bench):
-    """Record versions, and check that the libraries have the names that are used here."""
+    """Record the versions of libraries, and check that they are new enough."""
     import torch
 
     from snakechat.modeling.library_versions import check_libraries
@@ -184,7 +150,7 @@ def versions(bench):
 @section(120)
 def trainers(bench):
     """Train each kind of small model in fp32 for three steps, on a CPU and on the GPU."""
-    from gpu.workloads import metrics, train
+    from gpu.workloads import TINY_CASES, metrics, train
 
     for name in TINY_CASES:
         found = []
@@ -262,9 +228,19 @@ def sft(bench):
             peak_gib=gib(torch.cuda.max_memory_allocated()),
             estimated_gib=gib(estimated_peak(job)),
         )
-    with torch.profiler.profile() as profile:
-        train(bench.sft_job(), size.warm_up + 1)
-    bench.record(case="kernels of all steps", milliseconds=top_kernels(profile))
+    activity = torch.profiler.ProfilerActivity
+    profile = torch.profiler.profile(
+        activities=[activity.CPU if bench.rehearses else activity.CUDA]
+    )
+
+    def trace(step):
+        if step == size.warm_up:
+            profile.start()
+        elif step == size.warm_up + 1:
+            profile.stop()
+
+    train(bench.sft_job(), size.warm_up + 1, trace)
+    bench.record(case="kernels of a step", milliseconds=top_kernels(profile))
 
 
 @section(180)
@@ -363,10 +339,7 @@ def parts(bench):
     targets = torch.randint(0, len(weight), (len(hidden),)).to("cuda")
 
     def accumulate():
-        for each in model.parameters():
-            each.grad = torch.ones_like(each)
-            for hook in (each._post_accumulate_grad_hooks or {}).values():
-                hook(each)
+        engine.backward(sum(each.sum() for each in model.parameters()), last=True)
 
     for name, function in (
         ("gradient norm, Adam, weights", engine.step),
@@ -488,15 +461,6 @@ def top_kernels(profile):
     times = {event.key: event.self_device_time_total / 1000 for event in profile.key_averages()}
     largest = sorted(times.items(), key=lambda item: -item[1])[:TOP_KERNELS]
     return {name: round(milliseconds, 2) for name, milliseconds in largest if milliseconds}
-
-
-def write_reference(job):
-    """Write the log-probabilities of DPO's reference model, an input of a job."""
-    folder = job.inputs["reference"]
-    folder.mkdir()
-    keys = {"mismatched_max_length": None, "batches": None, "dtype": job.settings.dtype}
-    changes = {"result": folder, "settings": types.SimpleNamespace(**keys)}
-    importlib.import_module("compute_reference").main(types.SimpleNamespace(**vars(job) | changes))
 
 
 # --- processes --------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 
 from conftest import ROOT
-from gpu.emulated_trainings import CASES, ON_PROMPTS, STEPS
+from gpu.emulated_trainings import CASES, STEPS
+from gpu.workloads import ON_PROMPTS
 
 pytestmark = pytest.mark.slow
 

@@ -84,6 +84,27 @@ SHAPES = {
     },
 }
 
+# Trainings of small models: the stage, and settings besides those that all share.
+ON_PAIRS = {"max_length": 48, "learning_rate": 1e-3, "global_batch_size": 8}
+ON_PROMPTS = {
+    "max_prompt_length": 32,
+    "max_response_length": 16,
+    "rollout_batch_size": 8,
+    "global_batch_size": 8,
+    "actor_learning_rate": 1e-3,
+    "critic_learning_rate": 1e-3,
+    "lora_rank": 0,
+}
+GRPO = {"algorithm": "grpo", "num_generations": 4, "global_batch_size": 32}
+GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
+TINY_CASES = {
+    "sft": ("sft", ON_PAIRS),
+    "reward": ("reward", ON_PAIRS),
+    "dpo": ("dpo", ON_PAIRS),
+    "ppo": ("rlhf", ON_PROMPTS),
+    "grpo": ("rlhf", ON_PROMPTS | GRPO),
+}
+
 
 def make_model(name, device, scorer=False):
     """Return a model with random weights in bf16, made on its device."""
@@ -179,6 +200,37 @@ def make_job(stage, inputs, result, placement, **settings):
             },
         },
     )
+
+
+def tiny_job(name, folder, result, dtype, **placement):
+    """Return a job of TINY_CASES, whose inputs are made on the CPU in a folder.
+
+    placement: Its changes; gpus_per_node is one of them.
+    """
+    stage, settings = TINY_CASES[name]
+    model = model_folder("tiny-opt", folder, "cpu")
+    inputs = {
+        "model": model,
+        "actor": model,
+        "reward": model_folder("tiny-opt", folder, "cpu", scorer=True),
+        "tokens": tokens_folder("tiny-opt", folder, 32, 48),
+    }
+    common = {"epochs": 1, "dtype": dtype, "warmup_steps": 0}
+    placement = {"micro_batch_tokens": 128, **placement}
+    job = make_job(stage, inputs, result, placement, **common | settings)
+    if stage == "dpo":
+        job.inputs["reference"] = result.with_name("reference")
+        write_reference(job)
+    return job
+
+
+def write_reference(job):
+    """Write the log-probabilities of DPO's reference model, an input of a job."""
+    folder = job.inputs["reference"]
+    folder.mkdir()
+    keys = {"mismatched_max_length": None, "batches": None, "dtype": job.settings.dtype}
+    changes = {"result": folder, "settings": SimpleNamespace(**keys)}
+    importlib.import_module("compute_reference").main(SimpleNamespace(**vars(job) | changes))
 
 
 class Finished(Exception):

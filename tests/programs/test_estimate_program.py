@@ -72,7 +72,7 @@ def test_a_plan_of_a_fresh_tree(sources):
         assert by_name[name]["gpus"] == 8
         assert by_name[name]["seconds"] > 0
         # The placement of these recipes leaves the stage open.
-        choice = "zero_stage: 0 without activation_checkpointing: "
+        choice = "zero_stage: 0 without activation_checkpointing, micro_batch_tokens: "
         assert by_name[name]["notes"][0].startswith(choice)
     # Evaluations have one process, which samples batches as large as the memory allows.
     evaluation = by_name["evaluate_rlhf 13b"]

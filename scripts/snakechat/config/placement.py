@@ -7,6 +7,8 @@ from snakechat.config.common import Count, EnvironmentVariable, Keyword, NonNega
 
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
+# What `micro_batch_tokens: auto` stands for in jobs that train no model.
+MICRO_BATCH_TOKENS = 8192
 # As transformers' argument of this name.
 AttnImplementation = Literal["auto", "sdpa", "varlen", "flex"]
 
@@ -25,7 +27,7 @@ class Placement:
     zero_stage: Literal["auto", 0, 1, 2, 3]
     offload: Offload
     activation_checkpointing: Literal["auto", True, False]
-    micro_batch_tokens: Count
+    micro_batch_tokens: Literal["auto"] | Count
     threads: Count
     mem_mb: Count
     runtime: Count

@@ -8,6 +8,7 @@ from typing import Any
 
 from snakechat.config.licenses import declared_license, declared_licenses
 from snakechat.config.llm_judges import judge_access
+from snakechat.config.placement import MICRO_BATCH_TOKENS
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import RULES
 from snakechat.jobs.files import (
@@ -94,6 +95,9 @@ def _models_placement(config: Config, rule: str, name: str) -> dict[str, Any]:
         **hardware(config, rule, name),
         "save_steps": config.values["save_steps"],
     }
+    # A training chooses its own, for the memory of its GPUs.
+    if own["micro_batch_tokens"] == "auto" and not rule.startswith("train_"):
+        own["micro_batch_tokens"] = MICRO_BATCH_TOKENS
     if judges := config.llm_judges(*recipe_of(rule, name)):
         own |= _access(config, judges)
     if rule in ("prompt_eval", "rw_eval"):

@@ -1,7 +1,7 @@
-"""ZeRO stage, activation checkpointing and compilation that a placement leaves to the training.
+"""ZeRO stage, activation checkpointing, micro-batches and compilation that a placement leaves open.
 
-Stage and checkpointing are the first ones in the order of CHOICES that fit on the GPUs. A training
-program and scripts/estimate.py choose by the same estimate of memory.
+The first three are the first ones, in the order of CHOICES and SMALLER_TOKENS, that fit on the
+GPUs. A training program and scripts/estimate.py choose by the same estimate of memory.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from snakechat.config.placement import MICRO_BATCH_TOKENS
 from snakechat.modeling.compilation import can_compile
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
 from snakechat.modeling.models import choose_device
@@ -31,9 +32,14 @@ AUTO = "auto"
 # smaller model is compared with transformers in fp32 (modeling/model_check.py), for which it would
 # be compiled again. Compiling takes up to a few minutes.
 COMPILED_WEIGHTS, COMPILED_SECONDS = MAX_FP32_WEIGHTS, 600
-KEYS = ("zero_stage", "activation_checkpointing")
-# Values of KEYS, the fastest first. Checkpointing computes each forward pass a second time; stage 3
-# gathers all weights in each pass, and to sample.
+KEYS = ("zero_stage", "activation_checkpointing", "micro_batch_tokens")
+# Values of micro_batch_tokens in the order in which they are tried: smaller ones before activations
+# are checkpointed or more is partitioned.
+SMALLER_TOKENS = (MICRO_BATCH_TOKENS, 4096, 2048)
+# A few percent faster; taken if they need at most this fraction of the GPU's memory.
+LARGER_TOKENS, MEMORY_OF_LARGER = (16384, 32768), 0.7
+# Values of the first two KEYS, the fastest first. Checkpointing computes each forward pass a second
+# time; stage 3 gathers all weights in each pass, and to sample.
 CHOICES = sorted(
     product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
 )
@@ -44,7 +50,7 @@ def choose_stage(job: Job[Any]) -> None:
 
     A run that resumes keeps the ZeRO stage of its checkpoint.
     """
-    placement, index, compiles = job.placement, 0, False
+    placement, index, tokens, compiles = job.placement, 0, 0, False
     on_gpu = placement["gpus_per_node"] > 0
     may_compile = on_gpu and placement.get("compile") is None and not job.spec.get("deterministic")
     if not (_is_open(placement) or may_compile):
@@ -59,6 +65,7 @@ def choose_stage(job: Job[Any]) -> None:
         chosen, reason = determine_stage(job.spec, known, plan, gpu_memory)
         known = known | chosen
         index = CHOICES.index((known["zero_stage"], known["activation_checkpointing"]))
+        tokens = known["micro_batch_tokens"]
         if reason:
             print(reason, flush=True)
         peak = peak_flops(torch.cuda.get_device_name()) if may_compile and can_compile() else None
@@ -68,7 +75,8 @@ def choose_stage(job: Job[Any]) -> None:
             compiles = is_worth_compiling(workload, num_processes(known) * peak)
         if compiles:
             print(f"compile: true: the training takes more than {COMPILED_SECONDS // 60} minutes")
-    placement.update(zip(KEYS, CHOICES[broadcast_from_first(index)], strict=True))
+    chosen_pair = CHOICES[broadcast_from_first(index)]
+    placement.update(zip(KEYS, (*chosen_pair, broadcast_from_first(tokens)), strict=True))
     if broadcast_from_first(compiles):
         placement["compile"] = True
         choose_device(placement)
@@ -99,21 +107,36 @@ def determine_stage(
     """
     if spec["rule"] not in TRAININGS or not _is_open(placement):
         return {}, ""
-    for pair in possible_choices(placement, spec["settings"]["dtype"]):
-        chosen = dict(zip(KEYS, pair, strict=True))
-        if not placement["gpus_per_node"]:
-            return chosen, ""
+
+    def fraction_needed(chosen: dict[str, Any]) -> float:
         changed = {**placement, **chosen}
         workload = job_workload(spec, changed, plan, gpu_memory)
         assert workload
-        needed = sum(workload.memory(changed, gpu_memory)[1].values())
-        fits = needed <= USABLE_MEMORY * gpu_memory
-        if fits:
+        return sum(workload.memory(changed, gpu_memory)[1].values()) / gpu_memory
+
+    given = placement["micro_batch_tokens"]
+    choices = [
+        dict(zip(KEYS, (*pair, tokens), strict=True))
+        for pair in possible_choices(placement, spec["settings"]["dtype"])
+        for tokens in (SMALLER_TOKENS if given == AUTO else (given,))
+    ]
+    if not placement["gpus_per_node"]:
+        return choices[0], ""
+    for chosen in choices:
+        needed = fraction_needed(chosen)
+        if needed <= USABLE_MEMORY:
             break
-    stage, recomputes = pair
+    for tokens in LARGER_TOKENS if chosen["micro_batch_tokens"] == SMALLER_TOKENS[0] else ():
+        larger = {**chosen, "micro_batch_tokens": tokens}
+        if given != AUTO or (of_larger := fraction_needed(larger)) > MEMORY_OF_LARGER:
+            break
+        chosen, needed = larger, of_larger
     return chosen, (
-        f"zero_stage: {stage} {'with' if recomputes else 'without'} activation_checkpointing:"
-        f" {'' if fits else 'does not fit, '}{needed / GIB:.1f} of {gpu_memory / GIB:.1f} GiB"
+        f"zero_stage: {chosen['zero_stage']}"
+        f" {'with' if chosen['activation_checkpointing'] else 'without'} activation_checkpointing,"
+        f" micro_batch_tokens: {chosen['micro_batch_tokens']}:"
+        f" {'' if needed <= USABLE_MEMORY else 'does not fit, '}"
+        f"{needed * gpu_memory / GIB:.1f} of {gpu_memory / GIB:.1f} GiB"
     )
 
 

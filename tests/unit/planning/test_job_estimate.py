@@ -152,8 +152,8 @@ def test_the_choice_of_a_zero_stage_is_shown():
     job = estimate_sft(zero_stage="auto", activation_checkpointing="auto")
     assert (job.placement["zero_stage"], job.placement["activation_checkpointing"]) == (0, False)
     size = sum(job.memory.values()) / GIB
-    reason = f"zero_stage: 0 without activation_checkpointing: {size:.1f} of 80.0 GiB"
-    assert job.notes[0] == reason
+    chosen = "zero_stage: 0 without activation_checkpointing, micro_batch_tokens: 8192"
+    assert job.notes[0] == f"{chosen}: {size:.1f} of 80.0 GiB"
     small = estimate_sft("v100-32g", zero_stage="auto", activation_checkpointing="auto")
     assert small.placement["activation_checkpointing"] is True
     assert small.warnings == []

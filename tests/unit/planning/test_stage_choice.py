@@ -64,9 +64,10 @@ def determine(gpu_memory, placement=NODE, model="6.7b", **settings):
 )
 def test_the_first_choice_that_fits_is_taken(model, lora_rank, gpu_memory, chosen):
     found, reason = determine(gpu_memory, model=model, lora_rank=lora_rank)
-    assert found == chosen
+    assert found == (*chosen, 4096)
     stage, recomputes = chosen
-    start = f"zero_stage: {stage} {'with' if recomputes else 'without'} activation_checkpointing: "
+    start = f"zero_stage: {stage} {'with' if recomputes else 'without'} activation_checkpointing,"
+    start += " micro_batch_tokens: 4096: "
     assert reason.startswith(start)
     needed, _, rest = reason.removeprefix(start).partition(" of ")
     assert rest == f"{gpu_memory}.0 GiB"
@@ -75,8 +76,27 @@ def test_the_first_choice_that_fits_is_taken(model, lora_rank, gpu_memory, chose
 
 def test_if_nothing_fits_the_last_choice_is_taken():
     found, reason = determine(10)
-    assert found == (3, True)
-    assert reason.startswith("zero_stage: 3 with activation_checkpointing: does not fit, ")
+    assert found == (3, True, 4096)
+    assert reason.startswith(
+        "zero_stage: 3 with activation_checkpointing, micro_batch_tokens: 4096: does not fit, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu_memory", "chosen"),
+    [
+        # Larger micro-batches need at most 70 % of the memory.
+        ("1.3b", 1, 80, (0, False, 16384)),
+        ("1.3b", 1, 40, (0, False, 8192)),
+        # Smaller ones come before checkpointing, and checkpointing before stage 3.
+        ("6.7b", 8, 40, (2, False, 2048)),
+        ("6.7b", 8, 24, (3, True, 8192)),
+        ("6.7b", 8, 10, (3, True, 2048)),
+    ],
+)
+def test_micro_batches_follow_the_memory(model, gpus, gpu_memory, chosen):
+    placement = NODE | {"micro_batch_tokens": "auto", "gpus_per_node": gpus}
+    assert determine(gpu_memory, placement, model)[0] == chosen
 
 
 def test_estimates_are_those_of_the_chosen_values():
@@ -84,7 +104,9 @@ def test_estimates_are_those_of_the_chosen_values():
     assert determine(80, fixed) == ((), "")
     # The same memory as scripts/estimate.py shows for this placement of recipe sft/6.7b.
     _, reason = determine(80)
-    assert reason == "zero_stage: 2 without activation_checkpointing: 41.7 of 80.0 GiB"
+    assert reason == (
+        "zero_stage: 2 without activation_checkpointing, micro_batch_tokens: 4096: 41.7 of 80.0 GiB"
+    )
 
 
 # --- what a placement allows --------------------------------------------------------------------
@@ -129,8 +151,8 @@ def test_checkpointing_comes_before_stage_3():
 
 
 def test_a_cpu_has_the_smallest_stage_without_checkpointing():
-    assert determine(0, NODE | {"gpus_per_node": 0}) == ((0, False), "")
-    assert determine(0, NODE | {"gpus_per_node": 0, "zero_stage": 2}) == ((2, False), "")
+    assert determine(0, NODE | {"gpus_per_node": 0}) == ((0, False, 4096), "")
+    assert determine(0, NODE | {"gpus_per_node": 0, "zero_stage": 2}) == ((2, False, 4096), "")
 
 
 def test_jobs_that_train_no_model_choose_nothing():
@@ -171,7 +193,8 @@ def test_a_program_chooses_for_the_memory_of_its_gpu(gpu_memory, recomputes, mak
     assert job.placement == ONE_GPU | {"activation_checkpointing": recomputes}
     [line] = capsys.readouterr().out.splitlines()
     word = "with" if recomputes else "without"
-    assert line.startswith(f"zero_stage: 0 {word} activation_checkpointing: 0.")
+    start = f"zero_stage: 0 {word} activation_checkpointing, micro_batch_tokens: 8192: 0."
+    assert line.startswith(start)
     assert line.endswith(f" of {gpu_memory / GIB:.1f} GiB") and "fit" not in line
 
 
@@ -208,10 +231,11 @@ def test_a_damaged_state_is_ignored(make_job):
 def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, capsys):
     job = make_job(GIB)
     monkeypatch.setattr(stage_choice, "rank", lambda: 1)
-    first = {int: CHOICES.index((2, True)), bool: False}
-    monkeypatch.setattr(stage_choice, "broadcast_from_first", lambda value: first[type(value)])
+    first = iter([CHOICES.index((2, True)), 4096, False])
+    monkeypatch.setattr(stage_choice, "broadcast_from_first", lambda _: next(first))
     choose_stage(job)
-    assert job.placement == ONE_GPU | {"zero_stage": 2, "activation_checkpointing": True}
+    chosen = {"zero_stage": 2, "activation_checkpointing": True, "micro_batch_tokens": 4096}
+    assert job.placement == ONE_GPU | chosen
     assert capsys.readouterr().out == ""
 
 
