@@ -61,11 +61,10 @@ lint: $(VENV)/test
 	$(ACTIVATE) snakemake --lint --quiet
 	$(ACTIVATE) mypy && mypy scripts/*.py
 
-# Regenerates the reference of all config keys, lists missing translations, and builds the site in
-# both languages. A broken link is an error.
+# Regenerates the reference of all config keys, and builds the site in both languages. A broken link
+# is an error.
 docs: $(VENV)/demo $(DOCS)/ready
 	$(ACTIVATE) python docs/config_reference.py
-	$(ACTIVATE) python scripts/update_translations.py --check
 	rm -rf docs/site
 	$(DOCS)/bin/zensical build --strict --clean --config-file docs/en.toml
 	$(DOCS)/bin/zensical build --strict --clean --config-file docs/zh.toml

@@ -13,7 +13,7 @@ from gpu.passes import GRADIENT_ERROR
 pytestmark = pytest.mark.slow
 
 # Libraries of this environment that the measurements do without.
-MISSING = ("snakemake", "datasets", "jsonschema", "tensorboard", "pytest", "matplotlib", "babel")
+MISSING = ("snakemake", "datasets", "jsonschema", "tensorboard", "pytest", "matplotlib")
 
 
 def rehearse(folder, guard, *sections, missing=MISSING):

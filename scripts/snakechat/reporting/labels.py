@@ -5,7 +5,7 @@ Keys are those of metrics.jsonl (steps of a training) and of metrics.json (evalu
 
 
 def N_(message: str) -> str:
-    """Mark a message for the translation catalogue without translating it."""
+    """Mark a message for the tables of translations without translating it."""
     return message
 
 

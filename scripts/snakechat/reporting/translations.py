@@ -1,19 +1,18 @@
-"""Texts of pages in the language of the config, from gettext catalogues.
+"""Texts of pages in the language of the config.
 
-The sources of the translations are locale/LANGUAGE/LC_MESSAGES/snakechat.po. A text that has no
-translation appears in English. scripts/update_translations.py finds new texts and lists the
-untranslated ones.
+locale/LANGUAGE.yaml has the translation of each English text. A text without one appears in
+English; a test finds all texts and names those that are missing or unused.
 """
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from babel.messages.pofile import read_po
+import yaml
 
 LOCALE = Path(__file__).with_name("locale")
-# Literal paths, by which code digests find the catalogues that a program reads.
-CATALOGUES = {"zh": "zh_CN/LC_MESSAGES/snakechat.po"}
+# Literal paths, by which code digests find the tables that a program reads.
+TABLES = {"zh": "zh.yaml"}
 
 # Translates a text, then replaces its {placeholders} by the keyword arguments.
 Translate = Callable[..., str]
@@ -22,9 +21,9 @@ Translate = Callable[..., str]
 def translator(language: str) -> Translate:
     """Return a function that translates English texts into a language (en or zh).
 
-    Its argument must be a literal outside of f-strings, so that update_translations finds it.
+    Its argument must be a literal outside of f-strings, so that the test finds it.
     """
-    texts = translations(CATALOGUES[language]) if language in CATALOGUES else {}
+    texts = translations(language) if language in TABLES else {}
 
     def translate(text: str, /, **values: object) -> str:
         translated = texts.get(text, text)
@@ -34,12 +33,7 @@ def translator(language: str) -> Translate:
 
 
 @cache
-def translations(catalogue: str) -> dict[str, str]:
-    """Return the finished translations of a catalogue, by English text."""
-    with open(LOCALE / catalogue, "rb") as file:
-        messages = read_po(file)
-    return {
-        str(message.id): str(message.string)
-        for message in messages
-        if message.id and message.string and not message.fuzzy
-    }
+def translations(language: str) -> dict[str, str]:
+    """Return the translations into a language, by English text."""
+    texts: dict[str, str] = yaml.safe_load((LOCALE / TABLES[language]).read_text("utf-8"))
+    return texts

@@ -1,13 +1,13 @@
-"""The translation catalogues: complete, without unused texts, with the right placeholders."""
+"""The tables of translations: complete, without unused texts, with the right placeholders."""
 
+import ast
 import re
 
+import jinja2
 import pytest
-from babel.messages.pofile import read_po
 
-import update_translations
 from conftest import ROOT
-from snakechat.reporting.translations import CATALOGUES, LOCALE, translations, translator
+from snakechat.reporting.translations import TABLES, translations, translator
 from snakechat.workflow.code_digests import code_digests
 
 
@@ -22,37 +22,28 @@ def test_a_text_without_a_translation_appears_in_english():
     assert translator("zh")("a text of {recipe}", recipe="mine") == "a text of mine"
 
 
-def test_unfinished_translations_are_not_used(tmp_path):
-    path = tmp_path / "mine.po"
-    path.write_text(
-        'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
-        'msgid "a"\nmsgstr ""\n\n#, fuzzy\nmsgid "b"\nmsgstr "乙"\n\nmsgid "c"\nmsgstr "丙"\n',
-        encoding="utf-8",
-    )
-    assert translations(str(path)) == {"c": "丙"}
+def texts_of_pages():
+    """The arguments of translate() and N_() in programs, and of _() in templates."""
+    texts = set()
+    for path in (ROOT / "scripts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                name = getattr(node.func, "id", getattr(node.func, "attr", None))
+                texts |= {node.args[0].value} if name in ("translate", "N_") else set()
+    environment = jinja2.Environment(extensions=["jinja2.ext.i18n"])
+    for path in (ROOT / "scripts").rglob("templates/*"):
+        found = environment.extract_translations(path.read_text(), gettext_functions=("_",))
+        # With placeholders, a tuple of the text and None for each.
+        texts |= {text if isinstance(text, str) else text[0] for _, _, text in found}
+    return texts
 
 
-@pytest.mark.parametrize("catalogue", CATALOGUES.values())
-def test_catalogues_have_the_texts_of_the_pages_and_their_placeholders(catalogue):
-    with open(LOCALE / catalogue, "rb") as file:
-        messages = {message.id: message.string for message in read_po(file) if message.id}
-    # `python scripts/update_translations.py` adds new texts.
-    assert sorted(messages) == update_translations.extract()
-    for text, translation in messages.items():
-        placeholders = set(re.findall(r"{\w+}", text))
-        assert not translation or placeholders == set(re.findall(r"{\w+}", translation)), text
-
-
-def test_new_texts_are_added_unused_ones_removed_and_missing_ones_listed(tmp_path):
-    path = tmp_path / "mine.po"
-    path.write_text('msgid "old"\nmsgstr "旧"\n\nmsgid "kept"\nmsgstr "留"\n', encoding="utf-8")
-    catalogue, missing = update_translations.update(path, ["kept", "new: 95 % of {n}"])
-    assert missing == ["new: 95 % of {n}"]
-    text = update_translations.format_catalogue(catalogue)
-    assert 'msgid "kept"\nmsgstr "留"' in text and 'msgid "new: 95 % of {n}"\nmsgstr ""' in text
-    assert "旧" not in text and "python-format" not in text
-    path.write_text(text, encoding="utf-8")
-    assert update_translations.format_catalogue(update_translations.update(path, ["kept"])[0])
+@pytest.mark.parametrize("language", TABLES)
+def test_tables_have_the_texts_of_the_pages_and_their_placeholders(language):
+    table = translations(language)
+    assert table.keys() == texts_of_pages()
+    for text, translation in table.items():
+        assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", translation)), text
 
 
 PAGE = {"templates/page.html", "templates/style.css"}
@@ -70,7 +61,7 @@ SECTIONS = {"templates/sections.html", "templates/parts.html", *PAGE}
 )
 def test_pages_depend_on_their_templates(program, files):
     digests = code_digests(ROOT / f"scripts/{program}.py")
-    names = {*files, *(f"locale/{name}" for name in CATALOGUES.values())}
+    names = {*files, *(f"locale/{name}" for name in TABLES.values())}
     found = {name for name in digests if not name.endswith(".py")}
     assert found == {f"snakechat/reporting/{name}" for name in names}
 

@@ -399,7 +399,7 @@ def with_templates(flat):
         "templates/base.html": "base",
         "templates/page.html": '{% extends "base.html" %}',
         "templates/other.html": '{% extends "base.html" %}',
-        "locale/zh/texts.po": 'msgid ""',
+        "locale/texts.yaml": "one: 一",
     }
     for name, text in texts.items():
         path = flat / "pkg" / name
@@ -419,8 +419,8 @@ def test_templates_and_translations_that_a_module_names_are_part_of_the_code(wit
         "pkg/templates/page.html",
     }
     # The string may be in any module of the program.
-    (with_templates / "pkg/b.py").write_text('from pkg.c import three\n\ntwo = "zh/texts.po"\n')
-    assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/zh/texts.po"}
+    (with_templates / "pkg/b.py").write_text('from pkg.c import three\n\ntwo = "texts.yaml"\n')
+    assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/texts.yaml"}
 
 
 @pytest.mark.parametrize(
