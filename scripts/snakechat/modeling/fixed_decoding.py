@@ -232,8 +232,8 @@ class FixedDecoder:
                 step()
             torch.cuda.current_stream().wait_stream(stream)
             # Graphs of one decoder never run at the same time: they share the memory of their
-            # intermediate results.
-            with torch.cuda.graph(graph, pool=self.pool):
+            # intermediate results. Other threads, such as NCCL's, may use CUDA meanwhile.
+            with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
                 step()
             self.pool, is_captured = graph.pool(), True
 
