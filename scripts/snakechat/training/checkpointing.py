@@ -228,7 +228,11 @@ def stop_signal(signals: list[signal.Signals]) -> int:
 
 @contextlib.contextmanager
 def received_signals() -> Iterator[list[signal.Signals]]:
-    """Collect SIGTERM and SIGINT in a list, instead of their effect, within the context."""
+    """Collect SIGTERM and SIGINT in a list, instead of their effect, within the context.
+
+    After one of them, both are ignored until the process ends: a cluster and Snakemake may signal a
+    job again while it stops.
+    """
     received: list[signal.Signals] = []
 
     def collect(number: int, _: FrameType | None) -> None:
@@ -241,4 +245,4 @@ def received_signals() -> Iterator[list[signal.Signals]]:
         yield received
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if received else handler)
