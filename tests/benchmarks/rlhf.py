@@ -298,7 +298,7 @@ def rlhf_job(case, folder, result, seed):
         seed=seed,
     )
     job.settings = RlhfSettings(**settings)
-    # That of make_job is for training alone.
+    # make_job has a limit for training alone.
     job.placement["micro_batch_tokens"] = MICRO_BATCH_TOKENS
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}

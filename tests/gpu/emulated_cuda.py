@@ -279,7 +279,7 @@ join = torch.distributed.init_process_group
 
 
 def init_process_group(backend, **named):
-    """Join a group of CPUs: there is no NCCL."""
+    """Join a group of CPUs in place of NCCL."""
     join("gloo", **named)
 
 

@@ -45,7 +45,7 @@ def main(guard, folder, *names):
     deterministic.request_deterministic_kernels()
     for name in names:
         case, changes = CASES[name]
-        # Without threads: the emulation is that of one.
+        # Without the prefetch: torch emulates in the thread that enters the context.
         placement = {"gpus_per_node": 1, "prefetch": False, **changes}
         with contextlib.ExitStack() as stack:
             counts, captured = stack.enter_context(emulation()), []

@@ -420,7 +420,7 @@ def relative_difference(values, expected):
 def largest_difference(expected, steps):
     """Return the loss or norm of a run that differs the most from another one, and by how much.
 
-    Shares, such as those of ties and clipped tokens, jump with rounding.
+    Rounding makes shares jump, such as the share of ties or of clipped tokens.
     """
     differences = {
         name: relative_difference(

@@ -1,7 +1,7 @@
 """Models of random weights and jobs of trainers on random tokens, for measurements.
 
-Nothing is downloaded, and no library is needed beyond those of training: of the config, only the
-defaults of config.yaml are read.
+They need no download and only the libraries that training needs. Settings are the defaults of
+config.yaml.
 """
 
 import importlib
@@ -140,8 +140,8 @@ def small_tokenizer():
 def tokens_folder(name, folder, num_rows, limit):
     """Return a folder of random tokens with the lengths of chat data; make it once.
 
-    limit: Maximum number of tokens of a row. The median of prompts is a quarter of it, and that of
-        responses a ninth.
+    limit: Maximum number of tokens of a row. The median prompt has a quarter of it, and the
+        median response a ninth.
     """
     path, random = folder / f"tokens-{name}-{num_rows}-{limit}", np.random.default_rng(SEED)
     if path.exists():

@@ -20,8 +20,8 @@ from snakechat.modeling.partitions import whole_shape
 from snakechat.modeling.token_sampling import sample_tokens
 from snakechat.workflow.errors import InputError
 
-# Graphs of fewer rows are not captured: a step of a few rows takes as long as that of one, the time
-# to read the weights.
+# A graph of this size or smaller is not halved. A step of a few rows takes as long as a step of one
+# row: the time to read the weights.
 SMALLEST_GRAPH = 8
 
 
@@ -70,8 +70,8 @@ class FixedDecoder:
     """Samples the tokens of batches whose first tokens another pass has sampled.
 
     Its tensors and the graphs of its steps serve all batches. There is a graph for b rows, for half
-    of them, for a quarter and so on: rows that have ended leave the batch when a smaller graph has
-    space for the others. What such a graph has more rows than the batch repeats a row as ended.
+    of them, for a quarter and so on. Rows that have ended leave the batch when a smaller graph has
+    space for the others. A graph with more rows than the batch repeats its last row as ended.
 
     Args:
         num_rows: b, the largest number of rows of a batch.

@@ -375,9 +375,9 @@ def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
 def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
     """Return what generation adds.
 
-    Keys and values of all tokens, and again those of half a layer while ended rows leave the batch,
-    or on a GPU those of the next batch's prompts; the forward pass of the prompts; the last logits
-    of each row, in the dtype and three times in fp32.
+    It adds keys and values of all tokens; a copy of half a layer of them while ended rows leave the
+    batch or, on a GPU, keys and values of the prompts of the next batch; the forward pass of the
+    prompts; the last logits of each row, in the dtype and three times in fp32.
     """
     size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
     prompt_length = shape.length - shape.targets

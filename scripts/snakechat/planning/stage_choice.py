@@ -56,7 +56,7 @@ def choose_stage(job: Job[Any]) -> None:
     if not (_is_open(placement) or may_compile):
         return
     gpu_memory = torch.cuda.mem_get_info()[1] if on_gpu else 0
-    # That of the smallest GPU.
+    # GPUs may differ: the smallest one decides.
     gpu_memory = -all_reduce_max(-gpu_memory)
     if rank() == 0:
         plan = plan_of_inputs(job)
@@ -170,7 +170,7 @@ def plan_of_inputs(job: Job[Any]) -> Plan:
     """Return a plan of the inputs of a job, which exist."""
     planned = {}
     for entry in job.spec["inputs"].values():
-        # The folder of any model has its config, as that of a downloaded one.
+        # Any model's folder has a config, as a downloaded model has.
         rule = entry.get("rule")
         rule = rule if rule in FIELDS else "fetch_model"
         planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}}, {})

@@ -54,7 +54,7 @@ class Workload(NamedTuple):
     frozen: Models that it evaluates and does not train.
     largest: Its largest micro-batch.
     flops: Operations of forward and backward passes; None if the number of rows is unknown.
-    lora_flops: Those of them that train models with adapters.
+    lora_flops: The part of flops that trains models with adapters.
     generation: The largest batch that it generates, if any.
     vllm_ranks: Processes of a vLLM engine that generates; 0 if the model itself does.
     generations: Responses that it generates.

@@ -176,8 +176,8 @@ def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
 def test_generation_holds_keys_and_values():
     model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
     memory = generation_memory(model, BatchShape(sequences=8, length=512, targets=256))
-    # Keys and values of 5120 dimensions in 40 layers, for 4096 tokens; and those of the prompts
-    # again, half of the tokens.
+    # Keys and values of 5120 dimensions in 40 layers, for 4096 tokens, and again for the prompts,
+    # which are half of the tokens.
     assert memory["cache"] == 2 * 40 * 5120 * 2 * 4096 * 1.5
 
 

@@ -116,7 +116,7 @@ def test_estimates_are_those_of_the_chosen_values():
     ("dtype", "changes", "stages"),
     [
         ("fp32", {}, [0, 1, 2, 3]),
-        # Stages that run as another one are left out.
+        # Stages that the dtype does not support are skipped.
         ("bf16", {}, [0, 2, 3]),
         ("fp16", {}, [2, 3]),
         ("bf16", {"offload": "optimizer"}, [2, 3]),
