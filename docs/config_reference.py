@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snakechat.config.schema import SETTINGS, config_schema, placement_schema  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
+STAGES = ("sft", "reward", "dpo", "rlhf")
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 # Objects and lists that are one value for a reader.
 VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "gate", "over"}
@@ -44,10 +45,12 @@ class Page:
     """The reference in one language.
 
     A key is a dotted path. NAME stands for the name of a dataset, a model and the like; the
-    settings of a recipe come directly below their stage (sft.epochs).
+    settings of a recipe come directly below their stage (sft.epochs). Settings that mean the same
+    in several stages have one table.
 
     Attributes:
         keys: The schema of each key.
+        shared: The stages of each setting that means the same in several of them.
         missing: Keys without a text in this language, after text() was called.
     """
 
@@ -63,17 +66,23 @@ class Page:
             if f"deployments.NAME.{name}" not in self.keys:
                 self.keys[f"placement.{name}"] = schema
         self.keys["placement.deployment"] = {"type": "string"}
+        self.shared = self.shared_settings()
         self.missing: list[str] = []
 
     def text(self) -> str:
         """Return the page as Markdown."""
         sections: dict[str, list[str]] = {}
         for key in self.keys:
-            sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
+            section, dot, name = key.partition(".")
+            if section not in self.shared.get(name, ()):
+                sections.setdefault(section if dot else "", []).append(key)
         order = ["", *(name for name in self.config if name in sections)]
         order.insert(order.index("deployments") + 1, "placement")
         lines = [f"# {self.labels['title']}", self.labels["intro"]]
         for section in order:
+            if section == "sft":
+                lines += [f"## {self.labels['shared']}", self.labels["shared_intro"]]
+                lines.append("\n".join(self.shared_table()))
             lines.append(f"## {section or self.labels['top']}")
             if section:
                 lines.append(self.description(section))
@@ -84,37 +93,78 @@ class Page:
                     lines.append(f"{self.labels[group]}{names}")
         return "\n\n".join(lines) + "\n"
 
+    def shared_settings(self) -> dict[str, list[str]]:
+        """Return the stages of each setting whose meaning several stages have in common.
+
+        The stage whose text it is comes first.
+        """
+        places: dict[str, list[str]] = {}
+        for key in self.in_order(list(self.keys)):
+            if key.partition(".")[0] in SETTINGS:
+                places.setdefault(self.place(key), []).append(key.partition(".")[0])
+        return {
+            place.partition(".")[2]: stages for place, stages in places.items() if len(stages) > 1
+        }
+
+    def in_order(self, keys: list[str]) -> list[str]:
+        """Return keys in the order of config.yaml, after those that it does not spell out."""
+        order = list(self.comments)
+        return sorted(keys, key=lambda key: order.index(key) if key in order else -1)
+
+    def shared_table(self) -> Iterator[str]:
+        """Yield the lines of the table of settings of several stages."""
+        yield self.labels["head"]
+        yield "|---|---|---|---|"
+        for name, stages in self.shared.items():
+            key = f"{stages[0]}.{name}"
+            values = {stage: self.default(f"{stage}.{name}") for stage in stages}
+            different = list(dict.fromkeys(values.values()))
+            default = ", ".join(
+                f"{', '.join(stage for stage in stages if values[stage] == value)} {value}"
+                for value in different
+            )
+            is_general = len(different) == 1 and set(stages) >= set(STAGES)
+            yield self.row(name, key, different[0] if is_general else default)
+
     def table(self, section: str, keys: list[str]) -> Iterator[str]:
         """Yield the lines of a table of keys, those of a stage in the order of config.yaml."""
         if section in SETTINGS:
-            order = list(self.comments)
-            keys = sorted(keys, key=lambda key: order.index(key) if key in order else -1)
+            keys = self.in_order(keys)
         yield self.labels["head"]
         yield "|---|---|---|---|"
         for key in keys:
             name = key.removeprefix(f"{section}.") if section else key
-            description = self.description(key).replace("|", "\\|")
-            cells = f"`{name}`", self.type(self.keys[key]), self.default(key), description
-            yield f"| {' | '.join(cells)} |"
+            yield self.row(name, key, self.default(key))
+
+    def row(self, name: str, key: str, default: str) -> str:
+        """Return the line of a key in a table."""
+        description = self.description(key).replace("|", "\\|")
+        return f"| `{name}` | {self.type(self.keys[key])} | {default} | {description} |"
 
     def description(self, key: str) -> str:
-        """Return what a key means.
+        """Return what a key means."""
+        place = self.place(key)
+        texts = self.texts.get(place, {})
+        english = self.comments.get(place) or texts.get("en") or ""
+        # A translation belongs to the English text of the same place.
+        text = english if self.language == "en" else texts.get(self.language)
+        if not text:
+            self.missing.append(place)
+        return " ".join((text or english).split())
+
+    def place(self, key: str) -> str:
+        """Return the key whose text describes a key.
 
         Settings that a stage does not describe mean the same in sft, or in rlhf.
         """
         section, _, name = key.partition(".")
         others = (f"sft.{name}", f"rlhf.{name}") if section in SETTINGS else ()
-        for place in (key, *others):
-            texts = self.texts.get(place, {})
-            english = self.comments.get(place) or texts.get("en")
-            if english:
-                # A translation belongs to the English text of the same place.
-                text = english if self.language == "en" else texts.get(self.language)
-                if not text:
-                    self.missing.append(place)
-                return " ".join((text or english).split())
-        self.missing.append(key)
-        return ""
+        described = (
+            place
+            for place in (key, *others)
+            if self.comments.get(place) or self.texts.get(place, {}).get("en")
+        )
+        return next(described, key)
 
     def default(self, key: str) -> str:
         """Return the value of a key in config.yaml; those of all deployments; a dash if none."""
