@@ -67,7 +67,6 @@ DIALOGUES = [
     ("Write f(x) = x² in Python.", "def f(x):\n    return x**2", "f = x"),
 ]
 RESPONSE = "Put it in boiling water."
-NO_THOUGHTS = "<think>\n\n</think>\n\n"
 
 
 def records():
@@ -83,10 +82,6 @@ def records():
 @pytest.fixture(scope="module")
 def checkpoint(request):
     return CHECKPOINTS[request.param]
-
-
-# A dialogue format, a chat template and a sliding window. Exhaustive tests have the others.
-COMMON = ("opt", "llama3.1", "mistral")
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +101,7 @@ def stages(checkpoint, group, request, tmp_path_factory):
     os.chdir(before)
 
 
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        name if name in COMMON else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in CHECKPOINTS
-    ],
-    indirect=True,
-    scope="module",
-)
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True, scope="module")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_family_trains_and_is_of_use(stage, stages, checkpoint):
     rule = {"grpo": "train_rlhf"}.get(stage, f"train_{stage}")
@@ -214,8 +201,7 @@ def check_tokens(tokens, tokenizer, checkpoint):
         turns = [*parse_prompt(prompt), ("assistant", response_content(chosen))]
         messages = messages_of(turns)
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-        # Qwen3 shows the thoughts of the last turn, which a prompt leaves to the model.
-        rendered = tokenizer(text.replace(NO_THOUGHTS, ""), add_special_tokens=False).input_ids
+        rendered = tokenizer(text, add_special_tokens=False).input_ids
         ids = [*prompts[row].tolist(), *responses[row].tolist()]
         assert ids == rendered[: len(ids)]
         assert responses[row].tolist().index(end) == len(responses[row]) - 1

@@ -19,12 +19,13 @@ from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from support.families import FAMILIES
+from support.families import LLAMA
 from support.talking import as_chatml
 
 # The actor is an OPT with the dialogue format, the classifier a Qwen2 with ChatML.
 ACTOR = {**INIT, "max_position_embeddings": 128}
-CLASSIFIER = {**FAMILIES["qwen2"], "max_position_embeddings": 256, "initializer_range": 0.2}
+CLASSIFIER = {**LLAMA, "model_type": "qwen2", "max_position_embeddings": 256}
+CLASSIFIER["initializer_range"] = 0.2
 RECIPE = {
     "actor": "models/actor",
     "reward": "models/scorer",

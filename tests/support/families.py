@@ -1,4 +1,4 @@
-"""A tiny model of each family that is trained here: keys of its transformers config.
+"""Tiny models of a few families that differ in kind: keys of their transformers configs.
 
 FAMILIES are architectures. CHECKPOINTS are what users start from: a model with its tokenizer, chat
 template and stop tokens.
@@ -21,19 +21,9 @@ FAMILIES = {
     "opt": {**OPT, "word_embed_proj_dim": 32, "dropout": 0.1},
     "opt-350m": {**OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
     "gpt2": {**SIZE, "model_type": "gpt2", "n_positions": 64},
-    "gpt_neox": {
-        **SIZE,
-        "model_type": "gpt_neox",
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
     "bloom": {**SIZE, "model_type": "bloom"},
     "llama": {**LLAMA, "model_type": "llama"},
-    "qwen2": {**LLAMA, "model_type": "qwen2"},
     "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8},
-    "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
-    "gemma": {**LLAMA, "model_type": "gemma", "head_dim": 8},
-    "phi3": {**LLAMA, "model_type": "phi3"},
     # A layer with a window, and one without.
     "gemma3_text": {
         **LLAMA,
@@ -45,31 +35,29 @@ FAMILIES = {
     },
 }
 
-# Models with windows that are shorter than the sequences of the tests: of Mistral and Phi-3 in both
-# layers, of Qwen in the second one.
-WINDOW = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+# Models with windows that are shorter than the sequences of the tests: of Mistral in both layers,
+# of Qwen in the second one.
 WINDOWS = {
-    f"{family}, window": {**FAMILIES[family], "sliding_window": 6} for family in ("mistral", "phi3")
+    "mistral, window": {**LLAMA, "model_type": "mistral", "sliding_window": 6},
+    "qwen3, window": {
+        **FAMILIES["qwen3"],
+        "sliding_window": 6,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    },
 }
-WINDOWS |= {f"{family}, window": {**FAMILIES[family], **WINDOW} for family in ("qwen2", "qwen3")}
 
 GATED = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 OPT_LAYERS = ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"]
-FUSED = ["dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"]
 
 # The linear layers of each family's blocks.
 LINEAR_LAYERS = {
     "opt": OPT_LAYERS,
     "opt-350m": OPT_LAYERS,
     "gpt2": ["c_attn", "c_fc", "c_proj"],
-    "gpt_neox": FUSED,
-    "bloom": FUSED,
+    "bloom": ["dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"],
     "llama": GATED,
-    "qwen2": GATED,
     "qwen3": GATED,
-    "mistral": GATED,
-    "gemma": GATED,
-    "phi3": ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"],
     "gemma3_text": GATED,
 }
 
@@ -111,20 +99,15 @@ def large(family, **changes):
     Its weights are so large that every token matters to those behind it.
     """
     positions = {"n_positions": 512} if family == "gpt2" else {"max_position_embeddings": 512}
-    std = {"init_std": 0.2} if family == "opt" else {"initializer_range": 0.2}
-    return {**FAMILIES[family], **(positions if family != "bloom" else {}), **std, **changes}
+    return {**FAMILIES[family], **positions, "initializer_range": 0.2, **changes}
 
 
-DIALOGUE = {"template": "dialogue"}
-
+# A dialogue format, a real tokenizer, a chat template with a window shorter than the dialogues, and
+# an end of turn that is not eos.
 CHECKPOINTS = {
-    "opt": Checkpoint(large("opt"), "tokenizer_opt", "</s>", **DIALOGUE),
-    "gpt2": Checkpoint(large("gpt2"), family_tokenizers.gpt2, "<|endoftext|>", **DIALOGUE),
-    "pythia": Checkpoint(
-        large("gpt_neox"), family_tokenizers.pythia, "<|endoftext|>", spare=27, **DIALOGUE
+    "gpt2": Checkpoint(
+        large("gpt2"), family_tokenizers.gpt2, "<|endoftext|>", template="dialogue", spare=27
     ),
-    "bloom": Checkpoint(large("bloom"), family_tokenizers.bloom, "</s>", spare=8, **DIALOGUE),
-    "llama2": Checkpoint(large("llama"), "tokenizers/llama2", "</s>", **DIALOGUE),
     "llama3.1": Checkpoint(
         large("llama", tie_word_embeddings=True),
         "tokenizers/llama3_1",
@@ -132,42 +115,14 @@ CHECKPOINTS = {
         # The real tokenizer has no name for <|eom_id|>.
         ("<|end_of_text|>", "<|reserved_special_token_4|>"),
     ),
-    # A window shorter than the dialogues.
-    "mistral": Checkpoint(large("mistral", sliding_window=16), family_tokenizers.mistral, "</s>"),
+    "mistral": Checkpoint(
+        large("llama", model_type="mistral", sliding_window=16), family_tokenizers.mistral, "</s>"
+    ),
     "qwen2.5": Checkpoint(
-        large("qwen2", tie_word_embeddings=True),
+        large("llama", model_type="qwen2", tie_word_embeddings=True),
         family_tokenizers.qwen2_5,
         "<|im_end|>",
         ("<|endoftext|>",),
-        spare=8,
-    ),
-    "qwen3": Checkpoint(
-        large("qwen3", tie_word_embeddings=True),
-        "tokenizers/qwen3",
-        "<|im_end|>",
-        ("<|endoftext|>",),
-        spare=8,
-    ),
-    "gemma": Checkpoint(
-        large("gemma", tie_word_embeddings=True),
-        family_tokenizers.gemma,
-        "<end_of_turn>",
-        ("<eos>",),
-    ),
-    "phi3": Checkpoint(
-        large("phi3"),
-        family_tokenizers.phi3,
-        "<|end|>",
-        ("<|endoftext|>", "<|assistant|>"),
-        spare=8,
-    ),
-    "smollm2": Checkpoint(
-        large("llama", tie_word_embeddings=True), family_tokenizers.smollm2, "<|im_end|>"
-    ),
-    "deepseek-v3": Checkpoint(
-        large("llama", tie_word_embeddings=True),
-        "tokenizers/deepseek_v3",
-        "<｜end▁of▁sentence｜>",  # noqa: RUF001
         spare=8,
     ),
 }

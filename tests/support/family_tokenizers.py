@@ -30,22 +30,6 @@ def gpt2():
     return wrapped(tokenizer, **names)
 
 
-def pythia():
-    """EleutherAI/pythia: bos, eos and unk are one token; <|padding|> exists, but is not pad."""
-    tokenizer = byte_level(first=["<|endoftext|>", "<|padding|>"])
-    tokenizer.normalizer = normalizers.NFC()
-    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    return wrapped(tokenizer, **names)
-
-
-def bloom():
-    """bigscience/bloom: four special tokens, none of which starts a text."""
-    tokenizer = byte_level(first=["<unk>", "<s>", "</s>", "<pad>"])
-    return wrapped(
-        tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-
-
 MISTRAL_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -99,79 +83,6 @@ def qwen2_5():
     template = chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
     names = dict.fromkeys(("eos_token", "pad_token"), "<|endoftext|>")
     return wrapped(tokenizer, **names, chat_template=template)
-
-
-def smollm2():
-    """HuggingFaceTB/SmolLM2-Instruct: bos starts a turn, eos and pad end it."""
-    tokenizer = byte_level(first=["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
-    return wrapped(
-        tokenizer,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        unk_token="<|endoftext|>",
-        chat_template=chatml("You are a helpful AI assistant named SmolLM."),
-    )
-
-
-GEMMA_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-  {%- if message.role == 'system' -%}
-    {{- raise_exception('System role not supported') -}}
-  {%- endif -%}
-  {%- set role = 'model' if message.role == 'assistant' else message.role -%}
-  {{- '<start_of_turn>' + role + '\n' + message.content | trim + '<end_of_turn>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<start_of_turn>model\n' -}}
-{%- endif -%}
-"""
-
-
-def gemma():
-    """google/gemma-it: turns end with <end_of_turn>, which is not eos."""
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-    tokenizer = sentence_piece(special, prefix=False)
-    tokenizer.post_processor = starts_with(tokenizer, "<bos>")
-    return wrapped(
-        tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<unk>",
-        chat_template=GEMMA_TEMPLATE,
-    )
-
-
-PHI3_TEMPLATE = """\
-{%- for message in messages -%}
-  {{- '<|' + message.role + '|>\n' + message.content + '<|end|>\n' -}}
-{%- endfor -%}
-{{- '<|assistant|>\n' if add_generation_prompt else eos_token -}}
-"""
-
-
-def phi3():
-    """microsoft/Phi-3-mini-instruct: eos is pad and ends a conversation, <|end|> a turn.
-
-    The special tokens of turns take the white space behind them.
-    """
-    tokenizer = sentence_piece(["<unk>", "<s>", "</s>"], prefix=True)
-    names = ["<|assistant|>", "<|system|>", "<|end|>", "<|user|>"]
-    tokens = [AddedToken(name, rstrip=True, normalized=False, special=True) for name in names]
-    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False), *tokens])
-    tokenizer.post_processor = starts_with(tokenizer, "<s>")
-    return wrapped(
-        tokenizer,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="<|endoftext|>",
-        pad_token="<|endoftext|>",
-        chat_template=PHI3_TEMPLATE,
-    )
 
 
 # Types.

@@ -25,7 +25,7 @@ def mean_loss_of_pairs(logits, rewards, advantages_of):
     return (probability * losses.mean(dim=0)).sum()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_the_gradient_with_rloo_advantages_is_unbiased(seed):
     logits, _ = vocabulary(seed)
     rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
@@ -94,22 +94,6 @@ def test_rloo_converges_to_the_optimal_policy():
         optimizer.step()
     policy, _ = optimal_policy()
     torch.testing.assert_close(logits.detach().softmax(0), policy, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_grpo_without_kl_converges_to_the_best_arm(scale_by_std):
-    random = torch.Generator().manual_seed(0)
-    logits = REF_LOGPROBS.clone().requires_grad_()
-    optimizer = torch.optim.SGD([logits], lr=1.0)
-    for _ in range(200):
-        tokens, logprobs = sampled(logits, 256, random)
-        advantages = grpo_advantages(REWARDS[tokens].view(4, 64), scale_by_std).flatten()
-        loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    # From .1, initially the least likely arm.
-    assert logits.detach().softmax(0)[0] > 0.98
 
 
 def test_grpo_with_k3_converges_to_another_policy():

@@ -3,10 +3,8 @@
 import datetime
 import email.utils
 import gzip
-import json
 from threading import Barrier
 
-import httpx2
 import pytest
 
 from snakechat.algorithms import chat_client
@@ -33,11 +31,6 @@ def test_requests_have_model_parameters_and_key(server, tmp_path):
     assert headers["Authorization"] == f"Bearer {SECRET}"
     expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}
     assert body == {**expected, **parameters}
-
-
-def test_without_key_env_no_key_is_sent(server, tmp_path):
-    ask(client_of(server, tmp_path, key_env=None), "Hi?")
-    assert "Authorization" not in server.requests[0][1]
 
 
 def test_equal_conversations_are_one_request_and_replies_keep_their_order(server, tmp_path):
@@ -70,9 +63,7 @@ def test_replies_of_the_cache_cost_no_request(server, tmp_path):
     assert first.counts["prompt_tokens"] == 200 and second.counts["prompt_tokens"] == 0
 
 
-@pytest.mark.parametrize(
-    "settings", [{"model": "other"}, {"parameters": {"temperature": 0, "seed": 2}}]
-)
+@pytest.mark.parametrize("settings", [{"model": "other"}, {"parameters": {"seed": 2}}])
 def test_other_models_and_parameters_are_asked_anew(server, tmp_path, settings):
     ask(client_of(server, tmp_path), "a")
     ask(client_of(server, tmp_path, **settings), "a")
@@ -117,32 +108,13 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
     assert (client.counts["requests"], client.counts["retries"]) == (5, 4)
 
 
-def test_failed_connections_are_retried(server, tmp_path, monkeypatch):
-    client = client_of(server, tmp_path)
-    assert client.client.timeout == httpx2.Timeout(chat_client.TIMEOUT)
-    stream = client.client.stream
-    broken = [httpx2.ReadTimeout("late"), httpx2.ConnectError("refused")]
-
-    def breaking(*args, **kwargs):
-        if broken:
-            raise broken.pop()
-        return stream(*args, **kwargs)
-
-    monkeypatch.setattr(client.client, "stream", breaking)
-    assert ask(client, "a") == ["A"]
-    assert server.waits == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("reply", "num_requests", "message"),
     [
         ((500, {}, "out\nof order"), chat_client.ATTEMPTS, "status 500: out of order"),
         ((401, {}, f"no such key: {SECRET}"), 1, r"status 401: no such key: \*\*\*: check url,"),
-        ((404, {}, "no such model"), 1, "status 404: no such model"),
         ((307, {"Location": "/elsewhere"}, ""), 1, "status 307"),
-        ((200, {}, "<html>Log in</html>"), 1, "expected a chat completion from .*<html>"),
         ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
-        ((200, {}, "[]"), 1, "expected a chat completion"),
         ((200, {}, "[" * 100_000), 1, "expected a chat completion"),
         ((200, {"Content-Encoding": "gzip"}, BOMB), 1, "its response has more than 16 MiB"),
     ],
@@ -166,21 +138,7 @@ def test_a_response_that_does_not_end_is_a_failed_attempt(server, tmp_path, monk
     assert len(server.requests) == chat_client.ATTEMPTS
 
 
-def test_one_failure_ends_the_other_requests(server, tmp_path):
-    server.replies = [(404, {}, "gone")]
-    with pytest.raises(InputError, match="status 404: gone"):
-        ask(client_of(server, tmp_path, concurrency=2), *map(str, range(200)))
-    assert len(server.requests) < 200
-
-
-def test_an_unreachable_endpoint_is_an_error(server, tmp_path):
-    with serving() as gone:
-        client = client_of(gone, tmp_path, key_env=None)
-    with pytest.raises(InputError, match="failed: ConnectError"):
-        ask(client, "a")
-
-
-@pytest.mark.parametrize("value", [None, " ", "sk-\nsecret", "sk-密"])
+@pytest.mark.parametrize("value", [None, "sk-\nsecret"])
 def test_a_missing_key_is_an_error_that_names_its_variable(server, tmp_path, monkeypatch, value):
     monkeypatch.delenv("JUDGE_KEY")
     if value is not None:
@@ -201,11 +159,3 @@ def test_processes_share_the_limits(server, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
     assert (client.interval, client.num_threads) == (4, 2)
-
-
-def test_replies_without_token_counts_are_counted(server, tmp_path):
-    text = json.dumps({"choices": [{"message": {"content": None}}]})
-    server.replies = [(200, {}, text)]
-    client = client_of(server, tmp_path)
-    assert ask(client, "a") == [""]
-    assert client.counts["without_token_counts"] == 1

@@ -36,6 +36,9 @@ def test_grpo_advantages_by_hand():
     scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
     expected = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
     torch.testing.assert_close(grpo_advantages(scores, True), expected, rtol=1e-4, atol=0)
+    # Dr. GRPO subtracts the mean only.
+    expected = torch.tensor([[-2.0, -200.0], [0.0, 0.0], [2.0, 200.0]])
+    torch.testing.assert_close(grpo_advantages(scores, False), expected)
     # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
     close = grpo_advantages(torch.tensor([[2e-4], [0.0]]), True)
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
@@ -57,12 +60,6 @@ def test_equal_scores_have_advantages_of_0(score):
     assert not grpo_advantages(scores, True).any()
     assert not grpo_advantages(scores, False).any()
     assert not rloo_advantages(scores).any()
-
-
-def test_dr_grpo_subtracts_the_mean_only():
-    scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
-    expected = torch.tensor([[-2.0, -200.0], [0.0, 0.0], [2.0, 200.0]])
-    torch.testing.assert_close(grpo_advantages(scores, False), expected)
 
 
 def test_groups_are_uniform_if_all_their_scores_are_equal():

@@ -1,7 +1,5 @@
 """Metrics of preference pairs, against numbers computed by hand."""
 
-import math
-
 import pytest
 import torch
 
@@ -14,12 +12,10 @@ from snakechat.algorithms.pair_metrics import (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_metric_sums_over_pairs(dtype):
+def test_metric_sums_over_pairs():
     # Correct, tie, incorrect, correct.
-    chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]], dtype=dtype)
-    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25], dtype=dtype), chosen, rejected)
-    assert sums.dtype == dtype
+    chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]])
+    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25]), chosen, rejected)
     assert dict(zip(PAIR_METRICS, sums.tolist(), strict=True)) == {
         "loss": 2.0,
         "accuracy": 2,
@@ -28,11 +24,6 @@ def test_metric_sums_over_pairs(dtype):
         "chosen_score": 8.0,
         "rejected_score": 9.5,
     }
-
-
-def test_equal_scores_have_accuracy_0():
-    metrics = held_out_metrics(torch.ones(3), torch.zeros(2, 3), torch.ones(2, 3))
-    assert (metrics["accuracy"], metrics["ties"], metrics["margin"]) == (0, 1, 0)
 
 
 def test_calibration_by_hand():
@@ -54,12 +45,6 @@ def test_empty_bins_are_omitted():
         {"pairs": 1, "confidence": 1.0, "accuracy": 1.0},
     ]
     assert error == pytest.approx(3 * 0.5 / 4)
-
-
-def test_calibration_error_is_0_if_accuracy_equals_confidence():
-    # Three of four correct at 0.75.
-    margins = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64) * math.log(3)
-    assert calibration(margins, 15)[1] == pytest.approx(0)
 
 
 def test_held_out_metrics():

@@ -133,14 +133,13 @@ def naive_loss(settings, table, experience):
     return sum(losses) / num_tokens[settings.loss_aggregation]
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1000, 1])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "max_length"])
-def test_gradients_of_the_variants_equal_those_of_a_loop(
-    aggregation, level, micro_batch_tokens, model
-):
+@pytest.mark.parametrize(
+    ("aggregation", "level"),
+    [("token_mean", "sequence"), ("sequence_mean", "token"), ("max_length", "sequence")],
+)
+def test_gradients_of_the_variants_equal_those_of_a_loop(aggregation, level, model):
     policy = Policy(model).eval()
-    rollouts = make_rollouts(micro_batch_tokens)
+    rollouts = make_rollouts(1)
     table = table_of_logprobs(policy)
     experience = random_experience(rollouts, table)
     changes = {"loss_aggregation": aggregation, "importance_sampling_level": level}
@@ -167,21 +166,6 @@ def test_only_prompts_with_different_scores_are_informative():
     assert informative_rows(rows, of(False, True, False, False)).tolist() == [3, 0]
     # An update needs a gradient.
     assert informative_rows(rows, of(True, True, False, True)).tolist() == [3, 0, 1]
-
-
-def test_the_penalty_in_the_loss_moves_the_policy_towards_the_reference(model):
-    policy = Policy(model).eval()
-    rollouts = make_rollouts(1000)
-    logprobs = rollouts.logprobs(policy)
-    # The reference finds the responses more likely; without advantages only the penalty counts.
-    reference = (logprobs + 0.5) * rollouts.response_mask
-    nothing, ones = torch.zeros_like(logprobs), torch.ones_like(logprobs)
-    experience = Experience(logprobs, reference, nothing, ones, None, None, ones[:, 0] > 0)
-    policy_gradients(Engine(policy), rollouts, np.arange(3), experience, 1.0, make_settings())
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight -= 0.1 * weight.grad
-    assert rollouts.logprobs(policy).sum() > logprobs.sum()
 
 
 def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):

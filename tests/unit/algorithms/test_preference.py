@@ -8,29 +8,15 @@ import torch
 from snakechat.algorithms.preference import (
     divergent_positions,
     dpo_loss,
-    implicit_rewards,
     ipo_loss,
     kto_loss,
     kto_reference_point,
-    log_odds,
     pairwise_loss,
     per_token_loss,
     preference_losses,
     robust_dpo_loss,
 )
 from snakechat.config.dpo import PreferenceSettings
-
-
-def test_loss_of_equal_scores_is_log_2():
-    loss = pairwise_loss(torch.tensor([0.0, -7.5]), torch.tensor([0.0, -7.5]))
-    assert loss.tolist() == pytest.approx([math.log(2)] * 2)
-
-
-def test_loss_is_minus_log_sigmoid_of_the_difference():
-    loss = pairwise_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 3.0]))
-    # Differences 2 and -2.
-    expected = [math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))]
-    assert loss.tolist() == pytest.approx(expected)
 
 
 def test_loss_is_finite_at_any_difference():
@@ -48,35 +34,6 @@ def test_gradient_decreases_with_the_difference_of_the_scores():
     assert rejected.grad.tolist() == pytest.approx([-gradient for gradient in expected])
 
 
-def test_implicit_rewards_are_beta_times_the_log_ratio():
-    rewards = implicit_rewards(torch.tensor([-3.0, -7.0]), torch.tensor([-5.0, -6.0]), 0.1)
-    assert rewards.tolist() == pytest.approx([0.2, -0.1])
-
-
-def test_initial_dpo_loss_is_log_2_with_any_label_smoothing():
-    start = torch.zeros(2)
-    for label_smoothing in (0.0, 0.1):
-        loss = dpo_loss(start, start, label_smoothing)
-        assert loss.tolist() == pytest.approx([math.log(2)] * 2)
-
-
-def test_dpo_loss_is_the_pairwise_loss_of_implicit_rewards():
-    # Differences 2 and -2: log(1 + e^-2) and log(1 + e^2).
-    correct, incorrect = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
-    chosen, rejected = torch.tensor([1.5, -1.0]), torch.tensor([-0.5, 1.0])
-    assert dpo_loss(chosen, rejected, 0.0).tolist() == pytest.approx([correct, incorrect])
-    smoothed = [0.9 * correct + 0.1 * incorrect, 0.9 * incorrect + 0.1 * correct]
-    assert dpo_loss(chosen, rejected, 0.1).tolist() == pytest.approx(smoothed)
-
-
-def test_label_smoothing_limits_the_difference():
-    # The smoothed loss has its minimum where sigmoid(difference) = 0.9: at log 9.
-    chosen = torch.tensor([1.0, math.log(9), 5.0], requires_grad=True)
-    dpo_loss(chosen, torch.zeros(3), 0.1).sum().backward()
-    assert chosen.grad[0] < 0 and chosen.grad[2] > 0
-    assert chosen.grad[1].item() == pytest.approx(0, abs=1e-6)
-
-
 def test_the_mean_robust_loss_of_noisy_labels_is_that_of_plain_dpo():
     chosen, rejected = torch.tensor([1.5, -1.0, 0.3]), torch.tensor([-0.5, 1.0, 0.3])
     noisy = 0.8 * robust_dpo_loss(chosen, rejected, 0.2)
@@ -91,13 +48,6 @@ def test_ipo_has_its_minimum_at_a_difference_of_log_ratios():
     losses.sum().backward()
     assert losses.tolist() == pytest.approx([0, 1], abs=1e-6)
     assert chosen.grad.tolist() == pytest.approx([0, 2 * 1 / 0.1], abs=1e-4)
-
-
-def test_log_odds_by_hand():
-    # Odds 3 / 1 and 1 / 9. A probability of 1 is finite.
-    odds = log_odds(torch.tensor([0.75, 0.1, 1.0], dtype=torch.float64).log())
-    assert odds[:2].tolist() == pytest.approx([math.log(3), -math.log(9)])
-    assert math.isfinite(odds[2])
 
 
 def kto(**changes):
@@ -123,15 +73,6 @@ def test_kto_by_hand():
 
     pair = (2 * sigmoid(-1) + 3 * sigmoid(-2)) / 2
     assert losses.tolist() == pytest.approx([pair, 2 * sigmoid(1), 3 * sigmoid(3)])
-
-
-def test_kto_increases_good_and_decreases_bad_responses():
-    logprobs = LOGPROBS.clone().requires_grad_()
-    lengths = torch.tensor([[3, 5, 0], [4, 0, 1]])
-    _, losses = preference_losses(kto(), logprobs, REF_LOGPROBS, lengths, torch.tensor(0.5))
-    losses.sum().backward()
-    # A response that a row does not have has no gradient.
-    assert logprobs.grad.sign().tolist() == [[-1, -1, 0], [1, 0, 1]]
 
 
 # Three pairs, chosen responses first.
@@ -216,17 +157,14 @@ def divergence(chosen, rejected):
 @pytest.mark.parametrize(
     ("chosen", "rejected", "expected"),
     [
-        # From the start, from the middle, at the end.
+        # From the start, at the end.
         ([5, 6, 2], [7, 6, 2], "xxx"),
-        ([5, 6, 7, 2], [5, 8, 7, 2], ".xxx"),
         ([5, 6, 7], [5, 6, 8], "..x"),
         # One longer than the other.
         ([5, 2], [5, 6, 7, 2], ".xxx"),
         ([5, 6, 7, 2], [5, 2], ".xxx"),
-        ([5], [6, 6, 6], "xxx"),
         # One is a prefix of the other.
         ([5, 6], [5, 6, 6, 6], "..xx"),
-        ([5, 6, 7], [5, 6], "..x"),
         # Equal.
         ([5, 6], [5, 6], ".."),
     ],

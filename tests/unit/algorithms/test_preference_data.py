@@ -63,21 +63,6 @@ def test_the_reference_point_is_that_of_the_given_rows(rows, data, model):
     assert point.item() == pytest.approx(max(0, np.mean(rewards)), rel=1e-5)
 
 
-def test_the_reference_point_compares_no_repeated_row_with_its_own_response(data, model, tmp_path):
-    twice, folder = [row for row in range(3) for _ in range(2)], tmp_path / "repeated"
-    folder.mkdir()
-    for name, ids in (("prompt", PROMPTS), ("chosen", CHOSEN), ("rejected", REJECTED)):
-        with RaggedWriter(folder, f"train.{name}", 300) as writer:
-            writer.write([ids[row] for row in twice])
-    np.save(folder / "train.npy", REFERENCE[None][..., twice])
-    np.save(folder / "train.mismatched.npy", MISMATCHED_REFERENCE[None][..., twice])
-    inputs = {"tokens": folder, "reference": folder}
-    repeated = PreferenceData(data.settings, inputs, "train")
-    found = repeated.reference_point(Policy(model), np.arange(6), 100)
-    expected = data.reference_point(Policy(model), np.arange(3), 100)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
 def test_rewards_and_losses_are_those_of_the_given_rows(data, model):
     rows = [2, 0]
     logprobs = torch.tensor([[0.0, -3.0], [-5.0, -6.0]])

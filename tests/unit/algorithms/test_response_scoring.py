@@ -11,8 +11,7 @@ import torch
 
 from snakechat.algorithms import reward_sum
 from snakechat.algorithms.kl_controller import KLController
-from snakechat.algorithms.response_scoring import ResponseScorer, ScoreNormalizer
-from snakechat.algorithms.reward_functions import load_functions
+from snakechat.algorithms.response_scoring import ResponseScorer
 from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.workflow.errors import InputError
 
@@ -92,10 +91,6 @@ def run_step(scorer, *scores, step=1):
 # Sources.
 
 
-def test_the_reward_models_scores_are_the_scores():
-    assert run_step(make(), 1.0, 2.0, 3.0, 4.0)[0] == [1, 2, 3, 4]
-
-
 def test_several_reward_models_are_weighted():
     assert run_step(make(weights=[0.5, 2.0, -1.0]), 1.0, 2.0, 3.0, 4.0)[0] == [1.5, 3, 4.5, 6]
 
@@ -149,27 +144,6 @@ def test_an_evaluation_leaves_the_normalization_as_it_is():
     assert scorer.state_dict() == before
 
 
-def test_without_functions_nothing_is_decoded():
-    rollouts = Rollouts(1.0, 2.0, 3.0, 4.0)
-    rollouts.decode = lambda: pytest.fail("responses were decoded")
-    make().score(rollouts, 1, ROWS)
-
-
-def test_functions_of_the_user_are_weighted(tmp_path, monkeypatch):
-    folder = tmp_path / "rewards"
-    folder.mkdir()
-    monkeypatch.setattr("snakechat.algorithms.reward_functions.FOLDER", folder)
-    (folder / "long.py").write_text(
-        "def score(prompts, responses):\n    return [len(response) for response in responses]\n"
-    )
-    (folder / "question.py").write_text(
-        "def score(prompts, responses):\n    return [prompt == 'q' for prompt in prompts]\n"
-    )
-    weights = {"long": 0.5, "question": -2}
-    scorer = make(functions=load_functions(weights))
-    assert run_step(scorer, 100.0, 200.0, 300.0, 400.0)[0] == [100.5, 199, 301.5, 400]
-
-
 @pytest.mark.parametrize(("rank", "num_calls"), [(0, 1), (1, 0)])
 def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -193,8 +167,7 @@ def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
 # Invalid scores.
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("index", "row"), [(0, 70), (1, 50), (2, 70), (3, 50)])
+@pytest.mark.parametrize(("index", "row", "value"), [(0, 70, math.nan), (3, 50, -math.inf)])
 def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value):
     scores = [1.0, 2.0, 3.0, 4.0]
     scores[index] = value
@@ -207,9 +180,8 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value):
 
 
 @pytest.mark.parametrize("standardize", ["none", "first", "running"])
-@pytest.mark.parametrize("value", [2.5, 0.0, 0.1])
-def test_equal_scores_are_kept_until_two_scores_differ(value, standardize):
-    scorer = make(standardize_scores=standardize)
+def test_equal_scores_are_kept_until_two_scores_differ(standardize):
+    value, scorer = 0.1, make(standardize_scores=standardize)
     assert run_step(scorer, *[value] * 4)[1] == pytest.approx([value] * 4)
     found = run_step(scorer, 1.0, 5.0, 1.0, 5.0, step=2)[1]
     # Mean 3 and deviation 2, of these or with the earlier ones.
@@ -220,25 +192,7 @@ def test_equal_scores_are_kept_until_two_scores_differ(value, standardize):
     assert found == pytest.approx(expected[standardize])
 
 
-@pytest.mark.parametrize("standardize", ["none", "first", "running"])
-def test_equal_scores_in_later_steps_are_accepted(standardize):
-    # For example, if all responses have become correct.
-    scorer = make(standardize_scores=standardize)
-    run_step(scorer, 0.0, 0.0, 1.0, 1.0)
-    assert run_step(scorer, 1.0, 1.0, 1.0, 1.0, step=2)[0] == [1.0] * 4
-    resumed = make(standardize_scores=standardize)
-    resumed.load_state_dict(json.loads(json.dumps(scorer.state_dict())))
-    assert run_step(resumed, 1.0, 1.0, 1.0, 1.0, step=3)[0] == [1.0] * 4
-
-
 # Normalization.
-
-
-def test_mode_none_keeps_the_scores():
-    scorer = make()
-    for step in (1, 2):
-        assert run_step(scorer, 1.0, 5.0, -7.0, 9.0, step=step)[1] == [1, 5, -7, 9]
-    assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
 
 
 def test_mode_first_keeps_the_moments_of_the_first_step():
@@ -260,9 +214,8 @@ def test_mode_running_uses_the_moments_of_all_scores_so_far():
     assert scorer.critic_normalizer(torch.tensor([2.0, 5.0])).tolist() == [0, 3]
 
 
-@pytest.mark.parametrize("standardize", ["none", "first", "running"])
-def test_without_a_reward_model_the_critic_normalizer_is_the_identity(standardize):
-    scorer = make(reward=False, functions={"length": (1.0, length)}, standardize_scores=standardize)
+def test_without_a_reward_model_the_critic_normalizer_is_the_identity():
+    scorer = make(reward=False, functions={"length": (1.0, length)}, standardize_scores="first")
     run_step(scorer)
     assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
 
@@ -272,11 +225,6 @@ def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
     # Sums of 2.5, 12.5, 2.5 and 12.5: mean 7.5, deviation 5.
     run_step(scorer, 1.0, 5.0, 1.0, 5.0)
     assert scorer.critic_normalizer(torch.tensor([15.0])).tolist() == [0]
-
-
-def test_a_normalizer_without_scores_is_the_identity():
-    scores = torch.tensor([-2.5, 0.0, 7.0])
-    assert torch.equal(ScoreNormalizer()(scores), scores)
 
 
 def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
@@ -298,11 +246,6 @@ def test_the_penalty_of_long_responses_rises_over_the_buffer():
     assert found == pytest.approx([0, -1, -2, 1 - 3])
 
 
-def test_returned_scores_are_not_normalized():
-    scorer = make(standardize_scores="first", score_clip=0.1, missing_eos_penalty=1.0)
-    assert run_step(scorer, 1.0, 5.0, 1.0, 5.0)[0] == [1, 5, 1, 5]
-
-
 @pytest.mark.parametrize("standardize", ["none", "first", "running"])
 def test_a_restored_scorer_continues_exactly(standardize):
     random = torch.Generator().manual_seed(1)
@@ -320,37 +263,9 @@ def test_a_restored_scorer_continues_exactly(standardize):
 # KL controller.
 
 
-def controller(target):
-    return KLController(SimpleNamespace(kl_coef=0.1, kl_target=target, kl_horizon=1000))
-
-
-def test_without_a_target_kl_coef_is_constant():
-    fixed = controller(None)
-    for kl in (0.0, 5.0, 1e6):
-        fixed.update(kl, 100)
-    assert fixed.coef == 0.1
-
-
-@pytest.mark.parametrize(
-    ("kl", "coef"),
-    [
-        (6.0, 0.1),
-        # 10 % above the target over 100 responses: .1 * 100 / 1000.
-        (6.6, 0.1 * 1.01),
-        (5.4, 0.1 * 0.99),
-        # The error is clipped at 20 %.
-        (60.0, 0.1 * 1.02),
-        (0.0, 0.1 * 0.98),
-    ],
-)
-def test_kl_coef_is_adapted_towards_the_target(kl, coef):
-    adaptive = controller(6.0)
-    adaptive.update(kl, 100)
-    assert adaptive.coef == pytest.approx(coef, rel=1e-12)
-
-
 def test_a_restored_kl_controller_continues_exactly():
-    adaptive, resumed = controller(6.0), controller(6.0)
+    settings = SimpleNamespace(kl_coef=0.1, kl_target=6.0, kl_horizon=1000)
+    adaptive, resumed = KLController(settings), KLController(settings)
     adaptive.update(7.3, 96)
     resumed.load_state_dict(json.loads(json.dumps(adaptive.state_dict())))
     for one in (adaptive, resumed):

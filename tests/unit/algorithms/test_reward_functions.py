@@ -1,6 +1,5 @@
 """Reward functions: scores, weights, and errors of the user's programs."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -52,10 +51,6 @@ def test_shop_scores_correct_responses_1_and_others_0():
     assert scores.dtype == np.float64
 
 
-def test_scores_are_0_without_functions():
-    assert scores_of({}, PROMPTS, RESPONSES).tolist() == [0, 0, 0]
-
-
 def test_functions_are_summed_with_their_weights(write):
     write("[len(response) for response in responses]", "length")
     write("[prompt.count('pie') + 0.5 for prompt in prompts]", "pies")
@@ -73,15 +68,6 @@ def test_a_function_receives_the_columns_that_it_names(write):
         "    return [int(s or 0) + other * (r == 'user') for s, r in zip(solution, roles)]\n"
     )
     assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS).tolist() == [6, 7, 5]
-
-
-def test_a_function_receives_all_columns(write):
-    write(
-        "def score(prompts, responses, **columns):\n"
-        "    assert sorted(columns) == ['messages', 'solution']\n"
-        "    return [len(columns['messages'])] * 3\n"
-    )
-    assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS).tolist() == [3, 3, 3]
 
 
 def test_a_function_receives_arguments(write):
@@ -123,9 +109,7 @@ def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
 @pytest.mark.parametrize(
     "values",
     [
-        "(1, 0, 2)",
         "[True, False, 2.0]",
-        "__import__('numpy').array([1, 0, 2])",
         "[*__import__('numpy').array([True, False]), 2]",
         "__import__('torch').tensor([1.0, 0.0, 2.0])",
     ],
@@ -183,40 +167,20 @@ def test_a_function_reads_files_that_it_declares(write, tmp_path):
     assert mine().tolist() == [4] * 3
 
 
-READERS = {
-    "open": "open({!r}).read()",
-    "linecache": "__import__('linecache').getline({!r}, 1)",
-    # These open files without Python.
-    "pyarrow": "__import__('pyarrow').OSFile({!r}).read()",
-    "another process": "__import__('subprocess').check_output(['cat', {!r}])",
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_function_reads_files_outside_the_project(write, tmp_path_factory, reader):
-    path = tmp_path_factory.mktemp("outside") / "words.txt"
-    path.write_text("1234\n")
-    write(READER.format(READERS[reader].format(str(path))))
-    assert mine().tolist() == [5] * 3
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("place", ["output", ".cache", "lib/site-packages"])
-def test_a_file_of_the_project_that_python_opens_is_refused(
-    write, tmp_path, monkeypatch, place, reader
+@pytest.mark.parametrize("place", ["output", "outside"])
+def test_a_function_reads_files_outside_the_project_only(
+    write, tmp_path, tmp_path_factory, monkeypatch, place
 ):
     monkeypatch.chdir(tmp_path)
-    # Imported before: its own files do not matter here.
-    importlib.import_module("pyarrow")
-    path = tmp_path / place / "words.txt"
-    path.parent.mkdir(parents=True)
-    path.write_text("1234\n")
-    write(READER.format(READERS[reader].format(str(path))))
-    if reader in ("open", "linecache"):
-        with pytest.raises(InputError, match=r"reads .*words\.txt, which is not part of the code"):
-            mine()
-    else:
+    folder = tmp_path / "output" if place == "output" else tmp_path_factory.mktemp("outside")
+    folder.mkdir(exist_ok=True)
+    (folder / "words.txt").write_text("1234\n")
+    write(READER.format(f"open({str(folder / 'words.txt')!r}).read()"))
+    if place == "outside":
         assert mine().tolist() == [5] * 3
+        return
+    with pytest.raises(InputError, match=r"reads .*words\.txt, which is not part of the code"):
+        mine()
 
 
 @pytest.mark.parametrize(
@@ -230,11 +194,6 @@ def test_a_file_of_the_project_that_python_opens_is_refused(
             "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
             'open it as Path(__file__).with_name("words.txt")',
         ),
-        (
-            "__import__('os').read(__import__('os').open(FOLDER + '/data/words.txt', 0), 9)",
-            "open it",
-        ),
-        ("open('data/words.txt').read()", "open it as"),
         # Even if it goes on without the file.
         ("caught()", "open it as"),
         (
@@ -243,9 +202,8 @@ def test_a_file_of_the_project_that_python_opens_is_refused(
         ),
     ],
 )
-@pytest.mark.parametrize("when", ["imported", "scoring"])
 def test_a_file_of_the_project_that_is_not_declared_is_refused(
-    write, tmp_path, monkeypatch, line, advice, when
+    write, tmp_path, monkeypatch, line, advice
 ):
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.chdir(tmp_path)
@@ -258,8 +216,7 @@ def test_a_file_of_the_project_that_is_not_declared_is_refused(
         "        return open('data/words.txt').read()\n    except BaseException:\n"
         "        return ''\n\n\n"
     )
-    read = f"TEXT = {line}\n\n\n{READER.format('TEXT')}"
-    write(start + (read if when == "imported" else READER.format(line)))
+    write(start + READER.format(line))
     with pytest.raises(InputError, match=r"^rewards/mine\.py: (reads|imports) ") as error:
         mine()
     assert advice in str(error.value)
@@ -303,42 +260,14 @@ def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
     assert (tmp_path / "scores.log").read_text() == "scored"
 
 
-@pytest.mark.parametrize("name", [".words.txt", ".data/words.txt", "__pycache__/words.txt"])
-def test_a_hidden_file_cannot_be_declared(write, tmp_path, name):
-    path = tmp_path / "rewards" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("good")
-    write(f"FILES = [{name!r}]\n")
-    with pytest.raises(InputError, match=f"rewards/mine.py: FILES names {name}, which is hidden"):
-        mine()
-
-
-@pytest.mark.parametrize("text", ["\ufeff", "# coding: latin-1\n"])
-def test_a_function_may_begin_as_python_allows(write, text):
-    write(f"{text}{READER.format(repr('four'))}")
-    assert mine().tolist() == [4] * 3
-
-
-def test_a_wrong_declaration_is_an_error(write):
-    write('FILES = ["none.txt"]\n')
-    with pytest.raises(InputError, match=r"rewards/mine\.py: FILES names none\.txt: there is no"):
-        mine()
-
-
 MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
     "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
-    "one number for all": ("1.0", "score returned 1.0, expected a number for each of 3 responses"),
-    "one tensor for all": (
-        "__import__('torch').tensor(1.5)",
-        "score returned 1.5, expected a number for each of 3 responses",
-    ),
     "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
     "no number": (
         "[1.0, 'good', 2.0]",
         "score returned 'good' for the response 'Hello Pia', expected a finite number",
     ),
-    "none": ("[None] * 3", "score returned None for the response '', expected a finite number"),
     "NaN": (
         "[1.0, 2.0, float('nan')]",
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
@@ -347,19 +276,6 @@ MISTAKES = {
     "too large": (
         "[10 ** 400, 2.0, 1.0]",
         f"score returned 1{'0' * 59}… for the response '', expected a finite number",
-    ),
-    "infinite": (
-        "[float('-inf'), 2.0, 1.0]",
-        "score returned -inf for the response '', expected a finite number",
-    ),
-    "lists": (
-        "[[1.0]] * 3",
-        "score returned [1.0] for the response '', expected a finite number",
-    ),
-    "raises": (
-        "LIMITS = {}\n\n\ndef limit(text):\n    return LIMITS[text]\n\n\n"
-        "def score(prompts, responses):\n    return [limit(response) for response in responses]\n",
-        "line 5: KeyError: ''",
     ),
     "raises elsewhere": (
         "import json\n\n\ndef score(prompts, responses):\n    return json.loads('[')\n",
@@ -372,19 +288,6 @@ MISTAKES = {
     "ends the program": (
         "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",
         "line 5: SystemExit: 0",
-    ),
-    "ends the program at its import": ("import sys\n\nsys.exit(0)\n", "line 3: SystemExit: 0"),
-    "takes other arguments": (
-        "def score(responses):\n    return responses\n",
-        "TypeError: score() takes 1 positional argument but 2 were given",
-    ),
-    "is no function": (
-        "score = 3\n\n",
-        "has no function score(prompts, responses)",
-    ),
-    "cannot be imported": (
-        "import no_such_library\n\n",
-        "line 1: ModuleNotFoundError: No module named 'no_such_library'",
     ),
     "cannot be read": (
         "def score(prompts, responses):\n    return [\n",
@@ -411,13 +314,3 @@ def test_python_without_assert_statements_is_an_error():
     )
     [line] = process.stderr.splitlines()
     assert line.startswith("error: rewards/shop.py: Python runs without assert statements")
-
-
-def test_a_missing_function_is_an_error():
-    with pytest.raises(InputError, match=r"^rewards/none\.py: FileNotFoundError: "):
-        load_functions({"none": 1})
-
-
-def test_the_folder_of_functions_is_next_to_the_snakefile():
-    assert (ROOT / "rewards/shop.py").parent == rewards.FOLDER
-    assert (rewards.FOLDER.parent / "Snakefile").exists()

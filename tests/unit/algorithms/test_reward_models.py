@@ -22,7 +22,6 @@ from snakechat.modeling.forward import Scorer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
 
 PROMPTS = list(map(parse_prompt, toy.all_prompts()[:3]))
@@ -79,14 +78,6 @@ def test_a_classifier_reads_ids_only_if_its_template_ends_as_responses_do(tokeni
     assert choose_reader("models/a", folder, "chat", folder, "chat").encoder is None
 
 
-def test_a_classifier_without_a_chat_template_is_an_error(tokenizer, saved):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = None
-    folder = saved("plain", tokenizer)
-    with pytest.raises(InputError, match="plain: the tokenizer has no chat template"):
-        choose_reader("models/plain", folder, "chat", folder, "dialogue")
-
-
 @pytest.mark.parametrize("name", ["bos", "eos", "pad"])
 def test_tokenizers_with_other_ids_of_bos_and_eos_differ(name, tokenizer):
     other = copy.deepcopy(tokenizer)
@@ -94,13 +85,6 @@ def test_tokenizers_with_other_ids_of_bos_and_eos_differ(name, tokenizer):
     setattr(other, f"{name}_token", tokenizer.convert_ids_to_tokens(20))
     # No model reads pad.
     assert is_same_tokenizer(tokenizer, other) == (name == "pad")
-
-
-def test_tokenizers_with_other_tokens_differ(tokenizer):
-    first, second = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
-    first.add_tokens(["snake"])
-    second.add_tokens(["bird"])
-    assert not is_same_tokenizer(first, second)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def make(
     )
 
 
-@pytest.fixture(scope="module", params=["opt", "llama", "bloom"])
+@pytest.fixture(scope="module", params=["opt", "bloom"])
 def family(request, tokenizer, tmp_path_factory):
     """A policy and a scorer of a family, which supports packing or does not (BLOOM)."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -76,12 +76,12 @@ def num_micro_batches(rollouts, packing):
     return len(list(rollouts.micro_batches(np.arange(5), packing)))
 
 
-# Several micro-batches of several rows; one row in each; all rows in one.
-@pytest.mark.parametrize("max_tokens", [40, 1, 10_000])
+# Several micro-batches of several rows; all rows in one.
+@pytest.mark.parametrize("max_tokens", [40, 10_000])
 def test_logprobs_and_entropies_equal_those_of_one_forward_pass_per_response(max_tokens, family):
     rollouts = make(max_tokens)
     number = num_micro_batches(rollouts, family.policy.supports_packing)
-    assert number == {1: 5, 10_000: 1}.get(max_tokens, number) and (max_tokens != 40 or number > 1)
+    assert (number == 1) == (max_tokens == 10_000)
     logprobs, entropies = rollouts.logprobs_and_entropies(family.policy)
     drawn = list(token_distributions(family.policy))
     assert_table(logprobs, [source.log_prob(response) for source, response in drawn])
@@ -90,15 +90,14 @@ def test_logprobs_and_entropies_equal_those_of_one_forward_pass_per_response(max
     assert not logprobs.requires_grad
 
 
-@pytest.mark.parametrize("max_tokens", [40, 10_000])
-def test_values_are_those_of_the_states_before_each_token(max_tokens, family):
+def test_values_are_those_of_the_states_before_each_token(family):
     rows = []
     for prompt, response in PAIRS:
         ids = torch.tensor([[*prompt.tolist(), *response]])
         with torch.no_grad():
             hidden = family.scorer.model.base_model(input_ids=ids)[0][0, len(prompt) - 1 : -1]
             rows.append(family.scorer.model.score(hidden)[:, 0])
-    assert_table(make(max_tokens).values(family.scorer), rows)
+    assert_table(make().values(family.scorer), rows)
 
 
 def test_scores_are_the_reward_models_outputs_at_the_last_tokens(scorer_folder, tokenizer):
@@ -127,25 +126,15 @@ def test_the_mask_is_true_on_the_tokens_of_each_response():
     assert rollouts.ended.tolist() == ENDED
 
 
-def test_a_response_ended_if_its_last_token_is_eos():
-    responses = [[[EOS], [EOS, 11], [11, EOS], [11]]]
-    assert make(prompts=PROMPTS[:4], responses=responses).ended.tolist() == [
-        True,
-        False,
-        True,
-        False,
-    ]
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [4]])
+@pytest.mark.parametrize("rows", [[3, 1]])
 def test_num_tokens_counts_all_responses_to_the_given_prompts(rows):
     sums = [3 + 1 + 4, 1 + 5 + 4, 6 + 2 + 1, 2 + 3 + 1, 4 + 3 + 2]
     assert make().num_tokens(np.array(rows)) == sum(sums[row] for row in rows)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [4]])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1]])
 def test_micro_batches_have_the_table_indices_of_their_tokens(
     rows, packing, world_size, monkeypatch
 ):
@@ -242,13 +231,6 @@ NUMBER_PROMPTS = [np.array([number]) for number in (3, 1, 2)]
 NUMBER_RESPONSES = [[[3] * 3, [1], [2] * 2], [[6] * 6, [2] * 2, [4] * 4]]
 
 
-@pytest.mark.parametrize("with_logprobs", [True, False])
-def test_one_rank_samples_all_responses(with_logprobs):
-    sampler = Sampler(with_logprobs)
-    assert sample_on_all_ranks(sampler, NUMBER_PROMPTS, settings()) == (NUMBER_RESPONSES, None)
-    assert sampler.prompts == [NUMBER_PROMPTS]
-
-
 def test_logprobs_of_vllm_are_padded_with_zeros():
     responses, logprobs = sample_on_all_ranks(
         Sampler(), NUMBER_PROMPTS, settings(generation_backend="vllm")
@@ -268,7 +250,7 @@ def test_token_id_0_is_not_padding():
     ]
 
 
-@pytest.mark.parametrize(("world_size", "num_ranks"), [(2, 1), (3, 1), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("world_size", "num_ranks"), [(3, 1), (4, 2)])
 def test_responses_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     reduced, sampled = [], []

@@ -29,7 +29,8 @@ from support.families import FAMILIES, WINDOWS, spread
 from support.varlen import loop_over_segments
 
 CPU = torch.device("cpu")
-MODELS = {name: keys for name, keys in (FAMILIES | WINDOWS).items() if name != "bloom"}
+KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
+MODELS = {name: keys for name, keys in (FAMILIES | WINDOWS).items() if name in KINDS}
 # Lengths of prompt and of two responses. Some rows are longer than the windows.
 SHAPES = [(12, 9, 4), (5, 4, 2), (3, 2, 5), (1, 6, 1), (7, 1, 3), (4, 3, 3)]
 
@@ -138,7 +139,7 @@ def test_auto_takes_varlen_unless_responses_share_a_prompt(policy, rows, kernel,
 
 
 @pytest.mark.parametrize("implementation", ["flex", "varlen"])
-@pytest.mark.parametrize("policy", ["opt", "qwen3"], indirect=True)
+@pytest.mark.parametrize("policy", ["qwen3"], indirect=True)
 def test_gradients_of_adapters_with_checkpointed_activations_are_equal(
     policy, implementation, choose
 ):
@@ -153,7 +154,7 @@ def test_gradients_of_adapters_with_checkpointed_activations_are_equal(
     assert len(calls) % 4 == 0
 
 
-@pytest.mark.parametrize("policy", ["opt", "llama"], indirect=True)
+@pytest.mark.parametrize("policy", ["opt"], indirect=True)
 def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, choose):
     prompts = EXAMPLES["single"].prompts
 
@@ -168,17 +169,11 @@ def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, choose)
     assert {*calls} == {"sdpa"}
 
 
-@pytest.mark.parametrize("policy", ["opt"], indirect=True)
-def test_the_default_uses_the_attention_of_transformers(policy):
-    loss_and_gradients(policy, EXAMPLES["single"])
-    assert AttentionInterface()["sdpa"] is sdpa_attention_forward
-
-
 # The comparisons above detect wrong masks.
 
 
 @pytest.mark.parametrize("name", ["row_ids", "segment_ids"])
-@pytest.mark.parametrize("policy", ["opt", "llama"], indirect=True)
+@pytest.mark.parametrize("policy", ["qwen3"], indirect=True)
 def test_a_leaking_block_mask_changes_the_gradients(policy, name, choose, monkeypatch):
     expected = loss_and_gradients(policy, EXAMPLES["pairs"])[1]
 
@@ -203,21 +198,12 @@ def test_boundaries_are_those_of_rows_and_padding():
         ("varlen", torch.bfloat16, 64, None),
         ("varlen", torch.float32, 64, "needs bf16 or fp16, and the model has float32"),
         ("varlen", torch.float16, 20, "and the model has 20"),
-        ("varlen", torch.float16, 512, "and the model has 512"),
-        ("flex", torch.float32, 16, None),
         ("flex", torch.bfloat16, 8, "and the model has 8"),
     ],
 )
 def test_kernels_name_what_a_model_lacks(kernel, dtype, head_dim, problem):
     actual = kernel_problem(kernel, CPU, dtype, head_dim)
     assert actual is None if problem is None else problem in actual
-
-
-def test_a_gpu_without_the_kernels_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    problem = kernel_problem("flex", torch.device("cuda"), torch.float16, 64)
-    assert "8.0" in problem and "Tesla T4" in problem
 
 
 @pytest.mark.parametrize("implementation", ["varlen", "flex"])
@@ -234,8 +220,7 @@ def test_an_unsupported_kernel_is_an_error_and_auto_takes_sdpa(
     assert_equal(loss_and_gradients(policy, EXAMPLES["single"]), expected)
 
 
-@pytest.mark.parametrize("with_window", [False, True])
-def test_shapes_and_masks_share_few_compiled_kernels(with_window, monkeypatch):
+def test_shapes_and_masks_share_few_compiled_kernels(monkeypatch):
     counter = CompileCounter()
     monkeypatch.setattr(
         attention, "flex_attention", torch.compile(attention.flex_attention, backend=counter)
@@ -245,8 +230,7 @@ def test_shapes_and_masks_share_few_compiled_kernels(with_window, monkeypatch):
         size, length = random.integers(1, 6), 128 * random.integers(1, 6)
         row_ids = torch.from_numpy(random.integers(1, 4, (size, length))).sort(dim=1).values
         mask = attention.packed_block_mask(Segments(row_ids, row_ids, None, length))
-        if with_window:
-            mask = attention.window_block_mask(mask, row_ids, 9)
+        mask = attention.window_block_mask(mask, row_ids, 9)
         states = torch.randn(size, 2, length, 16)
         with torch.no_grad():
             attention.packed_attention(None, states, states, states, mask)

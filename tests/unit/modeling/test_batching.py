@@ -18,7 +18,6 @@ from snakechat.modeling.batching import (
     epoch_batches,
     global_batches,
     num_steps,
-    sort_by_size,
     training_batches,
 )
 from snakechat.workflow.errors import InputError
@@ -60,21 +59,6 @@ def test_num_steps_is_the_number_of_batches(rows, size, epochs, steps):
     assert len(batches(rows, size, epochs, 0)) == steps
 
 
-def test_the_seed_determines_the_order():
-    assert batches(50, 8, 2, 7) == batches(50, 8, 2, 7)
-    assert batches(50, 8, 2, 7) != batches(50, 8, 2, 8)
-
-
-def test_epochs_differ_in_order():
-    first, second = batches(50, 50, 2, 7)
-    assert first != second
-    assert first != list(range(50))
-
-
-def test_the_first_steps_do_not_depend_on_the_number_of_epochs():
-    assert batches(20, 6, 3, 7)[:4] == batches(20, 6, 1, 7)
-
-
 # Examples.
 
 
@@ -85,10 +69,9 @@ def examples():
     return Examples(prompts, [[13, 14, 15], [22], [34]], [[16], [23, 24], [35, 36]])
 
 
-@pytest.mark.parametrize("rows", [[2, 0], np.array([2, 0]), range(2, -1, -2)])
-def test_select_returns_rows_in_the_given_order(rows):
+def test_select_returns_rows_in_the_given_order():
     examples = Examples([[1], [2, 2], [3, 3, 3]], [[4], [5], [6, 6]], [[7, 7], [8], []])
-    selected = examples.select(rows)
+    selected = examples.select(np.array([2, 0]))
     assert (selected.prompts, selected.responses) == (
         [[3, 3, 3], [1]],
         ([[6, 6], [4]], [[], [7, 7]]),
@@ -96,18 +79,6 @@ def test_select_returns_rows_in_the_given_order(rows):
     assert selected.prompt_lengths.tolist() == [3, 1]
     assert selected.response_lengths.tolist() == [[2, 1], [0, 2]]
     assert len(examples) == 3
-
-
-def test_select_works_on_memory_mapped_tokens(tmp_path):
-    for name, rows in (("prompt", [[1], [2, 2], [3]]), ("chosen", [[4, 4], [5], [6]])):
-        with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
-            writer.write(rows)
-    selected = Examples.read(tmp_path, "train", "chosen").select([1, 0])
-    assert [ids.tolist() for ids in selected.prompts] == [[2, 2], [1]]
-    assert [ids.tolist() for ids in selected.responses[0]] == [[5], [4, 4]]
-    [micro_batch] = selected.micro_batches([0, 1], 100, True, CPU)
-    ids = micro_batch.batch.inputs.input_ids.flatten()
-    assert sorted(ids[micro_batch.batch.target_index].tolist()) == [4, 4, 5]
 
 
 def test_read_loads_a_split_of_a_token_folder(examples, tmp_path):
@@ -129,14 +100,6 @@ def test_read_loads_a_split_of_a_token_folder(examples, tmp_path):
         assert len(from_memory) == len(from_disk) == 1
         ids = [batches[0].batch.inputs.input_ids.tolist() for batches in (from_memory, from_disk)]
         assert ids[0] == ids[1]
-
-
-def test_head_returns_the_first_rows(examples):
-    head = examples.head(2)
-    assert len(head) == 2
-    assert head.prompts == [[11, 12], [21]]
-    assert list(head.responses) == [[[13, 14, 15], [22]], [[16], [23, 24]]]
-    assert len(examples.head(9)) == 3
 
 
 def test_mismatched_responses_are_the_first_ones_of_the_next_row():
@@ -164,30 +127,11 @@ def test_mismatched_responses_are_those_to_another_prompt(prompts, others):
     assert mismatched == [responses[other] for other in others]
 
 
-def test_mismatched_responses_of_rows_on_disk_that_a_weight_of_2_repeats(tmp_path):
-    rows = {
-        "prompt": [[row // 2, 7] for row in range(216)],
-        "chosen": [[row] for row in range(216)],
-    }
-    for name, ids in rows.items():
-        with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
-            writer.write(ids)
-    [mismatched] = Examples.read(tmp_path, "train", "chosen").mismatched(9, "train").responses
-    assert [int(ids[0]) // 2 for ids in mismatched] == [(row // 2 + 1) % 108 for row in range(216)]
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_prompts_that_are_all_the_same_have_no_mismatched_responses(rows):
     examples = Examples([[1, 2]] * rows, [[3]] * rows)
     with pytest.raises(InputError, match=rf"^the eval split: all {rows} prompts are the same, "):
         examples.mismatched(9, "eval")
-
-
-def test_num_tokens_excludes_the_first_token_of_a_prompt(examples):
-    assert examples.num_tokens(with_prompts=False).tolist() == [4, 3, 3]
-    responses = Examples(examples.prompts, examples.responses[0])
-    assert responses.num_tokens(with_prompts=False).tolist() == [3, 1, 1]
-    assert responses.num_tokens(with_prompts=True).tolist() == [4, 1, 3]
 
 
 # Micro-batches.
@@ -231,7 +175,7 @@ def test_rows_of_a_micro_batch_are_in_the_order_of_its_sequences(examples):
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_all_ranks_have_the_same_number_of_micro_batches(
     world_size, packing, examples, monkeypatch
 ):
@@ -261,20 +205,6 @@ def test_a_row_over_the_limit_is_a_bucket_by_itself():
     assert bucket_by_size(numbered([500, 3, 3]), 100) == [[0], [1, 2]]
 
 
-def test_buckets_are_full_if_sizes_are_equal():
-    assert [len(rows) for rows in bucket_by_size(numbered([5] * 10), 20)] == [4, 4, 2]
-
-
-def test_rows_of_similar_size_share_a_bucket():
-    # 2 x 10 and 4 x 4, not 3 x 10.
-    assert bucket_by_size(numbered([10, 9, 4, 4, 3, 3]), 20) == [[0, 1], [2, 3, 4, 5]]
-    assert bucket_by_size(numbered([10, 9, 6, 6, 6, 3]), 20) == [[0, 1], [2, 3, 4], [5]]
-
-
-def test_sort_by_size_is_stable_and_puts_the_largest_first():
-    assert sort_by_size([7, 8, 9, 5], [3, 4, 3, 4]) == [(8, 4), (5, 4), (7, 3), (9, 3)]
-
-
 # Distribution over ranks.
 
 
@@ -290,7 +220,7 @@ def batch_size_in_tokens(sequences, size_of):
     return len(sequences) * max(sum(size_of[row] for row in rows) for rows in sequences)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("packing", [True, False])
 def test_every_row_is_in_one_micro_batch_within_the_token_limit(packing, seed, monkeypatch):
     # More rows than are considered for one micro-batch.
@@ -316,7 +246,7 @@ def test_every_row_is_in_one_micro_batch_within_the_token_limit(packing, seed, m
 )
 def test_packing_limits_the_share_of_padding(number, micro_batch_tokens, limit):
     padding = []
-    for seed in range(8):
+    for seed in range(4):
         sizes = lognormal_lengths(seed, number)
         micro_batches = distribute_rows(range(number), sizes, micro_batch_tokens, packing=True)
         total = sum(batch_size_in_tokens(packed, sizes) for packed, _ in micro_batches)
@@ -353,12 +283,6 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
                 assert sizes_in_batch == [[lengths[shortest]]]
                 num_dummies += 1
     assert (num_dummies > 0) == (world_size > 1)
-
-
-@pytest.mark.parametrize("packing", [True, False])
-def test_ranks_without_rows_get_dummy_micro_batches(packing):
-    by_rank = [distribute_rows([4, 9], [6, 3], 100, packing, rank, 3) for rank in range(3)]
-    assert by_rank == [[([[4]], True)], [([[9]], True)], [([[9]], False)]]
 
 
 # Acceleration on a GPU.
@@ -453,7 +377,6 @@ def test_the_next_micro_batch_is_prepared_during_the_current_one():
     [
         ("cpu", {}, Acceleration()),
         ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
-        ("cpu", {"attn_implementation": "flex"}, Acceleration()),
         ("cpu", {"compile": True}, Acceleration(compile=True)),
         (
             "cuda",

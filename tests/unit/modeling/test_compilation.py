@@ -24,7 +24,7 @@ from snakechat.modeling.models import checkpoint_activations, choose_device, mak
 from snakechat.modeling.saving import save_model
 from snakechat.training.engine import make_engine
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES, WINDOWS, spread
+from support.families import FAMILIES, spread
 
 CPU = torch.device("cpu")
 SETTINGS = SimpleNamespace(
@@ -42,7 +42,6 @@ PROMPTS, *RESPONSES = (
     for field in range(3)
 )
 EXAMPLES = Examples(PROMPTS, *RESPONSES)
-OTHERS = ("gpt2", "bloom", "gemma3_text")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +51,7 @@ def _forget_compiled_code():
 
 @pytest.fixture(params=["opt"])
 def policy(request, tokenizer, tmp_path):
-    model = make_causal((FAMILIES | WINDOWS)[request.param], tokenizer, 1)
+    model = make_causal(FAMILIES[request.param], tokenizer, 1)
     # Loaded models have no dropout.
     save_model(model, tokenizer, tmp_path)
     return Policy(spread(load_causal(tmp_path, "fp32", tokenizer)))
@@ -77,11 +76,7 @@ def assert_equal(actual, expected):
     assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["opt", "llama", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)],
-    indirect=True,
-)
+@pytest.mark.parametrize("policy", ["opt", "gemma3_text"], indirect=True)
 def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
     expected = loss_and_gradients(policy)
     names = list(policy.state_dict())
@@ -146,11 +141,4 @@ def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, mon
 def test_a_missing_compiler_is_an_error(policy, monkeypatch):
     monkeypatch.setattr(compilation.shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="placement: compile: true needs a C compiler"):
-        compile_layers(policy.model)
-
-
-def test_missing_headers_of_python_are_an_error(policy, monkeypatch):
-    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda _: "/nowhere")
-    message = "compile: true needs the headers of Python, and there is no /nowhere/Python.h"
-    with pytest.raises(InputError, match=message):
         compile_layers(policy.model)

@@ -19,7 +19,7 @@ from transformers import (
 from conftest import ROOT
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.deferred_weights import stored_weight
-from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -32,7 +32,7 @@ INDEX = "model.safetensors.index.json"
 SMALL = "10KB"
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["opt", "gemma3_text"])
 def family_model(request, tokenizer):
     return make_causal(FAMILIES[request.param], tokenizer, 1).to(torch.bfloat16)
 
@@ -54,8 +54,7 @@ def as_torch_files(folder):
         (folder / INDEX).unlink()
 
 
-@pytest.mark.parametrize("size", ["50GB", SMALL])
-@pytest.mark.parametrize("form", ["safetensors", "torch"])
+@pytest.mark.parametrize(("form", "size"), [("safetensors", "50GB"), ("torch", SMALL)])
 def test_the_copy_has_the_files_of_save_pretrained(form, size, family_model, tmp_path):
     source = tmp_path / "source"
     family_model.save_pretrained(source, max_shard_size=size)
@@ -86,16 +85,13 @@ def test_files_keep_their_dtype_and_are_loaded_in_that_of_a_recipe(model, tokeni
         assert torch.equal(values.view_as(weight), expected[name])
 
 
-@pytest.mark.parametrize("old_format", [False, True])
-def test_torch_files_are_converted_and_store_tied_weights_once(old_format, model, folder, tmp_path):
+def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tmp_path):
     expected = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").unlink()
     # Both names of the output layer.
     assert {"lm_head.weight", "model.decoder.embed_tokens.weight"} <= model.state_dict().keys()
     torch.save(
-        model.state_dict(),
-        folder / "pytorch_model.bin",
-        _use_new_zipfile_serialization=not old_format,
+        model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False
     )
     copy_model(folder, tmp_path / "copy")
     assert not [name for name in files(tmp_path / "copy") if name.endswith(".bin")]
@@ -127,15 +123,6 @@ def test_other_files_of_the_folder_are_not_copied(folder, tmp_path):
     assert "consolidated.safetensors" not in files(tmp_path / "copy")
 
 
-def test_a_copied_classifier_keeps_its_head(scorer_folder, tokenizer, tmp_path):
-    copy_model(scorer_folder, tmp_path / "copy")
-    copied, given = (load_scorer(f, "fp32", tokenizer) for f in (tmp_path / "copy", scorer_folder))
-    assert weights_equal(copied, given)
-    assert json.loads((tmp_path / "copy/config.json").read_text())["architectures"] == [
-        "OPTForSequenceClassification"
-    ]
-
-
 def test_a_classifier_without_a_score_at_each_position_is_an_error(tmp_path):
     config = BertConfig(
         hidden_size=16,
@@ -159,13 +146,6 @@ def remove_file(folder):
     (folder / "model-00002-of-00003.safetensors").unlink()
 
 
-def remove_weight(folder):
-    path = folder / "model-00002-of-00003.safetensors"
-    weights = load_file(path)
-    del weights[min(weights)]
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 def change_shape(folder):
     path = folder / "model-00002-of-00003.safetensors"
     weights = load_file(path)
@@ -182,9 +162,7 @@ DAMAGES = {
     cut: r"model-00002-of-00003\.safetensors is damaged: ",
     remove_file: rf"{INDEX} names model-00002-of-00003\.safetensors, which the folder does not",
     lead_outside: rf"{INDEX} names \.\./model-00002-of-00003\.safetensors, which the folder does",
-    remove_weight: r"weights are missing: model\.decoder\.",
     change_shape: r"weights do not have the model's shape: model\.decoder\.",
-    lambda folder: (folder / INDEX).write_text("[]"): f"{INDEX} is damaged: expected an object",
     lambda folder: (folder / INDEX).unlink(): "there are no weights: expected model.safetensors or",
 }
 

@@ -46,11 +46,6 @@ def test_an_operation_without_a_deterministic_kernel_is_an_error(deterministic):
     assert missing_kernel(error.value) == "put_"
 
 
-def test_memory_that_is_reserved_is_not_written(deterministic):
-    # Processes reserve whole weights and read their partition (ZeRO 3).
-    assert not torch.utils.deterministic.fill_uninitialized_memory
-
-
 def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
     filled, number = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
     # More numbers than torch leaves to one thread, and prompts whose last state 8 responses share.
@@ -66,8 +61,3 @@ def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = filled
     assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("put_ does not")])
-def test_other_errors_name_no_operation(error):
-    assert missing_kernel(error) is None

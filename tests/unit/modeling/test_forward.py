@@ -31,7 +31,6 @@ from snakechat.modeling.forward import (
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal
-from snakechat.modeling.packing import ModelInputs
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, WINDOWS, spread
 
@@ -42,12 +41,9 @@ PACKING_FAMILIES = [family for family in MODELS if family != "bloom"]
 # (packing, micro_batch_tokens): several rows in a packed sequence and several sequences in a
 # micro-batch; one row, whose responses share the prompt; each response in a sequence by itself.
 LAYOUTS = {"packed": (True, 60), "shared_prompt": (True, 1), "unpacked": (False, 70)}
-CASES = [
-    (family, layout)
-    for family in MODELS
-    for layout in LAYOUTS
-    if family in PACKING_FAMILIES or layout == "unpacked"
-]
+CASES = [(family, "packed") for family in PACKING_FAMILIES]
+CASES += [("opt", "shared_prompt"), ("mistral, window", "shared_prompt")]
+CASES += [("opt", "unpacked"), ("bloom", "unpacked"), ("mistral, window", "unpacked")]
 LOSSES = ["sft", "sft with prompts", "last_token", "per_token", "dpo"]
 
 # Lengths of prompt, chosen and rejected response, and of the responses' common prefix.
@@ -212,7 +208,7 @@ def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, 
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("family", PACKING_FAMILIES, indirect=True, scope="module")
+@pytest.mark.parametrize("family", ["opt", "qwen3, window"], indirect=True, scope="module")
 def test_padding_to_a_multiple_is_in_no_loss(family, loss, monkeypatch):
     module = module_of(family, loss)
     value, grads = expected(family, loss)
@@ -254,21 +250,18 @@ def attend_to_other_rows(row_ids, segment_ids, mask=packing_module.packed_attent
     return mask((row_ids > 0).long(), segment_ids)
 
 
-@pytest.mark.parametrize("loss", ["last_token", "dpo"])
 @pytest.mark.parametrize("leak", [attend_to_other_responses, attend_to_other_rows])
-@pytest.mark.parametrize("family", PACKING_FAMILIES, indirect=True, scope="module")
-def test_a_leaking_mask_changes_the_gradients(family, leak, loss, monkeypatch):
+@pytest.mark.parametrize("family", ["opt", "llama"], indirect=True, scope="module")
+def test_a_leaking_mask_changes_the_gradients(family, leak, monkeypatch):
     # Wide sequences hold many rows: the more there are, the more leaks.
     monkeypatch.setattr(packing_module, "WIDTH_FACTORS", (4,))
     monkeypatch.setattr(packing_module, "packed_attention_mask", leak)
-    module = module_of(family, loss)
-    actual, grads = compute_loss(module, loss, "packed"), expected(family, loss)[1]
-    assert relative_error(gradients(module, actual), grads) > 0.05
+    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
+    assert relative_error(gradients(family.policy, actual), grads) > 0.05
 
 
-@pytest.mark.parametrize("loss", ["last_token", "dpo"])
-@pytest.mark.parametrize("family", PACKING_FAMILIES, indirect=True, scope="module")
-def test_positions_by_column_change_the_gradients(family, loss, monkeypatch):
+@pytest.mark.parametrize("family", ["opt", "llama"], indirect=True, scope="module")
+def test_positions_by_column_change_the_gradients(family, monkeypatch):
     def with_column_positions(model, batch):
         columns = torch.arange(batch.inputs.input_ids.shape[1])
         inputs = batch.inputs._replace(position_ids=columns.expand_as(batch.inputs.input_ids))
@@ -277,9 +270,8 @@ def test_positions_by_column_change_the_gradients(family, loss, monkeypatch):
     original = forward.hidden_states
     monkeypatch.setattr(packing_module, "WIDTH_FACTORS", (4,))
     monkeypatch.setattr(forward, "hidden_states", with_column_positions)
-    module = module_of(family, loss)
-    actual, grads = compute_loss(module, loss, "packed"), expected(family, loss)[1]
-    assert relative_error(gradients(module, actual), grads) > 0.05
+    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
+    assert relative_error(gradients(family.policy, actual), grads) > 0.05
 
 
 def ignore_the_window(mask, position_ids, window):
@@ -290,34 +282,21 @@ def count_columns(mask, position_ids, window, windowed=packing_module.sliding_wi
     return windowed(mask, torch.arange(mask.shape[-1]).expand_as(position_ids), window)
 
 
-@pytest.mark.parametrize("loss", ["last_token", "dpo"])
 @pytest.mark.parametrize("wrong", [ignore_the_window, count_columns])
-@pytest.mark.parametrize("family", [*WINDOWS, "gemma3_text"], indirect=True, scope="module")
-def test_a_wrong_window_changes_the_gradients(family, wrong, loss, monkeypatch):
+@pytest.mark.parametrize("family", ["mistral, window"], indirect=True, scope="module")
+def test_a_wrong_window_changes_the_gradients(family, wrong, monkeypatch):
     monkeypatch.setattr(forward, "sliding_window_mask", wrong)
-    module = module_of(family, loss)
-    actual, grads = compute_loss(module, loss, "packed"), expected(family, loss)[1]
-    assert relative_error(gradients(module, actual), grads) > 0.05
-
-
-@pytest.mark.parametrize("family", ["opt", "mistral", "mistral, window"])
-def test_masks_are_changed_only_for_a_window(family, tokenizer, monkeypatch):
-    calls = []
-    monkeypatch.setattr(forward, "sliding_window_mask", lambda *arguments: calls.append(arguments))
-    config = make_causal(MODELS[family], tokenizer, 1).config
-    mask = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
-    inputs = ModelInputs(torch.zeros(1, 7), torch.arange(7)[None], mask)
-    assert (forward.layer_masks(config, inputs) is mask) == ("window" not in family)
-    assert len(calls) == ("window" in family)
+    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
+    assert relative_error(gradients(family.policy, actual), grads) > 0.05
 
 
 # Policies.
 
 
-def one_micro_batch(module, examples=PAIRS, with_prompts=False):
+def one_micro_batch(module, examples=PAIRS):
     """All examples in one micro-batch."""
     rows = np.arange(len(examples))
-    [micro_batch] = examples.micro_batches(rows, 10_000, module.supports_packing, CPU, with_prompts)
+    [micro_batch] = examples.micro_batches(rows, 10_000, module.supports_packing, CPU)
     return micro_batch
 
 
@@ -326,9 +305,8 @@ def policy(model):
     return Policy(model)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_logprobs_and_entropies_equal_those_of_the_logits(policy, temperature):
-    micro_batch = one_micro_batch(policy)
+def test_logprobs_and_entropies_equal_those_of_the_logits(policy):
+    temperature, micro_batch = 0.5, one_micro_batch(policy)
     logprobs, entropies = policy(micro_batch.batch, temperature, return_entropies=True)
     tables, tokens = [], []
     for responses in RESPONSES:
@@ -346,30 +324,16 @@ def test_logprobs_and_entropies_equal_those_of_the_logits(policy, temperature):
     assert not entropies.requires_grad
 
 
-def test_return_sum_returns_the_sum_over_tokens(policy):
-    batch = one_micro_batch(policy).batch
-    torch.testing.assert_close(policy(batch, return_sum=True), policy(batch).sum())
-
-
-def test_a_bf16_policy_returns_fp32_logprobs(folder, tokenizer):
-    policy = Policy(load_causal(folder, "bf16", tokenizer))
-    assert next(policy.parameters()).dtype == torch.bfloat16
-    logprobs, entropies = policy(one_micro_batch(policy).batch, return_entropies=True)
-    assert logprobs.dtype == entropies.dtype == torch.float32
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_of_adapters_equal_those_of_separate_sequences(layout, model):
+def test_gradients_of_adapters_equal_those_of_separate_sequences(model):
     policy = Policy(spread(add_lora(model, 2, 4)))
     assert policy.supports_packing
     assert not policy.external_parameters()[0].requires_grad
     grads = gradients(policy, reference_loss(model, "dpo"))
-    assert relative_error(gradients(policy, compute_loss(policy, "dpo", layout)), grads) < 1e-5
+    assert relative_error(gradients(policy, compute_loss(policy, "dpo", "packed")), grads) < 1e-5
 
 
-@pytest.mark.parametrize("with_prompts", [False, True])
 @pytest.mark.parametrize("return_sum", [False, True])
-def test_logits_are_computed_for_target_tokens_only(policy, return_sum, with_prompts, monkeypatch):
+def test_logits_are_computed_for_target_tokens_only(policy, return_sum, monkeypatch):
     num_states = []
 
     def linear(hidden, weight, bias):
@@ -379,10 +343,10 @@ def test_logits_are_computed_for_target_tokens_only(policy, return_sum, with_pro
     monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
     head = policy.model.get_output_embeddings()
     monkeypatch.setattr(head, "forward", lambda _: pytest.fail("computed all logits"))
-    batch = one_micro_batch(policy, ROWS, with_prompts).batch
+    batch = one_micro_batch(policy, ROWS).batch
     policy(batch, return_sum=return_sum)
-    # Chosen responses, and all but the first token of each prompt.
-    assert num_states == [9 + 4 + 2 + 6 + 1 + 3 + with_prompts * (11 + 4 + 2 + 0 + 6 + 3)]
+    # Chosen responses.
+    assert num_states == [9 + 4 + 2 + 6 + 1 + 3]
     assert batch.inputs.input_ids.numel() > num_states[0]
 
 
@@ -403,18 +367,6 @@ def test_external_parameters_are_those_of_the_output_layer(policy):
     with torch.no_grad():
         head.bias[int(batch.inputs.input_ids.flatten()[batch.target_index[0]])] = 5.0
     assert policy(batch)[0] > before[0] + 1
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
-def test_response_logprobs_are_sums_over_tokens(policy, micro_batch_tokens):
-    [sums] = response_logprobs(policy, ROWS, micro_batch_tokens, temperature=0.7)
-    assert sums.dtype == np.float64
-    for row, actual in enumerate(sums):
-        with torch.no_grad():
-            logits = policy.model(torch.tensor([[*PROMPTS[row], *RESPONSES[0][row]]])).logits[0]
-        table = torch.log_softmax(logits / 0.7, dim=-1)[len(PROMPTS[row]) - 1 : -1]
-        expected_sum = table[range(len(RESPONSES[0][row])), RESPONSES[0][row]].sum().item()
-        assert actual == pytest.approx(expected_sum, abs=1e-4)
 
 
 def test_an_empty_response_has_probability_1(policy):
@@ -444,7 +396,7 @@ LAST_TOKENS = [[response[-1] for response in responses] for responses in RESPONS
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
 def test_values_are_returned_in_the_order_of_rows(packing, micro_batch_tokens, module):
     module.supports_packing = packing
     assert (
@@ -456,10 +408,9 @@ def test_values_are_returned_in_the_order_of_rows(packing, micro_batch_tokens, m
     )
 
 
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_values_of_ranks_add_up(world_size, packing, module, monkeypatch):
-    module.supports_packing, tables = packing, []
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_values_of_ranks_add_up(world_size, module, monkeypatch):
+    tables = []
     monkeypatch.setattr(forward, "all_reduce_sum", lambda table: table)
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     for rank in range(world_size):
@@ -484,8 +435,7 @@ def scorer(scorer_folder, tokenizer):
     return Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
-def test_scores_equal_those_of_transformers(micro_batch_tokens, scorer, scorer_folder, tokenizer):
+def test_scores_equal_those_of_transformers(scorer, scorer_folder, tokenizer):
     plain = AutoModelForSequenceClassification.from_pretrained(scorer_folder).eval()
     sequences = [
         [*prompt, *response] for prompt, response in zip(PROMPTS, RESPONSES[0], strict=True)
@@ -496,16 +446,14 @@ def test_scores_equal_those_of_transformers(micro_batch_tokens, scorer, scorer_f
         expected_scores = plain(input_ids=ids, attention_mask=(ids != pad).long()).logits.squeeze(
             -1
         )
-    [scores] = response_scores(scorer, ROWS, micro_batch_tokens)
+    [scores] = response_scores(scorer, ROWS, 60)
     torch.testing.assert_close(torch.from_numpy(scores).float(), expected_scores)
     # The scores are far apart, so that a wrong order of rows fails.
     differences = (expected_scores[:, None] - expected_scores[None, :]).abs()
     assert differences.add(torch.eye(len(differences))).min() > 1e-3
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_a_scorer_returns_outputs_at_positions_in_order(packing, scorer):
-    scorer.supports_packing = packing
+def test_a_scorer_returns_outputs_at_positions_in_order(scorer):
     micro_batch = one_micro_batch(scorer)
     at_targets, at_states = [], []
     for responses in RESPONSES:
@@ -529,19 +477,3 @@ def test_outputs_are_normalized(scorer):
     torch.testing.assert_close(
         Scorer(scorer.model, scorer.normalizer)(batch, batch.last_index), (raw - 3) * 2
     )
-
-
-def test_the_normalizer_receives_fp32(scorer_folder, tokenizer):
-    dtypes = []
-    scorer = Scorer(load_scorer(scorer_folder, "bf16", tokenizer))
-    scorer.normalizer = lambda outputs: dtypes.append(outputs.dtype) or outputs
-    batch = one_micro_batch(scorer).batch
-    scorer(batch, batch.last_index)
-    assert dtypes == [torch.float32]
-
-
-def test_gradients_flow_through_the_normalizer(scorer):
-    batch = one_micro_batch(scorer).batch
-    raw = gradients(scorer, scorer(batch, batch.state_index).sum())
-    scorer.normalizer = lambda outputs: (outputs - 3.0) / 2.0
-    torch.testing.assert_close(gradients(scorer, scorer(batch, batch.state_index).sum()), raw / 2)

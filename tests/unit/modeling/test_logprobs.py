@@ -11,9 +11,9 @@ from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 
 TOKENS, VOCABULARY, DIMENSIONS = 7, 11, 5
-# Tokens of a chunk of logits, and of a chunk in fp32: 3, 3 and 1, each in 2 and 1; one by one; all
-# at once; all logits at once, in fp32 3, 3 and 1.
-SIZES = [(3, 2), (1, 1), (100, 100), (100, 3)]
+# Tokens of a chunk of logits, and of a chunk in fp32: 3, 3 and 1, each in 2 and 1; all at once; all
+# logits at once, in fp32 3, 3 and 1.
+SIZES = [(3, 2), (100, 100), (100, 3)]
 
 
 @pytest.fixture(params=SIZES)
@@ -94,7 +94,7 @@ def test_logprobs_and_entropies_by_hand():
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, with_bias):
     hidden, weight, bias, tokens = layer(with_bias=with_bias)
     # Each token has a different gradient.
@@ -123,9 +123,8 @@ def test_the_sum_and_its_gradients_equal_those_of_log_softmax(
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_entropies_equal_those_of_torch_and_have_no_gradient(chunks, temperature):
-    hidden, weight, bias, tokens = layer()
+def test_entropies_equal_those_of_torch_and_have_no_gradient(chunks):
+    temperature, (hidden, weight, bias, tokens) = 0.5, layer()
     actual, entropies = token_logprobs(
         hidden, weight, bias, tokens, temperature, return_entropies=True
     )
@@ -140,25 +139,6 @@ def test_entropies_equal_those_of_torch_and_have_no_gradient(chunks, temperature
         gradients_of(values.sum(), hidden, weight, bias) for values in (actual, without)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("summed", [True, False])
-def test_gradients_equal_finite_differences(summed):
-    def value(*inputs):
-        if summed:
-            return sum_of_logprobs(*inputs, tokens).item()
-        return token_logprobs(*inputs, tokens, 0.7).sum().item()
-
-    *inputs, tokens = layer(number=2)
-    by = sum_of_logprobs(*inputs, tokens) if summed else token_logprobs(*inputs, tokens, 0.7).sum()
-    for number, gradient in enumerate(gradients_of(by, *inputs)):
-        for index, slope in enumerate(gradient.flatten().tolist()):
-            values = []
-            for step in (0.01, -0.01):
-                changed = [each.detach().clone() for each in inputs]
-                changed[number].view(-1)[index] += step
-                values.append(value(*changed))
-            assert (values[0] - values[1]) / 0.02 == pytest.approx(slope, abs=2e-3)
 
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
@@ -221,22 +201,6 @@ def test_the_sum_computes_logits_once(rows, monkeypatch):
     hidden, weight, bias, tokens = layer()
     sum_of_logprobs(hidden, weight, bias, tokens).backward()
     assert rows == [3, 3, 1]
-
-
-def test_a_chunk_has_at_least_one_token(rows, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 1)
-    token_logprobs(*layer())
-    assert rows == [1] * TOKENS
-
-
-@pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
-def test_without_grad_mode_no_gradients_are_computed(by, gradients):
-    inputs = layer()
-    with torch.no_grad():
-        actual = by(*inputs)
-    assert not actual.requires_grad
-    assert gradients == []
-    torch.testing.assert_close(actual.sum(), reference(*inputs).sum())
 
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])

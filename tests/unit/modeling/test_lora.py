@@ -9,11 +9,10 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
+from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.pytorch_utils import Conv1D
 
 from conftest import INIT, SEQUENCES
-from snakechat.modeling import weight_writing
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
     adapted_share,
@@ -111,14 +110,6 @@ def test_new_adapters_do_not_change_the_logits(folder, tokenizer):
     assert_same_logits(adapted, plain)
 
 
-def test_the_same_seed_gives_the_same_adapters(folder, tokenizer):
-    states = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        states.append(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1).state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
 def test_the_score_head_is_trained_with_the_adapters(scorer):
     others = {name for name in trained(add_lora(scorer, 2, 1)) if ".lora_" not in name}
     assert others == {"score.weight"}
@@ -152,7 +143,7 @@ def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer):
     torch.testing.assert_close(dict(merged_weights(model))[f"{name}.weight"], expected.detach())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_merged_weights_give_the_logits_of_the_adapters(family, tokenizer):
     model = make_causal(FAMILIES[family], tokenizer, 1)
     before = logits_of(model)
@@ -164,8 +155,7 @@ def test_merged_weights_give_the_logits_of_the_adapters(family, tokenizer):
     assert (logits_of(adapted) - before).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("family", "dtype"), [("opt", "bf16"), ("gpt2", "fp32")])
 def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, tokenizer, tmp_path):
     save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
     model = randomize_adapters(add_lora(load_causal(tmp_path / "base", dtype, tokenizer), 2, 3))
@@ -227,25 +217,6 @@ def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
     assert sum(weight.nbytes for weight in model.parameters()) > 40 * largest
 
 
-def test_weights_are_merged_in_each_of_several_files(folder, tokenizer, tmp_path, monkeypatch):
-    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
-    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", "10KB")
-    save_model(model, tokenizer, tmp_path / "saved")
-    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
-    saved = load_causal(tmp_path / "saved", "bf16", tokenizer).state_dict()
-    assert all(torch.equal(saved[name], weight) for name, weight in merged_weights(model))
-
-
-def test_weights_that_are_renamed_in_the_files_are_merged(folder, tokenizer, tmp_path):
-    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
-    model._weight_conversions = [WeightRenaming(r"\.mlp\.", ".fc1.")]
-    save_model(model, tokenizer, tmp_path / "saved")
-    saved = load_file(tmp_path / "saved/model.safetensors")
-    merged = {name.replace(".fc1.", ".mlp."): weight for name, weight in merged_weights(model)}
-    assert "model.decoder.layers.1.mlp.weight" in saved
-    assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
-
-
 def test_weights_that_are_computed_for_the_files_are_merged(folder, tokenizer, tmp_path):
     model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
     # The files have one matrix for two of the model.
@@ -278,14 +249,11 @@ def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tm
     torch.testing.assert_close(logits_of(model), before, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("train_base", ["none", "embeddings_and_norms"])
-def test_a_zero_3_model_is_merged_one_weight_at_a_time(
-    train_base, folder, tokenizer, tmp_path, group
-):
+def test_a_zero_3_model_is_merged_one_weight_at_a_time(folder, tokenizer, tmp_path, group):
     saved = []
     for stage in (0, 3):
         torch.manual_seed(1)
-        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1, train_base)
+        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
         engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
         for _ in range(2):
             engine.backward(engine(IDS).logits.square().mean(), last=True)
@@ -301,9 +269,8 @@ def test_a_zero_3_model_is_merged_one_weight_at_a_time(
 # Disabled adapters give the reference model of a policy.
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_disabled_adapters_give_the_logits_of_the_base_model(family, tokenizer):
-    model = make_causal(FAMILIES[family], tokenizer, 1)
+def test_disabled_adapters_give_the_logits_of_the_base_model(tokenizer):
+    model = make_causal(FAMILIES["qwen3"], tokenizer, 1)
     before = logits_of(model)
     adapted = randomize_adapters(add_lora(model, 2, 1))
     after = logits_of(adapted)
@@ -314,30 +281,7 @@ def test_disabled_adapters_give_the_logits_of_the_base_model(family, tokenizer):
     assert (after - before).abs().max() > 0.01
 
 
-# Tolerances of a few units in the last place of fp32 and of bf16 (2**-8): two loads of the same
-# weights need not give the same bits.
-@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02)])
-def test_disabled_adapters_give_the_logits_of_the_loaded_model(dtype, tolerance, folder, tokenizer):
-    plain, model = (load_causal(folder, dtype, tokenizer) for _ in range(2))
-    expected = logits_of(plain)
-    adapted = randomize_adapters(add_lora(model, 2, 1))
-    limit = tolerance * expected.abs().max()
-    assert (logits_of(adapted) - expected).abs().max() > 10 * limit
-    with disable_adapters(adapted):
-        assert (logits_of(adapted) - expected).abs().max() <= limit
-
-
-def test_disable_adapters_restores_trained_weights(scorer):
-    adapted = randomize_adapters(add_lora(scorer, 2, 1))
-    before = trained(adapted)
-    with disable_adapters(adapted):
-        pass
-    assert trained(adapted) == before
-    adapted(IDS).logits.sum().backward()
-    assert all(adapted.get_parameter(name).grad.abs().sum() > 0 for name in before)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_disabling_adapters_between_steps_does_not_change_training(stage, folder, tokenizer, group):
     plain = logits_of(load_causal(folder, "fp32", tokenizer))
     runs = []
@@ -365,24 +309,10 @@ def test_disabling_adapters_between_steps_does_not_change_training(stage, folder
 # Files.
 
 
-def test_a_merged_folder_has_the_files_and_weights_of_a_base_model(folder, tokenizer, tmp_path):
-    merged = tmp_path / "merged"
-    save_model(
-        randomize_adapters(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)),
-        tokenizer,
-        merged,
-    )
-    assert files(merged) == sorted([*files(folder), "adapter"])
-    weights = [load_file(path / "model.safetensors") for path in (folder, merged)]
-    assert weights[0].keys() == weights[1].keys()
-    assert (merged / "config.json").read_text() == (folder / "config.json").read_text()
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_peft_loads_the_adapter_on_its_base(dtype, folder, tokenizer, tmp_path, monkeypatch):
+def test_peft_loads_the_adapter_on_its_base(folder, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert folder.relative_to(tmp_path).as_posix() == "causal"
-    model = randomize_adapters(add_lora(load_causal("causal", dtype, tokenizer), 2, 1))
+    model = randomize_adapters(add_lora(load_causal("causal", "fp32", tokenizer), 2, 1))
     save_model(model, tokenizer, tmp_path / "saved")
     config = json.loads((tmp_path / "saved/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "causal"
@@ -390,12 +320,10 @@ def test_peft_loads_the_adapter_on_its_base(dtype, folder, tokenizer, tmp_path, 
     assert files(tmp_path / "saved/adapter") == ["adapter_config.json", "adapter_model.safetensors"]
     base = AutoModelForCausalLM.from_pretrained("causal", dtype=model.dtype)
     again = PeftModel.from_pretrained(base, "saved/adapter", autocast_adapter_dtype=False)
-    # Two loads of the same weights: equal up to a few units in the last place.
-    tolerance = {"fp32": 1e-5, "bf16": 0.02}[dtype] * logits_of(model).abs().max().item()
-    torch.testing.assert_close(logits_of(again), logits_of(model), rtol=0, atol=tolerance)
+    assert_same_logits(again, model)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["opt-350m", "gemma3_text"])
 def test_the_adapter_of_a_reward_model_has_its_head(family, tokenizer, tmp_path):
     save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
     scorer = load_scorer(tmp_path / "base", "fp32", tokenizer, new_head=True)
@@ -417,15 +345,6 @@ def test_no_adapter_is_saved_if_base_weights_were_trained(folder, tokenizer, tmp
     torch.testing.assert_close(logits_of(again), logits_of(model), rtol=1e-4, atol=1e-4)
 
 
-def test_saving_the_same_adapters_twice_gives_the_same_bytes(folder, tokenizer, tmp_path):
-    model = randomize_adapters(add_lora(load_causal(folder, "fp32", tokenizer), 2, 1))
-    for name in ("first", "second"):
-        save_model(model, tokenizer, tmp_path / name)
-    for path in (tmp_path / "first").rglob("*.*"):
-        second = tmp_path / "second" / path.relative_to(tmp_path / "first")
-        assert path.read_bytes() == second.read_bytes()
-
-
 # Models that are not made of linear layers alone.
 
 SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
@@ -445,18 +364,8 @@ def test_the_share_of_adapted_weights_is_a_warning_for_experts(capsys):
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"model_type": "mamba", "state_size": 8},
-        {
-            "model_type": "falcon_h1",
-            **ATTENTION,
-            **{"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
-        },
-    ],
-)
-def test_layers_that_peft_does_not_support_are_an_error_of_one_line(keys):
+def test_layers_that_peft_does_not_support_are_an_error_of_one_line():
+    keys = {"model_type": "mamba", "state_size": 8}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZE, **keys))
-    with pytest.raises(InputError, match=f"model_type {keys['model_type']}: .*: set lora_rank: 0"):
+    with pytest.raises(InputError, match=r"model_type mamba: .*: set lora_rank: 0"):
         add_lora(model, 2, 1)

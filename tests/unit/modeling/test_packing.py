@@ -1,11 +1,9 @@
 """Packing: which rows share a sequence, the tensors of a micro-batch, the attention mask."""
 
-import numpy as np
 import pytest
 import torch
 
 from snakechat.modeling.packing import (
-    TOKEN_COST,
     collate,
     first_fit,
     pack_rows,
@@ -28,12 +26,6 @@ def test_each_row_goes_into_the_first_sequence_with_space_for_it():
     # Two sequences of 10: there is no space for the 5, the 4 and the last 3.
     packed, remaining, _ = first_fit(numbered([10, 7, 5, 4, 3, 3]), 10, 20)
     assert (packed, remaining) == ([[0], [1, 4]], [(2, 5), (3, 4), (5, 3)])
-
-
-def test_cost_per_token_grows_with_padding_and_width():
-    # 16 of 20 positions are used, and a token attends to 10 positions.
-    assert first_fit(numbered([10, 6]), 10, 20)[2] == pytest.approx(20 * (TOKEN_COST + 10) / 16)
-    assert first_fit(numbered([10, 6]), 16, 20)[2] == pytest.approx(TOKEN_COST + 16)
 
 
 def test_rows_within_the_limit_make_one_micro_batch():
@@ -131,13 +123,6 @@ def test_a_response_may_have_one_token_or_none(packing):
         assert batch.target_lengths.tolist() == lengths
 
 
-@pytest.mark.parametrize("kind", [list, lambda ids: np.array(ids, dtype=np.uint16)])
-def test_ids_keep_their_values_from_any_integer_type(kind):
-    batch = collate([[(kind([65535, 0]), [kind([7])])]], True, CPU)
-    assert batch.inputs.input_ids.tolist() == [[65535, 0, 7]]
-    assert batch.inputs.input_ids.dtype == torch.int64
-
-
 # Attention mask.
 
 
@@ -162,18 +147,6 @@ def test_the_mask_separates_responses_and_rows():
     mask = packed_attention_mask(row_ids, segment_ids)
     assert mask.dtype == torch.bool
     assert mask.tolist() == [[expected]]
-
-
-def test_tokens_attend_to_themselves_and_padding_is_separate():
-    batch, ids = collate_pairs(True, "AB", "C", "BB")
-    masks = batch.inputs.attention_mask[:, 0]
-    for sequence, mask in zip(batch.inputs.input_ids, masks, strict=True):
-        assert mask.diagonal().all()
-        assert not mask.triu(1).any()
-        padding = sequence == 0
-        assert not mask[padding][:, ~padding].any()
-        assert not mask[~padding][:, padding].any()
-    assert (ids == 0).any()
 
 
 def test_a_sliding_window_counts_positions_and_not_columns():

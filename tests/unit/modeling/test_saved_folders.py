@@ -23,13 +23,6 @@ CHATML = (
 # Family, prompt template, special tokens, names of some of them, and what ends a response.
 CASES = {
     "GPT-2": ("gpt2", "dialogue", [END], {"bos": END, "eos": END, "unk": END}, [END]),
-    "Pythia": (
-        "gpt_neox",
-        "dialogue",
-        [END, "<|padding|>"],
-        {"bos": END, "eos": END, "unk": END},
-        [END],
-    ),
     "SmolLM2": (
         "llama",
         "chat",
@@ -38,7 +31,7 @@ CASES = {
         [TURN_END],
     ),
     "Qwen base": (
-        "qwen2",
+        "qwen3",
         "chat",
         [END, "<|im_start|>", TURN_END],
         {"eos": END, "pad": END},

@@ -19,13 +19,6 @@ def test_sample_tokens_inverts_the_cumulative_distribution():
     assert sample_tokens(logits, uniforms, 0).tolist() == [[0, 0, 0]]
 
 
-def test_tokens_of_probability_0_are_never_sampled():
-    logits = torch.full((1, 100), -math.inf)
-    logits[0, [3, 70]] = 0.0
-    uniforms = torch.tensor([[0, 0.5 - 2**-53, 0.5, 1 - 2**-53]], dtype=torch.float64)
-    assert sample_tokens(logits, uniforms, 1.0).tolist() == [[3, 3, 70, 70]]
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary(value):
     # Elsewhere, the kernels of a GPU would end the process before the error is raised.

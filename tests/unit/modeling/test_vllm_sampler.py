@@ -136,32 +136,6 @@ def sampler(folder, tokenizer):
     return make_sampler(SETTINGS, STOPS, 8192, folder)
 
 
-def test_the_engine_gets_the_settings_of_training(sampler, model, folder):
-    sampler.update(model)
-    options = sampler.llm.options
-    assert options["model"] == str(folder)
-    assert options["dtype"] == "float32"
-    assert options["max_model_len"] == 16
-    assert 0 < options["gpu_memory_utilization"] < 0.5
-    assert options["tensor_parallel_size"] == 1
-    assert options["enable_sleep_mode"] is True
-    assert options["distributed_executor_backend"] == "external_launcher"
-    assert options["skip_tokenizer_init"] is True
-    assert options["generation_config"] == "vllm"
-    assert options["logprobs_mode"] == "processed_logprobs"
-
-
-def test_sampling_is_unrestricted_and_stops_at_the_stop_ids(sampler, model):
-    sampler.update(model)
-    sampler.sample(PROMPTS)
-    for params in sampler.llm.params:
-        assert (params.n, params.temperature, params.max_tokens) == (2, 0.7, 6)
-        assert (params.top_p, params.top_k) == (1.0, -1)
-        assert params.stop_token_ids == list(STOPS)
-        assert params.logprobs == 0
-        assert params.detokenize is False
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_update_copies_the_current_weights_with_merged_adapters(sampler, model, rank):
     if rank:
@@ -220,13 +194,6 @@ def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, mo
     torch.manual_seed(1)
     sampler.update(model, gather)
     assert sampler.sample(PROMPTS) == first
-
-
-def test_a_sleeping_engine_has_to_be_updated(sampler, model):
-    sampler.update(model)
-    sampler.sleep()
-    with pytest.raises(AssertionError):
-        sampler.sample(PROMPTS)
 
 
 def test_an_engine_that_is_closed_asleep_can_be_started_again(sampler, model):
@@ -320,15 +287,3 @@ def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeyp
     # The other backend does not import it.
     settings = SimpleNamespace(generation_backend="hf")
     assert isinstance(make_sampler(settings, STOPS, 8192, folder), HfSampler)
-
-
-def test_a_model_that_vllm_rejects_raises_an_error_of_one_line(sampler, model, vllm, folder):
-    def reject(**_):
-        raise ValueError("Model architectures are not supported\nfor now")
-
-    vllm.LLM = reject
-    with pytest.raises(InputError) as error:
-        sampler.update(model)
-    assert str(error.value) == (
-        f"{folder}: vllm: Model architectures are not supported: set generation_backend: hf"
-    )
