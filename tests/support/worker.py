@@ -1,6 +1,8 @@
 """The cases of tests/unit/training/test_processes.py, which scripts/launch.py runs in one start.
 
-Runs each case twice and writes what it returned to FOLDER/RANK.pt.
+    worker.py FOLDER [NAME...]
+
+Runs cases, all by default, and writes what they returned to FOLDER/RANK.pt.
 """
 
 import itertools
@@ -60,6 +62,8 @@ PLACEMENT = {
     "activation_checkpointing": False,
     "save_steps": 3,
 }
+# Cases that run twice.
+REPEATED = ("stage 3", "bf16 2", "rollouts 3")
 LEARNING_RATE = 0.01
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
@@ -426,17 +430,12 @@ def all_cases(folder):
     cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):
         cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
-    for stage, offload in ((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")):
-        placement = {"zero_stage": stage, "offload": offload}
-        cases[f"offload {offload} {stage}"] = lambda p=placement: train(p)
-    for offload in ("none", "optimizer"):
-        placement = {"zero_stage": 2, "offload": offload}
-        cases[f"bf16 2 offload {offload}"] = lambda p=placement: train(p, {"dtype": "bf16"})
-    cases["bf16 0"] = lambda: train({"zero_stage": 0}, {"dtype": "bf16"})
+    for offload in ("optimizer", "parameters"):
+        placement = {"zero_stage": 3, "offload": offload}
+        cases[f"offload {offload} 3"] = lambda p=placement: train(p)
+    cases["bf16 2"] = lambda: train({"zero_stage": 2}, {"dtype": "bf16"})
+    cases["checkpointing 3"] = lambda: train({"zero_stage": 3, "activation_checkpointing": True})
     for stage in (0, 3):
-        placement = {"zero_stage": stage, "activation_checkpointing": True}
-        cases[f"checkpointing {stage}"] = lambda p=placement: train(p)
-    for stage in (0, 2, 3):
         placement = {"zero_stage": stage, "activation_checkpointing": stage > 0}
         settings = {"lora_learning_rate": 0.02}
         cases[f"lora {stage}"] = lambda p=placement, s=settings: train(p, s, lora=True)
@@ -445,31 +444,32 @@ def all_cases(folder):
         cases[f"resumed {stage}"] = lambda stage=stage, s=settings: stop_and_resume(
             folder / f"{next(runs)}", {"zero_stage": stage}, s
         )
-    for stage in (0, 2, 3):
-        placement = {"zero_stage": stage, "activation_checkpointing": stage == 2}
+    for stage in (0, 3):
+        placement = {"zero_stage": stage}
         cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
         cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
         for lora in (False, True):
             name = f"sampling {'lora ' if lora else ''}{stage}"
             cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
-        cases[f"ema {stage}"] = lambda p=placement: train_and_average(p)
-    for stage, offload in ((0, False), (3, False), (3, True)):
-        cases[f"frozen {stage} {offload}"] = lambda s=stage, o=offload: evaluate_frozen(s, o)
-    for stage, dtype in ((0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")):
+        cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
+    cases["ema 3"] = lambda: train_and_average({"zero_stage": 3})
+    for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
         cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
             folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}
         )
     return cases
 
 
-def main(folder):
+def main(folder, names):
     init_process_group(PLACEMENT)
     torch.set_num_threads(1)
-    results = {name: [case(), case()] for name, case in all_cases(folder).items()}
+    cases = all_cases(folder)
+    results = {name: cases[name]() for name in names or cases}
+    results |= {f"{name} again": cases[name]() for name in REPEATED if not names}
     if distributed.rank() == 0:
         results["torch"] = train_with_torch()
     torch.save(results, folder / f"{distributed.rank()}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

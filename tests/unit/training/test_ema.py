@@ -35,7 +35,7 @@ PLACEMENT = {
     "activation_checkpointing": False,
     "micro_batch_tokens": 8192,
 }
-STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 2, 3)]
+STAGES = [(0, "fp32"), (2, "bf16"), (3, "bf16")]
 
 
 def make(zero_stage, dtype, rate=0.01, shift=0.0):

@@ -56,32 +56,14 @@ def assert_equal_weights(first, second):
     torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
 
 
-def test_a_placement_without_gpus_trains_on_the_cpu(group):
-    assert group == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("changes", "processes", "started"),
-    [
-        ({"nodes": 2}, "2 processes (nodes: 2, gpus_per_node: 0)", 1),
-        ({"gpus_per_node": 8}, "8 processes (nodes: 1, gpus_per_node: 8)", 1),
-        ({"nodes": 4, "gpus_per_node": 2}, "8 processes (nodes: 4, gpus_per_node: 2)", 4),
-        ({}, "1 processes (nodes: 1, gpus_per_node: 0)", 2),
-    ],
-)
-def test_a_wrong_number_of_processes_is_rejected(changes, processes, started, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", str(started))
+def test_a_wrong_number_of_processes_is_rejected(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError) as error:
-        init_process_group(placement(**changes))
+        init_process_group(placement(nodes=4, gpus_per_node=2))
     assert str(error.value).startswith(
-        f"placement: expected {processes}, {started} started: start the job with scripts/launch.py"
+        "placement: expected 8 processes (nodes: 4, gpus_per_node: 2), 4 started: start the job"
+        " with scripts/launch.py"
     )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_placement_with_a_gpu_is_rejected_without_one():
-    with pytest.raises(InputError, match="torch finds none"):
-        init_process_group(placement(gpus_per_node=1))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 8])
@@ -94,36 +76,14 @@ def test_a_step_does_not_depend_on_the_number_of_micro_batches(micro_batches):
     assert_equal_weights(weights_of(module), plain_weights(steps)[0])
 
 
-def test_steps_may_have_different_numbers_of_micro_batches_and_rows():
-    steps = [rows(8, 1), rows(3, 2), rows(5, 3)]
-    module = network()
-    engine = engine_for(module)
-    for (inputs, targets), number in zip(steps, (4, 3, 1), strict=True):
-        run_step(engine, inputs, targets, number)
-    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
-
-
-def test_weights_change_at_a_step_only():
-    inputs, targets = rows(2)
-    module = network()
-    engine = engine_for(module)
-    before = weights_of(module)
-    engine.backward(squared_error(engine(inputs[:1]), targets[:1], 2), last=False)
-    assert torch.equal(weights_of(module), before)
-    engine.backward(squared_error(engine(inputs[1:]), targets[1:], 2), last=True)
-    engine.step()
-    assert not torch.equal(weights_of(module), before)
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_gradients_are_clipped_to_max_grad_norm(micro_batches):
+def test_gradients_are_clipped_to_max_grad_norm():
     # Adam's first step does not depend on the scale of a gradient; the steps after a huge one do.
     scales = [1e4, 1.0, 1.0]
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     clipped, expected, unclipped = network(), network(), network()
     engine = engine_for(clipped, max_grad_norm=0.5, weight_decay=0.0)
     for (inputs, targets), scale in zip(steps, scales, strict=True):
-        run_step(engine, inputs, targets, micro_batches, scale)
+        run_step(engine, inputs, targets, 4, scale)
     norms = []
     for module, limit in ((expected, 0.5), (unclipped, math.inf)):
         optimizer = torch.optim.AdamW(
@@ -137,16 +97,6 @@ def test_gradients_are_clipped_to_max_grad_norm(micro_batches):
     assert norms[0] > 1000
     assert_equal_weights(weights_of(clipped), weights_of(expected))
     assert (weights_of(expected) - weights_of(unclipped)).abs().max() > 1e-3
-
-
-def test_gradients_below_max_grad_norm_are_not_scaled():
-    steps = [rows(8, seed) for seed in (1, 2)]
-    expected, norms = plain_weights(steps, max_grad_norm=1e9)
-    module = network()
-    engine = engine_for(module, max_grad_norm=2 * max(norms))
-    for inputs, targets in steps:
-        run_step(engine, inputs, targets, 2)
-    assert_equal_weights(weights_of(module), expected)
 
 
 def test_weight_decay_applies_to_matrices_only():
@@ -163,7 +113,7 @@ def test_weight_decay_applies_to_matrices_only():
         torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_grad_norm_is_that_of_the_gradient_before_clipping(zero_stage):
     steps = [rows(8, seed) for seed in (1, 2)]
     _, norms = plain_weights(steps, max_grad_norm=0.1)
@@ -204,13 +154,6 @@ def test_adapters_follow_the_schedule_with_lora_learning_rate(zero_stage):
     assert [group["lr"] for group in engine.optimizer.param_groups] == [RATE / 2] * 2 + [0.025]
 
 
-def test_without_lora_learning_rate_adapters_have_the_common_rate():
-    module = nn.Linear(1, 1, bias=False)
-    module.lora_A = nn.Parameter(torch.ones(1, 1))
-    engine = engine_for(module, lora_learning_rate=None)
-    assert len(engine.optimizer.param_groups) == 1
-
-
 def test_fp16_on_a_cpu_is_rejected(monkeypatch):
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
     with pytest.raises(InputError, match="fp16 requires a GPU: set dtype to bf16 or fp32"):
@@ -223,7 +166,7 @@ def fp16_layer(zero_stage=0, **changes):
     return module, engine_for(module, zero_stage=zero_stage, dtype="fp16", **changes)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_stage, fp16_on_cpu):
     module, engine = fp16_layer(zero_stage, weight_decay=0.0, lr_schedule="linear")
     inputs = torch.ones(1, 2, dtype=torch.float16)
@@ -296,16 +239,6 @@ def tensors_of(engine):
     return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
 
 
-def test_frozen_weights_do_not_change():
-    module = network()
-    module[0].weight.requires_grad_(False)
-    before = module[0].weight.clone()
-    engine = engine_for(module)
-    run_step(engine, *rows(8), micro_batches=2)
-    assert torch.equal(module[0].weight, before)
-    assert not torch.equal(module[3].weight, network()[3].weight)
-
-
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_all_zero_stages_train_like_plain_pytorch(zero_stage):
     steps = [rows(8, seed) for seed in (1, 2, 3)]
@@ -336,13 +269,9 @@ def test_two_engines_train_independently():
 @pytest.mark.parametrize(
     ("schedule", "min_ratio", "warmup", "factors"),
     [
-        ("constant", 0.0, 0, [1, 1, 1, 1, 1, 1]),
         ("constant", 0.0, 2, [0, 0.5, 1, 1, 1, 1]),
         # Of six steps, the last one is five sixths of the way down.
         ("linear", 0.0, 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
-        ("linear", 0.0, 2, [0, 0.5, 1, 0.75, 0.5, 0.25]),
-        ("cosine", 0.0, 0, [cosine(step / 6) for step in range(6)]),
-        ("cosine", 0.0, 2, [0, 0.5, *(cosine(step / 4) for step in range(4))]),
         ("cosine", 0.1, 2, [0, 0.5, *(cosine(step / 4, 0.1) for step in range(4))]),
     ],
 )
@@ -357,27 +286,6 @@ def test_learning_rate_schedules(schedule, min_ratio, warmup, factors):
     assert rates == pytest.approx([RATE * factor for factor in factors])
 
 
-def test_the_schedule_advances_with_steps_and_not_with_micro_batches():
-    engine = engine_for(network(), num_steps=4, lr_schedule="linear")
-    inputs, _ = rows(1)
-    for _ in range(5):
-        engine.backward(engine(inputs).sum(), last=False)
-        assert engine.learning_rate == RATE
-    engine.backward(engine(inputs).sum(), last=True)
-    engine.step()
-    assert engine.learning_rate == pytest.approx(0.75 * RATE)
-
-
-def test_the_first_step_uses_the_first_learning_rate():
-    # Adam's first step is the rate times the sign of the gradient.
-    module = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(module.weight, 2.0)
-    engine = engine_for(module, weight_decay=0.0)
-    engine.backward(engine(torch.tensor([[3.0]])).sum(), last=True)
-    engine.step()
-    assert module.weight.item() == pytest.approx(2.0 - RATE, abs=1e-6)
-
-
 def bf16_layer(zero_stage, **changes):
     module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
     nn.init.constant_(module.weight, 0.5)
@@ -385,7 +293,7 @@ def bf16_layer(zero_stage, **changes):
     return module, engine_for(module, zero_stage=zero_stage, **changes)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
     # Like the angles of rotary positions, which rounding would change.
     module = network()
@@ -395,7 +303,7 @@ def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
     assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_the_first_bf16_step_uses_the_first_learning_rate(zero_stage):
     # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
     module, engine = bf16_layer(zero_stage, rate=0.1)
@@ -405,18 +313,7 @@ def test_the_first_bf16_step_uses_the_first_learning_rate(zero_stage):
     assert weights_of(module).float().tolist() == pytest.approx([0.4, 0.4], abs=0.001)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_small_bf16_steps_accumulate(zero_stage):
-    module, engine = bf16_layer(zero_stage, rate=1e-5)
-    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
-    for _ in range(400):
-        engine.backward(engine(inputs).float().sum(), last=True)
-        engine.step()
-    # .5 - 400 * 1e-5 = .496. One step is below the resolution of bf16 (.002 below .5).
-    assert weights_of(module).float().tolist() == pytest.approx([0.496, 0.496], abs=0.0011)
-
-
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_master_values_have_what_bf16_cannot_hold(zero_stage):
     module, engine = bf16_layer(zero_stage, rate=1e-5)
     inputs = torch.ones(1, 2, dtype=torch.bfloat16)
@@ -441,7 +338,7 @@ def test_the_master_value_of_a_frozen_weight_is_the_weight_in_fp32(zero_stage):
         assert torch.equal(engine.master(first), expected)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
     # One gradient of 1 and 700 of -1/520 sum to -.35, so the weights increase. In bf16, where the
     # number below 1 is 1 - 1/256, the small ones would be lost and the weights would decrease.

@@ -60,11 +60,16 @@ def make_job(tmp_path):
     return job
 
 
-STAGES = [(stage, dtype) for dtype in ("fp32", "bf16") for stage in range(4)]
+STAGES = [(0, "bf16"), (2, "bf16"), (3, "bf16")]
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype", "frozen"),
+    [
+        *[(0, "fp32", False), (1, "fp32", True), (2, "fp32", False), (3, "fp32", True)],
+        *[(0, "bf16", True), (1, "bf16", False), (2, "bf16", True), (3, "bf16", False)],
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(zero_stage, dtype, frozen, make_job):
     module, engine = stateful(zero_stage, dtype, frozen=frozen)
     rates = train(engine, make_job("whole"), dtype=dtype)
@@ -132,24 +137,3 @@ def test_stage_1_in_bf16_resumes_as_stage_2(make_job):
     again, resumed = stateful(1, "bf16", shift=0.5)
     resumed.load_state_dict(engine.state_dict())
     assert torch.equal(weights_of(again), weights_of(module))
-
-
-def test_two_engines_restore_their_own_states(make_job):
-    # As actor and critic.
-    def train_both(engines, number):
-        steps = [rows(8, seed) for seed in range(number)]
-        first, second = engines
-        for _, (inputs, targets) in Checkpointer(make_job("job"), a=first, b=second).steps(steps):
-            run_step(first, inputs, targets, micro_batches=1)
-            run_step(second, inputs, -targets, micro_batches=2)
-
-    uninterrupted = [stateful(0, "fp32") for _ in range(2)]
-    for (_, engine), sign, number in zip(uninterrupted, (1, -1), (1, 2), strict=True):
-        for seed in range(6):
-            inputs, targets = rows(8, seed)
-            run_step(engine, inputs, sign * targets, number)
-    train_both([stateful(0, "fp32")[1] for _ in range(2)], 3)
-    again = [stateful(0, "fp32", shift=0.5) for _ in range(2)]
-    train_both([engine for _, engine in again], 6)
-    for (restored, _), (expected, _) in zip(again, uninterrupted, strict=True):
-        assert torch.equal(weights_of(restored), weights_of(expected))

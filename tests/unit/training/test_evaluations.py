@@ -106,13 +106,6 @@ def test_the_lowest_loss_is_the_best(strategy, job):
     assert bool(copies(job)) == (strategy == "best")
 
 
-def test_a_nan_loss_is_never_the_best(best, job):
-    for step, loss in enumerate([2.0, math.nan, 1.0], start=1):
-        evaluate(best, step, loss)
-        assert best.best_step == {1: 1, 2: 1, 3: 3}[step]
-    assert copies(job) == {"best-3": "step 3"}
-
-
 def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
     evaluate(best, 10, 3.0)
     assert copies(job) == {"best-10": "step 10"}
@@ -143,9 +136,8 @@ def test_the_best_model_is_copied_next_to_existing_files(best, job, tmp_path):
     assert copies(job) == {"best-20": "step 20"}
 
 
-@pytest.mark.parametrize("losses", [[], [3.0], [3.0, 2.0, 2.5]])
-def test_state_is_restored(losses, best, job):
-    for step, loss in enumerate(losses, start=1):
+def test_state_is_restored(best, job):
+    for step, loss in enumerate([3.0, 2.0, 2.5], start=1):
         evaluate(best, step, loss)
     again = evaluations_of(job)
     again.load_state_dict(json.loads(json.dumps(best.state_dict(), allow_nan=False)))
@@ -168,13 +160,6 @@ def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job, 
     evaluate(again, 20, 2.0)
     assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}
     assert again.state_dict() == best.state_dict()
-
-
-def test_an_incomplete_copy_of_a_killed_run_is_overwritten(best, job):
-    (job.states / ".best").mkdir()
-    (job.states / ".best" / "model").write_text("half")
-    evaluate(best, 10, 3.0)
-    assert copies(job) == {"best-10": "step 10"}
 
 
 def test_only_the_first_process_moves_and_copies(best, job, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from snakechat.training import metrics
-from snakechat.training.metrics import MetricsLogger, StepTimer, write_json
+from snakechat.training.metrics import MetricsLogger, StepTimer
 from snakechat.workflow.errors import InputError
 
 
@@ -42,19 +42,6 @@ def test_each_step_is_one_json_line_of_its_metrics(make_job):
     ]
 
 
-def test_the_same_metrics_give_the_same_bytes(make_job):
-    for name in ("first", "second"):
-        log_steps(make_job(name))
-    first, second = (make_job(name).result / "metrics.jsonl" for name in ("first", "second"))
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_the_result_contains_only_metrics_jsonl(make_job):
-    job = make_job()
-    log_steps(job)
-    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
-
-
 LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
 
 
@@ -74,13 +61,6 @@ def test_responses_are_logged_as_json_lines_and_to_tensorboard(make_job):
     text = logged[1].tensor_proto.string_val[0].decode()
     # Indented, which is code in Markdown.
     assert text == "\n\n    Human: *Hi* <b>Yes</b>\n    [score 0.1235]"
-
-
-def test_a_line_is_flushed_before_the_next_step(make_job):
-    job = make_job()
-    with MetricsLogger(job, 2) as logger:
-        logger.log(1, ["loss"], loss=0.5)
-        assert json.loads((job.result / "metrics.jsonl").read_text())["loss"] == 0.5
 
 
 def scalars(job, name):
@@ -104,12 +84,6 @@ def test_a_metric_of_none_is_skipped(make_job):
         logger.log(1, ["loss"], loss=2.0, grad_norm=None)
     assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
     assert scalars(job, "loss") == [(1, 2.0)]
-
-
-def test_metrics_are_tensorboard_scalars(make_job):
-    job = make_job()
-    log_steps(job)
-    assert scalars(job, "objective/kl") == [(1, 0.125), (2, 0.25), (3, 0.375)]
 
 
 def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
@@ -155,34 +129,6 @@ def test_a_resumed_run_has_each_scalar_once(resumed):
     assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
 
 
-def test_the_progress_bar_of_a_resumed_run_starts_at_its_last_step(resumed, capsys):
-    job, _ = resumed
-    capsys.readouterr()
-    with MetricsLogger(job, 5) as logger:
-        assert (logger.progress.n, logger.progress.total) == (3, 5)
-        assert "3/5" in capsys.readouterr().err
-        logger.log(4, ["loss"], loss=4.0)
-        assert logger.progress.n == 4
-
-
-def test_a_run_resumed_after_its_last_step_logs_nothing(make_job):
-    job = make_job()
-    log_steps(job)
-    before = (job.result / "metrics.jsonl").read_bytes()
-    with MetricsLogger(job, 3) as logger:
-        assert logger.progress.n == 3
-    assert (job.result / "metrics.jsonl").read_bytes() == before
-    assert [step for step, _ in scalars(job, "loss")] == [1, 2, 3]
-
-
-def test_the_progress_bar_shows_the_selected_metrics(make_job, capsys):
-    log_steps(make_job())
-    shown = capsys.readouterr().err
-    assert "3/3" in shown
-    assert "kl=0.375" in shown
-    assert "loss=" not in shown
-
-
 def times_of(job):
     return [json.loads(line) for line in (job.log_folder / "times.jsonl").read_text().splitlines()]
 
@@ -221,14 +167,6 @@ def test_a_resumed_run_appends_times_and_a_new_run_replaces_them(make_job):
     assert log_times(job, 1) == [1]
 
 
-def test_only_the_first_process_writes_times(make_job, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    job = make_job()
-    with MetricsLogger(job, 2) as logger:
-        logger.log_times(1, {"all": 1.0}, 100)
-    assert not job.log_folder.exists()
-
-
 @pytest.fixture
 def timer_of(monkeypatch):
     """A function that returns a timer which reads these times one after the other."""
@@ -249,14 +187,6 @@ def test_a_timer_has_the_seconds_of_each_section_of_the_last_step(timer_of):
         assert timer.seconds == expected
 
 
-def test_a_timer_has_the_medians_of_all_steps(timer_of):
-    timer = timer_of("cpu", 0.0, 3.0, 0.0, 1.0, 0.0, 100.0, 0.0, 7.0)
-    for section in ("a", "a", "a", "b"):
-        with timer(section):
-            pass
-    assert timer.medians() == {"a": 3.0, "b": 7.0}
-
-
 def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeypatch):
     synchronized = []
     monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
@@ -266,10 +196,3 @@ def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeyp
     with timer_of("cpu", 0.0, 1.0)("a"):
         pass
     assert len(synchronized) == 2
-
-
-def test_json_is_written_with_sorted_keys(tmp_path):
-    write_json(tmp_path / "a", {"b": 1, "a": {"d": 0.1, "c": None}})
-    write_json(tmp_path / "b", {"a": {"c": None, "d": 0.1}, "b": 1})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert json.loads((tmp_path / "a").read_text()) == {"a": {"c": None, "d": 0.1}, "b": 1}

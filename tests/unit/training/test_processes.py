@@ -1,6 +1,6 @@
 """Training in several processes: ZeRO stages, offloading, resuming, rollouts.
 
-tests/support/worker.py runs every case once in one process and once in two.
+tests/support/worker.py runs every case in two processes, and those of ALONE in one as well.
 """
 
 import subprocess
@@ -16,15 +16,18 @@ pytestmark = pytest.mark.slow
 
 # The prompts of tests/support/worker.py.
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
+ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 3)]
+ALONE = ["choice", "sample", "generate", "frozen 0", "sampling 0", "sampling lora 0"]
+ALONE += ["lora 0", "bf16 2", *ROLLOUT_CASES]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What each rank returned for every case, as lists by number of processes."""
+    """What each rank returned for each case, as lists by number of processes."""
     results = {}
-    for number in (1, 2):
+    for number, names in ((1, ALONE), (2, [])):
         folder = tmp_path_factory.mktemp("processes")
-        process = launch(number, ROOT / "tests/support/worker.py", folder)
+        process = launch(number, ROOT / "tests/support/worker.py", folder, *names)
         try:
             output, _ = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
@@ -42,7 +45,7 @@ def assert_close(values, expected, tolerance=1e-6):
 
 def test_collective_operations_of_two_processes(runs):
     for rank in runs[2]:
-        assert rank["collectives"][0] == {
+        assert rank["collectives"] == {
             "all_reduce_sum": [2.0, 1.0],
             "all_reduce_max": [10, True, 0.0],
             "broadcast_from_first": [True, 7, 0.1],
@@ -50,80 +53,55 @@ def test_collective_operations_of_two_processes(runs):
 
 
 def test_all_processes_choose_for_the_smallest_gpu(runs):
-    assert [rank["choice"][0] for rank in runs[1]] == [(0, False)]
-    assert [rank["choice"][0] for rank in runs[2]] == [(0, True), (0, True)]
+    assert [rank["choice"] for rank in runs[1]] == [(0, False)]
+    assert [rank["choice"] for rank in runs[2]] == [(0, True), (0, True)]
 
 
 # --- training -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("stage", range(4))
-def test_losses_and_norms_equal_those_of_torch_alone(stage, number, runs):
+def test_losses_and_norms_equal_those_of_torch_alone(stage, runs):
     # Gradients are clipped at 0.5 in each step.
-    first = runs[number][0]
-    run, expected = first[f"stage {stage}"][0], first["torch"]
+    run, expected = runs[2][0][f"stage {stage}"], runs[2][0]["torch"]
     assert min(expected["norms"]) > 1.5
     assert_close(run["losses"], expected["losses"])
     assert_close(run["norms"], expected["norms"])
 
 
-CASES = [f"stage {stage}" for stage in range(4)]
-CASES += ["offload optimizer 1", "offload optimizer 2", "offload optimizer 3"]
-CASES += ["offload parameters 3", "bf16 0", "bf16 2 offload none", "bf16 2 offload optimizer"]
-CASES += ["checkpointing 0", "checkpointing 3", "lora 0", "lora 2", "lora 3"]
-CASES += ["resumed 0", "resumed 2", "resumed 3"]
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["stage 3", "bf16 2"])
 def test_a_repeated_run_is_bit_identical_and_all_ranks_have_its_weights(case, runs):
-    ranks = [rank[case] for rank in runs[2]]
-    for first, second in ranks:
-        assert first["losses"] == second["losses"]
-        assert torch.equal(first["weights"], second["weights"])
-        assert torch.equal(first["weights"], ranks[0][0]["weights"])
+    for rank in runs[2]:
+        assert rank[case]["losses"] == rank[f"{case} again"]["losses"]
+        for weights in (rank[f"{case} again"]["weights"], runs[2][0][case]["weights"]):
+            assert torch.equal(rank[case]["weights"], weights)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_train_like_one(case, runs):
-    one, two = (runs[number][0][case][0] for number in (1, 2))
-    # The rounding error of bf16 is about 0.004 at a loss of 4.
-    tolerance = 0.005 if "bf16" in case or case == "resumed 2" else 1e-6
-    assert_close(two["losses"], one["losses"], tolerance)
+# The rounding error of bf16 is about 0.004 at a loss of 4.
+@pytest.mark.parametrize(("case", "tolerance"), [("bf16 2", 0.005), ("lora 0", 1e-6)])
+def test_two_processes_train_like_one(case, tolerance, runs):
+    assert_close(runs[2][0][case]["losses"], runs[1][0][case]["losses"], tolerance)
 
 
-@pytest.mark.parametrize(
-    ("case", "reference"),
-    [
-        ("offload optimizer 1", "stage 1"),
-        ("offload optimizer 2", "stage 2"),
-        ("offload optimizer 3", "stage 3"),
-        ("offload parameters 3", "stage 3"),
-        ("bf16 2 offload optimizer", "bf16 2 offload none"),
-        ("checkpointing 0", "stage 0"),
-        ("checkpointing 3", "stage 3"),
-    ],
-)
-def test_options_that_save_memory_do_not_change_the_losses(case, reference, runs):
-    run, expected = (runs[2][0][name][0] for name in (case, reference))
+@pytest.mark.parametrize("case", ["offload optimizer 3", "offload parameters 3", "checkpointing 3"])
+def test_options_that_save_memory_do_not_change_the_losses(case, runs):
+    run, expected = (runs[2][0][name] for name in (case, "stage 3"))
     assert_close(run["losses"], expected["losses"])
     assert_close(run["norms"], expected["norms"])
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_adapters_have_their_own_learning_rate(stage, runs):
-    run, expected = (runs[2][0][f"lora {number}"][0] for number in (stage, 0))
+    run, expected = (runs[2][0][f"lora {number}"] for number in (stage, 0))
     assert run["rates"] == [[pytest.approx(0.02 * (1 - step / 6))] for step in range(6)]
     assert_close(run["losses"], expected["losses"])
     assert expected["losses"][-1] < expected["losses"][0]
 
 
-@pytest.mark.parametrize(
-    ("stage", "reference"), [(0, "stage 0"), (2, "bf16 2 offload none"), (3, "stage 3")]
-)
+@pytest.mark.parametrize(("stage", "reference"), [(0, "stage 0"), (2, "bf16 2"), (3, "stage 3")])
 def test_a_signal_to_one_rank_stops_all_and_they_resume_bit_identically(stage, reference, runs):
     for number, rank in enumerate(runs[2]):
-        run, expected = rank[f"resumed {stage}"][0], rank[reference][0]
+        run, expected = rank[f"resumed {stage}"], rank[reference]
         message = "stopped by SIGTERM after step 4: run the same command again to resume"
         assert run["exit_code"] == (1 if number else message)
         files = ["0-of-2", "1-of-2"]
@@ -131,15 +109,13 @@ def test_a_signal_to_one_rank_stops_all_and_they_resume_bit_identically(stage, r
         assert run["losses"] == expected["losses"][4:]
         assert torch.equal(run["weights"], expected["weights"])
     # Each rank restores its own generator: rank 0 drew one number per step, rank 1 two.
-    first, second = (rank[f"resumed {stage}"][0]["random_number"] for rank in runs[2])
+    first, second = (rank[f"resumed {stage}"]["random_number"] for rank in runs[2])
     assert first != second
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_ema_weights_are_exact_and_do_not_change_training(stage, number, runs):
-    for rank in runs[number]:
-        run, expected = rank[f"ema {stage}"][0], rank[f"stage {stage}"][0]
+def test_ema_weights_are_exact_and_do_not_change_training(runs):
+    for rank in runs[2]:
+        run, expected = rank["ema 3"], rank["stage 3"]
         assert run["losses"] == expected["losses"]
         assert torch.equal(run["weights"][-1], expected["weights"])
         average, *weights = run["weights"]
@@ -150,30 +126,27 @@ def test_ema_weights_are_exact_and_do_not_change_training(stage, number, runs):
 
 
 def test_training_continues_after_generating_with_gathered_weights(runs):
-    one = runs[1][0]["generate"][0]
+    one = runs[1][0]["generate"]
     for rank in runs[2]:
-        run = rank["generate"][0]
-        for response, expected in zip(run["responses"], one["responses"], strict=True):
+        for response, expected in zip(rank["generate"]["responses"], one["responses"], strict=True):
             assert torch.equal(response, expected)
-    assert_close(runs[2][0]["generate"][0]["loss"], one["loss"])
+    assert_close(runs[2][0]["generate"]["loss"], one["loss"])
 
 
 @pytest.mark.parametrize("lora", ["", "lora "])
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_processes_sample_different_numbers_of_prompts(stage, lora, runs):
-    expected = runs[1][0][f"sampling {lora}0"][0]
-    for rank in (*runs[1], *runs[2]):
-        run = rank[f"sampling {lora}{stage}"][0]
+    expected = runs[1][0][f"sampling {lora}0"]
+    for rank in runs[2]:
+        run = rank[f"sampling {lora}{stage}"]
         assert run["responses"] == expected["responses"]
         # Training continues.
         assert_close(run["losses"], expected["losses"], 1e-4)
 
 
-@pytest.mark.parametrize("case", ["frozen 3 False", "frozen 3 True"])
-def test_partitioned_frozen_models_compute_the_same(case, runs):
-    expected = runs[1][0]["frozen 0 False"][0]
-    for rank in (*runs[1], *runs[2]):
-        torch.testing.assert_close(rank[case][0], expected, rtol=0, atol=1e-5)
+def test_partitioned_frozen_models_compute_the_same(runs):
+    for rank in runs[2]:
+        torch.testing.assert_close(rank["frozen 3"], runs[1][0]["frozen 0"], rtol=0, atol=1e-5)
 
 
 # --- rollouts -----------------------------------------------------------------------------------
@@ -183,34 +156,32 @@ def test_ranks_divide_the_prompts_and_gather_the_responses(runs):
     # The sampler returns each prompt reversed, then the same without its first token.
     expected = [[prompt[::-1][first:] for prompt in PROMPTS] for first in (0, 1)]
     for rank in (*runs[1], *runs[2]):
-        run = rank["sample"][0]
+        run = rank["sample"]
         assert run["responses"] == expected
         for responses, logprobs in zip(expected, run["logprobs"], strict=True):
             assert logprobs.tolist() == [
                 [-number / 8 for number in ids] + [0.0] * (8 - len(ids)) for ids in responses
             ]
-    assert [rank["sample"][0]["calls"] for rank in runs[2]] == [[3], [2]]
+    assert [rank["sample"]["calls"] for rank in runs[2]] == [[3], [2]]
 
 
 def test_a_rank_without_prompts_has_the_responses_too(runs):
-    first, second = (rank["sample one"][0] for rank in runs[2])
+    first, second = (rank["sample one"] for rank in runs[2])
     assert (first["calls"], second["calls"]) == ([1], [])
     assert first["responses"] == second["responses"] == [[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]
     assert torch.equal(first["logprobs"], second["logprobs"])
 
 
 def test_rank_0_calls_reward_functions_and_all_ranks_have_the_scores(runs):
-    scores = [rank["score"][0] for rank in runs[2]]
+    scores = [rank["score"] for rank in runs[2]]
     assert scores == [{"scores": [1, 2, 3], "calls": calls} for calls in (1, 0)]
-
-
-ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 2, 3)]
 
 
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
 def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
-    one = runs[1][0][case][0]
-    repeats = [run for rank in runs[2] for run in rank[case]]
+    one, repeats = runs[1][0][case], [rank[case] for rank in runs[2]]
+    if case == "rollouts 3":
+        repeats += [rank[f"{case} again"] for rank in runs[2]]
     for run in repeats:
         assert run["losses"] == repeats[0]["losses"]
         assert_close(run["losses"], one["losses"])
@@ -225,34 +196,29 @@ def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
     assert one["losses"][-1] < one["losses"][0] - 0.01
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize(
-    ("dtype", "stage"), [("bf16", 0), ("fp32", 1), ("bf16", 2), ("fp32", 3), ("bf16", 3)]
-)
-def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(
-    dtype, stage, number, runs
-):
-    saved = runs[number][0][f"merged {dtype} {stage}"][0]["saved"]
+@pytest.mark.parametrize(("dtype", "stage"), [("bf16", 0), ("fp32", 3), ("bf16", 3)])
+def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(dtype, stage, runs):
+    saved = runs[2][0][f"merged {dtype} {stage}"]["saved"]
     assert {weight.dtype for weight in saved.values()} == {DTYPES[dtype]}
-    for rank in runs[number]:
-        merged = rank[f"merged {dtype} {stage}"][0]["merged"]
+    for rank in runs[2]:
+        merged = rank[f"merged {dtype} {stage}"]["merged"]
         assert all(torch.equal(merged[name], weight) for name, weight in saved.items())
     # The master values of the adapters, which the weights in training are rounded from.
-    in_fp32 = runs[number][0][f"merged {dtype} {stage}"][0]["in_fp32"]
+    in_fp32 = runs[2][0][f"merged {dtype} {stage}"]["in_fp32"]
     tolerance = 1e-6 if dtype == "fp32" else 0.01
     for name, weight in saved.items():
         assert in_fp32[name].dtype == torch.float32
         torch.testing.assert_close(in_fp32[name], weight.float(), rtol=tolerance, atol=tolerance)
     # All stages train the same model. In bf16, an update may round to the next number.
     tolerance = 1e-5 if dtype == "fp32" else 0.02
-    for name, weight in runs[number][0][f"merged {dtype} 3"][0]["saved"].items():
+    for name, weight in runs[2][0][f"merged {dtype} 3"]["saved"].items():
         torch.testing.assert_close(saved[name], weight, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_with_adapters_disabled_a_policy_does_not_change(stage, runs):
-    for rank in (*runs[1], *runs[2]):
-        run = rank[f"rollouts lora {stage}"][0]
+    for rank in runs[2]:
+        run = rank[f"rollouts lora {stage}"]
         first, *others = run["base_tables"]
         assert all(torch.equal(other, first) for other in others)
         # New adapters change nothing until they are trained.
