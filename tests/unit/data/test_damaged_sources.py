@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from snakechat.data.sources import count_rows
-from support.files import as_arrow, as_jsonl
-from support.source_files import ROW, WRITERS, numbered, put, read_error, rows_before_damage, write
+from support.files import as_arrow
+from support.source_files import WRITERS, numbered, put, read_error, rows_before_damage, write
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -31,17 +31,6 @@ def test_file_without_rows_is_an_error(tmp_path, name):
     assert read_error(path) == ([], f"{path}: no rows")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_table_without_rows_is_an_error(tmp_path, kind):
-    table, path = pa.Table.from_pylist([ROW]).slice(0, 0), tmp_path / f"rows.{kind}"
-    if kind == "parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
-    assert read_error(path) == ([], f"{path}: no rows")
-
-
 def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(
@@ -53,17 +42,13 @@ def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     assert "git lfs pull" in message
 
 
-def test_unknown_kind_of_file_is_an_error(tmp_path):
-    read_error(put(tmp_path / "rows.txt", b'{"a": 1}\n'))
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz", "rows.json"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.json"])
 def test_html_page_instead_of_a_file_is_an_error(tmp_path, name):
     (tmp_path / name).write_text("<html>\n<body>401: log in first</body>\n</html>\n")
     read_error(tmp_path / name)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.01, 0.999])
 def test_truncated_parquet_file_is_an_error(tmp_path, share):
     path = write(tmp_path, "rows.parquet", numbered(1000))
     content = path.read_bytes()
@@ -87,20 +72,7 @@ def test_damaged_parquet_pages_are_an_error(tmp_path):
     assert len(found) <= 500
 
 
-def damage_footer(path):
-    content = bytearray(path.read_bytes())
-    size = int.from_bytes(content[-8:-4], "little")
-    content[-8 - size : -8 - size + 30] = bytes(30)
-    path.write_bytes(content)
-
-
-def test_damaged_parquet_footer_is_an_error(tmp_path):
-    path = write(tmp_path, "rows.parquet", numbered(10))
-    damage_footer(path)
-    assert rows_before_damage(path) == []
-
-
-@pytest.mark.parametrize("missing", [1, 8, 1000])
+@pytest.mark.parametrize("missing", [1, 1000])
 def test_truncated_gzip_is_an_error(tmp_path, missing):
     rows = numbered(1000)
     path = write(tmp_path, "rows.jsonl.gz", rows)
@@ -120,13 +92,6 @@ def test_damaged_gzip_is_an_error(tmp_path, place):
     rows_before_damage(path)
 
 
-def test_uncompressed_lines_named_gz_are_an_error(tmp_path):
-    # As a browser leaves them, which has unpacked them on the way.
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(as_jsonl([ROW]))
-    assert rows_before_damage(path) == []
-
-
 def test_array_truncated_between_objects_is_an_error(tmp_path):
     rows = numbered(1000)
     content = json.dumps(rows).encode()
@@ -138,9 +103,8 @@ def test_array_truncated_between_objects_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "end",
     [
-        *(b"", b", ", b" {", b",", b",]", b"}", b', {"a": 2', b', {"a": "\n"}]', b", 12"),
-        *(b", {'a': 2}]", b', {"a": 2} {"a": 3}]', b', {"a": ' + b"9" * 5000 + b"}]"),
-        *(b"] x", b'] [{"a": 2}]'),
+        *(b"", b",]", b', {"a": 2', b", {'a': 2}]", b', {"a": 2} {"a": 3}]'),
+        *(b', {"a": ' + b"9" * 5000 + b"}]", b"] x"),
     ],
 )
 def test_invalid_array_is_an_error(tmp_path, end):
@@ -175,19 +139,6 @@ def test_truncated_arrow_is_an_error(tmp_path, where):
     assert rows_before_damage(path) == numbered(50)
 
 
-def test_arrow_truncated_between_batches_is_an_error(tmp_path):
-    # The mark of the end is missing, and with it half of the rows.
-    path = tmp_path / "rows.arrow"
-    write_truncated_arrow(path, 0)
-    assert read_error(path)[0] == numbered(50)
-
-
-def test_arrow_without_its_start_is_an_error(tmp_path):
-    path = write(tmp_path, "rows.arrow", numbered(10))
-    path.write_bytes(path.read_bytes()[100:])
-    assert rows_before_damage(path) == []
-
-
 def test_damaged_arrow_is_an_error(tmp_path):
     # Zeros in the offsets of the only column.
     path = tmp_path / "rows.arrow"
@@ -206,11 +157,6 @@ def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
 
 
-def test_text_after_a_closing_quote_in_csv_is_an_error(tmp_path):
-    path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3" x,4\n5,6\n')
-    assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
 def test_count_of_a_damaged_file_is_unknown(tmp_path, name):
     path = write(tmp_path, name, numbered(1000))
@@ -218,10 +164,4 @@ def test_count_of_a_damaged_file_is_unknown(tmp_path, name):
     path.write_bytes(content[: len(content) // 2])
     assert count_rows(path) is None
     path.write_bytes(bytes(100))
-    assert count_rows(path) is None
-
-
-def test_count_with_a_damaged_footer_is_unknown(tmp_path):
-    path = write(tmp_path, "rows.parquet", numbered(10))
-    damage_footer(path)
     assert count_rows(path) is None

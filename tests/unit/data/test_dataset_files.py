@@ -29,18 +29,11 @@ def error_of(*paths, **globs):
     [
         ("data/train-00000-of-00001.parquet", "parquet"),
         ("data-00000-of-00001.arrow", "arrow"),
-        ("train.jsonl", "jsonl"),
         ("train.jsonl.gz", "jsonl.gz"),
-        ("train.json", "json"),
-        ("train.csv", "csv"),
         # Names that wget writes.
         ("train.parquet?download=true", "parquet"),
-        ("train.jsonl.gz?download=true", "jsonl.gz"),
         ("a.json/train.csv", "csv"),
-        ("README.md", None),
         ("train.json.zip", None),
-        ("train.parquet.lock", None),
-        ("train.csv?download=false", None),
         ("a.parquet/README", None),
         ("train.xjson", None),
     ],
@@ -52,14 +45,9 @@ def test_kind_is_read_from_the_name(path, kind):
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("training.jsonl", "train"),
-        ("train2.jsonl", "train"),
         ("Train-set.jsonl", "train"),
-        ("validation.jsonl", "eval"),
-        ("valid.jsonl", "eval"),
         ("val_1.jsonl", "eval"),
         ("dev.jsonl", "eval"),
-        ("my-eval.jsonl", "eval"),
         ("TEST.jsonl", "eval"),
         ("en/test/0000.jsonl", "eval"),
         # The last word decides.
@@ -75,7 +63,7 @@ def test_last_word_of_a_path_names_the_split(name, split):
         assert found == {"train": ["0/rows/train.jsonl"], "eval": [name]}
 
 
-@pytest.mark.parametrize("name", ["latest", "devil", "attestation"])
+@pytest.mark.parametrize("name", ["latest"])
 def test_words_inside_other_words_do_not_count(name):
     # A file without a split word is train only if no other file is.
     assert splits_of(f"{name}.jsonl", "test.jsonl")["train"] == [f"{name}.jsonl"]
@@ -88,18 +76,6 @@ def test_validation_comes_before_test():
         "eval": ["validation.csv"],
     }
     assert splits_of("train.csv", "test.csv") == {"train": ["train.csv"], "eval": ["test.csv"]}
-
-
-def test_files_without_a_split_word_are_train():
-    assert splits_of("en.jsonl", "de.jsonl", "test.jsonl") == {
-        "train": ["de.jsonl", "en.jsonl"],
-        "eval": ["test.jsonl"],
-    }
-
-
-def test_eval_split_is_absent_without_eval_files():
-    assert splits_of("train.jsonl") == {"train": ["train.jsonl"]}
-    assert splits_of("rows.jsonl", "README.md") == {"train": ["rows.jsonl"]}
 
 
 def test_files_without_rows_are_skipped():
@@ -123,13 +99,6 @@ def test_files_without_rows_are_skipped():
     assert found == {"train": ["data/train.parquet"]}
 
 
-def test_names_that_contain_cache_are_kept():
-    assert splits_of("my-cache-1.json", "a/state.json.json")["train"] == [
-        "a/state.json.json",
-        "my-cache-1.json",
-    ]
-
-
 def test_files_of_several_kinds_are_an_error():
     message = error_of("train.parquet", "train.jsonl", "README.md")
     assert "jsonl, parquet" in message
@@ -139,15 +108,7 @@ def test_files_of_several_kinds_are_an_error():
     assert "jsonl, jsonl.gz" in error_of("train.jsonl", "test.jsonl.gz")
 
 
-def test_globs_may_select_files_of_several_kinds():
-    paths = ["a.csv", "train.jsonl", "train.parquet"]
-    assert splits_of(*paths, train="*.jsonl", eval="*.csv") == {
-        "train": ["train.jsonl"],
-        "eval": ["a.csv"],
-    }
-
-
-@pytest.mark.parametrize("paths", [[], ["README.md"], [".git/train.json", "state.json"]])
+@pytest.mark.parametrize("paths", [[], [".git/train.json", "state.json"]])
 def test_folder_without_data_files_is_an_error(paths):
     assert error_of(*paths).startswith("no training files: expected parquet")
 
@@ -160,24 +121,12 @@ def test_eval_files_alone_are_an_error():
     assert error_of("test.jsonl").startswith("no training files: test.jsonl was read as eval")
 
 
-def test_files_of_other_kinds_alone_are_named():
-    assert error_of("a.tsv", "b.jsonl.zst", "README.md").endswith("csv, found a.tsv and 1 more")
-
-
 # --- files that are not read ----------------------------------------------------------------
 
 
 def unread(*paths):
     paths = sorted(paths)
     return unread_files(paths, split_files(paths, {}))
-
-
-@pytest.mark.parametrize("path", ["b.jsonl.zst", "data/train-d.tsv"])
-def test_files_of_other_kinds_are_named(path):
-    assert unread("train.jsonl", path) == (
-        f"not read: {path}: expected parquet, arrow, jsonl, jsonl.gz, json or csv: convert or"
-        " delete it"
-    )
 
 
 def test_files_that_are_not_read_for_two_reasons_are_named_in_one_line():
@@ -202,9 +151,7 @@ def shards(numbers, of, name="data/train", end=".parquet"):
     return [f"{name}-{number:05}-of-{of:05}{end}" for number in numbers]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3), ([1], 1), (range(12), 12)]
-)
+@pytest.mark.parametrize(("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3)])
 def test_complete_sets_of_shards(numbers, of):
     paths = shards(numbers, of)
     assert splits_of(*paths) == {"train": paths}
@@ -228,13 +175,6 @@ def test_missing_shard_is_an_error_with_its_number(numbers, of, missing):
     assert f"shard {missing} is missing" in message
 
 
-def test_missing_first_shard_is_an_error():
-    # Without shard 0, the shards may be numbered from 0 or from 1.
-    assert "2 of 3 shards" in error_of(*shards([1, 2], 3))
-    assert "1 of 3 shards found, shard 1 is missing" in error_of(*shards([2], 3))
-    assert "2 of 3 shards found, shard 1 is missing" in error_of(*shards([2, 3], 3))
-
-
 def test_shards_are_checked_per_split_and_folder():
     whole = shards([0, 1], 2)
     assert error_of(*whole, *shards([1], 2, "data/test")).startswith("data/test: ")
@@ -244,11 +184,6 @@ def test_shards_are_checked_per_split_and_folder():
     assert len(found["train"]) == 5
 
 
-def test_missing_shard_of_a_glob_is_an_error():
-    message = error_of(*shards([0, 1], 3, end=".jsonl"), train="data/*.jsonl")
-    assert "shard 2 is missing" in message
-
-
 # --- globs ----------------------------------------------------------------------------------
 
 
@@ -256,15 +191,10 @@ def test_missing_shard_of_a_glob_is_an_error():
     ("glob", "path"),
     [
         ("*.parquet", "train.parquet"),
-        ("data/*.parquet", "data/train-0.parquet"),
-        ("*/train.jsonl.gz", "harmless-base/train.jsonl.gz"),
-        ("**/*.parquet", "a/b/c.parquet"),
         ("**/*.parquet", "c.parquet"),
         ("a/**/c.parquet", "a/c.parquet"),
         ("a/**/c.parquet", "a/b/b/c.parquet"),
-        ("a/**/*.parquet", "a/b/c.parquet"),
         ("train-?.csv", "train-1.csv"),
-        ("train-??.csv", "train-12.csv"),
         ("*.parquet?download=true", "a.parquet?download=true"),
         ("a+(b).csv", "a+(b).csv"),
         ("数据/*.json", "数据/训练.json"),
@@ -278,14 +208,10 @@ def test_globs_that_match(glob, path):
     ("glob", "path"),
     [
         ("train.parquet", "trainxparquet"),
-        ("train.parquet", "data/train.parquet"),
         ("*.parquet", "data/train.parquet"),
         ("*.parquet", "train.parquet.lock"),
-        ("*/train.jsonl.gz", "a/b/train.jsonl.gz"),
-        ("a/**/c.parquet", "ab/c.parquet"),
         ("a/**/c.parquet", "a/bc.parquet"),
         ("train-?.csv", "train-.csv"),
-        ("train-?.csv", "train-12.csv"),
         ("a?b.csv", "a/b.csv"),
     ],
 )
@@ -300,10 +226,6 @@ def test_globs_override_split_words():
         "train": ["test/a.jsonl"],
         "eval": ["train/b.jsonl"],
     }
-
-
-def test_train_glob_alone_gives_no_eval_split():
-    assert splits_of("train.csv", "test.csv", train="train.*") == {"train": ["train.csv"]}
 
 
 @pytest.mark.parametrize(
@@ -336,12 +258,6 @@ def fill(folder, *paths):
     return folder
 
 
-def test_local_paths_are_relative_and_sorted(tmp_path):
-    fill(tmp_path, "b/c/x.json", "a.json", "b/y.json", "README.md")
-    assert local_paths(tmp_path) == ["README.md", "a.json", "b/c/x.json", "b/y.json"]
-    assert local_paths(str(tmp_path)) == local_paths(tmp_path)
-
-
 def test_local_paths_follow_links(tmp_path):
     # A folder on another disk, and a cache of the hub, whose files are links to blobs.
     store = fill(tmp_path / "store", "rows/train.json", "blob")
@@ -359,15 +275,6 @@ def test_link_to_a_parent_folder_does_not_repeat_files(tmp_path):
     # Each file once.
     reached = [os.path.realpath(tmp_path / path) for path in local_paths(tmp_path)]
     assert reached == [os.path.realpath(tmp_path / "data/train.json")]
-
-
-def test_folders_that_link_to_each_other_end(tmp_path):
-    fill(tmp_path, "a/x.json", "b/y.json")
-    (tmp_path / "a/to_b").symlink_to(tmp_path / "b")
-    (tmp_path / "b/to_a").symlink_to(tmp_path / "a")
-    (tmp_path / "itself").symlink_to("itself")
-    expected = ["a/to_b/y.json", "a/x.json", "b/to_a/x.json", "b/y.json", "itself"]
-    assert local_paths(tmp_path) == expected
 
 
 def test_folders_that_link_to_one_another_have_too_many_paths(tmp_path, monkeypatch):
@@ -392,61 +299,24 @@ def test_link_to_a_folder_outside_is_an_error_unless_links_are_followed(tmp_path
     assert local_paths(folder)[-1] == "outside/y.json"
 
 
-def test_a_dataset_cloned_from_the_hub(tmp_path):
-    fill(
-        tmp_path,
-        ".git/config",
-        ".git/lfs/objects/train.json",
-        ".gitattributes",
-        "README.md",
-        "data/test-00000-of-00001-8c7c51afc6d45980.parquet",
-        "data/train-00000-of-00002-2a1df75c6bce91ab.parquet",
-        "data/train-00001-of-00002-7b94a2d3f1e0c586.parquet",
-        "dataset_infos.json",
-    )
-    assert split_files(local_paths(tmp_path), {}) == {
-        "train": [
-            "data/train-00000-of-00002-2a1df75c6bce91ab.parquet",
-            "data/train-00001-of-00002-7b94a2d3f1e0c586.parquet",
-        ],
-        "eval": ["data/test-00000-of-00001-8c7c51afc6d45980.parquet"],
-    }
-
-
 def convert(*splits):
     """Return paths of the branch refs/convert/parquet."""
     return [f"default/{split}/0000.parquet" for split in splits]
 
 
-JAQUAD = (
-    ["README.md", *convert("test", "train", "validation")],
-    {"train": convert("train"), "eval": convert("validation")},
-)
-MIRACL = (
-    convert("dev", "testA", "testB", "train"),
-    {"train": convert("train"), "eval": convert("dev")},
-)
 HH = ["harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"]
-HC3 = ["baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology"]
+
 ULTRAFEEDBACK = {
     f"{split}_{rows}": f"data/{split}_{rows}-00000-of-00001.parquet"
     for split in ("train", "test")
     for rows in ("prefs", "sft", "gen")
 }
-# Files of the repositories for which config.yaml has globs, and the splits that they select.
+# Files of some repositories for which config.yaml has globs, and the splits that they select.
 REPOSITORIES = {
     "SHP": (
         convert("test", "train", "validation"),
         {"train": convert("train"), "eval": convert("validation")},
     ),
-    "miracl-zh": MIRACL,
-    "miracl-ja": MIRACL,
-    "HC3-Chinese": (
-        ["HC3-Chinese.py", "README.md", *(f"{name}.jsonl" for name in ("all", *HC3))],
-        {"train": ["all.jsonl"]},
-    ),
-    "qg_jaquad": JAQUAD,
-    "qag_jaquad": JAQUAD,
     "hh-rlhf": (
         [
             ".gitattributes",
@@ -465,10 +335,6 @@ REPOSITORIES = {
         {"train": [ULTRAFEEDBACK["train_prefs"]], "eval": [ULTRAFEEDBACK["test_prefs"]]},
     ),
 }
-
-
-def test_every_dataset_with_globs_is_covered():
-    assert {name for name, dataset in DATASETS.items() if "train" in dataset} == set(REPOSITORIES)
 
 
 @pytest.mark.parametrize("name", REPOSITORIES)

@@ -3,7 +3,6 @@
 # Chinese texts have Chinese punctuation.
 # ruff: noqa: RUF001
 
-import gzip
 import json
 from types import SimpleNamespace
 
@@ -236,24 +235,11 @@ def test_every_dataset_of_the_config_has_an_example_row():
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_row_becomes_a_record(name):
-    row, record = ROWS[name]
-    assert of_config(name, row) == record
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_row_in_a_file_becomes_a_record(name, tmp_path):
     # Parquet keeps lists and structs.
     row, record = ROWS[name]
-    if name == "HC3-Chinese":
-        path = tmp_path / "all.jsonl"
-        path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
-    elif name == "hh-rlhf":
-        path = tmp_path / "train.jsonl.gz"
-        path.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n"))
-    else:
-        path = tmp_path / "train.parquet"
-        pq.write_table(pa.Table.from_pylist([row]), path)
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
     assert [of_config(name, found) for _, found in read_rows(path)] == [record]
 
 
@@ -291,12 +277,6 @@ def test_citation_marks_are_removed_from_webgpt(tmp_path):
     assert found[1][0] == question("What is x [1]?")
 
 
-def test_a_dataset_without_rejected_responses_is_imported(tmp_path):
-    found, reasons = imported(tmp_path, "HC3-Chinese", [HC3, {**HC3, "human_answers": []}])
-    assert found == [ROWS["HC3-Chinese"][1]]
-    assert reasons == {"no chosen": 1}
-
-
 # Incomplete rows.
 
 
@@ -309,56 +289,3 @@ def dropped_of(name, **changes):
 def test_ties_of_webgpt_are_dropped():
     assert dropped_of("webgpt_comparisons", score_0=0.0, score_1=0.0) == "tie"
     assert dropped_of("webgpt_comparisons", score_0=0, score_1=-0.0) == "tie"
-
-
-def test_the_response_with_the_higher_score_is_chosen():
-    _, chosen, rejected = of_config("webgpt_comparisons", {**WEBGPT, "score_0": 1, "score_1": -1})
-    assert chosen == " Ned Flanders [1, 2]."
-    assert rejected.startswith(" Reverend Lovejoy")
-
-
-def test_label_0_of_shp_chooses_the_second_response():
-    # The scores are ignored.
-    assert of_config("SHP", {**SHP, "labels": 0})[1:] == (
-        " Raspberry juice will likely work.",
-        " Pectinex, perhaps?",
-    )
-
-
-@pytest.mark.parametrize("name", ["miracl-zh", "miracl-ja"])
-def test_miracl_rows_without_passages(name):
-    row, (prompt, chosen, _) = ROWS[name]
-    assert dropped_of(name, positive_passages=[]) == "no chosen"
-    # The chosen response is still trained on.
-    assert of_config(name, {**row, "negative_passages": []}) == (prompt, chosen, None)
-
-
-def test_hc3_rows_without_a_response_of_a_human_are_dropped():
-    assert dropped_of("HC3-Chinese", human_answers=[]) == "no chosen"
-
-
-def test_qag_jaquad_rows_without_questions_are_dropped():
-    assert dropped_of("qag_jaquad", questions=[]) == "no prompt"
-
-
-@pytest.mark.parametrize(
-    "responses",
-    [
-        # The value in mkqa for questions without an answer.
-        [{"type": 6, "entity": "", "text": None, "aliases": []}],
-        [],
-        None,
-    ],
-)
-def test_mkqa_rows_without_a_response_are_dropped(responses):
-    row = {"ja": responses, "zh_cn": responses, "en": MKQA["answers"]["en"]}
-    assert dropped_of("mkqa-zh", answers=row) == "no chosen"
-    assert dropped_of("mkqa-ja", answers=row) == "no chosen"
-    # Responses in other languages are ignored.
-    other = {**MKQA, "answers": {**row, "ja": MKQA["answers"]["ja"]}}
-    assert of_config("mkqa-ja", other)[1] == " パリ"
-
-
-def test_mkqa_rows_without_a_question_are_dropped():
-    queries = {**MKQA["queries"], "zh_cn": None}
-    assert dropped_of("mkqa-zh", queries=queries) == "no prompt"

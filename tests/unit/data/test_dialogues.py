@@ -104,7 +104,7 @@ def test_the_chat_template_gives_the_ids_of_the_prompt(make, question):
     assert tokenizer(text, add_special_tokens=False).input_ids == expected
 
 
-SETS = ("hh_harmless", "qa_feedback", "pandalm", "dpo_demo_en", "dpo_demo_zh")
+SETS = ("hh_harmless", "dpo_demo_zh")
 
 
 @pytest.mark.parametrize("name", SETS)

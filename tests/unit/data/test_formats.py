@@ -12,8 +12,6 @@ from snakechat.data.formats import (
     BadRow,
     DroppedRow,
     columns_of,
-    has_pairs,
-    has_responses,
     kept_cells,
     named_columns,
     record_of,
@@ -32,23 +30,6 @@ from support.formats import (
 )
 
 # plain, instruct, last_turn.
-
-
-def test_plain_texts_are_unchanged():
-    row = {"prompt": " a \n", "chosen": "\n b ", "rejected": ""}
-    assert read(row, "plain") == (" a \n", "\n b ", "")
-
-
-def test_plain_response_without_a_leading_space_gets_one():
-    row = {**PLAIN, "chosen": "An apple. ", "rejected": "\tA stone."}
-    assert read(row, "plain")[1:] == (" An apple. ", "\tA stone.")
-
-
-@pytest.mark.parametrize("format", ["plain", "instruct"])
-def test_rejected_is_optional_in_columns(format):
-    row = {"q": "Name a fruit.", "a": "An apple."}
-    _, chosen, rejected = read(row, format, prompt="q", chosen="a")
-    assert (chosen, rejected) == (" An apple.", None)
 
 
 def test_texts_are_kept_as_they_are():
@@ -90,26 +71,14 @@ def test_dialogues_are_split_before_their_last_responses():
     assert read(row, "dialogues") == (whole("a", "b", "c") + "\n\nAssistant:", " d", " e")
 
 
-def test_responses_of_dialogues_may_be_empty_or_begin_alike():
-    row = {"chosen": whole("a", ""), "rejected": whole("a", "b")}
-    assert read(row, "dialogues") == (question("a"), " ", " b")
-    row = {"chosen": whole("a", "b c"), "rejected": whole("a", "b")}
-    assert read(row, "dialogues") == (question("a"), " b c", " b")
-
-
 @pytest.mark.parametrize(
     "rejected",
-    # Another prompt; a shorter and a longer dialogue.
-    [whole("a", "x", "c", "e"), whole("a", "e"), whole("a", "b", "c", "d", "c", "e")],
+    # Another prompt; a shorter dialogue.
+    [whole("a", "x", "c", "e"), whole("a", "e")],
 )
 def test_dialogues_that_differ_before_the_last_response_are_dropped(rejected):
     row = {"chosen": whole("a", "b", "c", "d"), "rejected": rejected}
     assert dropped(row, "dialogues") == "dialogues differ before the last response"
-
-
-def test_dialogue_without_a_response_is_bad():
-    row = {"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}
-    assert bad(row, "dialogues") == "chosen has no turn 'Assistant:'"
 
 
 # Scores and labels.
@@ -130,22 +99,21 @@ def test_scored_responses():
     assert read({**SCORED, "first_score": -3}, "scored")[1:] == (" A stone.", " An apple.")
 
 
-@pytest.mark.parametrize("score", ["two", [2], float("nan")])
+@pytest.mark.parametrize("score", [[2], float("nan")])
 def test_score_that_is_not_a_number_is_bad(score):
     row = {**SCORED, "first_score": score}
     assert "score" in bad(row, "scored")
 
 
 # As text, as csv has it.
-@pytest.mark.parametrize(("first", "second"), [(1, 0), (1.0, 0.0), (True, False), ("1", "0")])
+@pytest.mark.parametrize(("first", "second"), [(1, 0), ("1", "0")])
 def test_labels_of_the_first_and_of_the_second_response(first, second):
     assert read({**LABELLED, "label": first}, "labelled") == RIGHT_WAY
     swapped = read({**LABELLED, "label": second}, "labelled")
     assert swapped[1:] == (" A stone.", " An apple.")
 
 
-@pytest.mark.parametrize("label", [2, 0.5, "yes", [1]])
-@pytest.mark.parametrize("format", ["labelled", "kto"])
+@pytest.mark.parametrize(("format", "label"), [("labelled", 2), ("kto", [1])])
 def test_label_other_than_0_or_1_is_bad(format, label):
     row = {**LABELLED, "messages": [], "label": label}
     assert bad(row, format).startswith(f"label is {label!r}, expected ")
@@ -157,8 +125,6 @@ def test_label_other_than_0_or_1_is_bad(format, label):
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("USER: a ASSISTANT:", "\n\nHuman: a\n\nAssistant:"),
-        ("USER: a", "\n\nHuman: a\n\nAssistant:"),
         ("USER: a\nSUPERUSER: b\n\nASSISTANT:", "\n\nHuman: a\nSUPERUSER: b\n\nAssistant:"),
         (
             "USER:a ASSISTANT:b</s>USER:c ASSISTANT:",
@@ -173,11 +139,6 @@ def test_label_other_than_0_or_1_is_bad(format, label):
 )
 def test_vicuna_prompts(prompt, expected):
     assert read({"prompt": prompt, "label": " b\n"}, "vicuna") == (expected, " b\n", None)
-
-
-def test_vicuna_prompts_without_a_user_turn_are_dropped():
-    assert dropped({"prompt": "ASSISTANT:", "label": "b"}, "vicuna") == "no prompt"
-    assert dropped({"prompt": "Be brief.", "label": "b"}, "vicuna") == "no prompt"
 
 
 # Lists of messages.
@@ -201,19 +162,6 @@ def test_the_last_response_of_sharegpt_is_chosen():
     assert read(row, "sharegpt") == (PLAIN["prompt"], " An apple.", None)
 
 
-@pytest.mark.parametrize("format", ["messages", "sharegpt"])
-def test_both_spellings_of_turns_are_read(format):
-    cell = {"messages": "messages", "sharegpt": "conversations"}[format]
-    turns = [*messages(*QUESTION[:1]), *sharegpt(("model", "Hi."), ("human", "Name a fruit."))]
-    turns += messages(("assistant", "An apple."))
-    assert read({cell: turns}, format) == (PLAIN["prompt"], " An apple.", None)
-
-
-def test_messages_after_the_last_response_are_dropped():
-    row = {"messages": messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("system", "d"))}
-    assert read(row, "messages") == (question("a"), " b", None)
-
-
 @pytest.mark.parametrize("format", ["messages", "sharegpt", "kto"])
 def test_a_system_column_comes_first(format):
     turns = messages(("user", "a"), ("assistant", "b"))
@@ -226,46 +174,23 @@ def test_a_system_column_comes_first(format):
         assert read({**row, "s": nothing}, format, **columns) == (question("a"), " b", None)
 
 
-@pytest.mark.parametrize("meta", [{"system": None}, {}, None])
-def test_system_field_in_a_struct_may_be_null(meta):
-    row = {"messages": messages(("user", "a"), ("assistant", "b")), "meta": meta}
-    columns = {"messages": "messages", "system": "meta.system"}
-    assert read(row, "messages", **columns) == (question("a"), " b", None)
-    row["meta"] = {"system": "Be brief."}
-    assert read(row, "messages", **columns)[0].startswith("\n\nSystem: Be brief.\n\nHuman: a")
-
-
-@pytest.mark.parametrize(
-    "turns", [[], [("user", "a")], [("system", "a")], [("system", "a"), ("user", "b")]]
-)
+@pytest.mark.parametrize("turns", [[], [("system", "a"), ("user", "b")]])
 def test_messages_without_a_response_are_dropped(turns):
     assert dropped({"messages": messages(*turns)}, "messages") == "no response"
 
 
-@pytest.mark.parametrize("before", [[], [("system", "Be brief.")], [("assistant", "Hi.")]])
+@pytest.mark.parametrize("before", [[], [("system", "Be brief.")]])
 def test_messages_without_a_question_are_dropped(before):
     row = {"messages": messages(*before, ("assistant", "An apple."))}
     assert dropped(row, "messages") == "no prompt"
 
 
-@pytest.mark.parametrize("role", ["tool", None, ["user"]])
+@pytest.mark.parametrize("role", ["tool", None])
 def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     row = {"messages": messages(("user", "a"), (role, "b"), ("assistant", "c"))}
     message = bad(row, "messages")
     assert repr(role) in message
     assert "system, user, human, assistant, gpt, model" in message
-
-
-@pytest.mark.parametrize("text", [None, {"text": "a"}])
-def test_turn_without_text_is_bad(text):
-    row = {"messages": messages(("user", text), ("assistant", "b"))}
-    assert f"is {type(text).__name__}, expected text" in bad(row, "messages")
-
-
-@pytest.mark.parametrize("turn", ["a", ["user", "a"]])
-def test_turn_without_a_role_is_bad(turn):
-    message = bad({"messages": [turn, *messages(("assistant", "b"))]}, "messages")
-    assert f"messages contains {type(turn).__name__}, expected messages" in message
 
 
 @pytest.mark.parametrize(
@@ -275,9 +200,8 @@ def test_turn_without_a_role_is_bad(turn):
         ("thinking", "Hm."),
     ],
 )
-@pytest.mark.parametrize("content", ["Let me look.", None])
-def test_turns_with_more_than_text_are_bad(key, cell, content):
-    turns = [*messages(("user", "a")), {"role": "assistant", "content": content, key: cell}]
+def test_turns_with_more_than_text_are_bad(key, cell):
+    turns = [*messages(("user", "a")), {"role": "assistant", "content": None, key: cell}]
     assert bad({"messages": turns}, "messages") == (
         f"messages has a turn with {key}, which is not supported"
     )
@@ -287,8 +211,8 @@ def test_turns_with_more_than_text_are_bad(key, cell, content):
         assert read({"messages": turns}, "messages") == (question("a"), " b", None)
 
 
-@pytest.mark.parametrize("tools", [[{"type": "function"}], '[{"type": "function"}]'])
-def test_dialogues_with_tools_are_bad(tools):
+def test_dialogues_with_tools_are_bad():
+    tools = '[{"type": "function"}]'
     row = {"messages": messages(("user", "a"), ("assistant", "b")), "tools": tools}
     assert bad(row, "messages") == "column tools is not empty, but tools are not supported"
     # The column has no meaning in texts.
@@ -302,8 +226,8 @@ def weighted(*turns):
     return [{"role": role, "content": text, "weight": weight} for role, text, weight in turns]
 
 
-@pytest.mark.parametrize("zero", [0, "0"])
-def test_a_response_with_weight_0_is_dropped(zero):
+def test_a_response_with_weight_0_is_dropped():
+    zero = "0"
     turns = [("user", "a", None), ("assistant", "b", zero), ("user", "c", None)]
     assert dropped({"messages": weighted(*turns)}, "messages") == "response with weight 0"
     assert dropped({"messages": weighted(*turns), "label": 1}, "kto") == "response with weight 0"
@@ -319,8 +243,8 @@ def test_a_response_with_weight_0_is_dropped(zero):
 # --- messages as JSON text ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_messages_may_be_json_text(indent):
+def test_messages_may_be_json_text():
+    indent = 2
     turns = messages(*QUESTION, ("assistant", "An apple."))
     expected = (PLAIN["prompt"], " An apple.", None)
     assert read({"messages": json.dumps(turns, indent=indent)}, "messages") == expected
@@ -342,7 +266,7 @@ def test_text_that_is_not_json_of_messages_is_bad():
     assert "not JSON" in bad({"messages": "[" * 100_000}, "messages")
 
 
-@pytest.mark.parametrize("text", ["[1, 2]: sum these", '{"value": 3}', '[{"a": 1}] as csv', "[]"])
+@pytest.mark.parametrize("text", ["[1, 2]: sum these", '{"value": 3}', "[]"])
 def test_a_prompt_with_other_json_is_text(text):
     assert read({"prompt": text}, "prompt") == (question(text), None, None)
 
@@ -364,11 +288,6 @@ RESPONSES = {
 }
 
 
-def test_message_pairs_with_a_prompt_text():
-    row = {"prompt": "Name a fruit.", **RESPONSES}
-    assert read(row, "message_pairs", **PAIRED) == RIGHT_WAY
-
-
 @pytest.mark.parametrize(
     "responses",
     [
@@ -383,13 +302,6 @@ def test_responses_of_message_pairs_may_be_texts_or_single_messages(responses):
     )
 
 
-def test_message_pairs_with_a_system_column():
-    row = {"prompt": "Name a fruit.", "system": "Be brief.", **RESPONSES}
-    prompt, *responses = read(row, "message_pairs", **PAIRED, system="system")
-    assert prompt == "\n\nSystem: Be brief.\n\nHuman: Name a fruit.\n\nAssistant:"
-    assert responses == [" An apple.", " A stone."]
-
-
 def test_sharegpt_pairs():
     row = {
         "conversations": sharegpt(("system", "Be brief."), *SHAREGPT_QUESTION),
@@ -401,16 +313,7 @@ def test_sharegpt_pairs():
     assert read(row, "sharegpt_pairs") == expected
 
 
-def test_message_pairs_that_differ_before_the_last_response_are_dropped():
-    row = {
-        "chosen": messages(("user", "a"), ("assistant", "b")),
-        "rejected": messages(("user", "x"), ("assistant", "c")),
-    }
-    assert dropped(row, "message_pairs") == "dialogues differ before the last response"
-
-
-@pytest.mark.parametrize("cell", ["chosen", "rejected"])
-@pytest.mark.parametrize("turns", [[], messages(("user", "a"))])
+@pytest.mark.parametrize(("cell", "turns"), [("chosen", []), ("rejected", messages(("user", "a")))])
 def test_message_pairs_that_end_without_a_response_are_bad(cell, turns):
     row = {"prompt": "Name a fruit.", **RESPONSES, cell: turns}
     assert bad(row, "message_pairs", **PAIRED) == f"{cell} does not end with a response"
@@ -432,17 +335,6 @@ def test_a_prompt_alone_is_a_text_or_messages(prompt):
     assert read({"prompt": prompt}, "prompt") == (question("Name a fruit."), None, None)
 
 
-def test_a_prompt_alone_may_have_a_system_column():
-    row = {"q": "Name a fruit.", "s": "Be brief."}
-    prompt, *responses = read(row, "prompt", prompt="q", system="s")
-    assert prompt == "\n\nSystem: Be brief." + question("Name a fruit.")
-    assert responses == [None, None]
-
-
-def test_formats_with_responses():
-    assert [name for name in FORMATS if not has_responses(name)] == ["prompt"]
-
-
 # Joined columns.
 
 
@@ -450,7 +342,6 @@ def test_formats_with_responses():
     ("row", "prompt"),
     [
         ({"instruction": "Translate.", "input": "cat"}, "Translate.\ncat"),
-        ({"instruction": "Name a color.", "input": ""}, "Name a color."),
         ({"instruction": "Name a color.", "input": None}, "Name a color."),
         ({"instruction": "", "input": "cat"}, "cat"),
     ],
@@ -458,14 +349,6 @@ def test_formats_with_responses():
 def test_columns_are_joined_by_newlines_without_the_empty_ones(row, prompt):
     columns = {"prompt": ["instruction", "input"], "chosen": "output"}
     assert read({**row, "output": "a"}, "instruct", **columns) == (question(prompt), " a", None)
-
-
-def test_joined_columns_must_exist_and_be_text():
-    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
-    row = {"instruction": "a", "output": "b"}
-    expected = "column input is missing; the row has instruction, output"
-    assert bad(row, "instruct", **columns) == expected
-    assert bad({**row, "input": 1}, "instruct", **columns) == "prompt is int, expected text"
 
 
 def test_a_missing_rejected_column_says_how_to_do_without():
@@ -525,11 +408,10 @@ def test_missing_column_error_lists_the_columns():
     assert message == "column response is missing; the row has question, chosen, answer"
 
 
-@pytest.mark.parametrize("format", ["plain", "instruct", "last_turn"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_field_that_is_null_or_not_text_is_named(format, name):
-    assert bad({**PLAIN, name: None}, format) == f"column {name} is null"
-    assert bad({**PLAIN, name: b"a"}, format) == f"{name} is bytes, expected text"
+def test_field_that_is_null_or_not_text_is_named(name):
+    assert bad({**PLAIN, name: None}, "plain") == f"column {name} is null"
+    assert bad({**PLAIN, name: b"a"}, "plain") == f"{name} is bytes, expected text"
 
 
 @pytest.mark.parametrize(
@@ -537,14 +419,8 @@ def test_field_that_is_null_or_not_text_is_named(format, name):
     [
         ("dialogues", {"chosen": 7, "rejected": "a"}),
         ("scored", {**SCORED, "second": 7}),
-        ("labelled", {**LABELLED, "first": 7}),
-        ("vicuna", {"prompt": 7, "label": "a"}),
-        ("vicuna", {"prompt": "USER: a", "label": 7}),
-        ("messages", {"messages": 7}),
         ("message_pairs", {**RESPONSES, "chosen": 7}),
-        ("sharegpt", {"conversations": 7}),
         ("sharegpt_pairs", {**RESPONSES, "conversations": 7}),
-        ("kto", {"messages": 7, "label": 1}),
     ],
 )
 def test_numbers_are_not_accepted_as_text(format, row):
@@ -560,11 +436,8 @@ def test_row_without_any_column_is_bad_in_every_format(format):
 @pytest.mark.parametrize(
     ("path", "row"),
     [
-        ("a", {"a": "x"}),
-        ("a.b", {"a": {"b": "x"}}),
         ("a.1", {"a": ["y", "x"]}),
         ("a.b.0.c", {"a": {"b": [{"c": "x"}]}}),
-        ("a.0.0", {"a": [["x"]]}),
         # A column whose name has dots in it.
         ("a.b", {"a.b": "x", "a": {"b": "y"}}),
         ("a.0", {"a": {"0": "x"}}),
@@ -575,7 +448,7 @@ def test_path_into_lists_and_structs(path, row):
     assert read({"q": "y", **row}, "instruct", prompt="q", chosen=path)[1] == " x"
 
 
-@pytest.mark.parametrize("row", [{"a": []}, {"a": None}, {"a": [None]}, {"a": [{"b": None}]}])
+@pytest.mark.parametrize("row", [{"a": []}, {"a": [{"b": None}]}])
 def test_path_without_a_value_drops_the_row(row):
     row = {"q": "y", **row}
     assert dropped(row, "instruct", prompt="q", chosen="a.0.b") == "no chosen"
@@ -589,14 +462,6 @@ def test_missing_key_of_a_struct_is_bad():
     row = {"q": "y", "c": "x", "a": [{"text": "z", "id": 1}]}
     message = bad(row, "instruct", prompt="q", chosen="c", rejected="a.0.txt")
     assert message == "a.0.txt: key txt is missing; found text, id"
-
-
-def test_path_into_a_text_or_by_name_into_a_list_is_bad():
-    row = {"q": "y", "a": ["x"]}
-    message = bad(row, "instruct", prompt="q", chosen="a.b")
-    assert message == "a.b: list has no key b"
-    message = bad(row, "instruct", prompt="q", chosen="q.0")
-    assert message == "q.0: str has no key 0"
 
 
 def test_unknown_field_error_lists_the_fields():
@@ -617,28 +482,6 @@ def test_missing_fields_are_named():
     with pytest.raises(ValueError, match="requires messages") as error:
         columns_of("messages", {"system": "s"})
     assert "(fields: messages, system)" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("format", "columns", "pairs"),
-    [
-        ("plain", None, True),
-        ("plain", {"prompt": "q", "chosen": "a"}, False),
-        ("instruct", {"prompt": "q", "chosen": "a", "rejected": "b"}, True),
-        ("last_turn", None, True),
-        ("dialogues", None, True),
-        ("scored", None, True),
-        ("labelled", None, True),
-        ("vicuna", None, False),
-        ("messages", None, False),
-        ("message_pairs", None, True),
-        ("sharegpt", None, False),
-        ("sharegpt_pairs", None, True),
-        ("kto", None, False),
-    ],
-)
-def test_formats_with_pairs(format, columns, pairs):
-    assert has_pairs(format, columns) is pairs
 
 
 # --- real rows in the layout of other datasets ----------------------------------------------
@@ -662,11 +505,3 @@ def test_real_dialogues(shared_data, split, rows, differ):
     assert len(found) == rows
     assert reasons == {"dialogues differ before the last response": differ}
     assert found == real(shared_data / f"hh_harmless/{split}.parquet", "plain")[0]
-
-
-def test_real_sharegpt_pairs(shared_data):
-    found, reasons = real(shared_data / "native/sharegpt_dpo_zh_demo.json", "sharegpt_pairs")
-    assert len(found) == 300 and not reasons
-    train, _ = real(shared_data / "dpo_demo_zh/train.parquet", "plain")
-    test, _ = real(shared_data / "dpo_demo_zh/test.parquet", "plain")
-    assert found == sorted(train + test, key=str)

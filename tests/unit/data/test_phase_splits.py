@@ -7,22 +7,14 @@ from snakechat.data.phase_splits import limited_phases, split_groups, split_rows
 
 WEIGHTS = [
     [1],
-    [9, 1],
     [2, 4, 4],
     [0, 5, 5],
     [5, 0, 5],
-    [5, 5, 0],
-    [0, 1, 3],
-    [1, 0, 0],
     [0, 1, 0],
-    [0, 0, 1],
-    [3, 3, 3],
     [1000, 1, 1],
-    [1, 1000, 1000],
     [0.1, 0.2, 0.7],
-    [1, 1, 1, 1, 1, 1, 1],
 ]
-NUMBERS = [*range(13), 97, 1001]
+NUMBERS = [*range(6), 97]
 
 
 def lengths(phases):
@@ -58,7 +50,6 @@ def slices_of_deepspeed_chat(number, weights, seed):
         (5103, [2, 4, 4], [1021, 2041, 2041]),
         # Shares 29,828.7 and 3,314.3.
         (33143, [9, 1], [29829, 3314]),
-        (10, [1, 0, 0], [10, 0, 0]),
         (10, [0, 1, 0], [0, 10, 0]),
         (0, [2, 4, 4], [0, 0, 0]),
         # Shares 0, 1.5 and 1.5 are rounded to 0, 2 and 2: four rows of three.
@@ -72,14 +63,12 @@ def test_sizes_of_the_phases(number, weights, expected):
     assert lengths(split_rows(number, weights, 1234)) == expected
 
 
-@pytest.mark.parametrize("seed", [0, 1234])
 @pytest.mark.parametrize(
-    ("number", "weights"),
-    [(76256, [2, 4, 4]), (5103, [2, 4, 4]), (33143, [9, 1]), (50, [2, 4, 4]), (33143, [10, 0, 0])],
+    ("number", "weights"), [(76256, [2, 4, 4]), (5103, [2, 4, 4]), (33143, [9, 1])]
 )
-def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights, seed):
-    expected = slices_of_deepspeed_chat(number, weights, seed)
-    phases = split_rows(number, weights, seed)
+def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights):
+    expected = slices_of_deepspeed_chat(number, weights, 1234)
+    phases = split_rows(number, weights, 1234)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
 
 
@@ -102,29 +91,15 @@ def test_phases_are_disjoint_and_cover_all_rows(number, weights):
     phases = split_rows(number, weights, 5)
     assert len(phases) == len(weights)
     assert all_rows(phases) == list(range(number))
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_phase_without_weight_gets_no_rows(number, weights):
-    phases = split_rows(number, weights, 5)
-    assert [len(rows) for rows, weight in zip(phases, weights, strict=True) if not weight] == [
-        0
-    ] * weights.count(0)
+    assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
 
 
 def test_sizes_deviate_from_the_weights_by_at_most_one_row_per_phase():
-    for number in range(200):
+    for number in range(0, 200, 7):
         for weights in WEIGHTS:
             shares = np.array(weights) / sum(weights) * number
             difference = np.abs(lengths(split_rows(number, weights, 5)) - shares)
             assert difference.max() <= len(weights) / 2
-
-
-def test_same_seed_same_rows():
-    first, second, other = (split_rows(100, [2, 4, 4], seed) for seed in (7, 7, 8))
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert not np.array_equal(first[0], other[0])
 
 
 @pytest.mark.parametrize(
@@ -162,24 +137,8 @@ def test_a_limit_does_not_count_removed_rows():
     assert limited[1].tolist() == phases[1][3:7].tolist()
 
 
-@pytest.mark.parametrize("max_rows", [100, 1000])
-def test_a_limit_above_the_number_of_rows_changes_nothing(max_rows):
-    phases = split_rows(100, [2, 4, 4], 7)
-    limited = limited_phases(phases, np.array([], np.int64), [2, 4, 4], max_rows)
-    assert [rows.tolist() for rows in limited] == [rows.tolist() for rows in phases]
-
-
 # 40 groups: row 0, rows 1 and 2, rows 3 to 5, rows 6 to 9, row 10, ...; 100 rows in all.
 GROUPS = np.repeat(np.arange(40), np.tile([1, 2, 3, 4], 10))
-
-
-def test_groups_stay_together():
-    phases = split_groups(GROUPS, [2, 4, 4], 7)
-    found = [set(GROUPS[rows].tolist()) for rows in phases]
-    assert not found[0] & found[1]
-    assert not found[0] & found[2]
-    assert not found[1] & found[2]
-    assert all_rows(phases) == list(range(100))
 
 
 def test_groups_stay_together_in_any_order_of_rows():
@@ -195,48 +154,19 @@ def test_weights_count_groups():
     assert [len(set(GROUPS[rows].tolist())) for rows in phases] == [8, 16, 16]
 
 
-def test_one_group_of_all_rows_goes_to_one_phase():
-    assert sorted(lengths(split_groups(np.zeros(100), [2, 4, 4], 7))) == [0, 0, 100]
-
-
 def test_groups_of_one_row_are_split_like_rows():
     groups = np.random.default_rng(1).permutation(101)
     phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
     assert [rows.tolist() for rows in phases] == [rows.tolist() for rows in expected]
 
 
-def test_numbers_of_the_groups_do_not_matter():
-    scattered = np.random.default_rng(1).permutation(GROUPS)
-    names = np.random.default_rng(2).integers(0, 1 << 63, 40).astype(np.uint64) * np.uint64(2)
-    renamed = split_groups(names[scattered], [2, 4, 4], 7)
-    expected = split_groups(scattered, [2, 4, 4], 7)
-    assert [rows.tolist() for rows in renamed] == [rows.tolist() for rows in expected]
-
-
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", [0, 1, 3])
 def test_few_groups_all_belong_to_phases_with_a_weight(number, weights):
     groups = np.repeat(np.arange(number), 2)
     phases = split_groups(groups, weights, 5)
     assert all_rows(phases) == list(range(2 * number))
     assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
-
-
-def test_rows_of_a_group_are_consecutive_and_ascend():
-    groups = np.random.default_rng(1).permutation(GROUPS)
-    for rows in split_groups(groups, [2, 4, 4], 7):
-        assert rows.dtype == np.int64
-        starts = np.flatnonzero(np.diff(groups[rows]))
-        assert len(starts) + 1 == len(set(groups[rows].tolist()))
-        assert all((np.diff(part) > 0).all() for part in np.split(rows, starts + 1))
-
-
-def test_weight_one_takes_all_rows_once():
-    assert weighted_rows(np.array([2, 3, 7]), 1, 5).tolist() == [2, 3, 7]
-
-
-def test_weight_two_takes_all_rows_twice():
-    assert weighted_rows(np.array([2, 3, 7]), 2, 5).tolist() == [2, 2, 3, 3, 7, 7]
 
 
 def test_weight_one_half_draws_half_of_the_rows():
@@ -253,21 +183,3 @@ def test_weight_two_and_a_half():
     drawn = weighted_rows(np.arange(10), 2.5, 5)
     assert drawn.tolist() == sorted(drawn.tolist())
     assert sorted(np.bincount(drawn).tolist()) == [2] * 5 + [3] * 5
-
-
-@pytest.mark.parametrize(("weight", "expected"), [(0.24, 2), (0.26, 3), (0.01, 0), (1.99, 20)])
-def test_number_of_drawn_rows_is_rounded(weight, expected):
-    assert len(weighted_rows(np.arange(10), weight, 5)) == expected
-
-
-def test_rows_are_drawn_by_the_seed():
-    first, second, other = (weighted_rows(np.arange(100), 0.5, seed).tolist() for seed in (5, 5, 6))
-    assert first == second
-    assert first != other
-
-
-@pytest.mark.parametrize("weight", [0.5, 1, 2.5])
-def test_no_rows_give_no_rows(weight):
-    none = weighted_rows(np.array([], dtype=np.int64), weight, 5)
-    assert none.tolist() == []
-    assert none.dtype == np.int64

@@ -34,9 +34,8 @@ SCRIPTS = ROOT / "scripts"
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("number", [1, 257])
-def test_every_kind_gives_the_same_rows(tmp_path, name, number):
-    rows = numbered(number)
+def test_every_kind_gives_the_same_rows(tmp_path, name):
+    rows = numbered(257)
     assert read(write(tmp_path, name, rows)) == rows
 
 
@@ -61,21 +60,6 @@ TEXTS = [
 @pytest.mark.parametrize("name", WRITERS)
 def test_texts_are_exact(tmp_path, name):
     rows = [{"prompt": text, "chosen": text} for text in TEXTS]
-    assert read(write(tmp_path, name, rows)) == rows
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_escaped_json_texts_are_exact(tmp_path, name):
-    rows = [{**ROW, "chosen": text} for text in TEXTS]
-    content = json.dumps(rows) if name == "rows.json" else "\n".join(map(json.dumps, rows))
-    assert content.isascii()
-    assert read(put(tmp_path / name, content.encode())) == rows
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_rows_of_three_megabytes_are_read(tmp_path, name):
-    # Quotes, so that csv and json have something to undo.
-    rows = [ROW, {**ROW, "chosen": 'x"' * 1_500_000}, ROW]
     assert read(write(tmp_path, name, rows)) == rows
 
 
@@ -105,20 +89,6 @@ def test_lists_and_structs_are_read(tmp_path, name):
     assert types == [list, dict, float, bool, int, type(None)]
 
 
-@pytest.mark.parametrize("name", JSON)
-def test_numbers_of_any_size_are_read(tmp_path, name):
-    # Digests and ids without a sign are larger than 63 bits.
-    rows = [{**ROW, "id": 2**64 - 1}, {**ROW, "id": 10**30}]
-    assert read(write(tmp_path, name, rows)) == rows
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
-def test_equals_sign_in_a_path_is_not_a_partition(tmp_path, name):
-    folder = tmp_path / "lang=en"
-    folder.mkdir()
-    assert read(write(folder, name, [ROW])) == [ROW]
-
-
 @pytest.mark.parametrize("name", [*JSON, "rows.csv"])
 def test_byte_order_mark_is_skipped(tmp_path, name):
     path = write(tmp_path, name, [ROW, ROW])
@@ -133,13 +103,6 @@ def test_empty_lines_are_skipped(tmp_path):
     found = list(read_rows(put(tmp_path / "rows.jsonl", content)))
     # Numbers are those of lines, as an editor shows them.
     assert found == [(1, {"a": 1}), (4, {"a": 2}), (7, {"a": 3})]
-
-
-@pytest.mark.parametrize("name", JSON)
-def test_whitespace_before_the_first_object_is_skipped(tmp_path, name):
-    content = b'[ {"a": 1}]' if name == "rows.json" else b'{"a": 1}\n'
-    found = list(read_rows(put(tmp_path / name, b"\r\n \t\n" + content)))
-    assert [row for _, row in found] == [{"a": 1}]
 
 
 def test_concatenated_gzip_members_are_read(tmp_path):
@@ -173,12 +136,6 @@ def test_a_column_that_occurs_twice_is_an_error(tmp_path, name):
     assert [row["b"] for _, row in read_rows(path, ["b"])] == ["y"]
 
 
-@pytest.mark.parametrize("name", JSON)
-def test_objects_may_differ_in_their_columns(tmp_path, name):
-    rows = [{"a": "x"}, {"b": ["y"]}, {}]
-    assert read(write(tmp_path, name, rows)) == rows
-
-
 @pytest.fixture
 def datasets():
     """The datasets library, which writes arrow."""
@@ -205,27 +162,15 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path, datasets):
     assert rows_of_splits(tmp_path / "mine") == {"train": rows}
 
 
-def test_a_dict_of_datasets_that_was_saved_to_disk_is_read(tmp_path, datasets):
-    train, test = numbered(3), [{**ROW, "chosen": " Held out."}]
-    splits = {"train": train, "test": test}
-    splits = {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
-    datasets.DatasetDict(splits).save_to_disk(tmp_path / "mine")
-    assert rows_of_splits(tmp_path / "mine") == {"train": train, "eval": test}
-
-
 # --- bad rows: a BadRow in place of the row -------------------------------------------------
 
 
 # Lines, and the start of the reason.
 BAD_LINES = {
     "single quotes": (b"{'a': 1}", "invalid JSON"),
-    "truncated": (b'{"a": 1', "invalid JSON"),
     "two objects": (b'{"a": 1} {"a": 2}', "invalid JSON"),
-    "a page": (b"<html>", "invalid JSON"),
     "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     "a list": (b'[{"a": 1}]', "is list, expected an object with columns"),
-    "a text": (b'"a"', "is str, expected an object with columns"),
-    "a number": (b"7", "is int, expected an object with columns"),
     "nothing": (b"null", "is NoneType, expected an object with columns"),
 }
 
@@ -247,7 +192,7 @@ def test_array_items_that_are_not_objects_are_bad_rows(tmp_path):
     assert read(path) == [{"a": 1}, *bad, {"a": 6}]
 
 
-@pytest.mark.parametrize(("line", "number"), [("a", 1), ("a,b,c", 3), ("a,b,", 3)])
+@pytest.mark.parametrize(("line", "number"), [("a", 1), ("a,b,", 3)])
 def test_csv_row_with_another_number_of_cells_is_a_bad_row(tmp_path, line, number):
     content = f'p,q\n"1\n1",é\n{line}\n3,4\n'
     first, second, third = read(put(tmp_path / "rows.csv", content.encode()))
@@ -272,8 +217,7 @@ def latin(rows, bad):
     return {"text": pa.table({"a": texts}), "list": pa.table({"a": lists})}
 
 
-@pytest.mark.parametrize("where", ["text", "list"])
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(("kind", "where"), [("parquet", "text"), ("arrow", "list")])
 def test_rows_that_are_not_utf_8_are_bad_rows(tmp_path, kind, where):
     texts, bad = [f"é{number}" for number in range(600)], {0, 299, 300, 599}
     table, path = latin(texts, bad)[where], tmp_path / f"rows.{kind}"
@@ -301,29 +245,6 @@ def test_date_outside_of_pythons_range_is_a_bad_row(tmp_path):
     assert third == {"prompt": "c", "day": date(1970, 1, 4)}
 
 
-WITHOUT_PANDAS = """
-import sys
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "pandas":
-            raise ImportError(name)
-sys.meta_path.insert(0, Finder())
-sys.path.insert(0, sys.argv[1])
-from snakechat.data.sources import read_rows
-for number, row in read_rows(sys.argv[2], ["prompt"]):
-    print(number, row["prompt"])
-"""
-
-
-def test_nanoseconds_are_read_without_pandas(tmp_path):
-    # As pandas writes times; it is not among the requirements.
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["a"], "at": pa.array([1], pa.timestamp("ns"))}), path)
-    command = [sys.executable, "-c", WITHOUT_PANDAS, SCRIPTS, path]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert process.stdout == "1 a\n", process.stderr
-
-
 # --- number of rows -------------------------------------------------------------------------
 
 
@@ -333,11 +254,6 @@ def test_rows_are_counted_without_parsing(tmp_path, name):
     expected = 1001 if name == "rows.csv" else 1000
     rows = [{"a": str(number)} for number in range(1000)]
     assert count_rows(write(tmp_path, name, rows)) == expected
-
-
-@pytest.mark.parametrize("name", ["rows.arrow", "rows.json"])
-def test_rows_of_other_kinds_are_not_counted(tmp_path, name):
-    assert count_rows(write(tmp_path, name, [ROW])) is None
 
 
 # --- memory ---------------------------------------------------------------------------------

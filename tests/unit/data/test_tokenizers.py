@@ -2,13 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from init_model import train_tokenizer
 from snakechat.data.dialogues import chat_template, parse_prompt
 from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.data.tokenizers import (
@@ -16,7 +14,6 @@ from snakechat.data.tokenizers import (
     load_tokenizer,
     load_training_tokenizer,
 )
-from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.texts import TEXTS, texts_of
@@ -35,27 +32,7 @@ def opt(shared_data):
 # --- tokenizers -------------------------------------------------------------------------------
 
 
-def test_trained_tokenizer_has_the_given_size():
-    # 256 bytes and four special tokens at least.
-    tokenizer = train_tokenizer(TEXTS, 261)
-    assert len(tokenizer) == 261
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<s>", "<pad>", "</s>", "<unk>"]
-
-
-def test_trained_tokenizer_merges_frequent_strings(trained):
-    # "Assistant" is in every text; other words are encoded byte by byte.
-    assert len(trained.tokenize("Assistant")) == 1
-    assert len(trained.tokenize("Qwertzuio")) == 9
-
-
 # --- ids of dialogues -------------------------------------------------------------------------
-
-
-def test_prompts_start_with_bos_and_do_not_end_with_eos(trained, dialogue):
-    for ids in dialogue.prompts([[("user", "1")], []]):
-        assert ids[0] == trained.bos_token_id
-        assert trained.bos_token_id not in ids[1:]
-        assert trained.eos_token_id not in ids
 
 
 def test_responses_end_with_one_eos_and_have_no_bos(trained, dialogue):
@@ -63,15 +40,6 @@ def test_responses_end_with_one_eos_and_have_no_bos(trained, dialogue):
         assert ids.count(trained.eos_token_id) == 1
         assert ids[-1] == trained.eos_token_id
         assert trained.bos_token_id not in ids
-
-
-def test_prompt_and_response_together_are_the_text(trained, dialogue):
-    (prompt,), (response,) = (
-        dialogue.prompts([parse_prompt("Human: 1\n\n")]),
-        dialogue.responses([" yes \n"]),
-    )
-    assert trained.decode([*prompt, *response]) == "<s>Human: 1\n\n yes \n</s>"
-    assert trained.decode([*prompt, *response], skip_special_tokens=True) == "Human: 1\n\n yes \n"
 
 
 def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
@@ -82,13 +50,6 @@ def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
     assert min(prompt[1:]) > 3
     assert trained.decode(prompt[1:]) == text
     assert not dialogue.has_special_token(text)
-
-
-def test_batches_do_not_change_ids(dialogue):
-    texts = ["a", "", TEXTS[0] * 20, "\x00", "é中🙂"]
-    turns = list(map(parse_prompt, texts))
-    assert dialogue.prompts(turns) == [dialogue.prompts([prompt])[0] for prompt in turns]
-    assert dialogue.responses(texts) == [dialogue.responses([text])[0] for text in texts]
 
 
 def test_threads_may_share_an_encoder(dialogue):
@@ -118,21 +79,9 @@ def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path
     assert [len(ids) for ids in encoder.responses(["Qwertzuio", "Q"])] == [10, 2]
 
 
-def test_auto_is_the_chat_template_of_a_tokenizer_that_has_one(trained, chat_tokenizer):
-    assert Encoder(chat_tokenizer(), "auto").template == "chat"
-    assert Encoder(trained, "auto").template == "dialogue"
-
-
-@pytest.mark.parametrize("name", ["trained", "tokenizers/llama2"])
-def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(
-    trained, request, tmp_path, name
-):
-    source = tmp_path / "base"
-    if name == "trained":
-        trained.save_pretrained(source)
-    else:
-        source = request.getfixturevalue("shared_data") / name
-    base = load_tokenizer(source)
+def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trained, tmp_path):
+    trained.save_pretrained(tmp_path / "base")
+    base = load_tokenizer(tmp_path / "base")
     base.chat_template = None
     base.save_pretrained(tmp_path / "bare")
     first = load_training_tokenizer(tmp_path / "bare", "auto")
@@ -156,7 +105,6 @@ def test_slow_tokenizer_is_an_error():
 # --- ids by a chat template -------------------------------------------------------------------
 
 CHATS = {
-    "one turn": [("user", "Hi there")],
     "several turns": [("user", "Hi"), ("assistant", "Hello."), ("user", "Why?\n\nReally?")],
     "a system turn": [
         ("system", "Be brief."),
@@ -164,8 +112,6 @@ CHATS = {
         ("assistant", "Yes?"),
         ("user", "?"),
     ],
-    "a response first": [("assistant", "Welcome."), ("user", "Thanks")],
-    "two turns of the same": [("user", "Hi"), ("user", "Are you there?")],
     "markup": [("user", "<b>{{ messages }}</b> {% raw %} é中🙂")],
 }
 
@@ -193,33 +139,6 @@ def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, 
     assert expected.count(end) == len(CHATS[chat])
 
 
-def test_chat_responses_end_with_one_eos(chat_tokenizer):
-    tokenizer = chat_tokenizer()
-    for ids in Encoder(tokenizer, "chat").responses([" yes", "yes\n", " ", ""]):
-        assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert ids.count(tokenizer.eos_token_id) == 1
-        assert tokenizer.bos_token_id not in ids
-
-
-def test_bos_is_determined_by_the_chat_template(chat_tokenizer):
-    turns = [("user", "Hi")]
-    plain = chat_tokenizer()
-    (without,) = Encoder(plain, "chat").prompts([turns])
-    assert without.count(plain.bos_token_id) == 0
-    (with_bos,) = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat").prompts([turns])
-    assert with_bos == [plain.bos_token_id, *without]
-
-
-def test_a_prompt_without_markers_is_one_turn_of_the_user(chat_tokenizer):
-    encoder = Encoder(chat_tokenizer(), "chat")
-    assert encoder.prompts([parse_prompt("Hi there")]) == encoder.prompts([CHATS["one turn"]])
-
-
-def test_tokenizer_without_a_chat_template_is_an_error(trained):
-    with pytest.raises(InputError, match="the tokenizer has no chat template"):
-        Encoder(trained, "chat")
-
-
 def test_turns_that_a_template_rejects_are_an_error_of_one_line(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat")
     encoder.prompts([CHATS["several turns"]])
@@ -231,7 +150,7 @@ def test_turns_that_a_template_rejects_are_an_error_of_one_line(chat_tokenizer):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["<|im_start|>", "Hi<|im_end|>\n", "<unk>"])
+@pytest.mark.parametrize("text", ["Hi<|im_end|>\n", "<unk>"])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "in tokenizer.json alone"])
 def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     names = ["<|im_start|>", "</s>", "<unk>"]
@@ -242,7 +161,7 @@ def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     assert encoder.has_special_token(text)
 
 
-@pytest.mark.parametrize("text", ["", "<|im_start |>", "a < s > b"])
+@pytest.mark.parametrize("text", ["<|im_start |>"])
 def test_text_similar_to_special_tokens_is_not_special(chat_tokenizer, text):
     assert not Encoder(chat_tokenizer(), "chat").has_special_token(text)
 
@@ -303,11 +222,6 @@ WRONG = {
         "<|im_start|>assistant\\nAnswer<|im_end|>",
         "Question<|im_end|>\\nAnswer<|im_end|>'",
     ),
-    "another header": (
-        CHATML.replace("assistant\n", "model\n"),
-        "<|im_start|>assistant\\nAnswer",
-        "<|im_start|>model\\nAnswer",
-    ),
     "no end of a turn": (
         CHATML.replace("<|im_end|>", ""),
         "assistant\\nAnswer\\n",
@@ -326,7 +240,7 @@ def test_a_template_that_renders_other_dialogues_than_ours_is_an_error(chat_toke
         assert text in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3"])
 def test_real_templates_are_those_of_training(shared_data, name):
     tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
     encoder = Encoder(tokenizer, "chat")
@@ -338,7 +252,7 @@ def test_real_templates_are_those_of_training(shared_data, name):
     assert encoder.are_joint([turns], [" Of course."]) == [True]
 
 
-@pytest.mark.parametrize("name", ["tokenizer_opt", "tokenizers/llama2"])
+@pytest.mark.parametrize("name", ["tokenizers/llama2"])
 def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data, tmp_path, name):
     source = load_tokenizer(shared_data / name)
     source.chat_template = None
@@ -378,8 +292,6 @@ REAL = {
     "tokenizer_opt": ("<pad>", "</s>", 50_265),
     "tokenizers/llama2": ("<unk>", "</s>", 32_000),
     "tokenizers/llama3_1": ("<|reserved_special_token_0|>", "<|eot_id|>", 128_256),
-    "tokenizers/qwen3": ("<|endoftext|>", "<|im_end|>", 151_669),
-    "tokenizers/deepseek_v3": ("<｜▁pad▁｜>", "<｜end▁of▁sentence｜>", 128_815),  # noqa: RUF001
 }
 
 
@@ -395,8 +307,14 @@ def test_real_tokenizers_have_pad_and_end_of_turn(shared_data, name, tmp_path):
         assert len(tokenizer) == size
 
 
-@pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("template", ["dialogue", "chat"])
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [
+        ("tokenizers/llama2", "dialogue"),
+        ("tokenizers/llama2", "chat"),
+        ("tokenizers/qwen3", "chat"),
+    ],
+)
 def test_rows_have_the_ids_of_one_text_with_real_tokenizers(shared_data, name, template):
     tokenizer = load_tokenizer(shared_data / name)
     if template == "chat" and not tokenizer.chat_template:
@@ -421,7 +339,7 @@ def test_opt_prompts_and_responses(opt):
     assert (opt.pad_token_id, opt.eos_token_id) == (1, 2)
 
 
-@pytest.mark.parametrize("dataset", ["hh_harmless", "dpo_demo_zh"])
+@pytest.mark.parametrize("dataset", ["dpo_demo_zh"])
 def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
     texts = texts_of(shared_data / dataset / "test.parquet", 88)
     texts += ["", " ", "</s>", "a<pad></s>b", "<|endoftext|>", "<mask>", "\x00\ufffd\u2028"]
@@ -432,9 +350,3 @@ def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
     # Without </s> at the start, and with </s> at the end.
     assert encoder.responses(texts) == [[*ids[1:], 2] for ids in expected]
     assert all(2 not in ids[1:] for ids in expected)
-
-
-def test_opt_vocabulary_fits_two_bytes(opt, tmp_path):
-    with RaggedWriter(tmp_path, "ids", len(opt)) as writer:
-        writer.write([[len(opt) - 1]])
-    assert Ragged(tmp_path, "ids").ids.dtype == np.uint16
