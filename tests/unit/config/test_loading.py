@@ -13,13 +13,9 @@ from support.configs import load
         ("2", 2),
         ("2.0e-5", 2e-5),
         ("1e-5", "1e-5"),
-        ("true", True),
         ("null", None),
-        ("tiny", "tiny"),
         ("1.3b", "1.3b"),
-        (3, 3),
         ({"sft": {"defaults": {"epochs": "2"}}}, {"sft": {"defaults": {"epochs": 2}}}),
-        (["1", "a"], [1, "a"]),
         ({"hub": "gpt2", "revision": "0012345"}, {"hub": "gpt2", "revision": "0012345"}),
     ],
 )
@@ -27,12 +23,6 @@ def test_values_of_the_command_line_are_read_as_yaml(text, value):
     parsed = parse_command_line_values(text)
     assert parsed == value
     assert type(parsed) is type(value)
-
-
-def test_update_keeps_keys_that_the_changes_do_not_name():
-    values = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    update(values, {"a": {"c": {"f": 4}}, "e": {"g": 5}})
-    assert values == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": {"g": 5}}
 
 
 def test_update_separates_aliases():
@@ -71,26 +61,16 @@ def test_sweep_adds_a_recipe_for_each_combination():
     assert swept == {names[2]: {"kl_coef": 0.2, "seed": 1}}
 
 
-def test_swept_values_are_those_of_a_recipe():
-    config = load(sweep(over={"kl_coef": [1, 0.5], "ppo_epochs": [1]}))
-    recipe = config.recipe("rlhf", "mine-kl_coef-1-ppo_epochs-1")
-    assert type(recipe["kl_coef"]) is float
-    assert type(recipe["ppo_epochs"]) is int
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (sweep("tiny"), "config: sweeps.tiny has the name of a recipe of rlhf"),
         (sweep(recipe="tinny"), "config: sweeps.mine.recipe names 'tinny', which is not under"),
-        (sweep(over={"actor": ["a b"]}), "config: sweeps.mine.over: 'mine-actor-a b' is not a"),
         (
             sweep(over={"kl_coeff": [1]}),
             "config: sweeps.mine.over: Additional properties",
         ),
         (sweep(over={"kl_coef": [-1]}), "config: sweeps.mine.over.kl_coef: -1 is less"),
-        (sweep(over={"seed": [1, 1]}), "config: sweeps.mine.over.seed: [1, 1] has non-unique"),
-        (sweep(over={}), "config: sweeps.mine.over: {} "),
         (
             {
                 **sweep(over={"seed": [1]}),
@@ -110,8 +90,3 @@ def test_invalid_sweep(changes, message):
 def test_comparison_needs_two_recipes(names):
     with pytest.raises(ConfigError, match=f"output/compare/rlhf/{names}: name two recipes"):
         load().compared_recipes("rlhf", names)
-
-
-def test_comparison_of_an_unknown_recipe():
-    with pytest.raises(ConfigError, match=r"rlhf.recipes has no 'tinny' \(did you mean tiny\?"):
-        load().compared_recipes("rlhf", "tiny-vs-tinny")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.config.placement import Placement, RlhfPlacement
 from snakechat.config.schema import SETTINGS
 from support.configs import load
 
@@ -26,19 +25,6 @@ SMALL = {
 def test_program_settings_are_the_fields_of_the_dataclass(stage):
     settings = load().program_settings(stage, "tiny")
     assert dataclasses.asdict(SETTINGS[stage](**settings)) == settings
-
-
-def test_settings_are_frozen():
-    settings = SETTINGS["dpo"](**load().program_settings("dpo", "tiny"))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        settings.beta = 1.0
-
-
-@pytest.mark.parametrize("stage", SETTINGS)
-def test_placement_of_a_recipe_is_complete(stage):
-    placement = load().recipe(stage, "tiny")["placement"]
-    placement_class = RlhfPlacement if stage == "rlhf" else Placement
-    assert placement_class(**placement).micro_batch_tokens == 8192
 
 
 def test_layers_of_settings():
@@ -64,11 +50,8 @@ def test_layers_of_settings():
     [
         ({"algorithm": "ppo"}, "rewards", "k1"),
         ({"algorithm": "rloo", "num_generations": 2}, "loss", "k2"),
-        ({"algorithm": "grpo", "num_generations": 2}, "loss", "k2"),
         ({"algorithm": "grpo", "num_generations": 2, "kl_in": "rewards"}, "rewards", "k1"),
-        ({"algorithm": "ppo", "kl_estimator": "k3"}, "rewards", "k3"),
         ({"preset": "grpo"}, "loss", "k3"),
-        ({"preset": "rloo"}, "rewards", "k1"),
     ],
 )
 def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
@@ -80,9 +63,7 @@ def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estim
 @pytest.mark.parametrize(
     ("default", "own", "expected"),
     [
-        ("small", {}, SMALL),
         ({"deployment": "small", "threads": 8}, {}, {**SMALL, "threads": 8}),
-        ("small", {"threads": 8}, {**SMALL, "threads": 8}),
         ({"deployment": "cpu", "threads": 8}, "small", SMALL),
         (
             {"deployment": "cpu", "threads": 8},
@@ -104,17 +85,6 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, expe
     assert config.recipe("sft", "mine")["placement"] == expected
 
 
-def test_deployment_replaces_all_placements():
-    config = load({"deployments": {"small": SMALL}, "deployment": "small"})
-    assert config.recipe("sft", "tiny")["placement"] == SMALL
-    assert config.recipe("rlhf", "66b")["placement"] == SMALL
-
-
-def test_blend_has_the_weight_of_each_dataset():
-    config = load({"sft": {"recipes": {"tiny": {"datasets": ["toy", {"local": 0.5}]}}}})
-    assert config.blend("sft", "tiny") == [["toy", 1], ["local", 0.5]]
-
-
 def test_models_behind_a_recipe():
     config = load({"dpo": {"recipes": {"base": {"model": "opt-125m"}}}})
     assert config.base_model("sft", "tiny") == ("init_model", "tiny")
@@ -124,28 +94,6 @@ def test_models_behind_a_recipe():
     for stage in SETTINGS:
         assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
     assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
-
-
-def test_model_overrides_template_and_prompt_sets():
-    config = load({"models": {"opt-125m": {"template": "chat"}}})
-    assert config.template("sft", "125m") == "chat"
-    assert config.template("sft", "350m") == "auto"
-    assert config.prompt_sets("rlhf", "tiny") == ["toy"]
-    assert config.prompt_sets("sft", "350m") == ["en"]
-
-
-def test_entries_by_origin():
-    config = load({"models": {"mine": {"path": "models/mine"}}})
-    assert config.entries_with("models", "init") == ["tiny"]
-    assert config.entries_with("models", "path") == ["mine"]
-    fetched = config.entries_with("models", "hub", "path")
-    assert "mine" in fetched and "opt-125m" in fetched and "tiny" not in fetched
-
-
-def test_dataset_overrides_the_split():
-    config = load()
-    assert config.split_weights("toy") == {"sft": 2, "reward": 4, "rlhf": 4}
-    assert config.split_weights("toy-judge") == {"sft": 0, "reward": 1, "rlhf": 0}
 
 
 def test_paths_are_relative_to_the_snakefile(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """The JSON Schema that is derived from the declared types."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import pytest
 
@@ -10,8 +10,6 @@ from snakechat.config.errors import ConfigError
 from snakechat.config.rlhf import WeightedFunction
 from snakechat.config.schema import SETTINGS, check_schema, config_schema, recipe_schema, schema_of
 from snakechat.config.sections import Glob
-from snakechat.data.dataset_files import kind_of
-from snakechat.data.sources import READERS
 from snakechat.workflow.digests import canonical_json
 from support.configs import config_values
 
@@ -33,20 +31,11 @@ class Record(TypedDict):
 
 
 TYPES = [
-    (int, {"type": "integer"}),
-    (float, {"type": "number"}),
-    (bool, {"type": "boolean"}),
     (Count, {"type": "integer", "minimum": 1}),
-    (Literal["a", "b"], {"enum": ["a", "b"]}),
     (Literal["a"] | None, {"enum": ["a", None]}),
     (Positive | None, {"type": ["number", "null"], "exclusiveMinimum": 0}),
     (float | str | bool, {"type": ["number", "string", "boolean"]}),
     (list[Count], {"type": "array", "items": {"type": "integer", "minimum": 1}}),
-    (
-        tuple[float, float],
-        {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "number"}},
-    ),
-    (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
     (
         str | dict[str, int],
         {
@@ -55,10 +44,6 @@ TYPES = [
                 {"type": "object", "additionalProperties": {"type": "integer"}},
             ]
         },
-    ),
-    (
-        Annotated[list[str], Keyword("minItems", 1)],
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
     ),
     (Annotated[list[list[str]], Written(str)], {"type": "string"}),
     (
@@ -91,58 +76,24 @@ def test_schema_of_a_type(declared, schema):
     assert schema_of(declared) == schema
 
 
-def test_names_of_a_mapping_are_constrained():
-    assert schema_of(dict[Name, int])["propertyNames"] == schema_of(Name)
-
-
-@pytest.mark.parametrize(
-    ("declared", "value"), [(float, 1), (int, 1), (list[float], [1, 0.5]), (Positive | None, None)]
-)
-def test_valid_value(declared, value):
-    check_schema(value, schema_of(declared))
-
-
 @pytest.mark.parametrize(
     ("declared", "value", "message"),
     [
         (int, 2.0, "config: a.b: 2.0 is not of type 'integer'"),
-        (int, True, "config: a.b: True is not of type 'integer'"),
         (float, "1e-5", "config: a.b: '1e-5' is not of type 'number' (YAML reads 1e-5 as text"),
-        (float, False, "config: a.b: False is not of type 'number'"),
         (list[int], [1, "x"], "config: a.b.1: 'x' is not of type 'integer'"),
-        (
-            float,
-            "1e5",
-            "config: a.b: '1e5' is not of type 'number' (YAML reads 1e5 as text: write 1.0e+5)",
-        ),
-        (
-            int,
-            "2e3",
-            "config: a.b: '2e3' is not of type 'integer' (YAML reads 2e3 as text: write 2000",
-        ),
         (
             dict[Name, int],
             {1.3: 1},
             "config: a.b: 1.3 is not of type 'string' (YAML reads it as a number or a boolean",
         ),
         (Derived, {"required": 1}, "config: a.b: 'choice' is a required property"),
-        (Derived, {"required": 1, "choice": "c"}, "config: a.b.choice: 'c' is not one of"),
     ],
 )
 def test_invalid_value_is_reported_with_its_key(declared, value, message):
     with pytest.raises(ConfigError) as error:
         check_schema(value, schema_of(declared), "a", "b")
     assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("declared", "value"),
-    [(float, "fast"), (int, "1.5e-1"), (Record, "tiny"), (list[int], "1e-5"), (str, ["1e-5"])],
-)
-def test_hint_about_numbers_only_where_one_was_meant(declared, value):
-    with pytest.raises(ConfigError) as error:
-        check_schema(value, schema_of(declared))
-    assert "YAML" not in str(error.value)
 
 
 class Cat(TypedDict):
@@ -163,14 +114,11 @@ Pet = Annotated[Cat, Keyword("title", "a cat")] | Annotated[Fish, Keyword("title
     [
         ({"claws": 4}, "a: 'name' is a required property (in a cat)"),
         ({"fins": "1e1", "name": "x"}, "a.fins: '1e1' is not of type 'integer' (YAML reads 1e1"),
-        ({"fins": 2, "nam": "x"}, "a: Additional properties are not allowed ('nam' was unexpected"),
-        ({}, "a: {} is not valid: expected one of: a cat; a fish; string"),
         (
             {"nam": "x"},
             "a: {'nam': 'x'} is not valid: expected one of: a cat; a fish; string (did you mean"
             " name?)",
         ),
-        (3, "a: 3 is not valid: expected one of: a cat; a fish; string"),
     ],
 )
 def test_error_of_the_alternative_that_was_meant(value, message):
@@ -182,12 +130,10 @@ def test_error_of_the_alternative_that_was_meant(value, message):
 @pytest.mark.parametrize(
     ("declared", "value", "expected"),
     [
-        (Record, {"name": "x"}, {"name": "x"}),
         (dict[str, float], {"a": 1, "b": 0.5}, {"a": 1.0, "b": 0.5}),
         (dict[str, Positive | None], {"a": 2, "b": None}, {"a": 2.0, "b": None}),
         (dict[str, tuple[float, float]], {"a": [0, 1]}, {"a": [0.0, 1.0]}),
         (dict[str, int], {"a": 1}, {"a": 1}),
-        (dict[str, Any], {"a": 1, "b": [1]}, {"a": 1, "b": [1]}),
         (
             dict[str, float | WeightedFunction],
             {"a": 1, "b": {"weight": 2, "arguments": {"least": 3}}},
@@ -209,22 +155,6 @@ def test_each_setting_has_a_default(stage):
     # That of the seed is at the top level.
     defaults = config_values()[stage]["defaults"].keys() | {"seed"}
     assert defaults == recipe_schema(stage)["properties"].keys()
-
-
-@pytest.mark.parametrize("stage", SETTINGS)
-def test_missing_default_is_an_error(stage):
-    values = config_values()
-    del values[stage]["defaults"]["dtype"]
-    with pytest.raises(ConfigError, match=f"config: {stage}.defaults: 'dtype' is a required"):
-        check_schema(values, config_schema())
-
-
-@pytest.mark.parametrize("kind", READERS)
-@pytest.mark.parametrize("suffix", ["", "?download=true"])
-def test_glob_of_each_kind_of_file(kind, suffix):
-    glob = f"data/*.{kind}{suffix}"
-    check_schema(glob, schema_of(Glob))
-    assert kind_of(glob) == kind
 
 
 @pytest.mark.parametrize("glob", ["data/*.txt", "/data/*.csv", "../*.csv", "data/../../*.csv"])

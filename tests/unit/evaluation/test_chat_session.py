@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import Encoder, load_tokenizer, load_training_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -63,12 +61,10 @@ def test_the_streamed_text_is_the_generated_text(dialogue):
 @pytest.mark.parametrize(
     "text",
     [
-        " Hello Pia, get a hat at the boutique.",
         "\n First.\n\nSecond:\n\tthird  \n",
         " 天空 é 🙂",
         " One.\n\nHum",
         " One.\n\nHumble\n\nSystems: two.",
-        " Human: one\nAssistant: two",
         " half a sign: \ufffd",
     ],
 )
@@ -83,7 +79,7 @@ def test_incomplete_characters_are_not_shown(dialogue):
     assert pieces_of_response(dialogue) == ["天", "空", "🙂", " é"]
 
 
-@pytest.mark.parametrize("marker", ["Human:", "Assistant:", "System:"])
+@pytest.mark.parametrize("marker", ["Human:", "System:"])
 def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
     ids = script_response(dialogue, f" Yes.\n\n{marker} And now I talk to myself.")
     calls = []
@@ -94,11 +90,6 @@ def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
     assert len(calls) < len(ids) - 8
 
 
-def test_with_another_chat_template_a_marker_is_text(chatml):
-    script_response(chatml, "Write:\n\nHuman: Hello")
-    assert "".join(pieces_of_response(chatml)) == "Write:\n\nHuman: Hello"
-
-
 def test_turns_and_seed_determine_the_response(dialogue):
     first = pieces_of_response(dialogue, settings=SAMPLED)
     torch.rand(5)
@@ -107,18 +98,6 @@ def test_turns_and_seed_determine_the_response(dialogue):
     assert pieces_of_response(dialogue, settings=SAMPLED) == first
     dialogue.turns.clear()
     assert pieces_of_response(dialogue, settings=(2, *SAMPLED[1:])) != first
-
-
-def test_greedy_responses_do_not_depend_on_the_seed(dialogue):
-    first = pieces_of_response(dialogue, settings=(1, 0, 20))
-    dialogue.turns.clear()
-    assert pieces_of_response(dialogue, settings=(2, 0, 20)) == first
-
-
-def test_max_tokens_limits_the_response(dialogue):
-    script_response(dialogue, "aaaaaaaa", ended=False)
-    one = dialogue.tokenizer.tokenize("aaaaaaaa")[0]
-    assert "".join(pieces_of_response(dialogue, settings=(1, 0, 3))) == one * 3
 
 
 def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
@@ -140,7 +119,7 @@ def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
 # Prompts.
 
 
-@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", "<unk>"])
+@pytest.mark.parametrize("end", ["<|im_end|>", "<unk>"])
 def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folders, tmp_path, end):
     # The template ends turns with <|im_end|>; eos is another token, as in Gemma and Phi-3.
     tokenizer = load_tokenizer(folders["chatml"])
@@ -219,31 +198,11 @@ def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
     assert dialogue.turns == []
 
 
-def test_the_response_ends_at_the_last_position(dialogue):
-    script_response(dialogue, "a" * 500, ended=False)
-    ids, _ = dialogue.encode("Why?", 500)
-    dialogue.max_positions = len(ids) + 5
-    assert (
-        len(
-            dialogue.tokenizer(
-                "".join(pieces_of_response(dialogue, settings=(1, 0, 500)))
-            ).input_ids
-        )
-        <= 6
-    )
-
-
 def test_a_prompt_that_is_too_long_is_an_error_and_drops_no_turns(dialogue):
     dialogue.turns = [("user", "Old?"), ("assistant", "Yes.")]
     with pytest.raises(InputError, match=r"has \d+ tokens, and the model 128 positions: shorten"):
         dialogue.encode("why " * 200, 40)
     assert len(dialogue.turns) == 2
-
-
-def test_without_a_limit_no_turns_are_dropped(dialogue):
-    dialogue.turns = [("user", "Old?"), ("assistant", "Yes.")] * 50
-    dialogue.max_positions = None
-    assert dialogue.encode("Why?", 40)[1] == 0
 
 
 # Chat templates.
@@ -264,57 +223,12 @@ def test_the_chat_template_renders_the_text_of_training(dialogue, name):
     assert ids == Encoder(tokenizer, "dialogue").prompts([turns])[0]
 
 
-def test_the_chat_template_renders_any_text_as_training_does(dialogue):
-    draw = random.Random(1)
-    parts = ["\n", "\n", "Human:", "System:", "Assistant:", " ", "a"]
-    for _ in range(300):
-        turns = [("user", "".join(draw.choices(parts, k=12)))]
-        text = dialogue.tokenizer.apply_chat_template(
-            messages_of(turns), tokenize=False, add_generation_prompt=True
-        )
-        assert text == f"<s>{render_prompt(turns)}"
-
-
-def test_a_complete_dialogue_ends_with_eos(dialogue):
-    messages = messages_of([("user", "Hello."), ("assistant", "Hi.")])
-    text = dialogue.tokenizer.apply_chat_template(messages, tokenize=False)
-    assert text == "<s>\n\nHuman: Hello.\n\nAssistant: Hi.</s>"
-
-
-def test_the_template_of_a_tokenizer_without_bos_has_none(chatml):
-    tokenizer = chatml.tokenizer
-    tokenizer.backend_tokenizer.post_processor = None
-    tokenizer.chat_template = chat_template(tokenizer)
-    messages = messages_of([("user", "Hello.")])
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == "\n\nHuman: Hello."
-
-
-def test_an_unknown_role_is_an_error(dialogue):
-    with pytest.raises(Exception, match="roles are system, user and assistant, not tool"):
-        dialogue.tokenizer.apply_chat_template(messages_of([("tool", "4")]), tokenize=False)
-
-
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
 def test_a_tokenizer_is_saved_with_the_template_it_is_trained_with(folders, template):
     # The template of the recipe replaces that of the base model.
     tokenizer = load_training_tokenizer(folders["chatml"], template)
     expected = {"chat": CHATML, "dialogue": chat_template(tokenizer)}
     assert tokenizer.chat_template == expected[template]
-
-
-def test_prompts_of_a_built_model_are_those_of_its_tokens(quick):
-    output = quick.folder / "output"
-    held_out = {"sft": "tokens/sft", "dpo": "tokens/dpo", "rlhf": "tokens/rlhf"}
-    for stage, tokens in held_out.items():
-        tokenizer = load_tokenizer(output / stage / "tiny")
-        ids = Ragged(output / tokens / "tiny", "eval.prompt")[0].tolist()
-        text = tokenizer.decode(ids).removeprefix("<s>\n\nHuman: ")
-        messages = messages_of([("user", text.removesuffix("\n\nAssistant:"))])
-        chat_ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        assert chat_ids == ids
-        assert load(output / stage / "tiny").encode(messages[0]["content"], 40)[0] == ids
 
 
 # Folders.
@@ -331,16 +245,7 @@ def write_manifest(folder):
     (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
 
 
-def test_a_folder_is_loaded_with_or_without_a_manifest(folders):
-    folder = folders["rlhf"]
-    load(folder)
-    shutil.copytree(folders["sft"], folder / "ema")
-    write_manifest(folder)
-    load(folder)
-    load(folder / "ema")
-
-
-@pytest.mark.parametrize("name", ["", "ema"])
+@pytest.mark.parametrize("name", ["ema"])
 def test_files_that_differ_from_the_manifest_are_an_error(folders, name):
     folder = folders["rlhf"]
     shutil.copytree(folders["sft"], folder / "ema")
@@ -363,14 +268,10 @@ def damage(folder, name):
         shutil.rmtree(folder)
     elif name == "no model":
         (folder / "config.json").unlink()
-    elif name == "no config":
-        (folder / "config.json").write_text("{")
-    elif name == "no weights":
-        (folder / "model.safetensors").unlink()
+
     elif name == "broken weights":
         (folder / "model.safetensors").write_text("x" * 100)
-    elif name == "no tokenizer":
-        (folder / "tokenizer.json").unlink()
+
     elif name == "base model":
         (folder / "chat_template.jinja").unlink()
     elif name == "own code":
@@ -382,10 +283,7 @@ def damage(folder, name):
 FOLDERS = {
     "no folder": "there is no folder",
     "no model": "has no config.json: it is not the folder of a model",
-    "no config": "not a valid JSON file",
-    "no weights": "no file named model.safetensors",
     "broken weights": "deserializing header",
-    "no tokenizer": "tokenizer",
     "base model": "the tokenizer has no chat template",
     "own code": "contains custom code",
 }

