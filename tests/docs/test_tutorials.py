@@ -91,6 +91,6 @@ def test_the_defaults_beside_those_of_trl_are_ours(language):
     assert stages.keys() == {"sft", "dpo", "rlhf"}
     for stage, table in stages.items():
         found = re.findall(r"^\|.*\| `(\w+)` \| (.+) \|$", table, re.MULTILINE)
-        assert len(found) > 5
+        assert found
         for key, value in found:
             assert config[stage]["defaults"][key] == yaml.safe_load(value), key
