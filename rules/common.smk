@@ -174,6 +174,7 @@ def start_build():
         place = error.filename or "output"
         raise InputError(f"{place} cannot be written: {error.strerror}") from None
     check_folders(spec["path"] for spec in specs)
+    STALENESS.link()
     delete_old_snapshots(SNAPSHOT.folder)
     if snakemake_adapter.jobs_share_environment(workflow):
         functions, judges = (
@@ -189,8 +190,9 @@ onstart:
 
 
 @fails_in_one_line
-def write_model_cards():
-    """Write model cards, and the results of evaluations into them."""
+def finish_build():
+    """Link earlier versions that are up to date, also if no job had to run, and write model cards."""
+    STALENESS.link()
     recipes = [
         (stage, name)
         for stage in STAGES
@@ -203,7 +205,7 @@ def write_model_cards():
         write_cards(SPECS, recipes)
 
 
-snakemake_adapter.after_build(workflow, write_model_cards)
+snakemake_adapter.after_build(workflow, finish_build)
 
 
 def name_of(wildcards):

@@ -1,5 +1,5 @@
 # Recipes of a stage compared on one page: A-vs-B, or all recipes of a sweep. A and B may be versions
-# in the cache, NAME@KEY.
+# in the store, NAME@KEY.
 
 
 rule compare_runs:

@@ -13,7 +13,7 @@ results that are made later, in the model card and in the report. scripts/verify
 import argparse
 import datetime
 import json
-import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,24 @@ from snakechat.planning.changes import changed_code, changed_pins, job_name, spe
 from snakechat.planning.plan import PlannedJob
 from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.command_line import one_line_errors
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import cache_of, run_files
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
+    MANIFEST,
     Manifest,
     check_files,
     input_digest,
     manifest_path,
-    result_key,
+)
+from snakechat.workflow.shared_store import copy_result, put_result
+from snakechat.workflow.store import (
+    STORE,
+    link_result,
+    publish,
+    store_key,
+    stored_folder,
+    temporary_folder,
 )
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
@@ -107,7 +115,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
 
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
-    """Record in the manifest of a result that it counts for a job's spec."""
+    """Add a copy of a result to the store that counts for a job's spec, and record that."""
     spec = job.spec
     entry = {
         "because": reason,
@@ -118,26 +126,16 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     }
     accepted = [*manifest.get("accepted", ()), entry]
     text = json.dumps({**manifest, "spec": spec, "accepted": accepted}, indent=1, sort_keys=True)
-    folder = Path(spec["path"])
-    # The manifest next to the result comes last: it makes the result up to date.
-    replace_text(folder / "manifest.json", f"{text}\n")
-    write_atomically(manifest_path(folder), f"{text}\n")
-    if cache := cache_of(job.placement):
-        cache.put(result_key(spec, manifest["inputs"]), folder, run_files(spec))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file of a result as a whole.
-
-    The temporary file is next to the result: after a kill it would not be one of its files.
-
-    Raises:
-        OSError: The file cannot be written; it is as it was.
-    """
-    temporary = path.parent.with_name(f".{path.parent.name}.accept")
-    write_atomically(temporary, text, writer="tmp")
-    os.replace(temporary, path)
-    fsync(path.parent)
+    folder = stored_folder(STORE, spec["rule"], spec["name"], store_key(spec, manifest["inputs"]))
+    temporary = temporary_folder(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    copy_result(Path(spec["path"]), temporary, manifest)
+    write_atomically(temporary / MANIFEST, f"{text}\n")
+    publish(folder)
+    if shared := job.placement["shared_store"]:
+        put_result(folder, Path(shared) / folder.relative_to(STORE), replace=False)
+    link_result(spec["path"], folder)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ from snakechat.reporting.setting_differences import (
     upstream_roles,
 )
 from snakechat.reporting.translations import Translate, translator
-from snakechat.workflow.cache_versions import is_version, read_version_file
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.stored_versions import is_version, read_version_file
 
 # Results of each stage: labels by path in metrics.json.
 _PAIR_KEYS = ("accuracy", "ties", "loss", "calibration_error")

@@ -20,6 +20,7 @@ from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
+from snakechat.workflow.run_record import run_record_path
 
 STAGES = range(4)
 # One epoch, without evaluation during training.
@@ -64,13 +65,14 @@ def main(job: Job[Any]) -> None:
     for stage in STAGES:
         spec["name"], folder = f"{planned['name']}@zero-{stage}", scratch / f"stage-{stage}"
         spec["path"] = str(folder)
-        # A run without checkpoints, which is not stored in the cache.
+        # A run without checkpoints, in a store of its own.
         placement = placement_at_stage(job.placement, stage)
-        placement |= {"save_steps": steps + 1, "cache": None}
+        placement |= {"save_steps": steps + 1, "store": str(scratch / "store")}
+        placement |= {"shared_store": None, "store_max_bytes": None}
         runs[stage] = train(spec, placement, LAUNCH)
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch / "store", ignore_errors=True)
         print(f"ZeRO {stage}: {runs[stage].get('failed') or runs[stage]['seconds_per_step']}")
     if all("failed" in record for record in runs.values()):
         raise InputError(f"{planned['path']}: out of memory at every ZeRO stage")
@@ -183,7 +185,7 @@ def train(
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     if code == 0:
-        return json.loads(Path(f"{spec['path']}.run.json").read_text())
+        return json.loads(run_record_path(spec["path"]).read_text())
     last_line = log.read_text().strip().rpartition("\n")[2]
     # The system kills a single process without a message.
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)

@@ -213,7 +213,7 @@ class Report:
         translate, panels, caption = self.translate, [], ""
         for stage in self.stages:
             rule = f"train_{stage}"
-            log = Path("output/logs", rule, self.job.inputs[rule].name, "times.jsonl")
+            log = self.job.inputs[rule] / "times.jsonl"
             lines = read_json_lines(log) if log.exists() else []
             # A resumed training repeats steps; the last time counts.
             steps = list({line["step"]: line for line in lines}.values())

@@ -5,10 +5,10 @@
     python scripts/find_row.py --pattern "[a-z]+@example[.]com" --json
     python scripts/find_row.py --file requests.txt
 
-Searches the prompt, chosen and rejected texts of all records in output/, in its cache and in the
-folders of --in, which may hold copies of results. An argument, or a line of --file, is the digest
-of a row (32 hexadecimal digits) or a text that a row contains. `exclude` of a dataset removes rows
-that are given by their digests.
+Searches the prompt, chosen and rejected texts of all records in output/, earlier versions included,
+and in the folders of --in, which may hold copies of results. An argument, or a line of --file, is
+the digest of a row (32 hexadecimal digits) or a text that a row contains. `exclude` of a dataset
+removes rows that are given by their digests.
 
 Exits with 0 if a result other than records was made from the rows, or may have been; with 1 if none
 was, as after a build that excludes them; with 2 after an error.
@@ -33,8 +33,9 @@ from snakechat.data.row_search import (
 )
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import content_digest
+from snakechat.workflow.manifest import Manifest, content_digest
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.store import linked_folder
 
 # Matching rows that are printed of each dataset; --json has all of them.
 MAX_PRINTED = 20
@@ -113,12 +114,12 @@ def search(results: Sequence[Result], query: Query) -> dict[str, Any]:
             dataset |= {(match.split, match.number): describe(match, query) for match in matches}
         if spec["rule"] == "split_dataset" and content in found.phases:
             counts = {name: len(rows) for name, rows in found.phases[content].items() if rows}
-            phases[str(folder)] = counts
+            phases[shown_path(folder, manifest)] = counts
         usage = found.usage(manifest)
         if usage.rows or usage.unknown:
             used.append(
                 {
-                    "folder": str(folder),
+                    "folder": shown_path(folder, manifest),
                     "rows": sorted(digest.hex() for digest in usage.rows),
                     "phases": sorted(usage.phases),
                     "unknown": sorted(usage.unknown),
@@ -127,6 +128,12 @@ def search(results: Sequence[Result], query: Query) -> dict[str, Any]:
             )
     datasets = {name: [entries[key] for key in sorted(entries)] for name, entries in rows.items()}
     return {"rows": datasets, "phases": phases, "results": used}
+
+
+def shown_path(folder: Path, manifest: Manifest) -> str:
+    """Return the path of a result that leads to a folder of the store, or else the folder."""
+    path = manifest["spec"]["path"]
+    return path if linked_folder(path) == folder else str(folder)
 
 
 def describe(match: Match, query: Query) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Check an output tree: each result against its manifest, each manifest against its inputs.
+"""Check an output tree or a store: each result against its manifest, each path against its inputs.
 
     python scripts/verify.py output
+    python scripts/verify.py /team/store
     python scripts/verify.py reproduced/output --same-as output
 
-With --same-as, also compare each result, file by file, with that of the same name in another tree.
+Reads all files of all results, earlier versions included. With --same-as, also compare each result,
+file by file, with that of the same path in another tree.
 
 Prints one line per problem, below those of a result the command that mends it, one line per
-accepted change (scripts/accept.py), and a summary. Exits with
-0 if there is no problem, with 1 if there are problems, with 2 if there are no results. Changes
-nothing.
+accepted change (scripts/accept.py), and a summary. Exits with 0 if there is no problem, with 1 if
+there are problems, with 2 if there are no results. Changes nothing.
 """
 
 import argparse
@@ -25,17 +26,12 @@ from tqdm import tqdm
 
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.manifest import (
-    UNLISTED_FILES,
-    Manifest,
-    input_digest,
-    manifest_path,
-)
+from snakechat.workflow.manifest import MANIFEST, UNLISTED_FILES, Manifest, input_digest
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.run_record import read_run_record, run_record_path
+from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.store import KEY, linked_folder
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
-SUFFIX = ".manifest.json"
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
     "write_record": "*",
@@ -60,13 +56,17 @@ def main() -> None:
     results = {folder: listed_files(folder) for folder in find_results(tree)}
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
-    twins = {folder: twin_tree / folder.relative_to(tree) for folder in results if twin_tree}
+    twins = {
+        folder: twin_tree / folder.relative_to(tree)
+        for folder in results
+        if twin_tree and folder.is_symlink()
+    }
     properties = read_properties(results | {twin: listed_files(twin) for twin in twins.values()})
     num_problems = 0
     for folder in results:
         problems = list(find_problems(folder, properties[folder]))
         command = mending_command(folder, problems) if problems else ""
-        if twin_tree:
+        if folder in twins:
             problems += find_differences(folder, twins[folder], properties)
         for line in [*acceptances(folder), *problems]:
             print(printable_line(line))
@@ -83,18 +83,25 @@ def main() -> None:
     sys.exit(1 if num_problems else 0)
 
 
-def find_results(tree: Path) -> Iterator[Path]:
-    """Yield the result folders of a tree, including missing ones.
+def find_results(tree: Path) -> list[Path]:
+    """Return the results of a tree: the links to folders of its store, and the other folders.
 
-    A folder is a result if it has a manifest next to it or inside, or is next to a result.
+    A folder is a result if it has a manifest; in a store, also without one.
     """
-    for parent, folders, files in os.walk(tree, followlinks=True):
+    links, found = [], []
+    for parent, folders, files in os.walk(tree):
         # Hidden folders belong to jobs that run or were killed.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        results = {name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)}
-        results |= {f for f in folders if results or Path(parent, f, "manifest.json").exists()}
-        folders[:] = [name for name in folders if name not in results]
-        yield from (Path(parent, name) for name in sorted(results))
+        paths = [Path(parent, name) for name in folders]
+        links += [path for path in paths if path.is_symlink()]
+        # A link to a result that does not exist any more.
+        links += [path for name in files if (path := Path(parent, name)).is_symlink()]
+        results = [path for path in paths if KEY.fullmatch(path.name) or (path / MANIFEST).exists()]
+        found += [path for path in results if not path.is_symlink()]
+        folders[:] = [path.name for path in paths if path not in results]
+    links = [path for path in links if not path.name.endswith(f".{MANIFEST}")]
+    linked = {path.resolve() for path in links}
+    return sorted([*links, *(path for path in found if path.resolve() not in linked)])
 
 
 def listed_files(folder: Path) -> dict[str, Path]:
@@ -132,29 +139,22 @@ def file_properties(path: Path) -> dict[str, Any]:
 
 def find_problems(folder: Path, files: Properties) -> Iterator[str]:
     """Yield what is wrong with a result, one line each."""
-    manifest_file = manifest_path(folder)
-    if not manifest_file.exists():
-        yield f"{folder}: has no manifest"
-        return
-    manifest = read_valid_manifest(manifest_file)
-    if manifest is None:
-        yield f"{manifest_file}: cannot be read"
-        return
-    if folder.is_dir():
-        yield from changed_files(folder, manifest["files"], files)
-        inside = folder / "manifest.json"
-        if not inside.is_file():
-            yield f"{inside}: missing"
-        elif inside.read_bytes() != manifest_file.read_bytes():
-            yield f"{inside}: differs from {manifest_file}"
-    else:
+    if not folder.is_dir():
         yield f"{folder}: missing"
-    yield from changed_inputs(folder, manifest)
+        return
+    manifest = read_valid_manifest(folder / MANIFEST)
+    if manifest is None:
+        problem = "cannot be read" if (folder / MANIFEST).exists() else "missing"
+        yield f"{folder / MANIFEST}: {problem}"
+        return
+    yield from changed_files(folder, manifest["files"], files)
+    if folder.is_symlink():
+        yield from changed_inputs(folder, manifest)
 
 
 def acceptances(folder: Path) -> list[str]:
     """Describe the changes that a person accepted for a result (scripts/accept.py)."""
-    manifest = read_valid_manifest(manifest_path(folder)) or {}
+    manifest = read_valid_manifest(folder / MANIFEST) or {}
     return [
         f"{folder}: accepted on {entry['date']} because {entry['because']}:"
         f" {'; '.join(entry['changes'])}"
@@ -179,16 +179,16 @@ def changed_files(folder: Path, recorded: Properties, files: Properties) -> Iter
 
 
 def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield the inputs of a result whose content changed since the result was made."""
-    spec, manifest_file = manifest["spec"], manifest_path(folder)
+    """Yield the inputs of a result that its path leads to and whose content changed since."""
+    spec = manifest["spec"]
     # The tree may have another name than "output", or be a subfolder of it.
     expected, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
     if absolute.parts[-len(expected) :] != expected:
-        yield f"{manifest_file}: is the manifest of {spec['path']}"
+        yield f"{folder}: leads to a result of {spec['path']}"
         return
     tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
-        path = manifest_path(tree.joinpath(*Path(entry["path"]).parts[1:]))
+        path = tree.joinpath(*Path(entry["path"]).parts[1:], MANIFEST)
         upstream = read_valid_manifest(path)
         if not path.exists():
             problem = "is missing"
@@ -198,7 +198,7 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
             problem = "changed after this result was made"
         else:
             continue
-        yield f"{manifest_file}: input {key}: {manifest_path(entry['path'])} {problem}"
+        yield f"{folder}: input {key}: {entry['path']} {problem}"
 
 
 def mending_command(folder: Path, problems: Collection[str]) -> str:
@@ -211,20 +211,18 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
         return ""
     depth = len(absolute.parts) - 1 - absolute.parts[::-1].index("output")
     root, path = Path(*absolute.parts[:depth]), "/".join(absolute.parts[depth:])
-    manifest = read_valid_manifest(manifest_path(folder)) or read_valid_manifest(
-        folder / "manifest.json"
-    )
-    if not run_record_path(folder).exists() or (manifest and manifest["spec"]["path"] != path):
-        # A copy that somebody put here.
-        return shlex.join(["rm", "-rf", str(folder), str(manifest_path(folder))])
-    build = ["snakemake", f"{path}.manifest.json", "--cores", "1", *config_options(folder)]
+    manifest = read_valid_manifest(folder / MANIFEST)
+    if not folder.is_symlink() or (manifest and manifest["spec"]["path"] != path):
+        # An earlier version, or a copy that somebody put here.
+        return shlex.join(["rm", "-rf", str(folder)])
+    build = ["snakemake", f"{path}.{MANIFEST}", "--cores", "1", *config_options(folder)]
     build += ["--directory", str(root)] if root != Path.cwd() else []
     prefix = f"{folder}/"
     if all(line.startswith(prefix) and line.endswith(": added") for line in problems):
         return shlex.join(["rm", *(line.removesuffix(": added") for line in problems)])
     # A build compares sizes; it does not read the files again.
     is_damaged = any(line.startswith(prefix) for line in problems)
-    delete = f"{shlex.join(['rm', '-rf', str(folder)])} && " if is_damaged else ""
+    delete = f"{shlex.join(['rm', '-rf', str(linked_folder(folder))])} && " if is_damaged else ""
     return f"{delete}{shlex.join(build)}"
 
 
@@ -242,7 +240,7 @@ def find_differences(
     folder: Path, twin: Path, properties: Mapping[Path, Properties]
 ) -> Iterator[str]:
     """Yield the differences between a result and that of another build, one line each."""
-    manifest, twin_manifest = (read_valid_manifest(manifest_path(path)) for path in (folder, twin))
+    manifest, twin_manifest = (read_valid_manifest(path / MANIFEST) for path in (folder, twin))
     if twin_manifest is None:
         yield f"{twin}: has no manifest"
     elif manifest is not None and manifest["spec"] != twin_manifest["spec"]:
@@ -254,7 +252,7 @@ def find_differences(
             if not same and not fnmatch.fnmatch(name, varying):
                 yield f"{folder}/{name}: differs from {twin}/{name}"
         if not varying and manifest != twin_manifest:
-            yield f"{manifest_path(folder)}: differs from {manifest_path(twin)}"
+            yield f"{folder / MANIFEST}: differs from {twin / MANIFEST}"
 
 
 if __name__ == "__main__":

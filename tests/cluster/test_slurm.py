@@ -157,7 +157,7 @@ def wait_for_steps(workflow, build):
 
 def resumed_after(workflow):
     """Return the step after which the last run of the training resumed."""
-    record = workflow.folder / "output/sft/slow.run.json"
+    record = workflow.folder / "output/sft/slow/run.json"
     return json.loads(record.read_text())["resumed_after_step"]
 
 
@@ -224,7 +224,7 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     manifest = here / SLOW
     spec, on_slurm = tmp_path / "spec.json", manifest.read_text()
     spec.write_text(json.dumps(json.loads(on_slurm)["spec"]))
-    record = json.loads(manifest.with_name("slow.run.json").read_text())
+    record = json.loads(manifest.with_name("slow/run.json").read_text())
     shutil.rmtree(here / "output/sft/slow")
     manifest.unlink()
     # Start the nodes as Kubernetes does.

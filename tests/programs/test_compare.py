@@ -54,7 +54,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     over = {"beta": [0.1, 0.5], "seed": [1234, 7]}
     settings = {"sweeps": {"mine": {"stage": "dpo", "recipe": "tiny", "over": over}}}
     (copy.folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
-    copy.options = (*copy.options, "sweep.yaml", "--config", "cache=cache")
+    copy.options = (*copy.options, "sweep.yaml", "--config", "seed=1234")
     page = copy.folder / "output/compare/dpo/mine.html"
     copy.build("output/compare/dpo/mine.html")
     text = page.read_text()
@@ -106,10 +106,10 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert copy.planned("output/dpo/mine-beta-0.5-seed-7.manifest.json") == set()
     translated = Workflow(copy.folder, *copy.options, "language=zh")
     assert translated.planned("output/compare/dpo/mine.html") == {"compare_runs"}
-    # A version in the cache, of a recipe that is no longer in the config.
+    # A version in the store, of a recipe that is no longer in the config.
     path = "output/dpo/mine-beta-0.1-seed-7"
-    listed = copy.run("python", "scripts/cache.py", "list", path, "--cache", "cache").stdout
-    key = re.search(r"cache/../([0-9a-f]{64})/result", listed)[1]
+    listed = copy.run("python", "scripts/store.py", "list", path).stdout
+    key = re.search(r"output/store/train_dpo/\S+/([0-9a-f]{32})", listed)[1]
     (copy.folder / "sweep.yaml").write_text("{}")
     version = f"mine-beta-0.1-seed-7@{key[:12]}"
     copy.build(f"output/compare/dpo/tiny-vs-{version}.html")

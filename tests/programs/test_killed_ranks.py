@@ -54,7 +54,7 @@ def command(tokenizer, tmp_path_factory):
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
             (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
             placement = stages.placement("train_rlhf", name)
-            placement |= {"nodes": PROCESSES, "zero_stage": 3, "save_steps": 1, "cache": None}
+            placement |= {"nodes": PROCESSES, "zero_stage": 3, "save_steps": 1}
             program = ROOT / "tests/support/killed_rank.py"
             options = ("--spec", "spec.json", "--placement", json.dumps(placement))
             process = launch(PROCESSES, program, phase, "died", *options, folder=folder)

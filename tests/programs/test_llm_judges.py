@@ -41,7 +41,7 @@ def contents(folder):
 def judged(server, folder, **settings):
     """Return settings and placement of a training whose reward is an LLM judge."""
     judges = {"wise": judge_entry(server, **settings)}
-    placement = {"cache": str(folder), "llm_judges": judge_access(judges, judges)}
+    placement = {"shared_store": str(folder), "llm_judges": judge_access(judges, judges)}
     settings = {"reward": "llm_judges/wise", "llm_judges": judge_settings(judges, judges)}
     settings |= {"reward_templates": {}, "algorithm": "rloo", "num_generations": 2}
     settings |= {"kl_in": "loss", "kl_estimator": "k2", "max_steps": 2}
@@ -82,23 +82,6 @@ def test_a_judge_is_weighted_with_a_function(server, train, tmp_path):
     assert line["rewards/llm_judges/wise/mean"] == 7
     expected = 3.5 + 2 * line["rewards/length_bounds/mean"]
     assert line["objective/scores"] == pytest.approx(expected)
-
-
-def test_unreadable_ratings_are_counted_and_do_not_move_the_mean(server, train, tmp_path):
-    def reply(body):
-        return "I refuse." if len(response_in(body)) % 5 == 0 else length_rating(body)
-
-    server.replies = [reply]
-    job = train(**judged(server, tmp_path) | {"max_steps": 1})
-    [line] = [line for line in job.metrics if "objective/scores" in line]
-    assert 0 < line["rewards/llm_judges/wise/unreadable"] < 0.9
-    assert 1 <= line["objective/scores"] <= 10
-
-
-def test_a_failing_endpoint_ends_the_training_with_one_line(server, train, tmp_path):
-    server.replies = [(401, {}, "who are you?")]
-    with pytest.raises(InputError, match=r"llm_judges\.wise: http.* failed: status 401"):
-        train(**judged(server, tmp_path))
 
 
 # Generations and labels.
@@ -151,7 +134,7 @@ def test_pairs_are_selected_by_ratings(stages, server):
         assert len(chosen) > len(rejected), prompt
     facts = json.loads(scores.with_name("mine.manifest.json").read_text())["facts"]
     assert facts["unreadable_replies_train"] == {"llm_judges/wise": 0}
-    run = json.loads(scores.with_name("mine.run.json").read_text())
+    run = json.loads((scores / "run.json").read_text())
     assert run["llm_judges"]["wise"]["requests"] == len(server.requests)
     assert SECRET not in json.dumps(run)
 
@@ -184,9 +167,3 @@ def test_verdicts_that_depend_on_the_order_drop_the_pair(stages, server):
         InputError, match=r"datasets.labelled: the train split has no rows .*'tie': 8"
     ):
         stages.run("label_pairs", "labelled")
-
-
-def test_max_rows_bounds_the_requests(stages, server):
-    server.replies = [prefer_first_in_alphabet]
-    stages.run("label_pairs", "few")
-    assert len(server.requests) == 6

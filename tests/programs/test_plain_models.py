@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -42,21 +41,14 @@ RECIPE = {
     "dtype": "fp32",
     "placement": "cpu",
 }
-SHORT = {**RECIPE, "max_response_length": 100, "max_prompt_length": 40}
+
 CONFIG = {
     "datasets": {"toy": {"rows": 400, "eval_rows": 50}},
     "models": {
         "actor": {"path": "actor", "template": "dialogue"},
         "scorer": {"path": "scorer", "template": "chat"},
-        "bare": {"path": "bare", "template": "chat"},
     },
-    "rlhf": {
-        "recipes": {
-            "plain": RECIPE,
-            "long": SHORT,
-            "bare": {**RECIPE, "reward": "models/bare", "judge": None},
-        }
-    },
+    "rlhf": {"recipes": {"plain": RECIPE}},
     "evaluation": {"num_prompts": 10, "num_generations": 2, "bootstrap_resamples": 100},
 }
 
@@ -83,8 +75,7 @@ def built(tmp_path_factory):
     save_model(
         load_scorer(folder / "base", "fp32", chatml, new_head=True), chatml, folder / "scorer"
     )
-    shutil.copytree(folder / "scorer", folder / "bare")
-    (folder / "bare/chat_template.jinja").unlink()
+
     (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
     process = workflow.snakemake("output/rlhf/plain", "--cores", "2")
@@ -113,7 +104,7 @@ def test_a_warning_names_the_families(built):
 
 def test_the_critic_starts_from_the_actor(built):
     workflow, _ = built
-    run = json.loads((workflow.folder / "output/rlhf/plain.run.json").read_text())
+    run = json.loads((workflow.folder / "output/rlhf/plain/run.json").read_text())
     actor, critic = run["models"]["actor"], run["models"]["critic"]
     # A score for each hidden state more, and a tied output layer as large as the embeddings.
     assert critic["weights"] == actor["weights"] + ACTOR["hidden_size"]
@@ -159,42 +150,3 @@ def test_prompt_texts_are_those_of_the_arrays(built):
         assert len(ids) == len(texts)
         for row in (0, len(ids) // 2, len(ids) - 1):
             assert np.array_equal(ids[row], tokenizer(texts[row]).input_ids)
-
-
-def test_the_model_is_chatted_with_and_recorded(built):
-    workflow, _ = built
-    workflow.build("output/record/rlhf/plain.html")
-    record = (workflow.folder / "output/record/rlhf/plain.html").read_text()
-    assert "RLHF \N{MINUS SIGN} base" in record
-    template = (workflow.folder / "output/rlhf/plain/chat_template.jinja").read_text()
-    assert "Assistant" in template
-
-
-def test_estimates_know_the_folders(built):
-    workflow, _ = built
-    process = workflow.run(
-        *("python", "scripts/estimate.py", "output/rlhf/plain", "--configfile", "mine.yaml")
-    )
-    assert process.returncode == 0, process.stdout
-    rows = [line.split()[:2] for line in process.stdout.splitlines()]
-    assert ["train_rlhf", "plain"] in rows and ["evaluate_rlhf", "plain"] in rows
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "long",
-            "output/models/actor: sequences of up to 140 tokens exceed the model's 128 positions",
-        ),
-        ("bare", "output/models/bare: the tokenizer has no chat template, which template: chat"),
-    ],
-)
-def test_an_actor_or_classifier_that_does_not_fit_is_one_line_before_training(name, message, built):
-    workflow, _ = built
-    process = workflow.snakemake(f"output/rlhf/{name}", "--cores", "2")
-    assert process.returncode == 1
-    log = (workflow.folder / f"output/logs/train_rlhf/{name}.log").read_text()
-    assert f"error: {message}" in log
-    assert "Traceback" not in log
-    assert not (workflow.folder / f"output/logs/train_rlhf/{name}").exists()

@@ -146,7 +146,8 @@ def test_the_table_of_steps_has_ten_with_the_first_and_the_last():
 def test_a_record_of_another_run_is_rejected(tmp_path):
     with pytest.raises(InputError, match=r"tiny\.run\.json cannot be read"):
         read_run(tmp_path / "tiny", "spec")
-    (tmp_path / "tiny.run.json").write_text(json.dumps({**EMPTY_RUN, "spec": "other"}))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/run.json").write_text(json.dumps({**EMPTY_RUN, "spec": "other"}))
     with pytest.raises(InputError, match="another run"):
         read_run(tmp_path / "tiny", "spec")
 
@@ -158,7 +159,7 @@ def test_a_record_of_another_run_is_rejected(tmp_path):
 def recorded(quick, tmp_path_factory):
     """The quick build with its records. The host has a name that breaks tables and pages."""
     copy = quick.copy(tmp_path_factory.mktemp("recorded") / "work")
-    path = copy.folder / "output/sft/tiny.run.json"
+    path = copy.folder / "output/sft/tiny/run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "a|<script>"}))
     copy.build(*PAGES)
     return copy
@@ -183,7 +184,7 @@ def test_a_record_has_the_numbers_of_the_build(recorded):
             assert cell.startswith(format_significant(metrics[when][key]))
             low, high = metrics["intervals_95"][when][key]
             assert f"[{format_significant(low)}, {format_significant(high)}]" in cell
-    run = json.loads((folder / "sft/tiny.run.json").read_text())
+    run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
     assert rows["seconds per step (median)"] == [format_significant(run["seconds_per_step"])]
     assert rows["peak memory of the first process"] == [format_memory(run["peak_memory_mb"])]
@@ -228,7 +229,7 @@ def test_a_deleted_page_is_written_again_alone(recorded):
 
 def test_two_builds_differ_in_their_times_only(recorded, tmp_path):
     copy = recorded.copy(tmp_path / "copy")
-    path = copy.folder / "output/sft/tiny.run.json"
+    path = copy.folder / "output/sft/tiny/run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 77.7}))
     shutil.rmtree(copy.folder / "output/record/sft")
     copy.build(PAGES[0])

@@ -160,7 +160,7 @@ def steps_at(workflow, stage):
 
 
 def test_all_stages_take_the_same_steps(compared):
-    runs = json.loads((compared.folder / "output/zero/sft/tiny.run.json").read_text())
+    runs = json.loads((compared.folder / "output/zero/sft/tiny/run.json").read_text())
     assert list(runs["stages"]) == ["0", "1", "2", "3"]
     for stage in range(4):
         run = runs["stages"][str(stage)]

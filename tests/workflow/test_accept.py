@@ -15,7 +15,7 @@ CHANGE = ("timer = StepTimer(device)", "timer = StepTimer(device=device)")
 def accepted(quick, tmp_path_factory):
     """A copy of the quick build whose training program was edited, and accepted; and the output."""
     workflow = quick.copy(tmp_path_factory.mktemp("accept") / "work")
-    workflow.options = (*workflow.options, "--config", "cache=cache")
+    workflow.options = (*workflow.options, "--config", "shared_store=shared")
     with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
         assert "train_sft" in workflow.planned(TARGET)
         process = accept(workflow)
@@ -36,13 +36,14 @@ def test_accepted_results_are_not_built_again(accepted):
     assert workflow.planned(TARGET) == {"draw_report"}
 
 
-def test_an_accepted_result_can_be_taken_from_the_cache(accepted):
+def test_an_accepted_result_is_in_the_shared_store(accepted):
     workflow, _ = accepted
-    process = workflow.run(
-        "python", "scripts/cache.py", "list", "--cache", "cache", "output/sft/tiny"
-    )
-    assert process.returncode == 0, process.stdout
-    assert "  current\n" in process.stdout
+    listing = ("python", "scripts/store.py", "list", "output/sft/tiny")
+    process = workflow.run(*listing, "--store", "shared")
+    assert process.returncode == 0 and "  current\n" in process.stdout
+    # The result that was accepted stays, with the spec that it was made from.
+    process = workflow.run(*listing)
+    assert "    program train_sft.py changed\n    the files are the same\n" in process.stdout
 
 
 def test_the_reason_is_recorded(accepted):

@@ -70,7 +70,7 @@ def tree(built, tmp_path):
 
 def records(workflow):
     """Return the record of each run that made a result, by path."""
-    paths = (workflow.folder / "output").rglob("*.run.json")
+    paths = (workflow.folder / "output").rglob("run.json")
     return {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
 
 
@@ -79,8 +79,8 @@ def rules_that_ran(workflow, *targets):
     before = records(workflow)
     workflow.build(*targets)
     ran = [path for path, record in records(workflow).items() if before.get(path) != record]
-    manifests = [str(path).replace(".run.json", ".manifest.json") for path in ran]
-    return {json.loads(open(path).read())["spec"]["rule"] for path in manifests}
+    manifests = [json.loads(path.with_name("manifest.json").read_text()) for path in ran]
+    return {manifest["spec"]["rule"] for manifest in manifests}
 
 
 def with_pages(rules):

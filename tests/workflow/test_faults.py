@@ -1,6 +1,6 @@
 """Programs that are killed or find a broken disk: nothing is lost, and they end as if undisturbed.
 
-Each program of the build replaces an older result, with a cache. A fault occurs at one of its
+Each program of the build makes a newer version of a result, with a shared store. A fault occurs at one of its
 changes of files; then the same command runs again without one. With `--kills N`, each fault occurs
 at N changes of each program, spread over all of them.
 """
@@ -9,16 +9,15 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 from contextlib import chdir
 
 import pytest
 
 from conftest import ENVIRONMENT
 from snakechat.workflow.digests import digest
-from snakechat.workflow.manifest import read_manifest, result_files
-from snakechat.workflow.result_cache import ResultCache
+from snakechat.workflow.manifest import RUN_FILES, read_manifest, result_files
 from snakechat.workflow.spec_files import spec_path, write_spec
+from snakechat.workflow.store import is_undamaged, link_result, store_key, stored_folders
 from support import llm_endpoint
 from support.faults import ERRORS, compile_faults, fault
 from support.program_forks import ProgramForks
@@ -30,8 +29,6 @@ pytestmark = pytest.mark.slow
 REPEATED = {"tokenize_sft", "tokenize_dpo", "tokenize_rlhf", "tokenize_generations"}
 # Killed in test_kill.py, or too slow: only with --kills.
 LONG = {"train_sft", "train_reward", "train_dpo", "train_rlhf", "compare_zero"}
-# What a run leaves besides results.
-TRACES = ("logs", "specs", "state", "code", "cache", ".cache", ".replies")
 # Rules whose programs write by pyarrow, numpy, tokenizers, safetensors and Python.
 WRITERS = {"import_dataset", "tokenize_reward", "init_model", "write_record"}
 
@@ -41,80 +38,49 @@ class Program:
 
     def __init__(self, tree, rule):
         self.tree, self.rule = tree, rule
-        self.output = tree.folder / "output"
+        self.output, self.shared = tree.folder / "output", tree.folder / "shared"
         manifests = (read_manifest(path) for path in self.output.rglob("*.manifest.json"))
         specs = [manifest["spec"] for manifest in manifests if manifest["spec"]["rule"] == rule]
         # Rather a tiny one than another one, and none from the hub.
         self.spec = min(specs, key=lambda spec: ("hub" in spec["settings"], len(spec["name"])))
         self.target = tree.folder / self.spec["path"]
-        record = json.loads(self.beside("run").read_text())
-        self.cache = ResultCache(self.output / "cache", None)
-        places = {"cache": str(self.cache.folder), "cache_max_bytes": None}
-        self.placement = {**record["placement"], **places}
+        self.stored = self.target.resolve()
+        record = json.loads((self.stored / "run.json").read_text())
+        self.placement = {**record["placement"], "shared_store": str(self.shared)}
         self.others, self.expected = self.other_files(), self.contents()
-        self.old = tree.folder / "old" / rule
-
-    def beside(self, kind):
-        """Return the path of NAME.KIND.json next to the result."""
-        return self.target.with_name(f"{self.target.name}.{kind}.json")
-
-    def own_files(self):
-        """Return the files and folders next to the result whose names begin with its name."""
-        name = self.target.name
-        own = (f"{name}.", f".{name}.")
-        siblings = self.target.parent.iterdir()
-        return {path for path in siblings if path.name == name or path.name.startswith(own)}
+        self.kept = tree.folder / "kept"
 
     def other_files(self):
         """Return the identities of the files of all other results."""
-        own = self.own_files()
         return {
             path: (path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino)
-            for folder in self.output.iterdir()
-            if folder.name not in TRACES
-            for path in folder.rglob("*")
-            if path.is_file() and own.isdisjoint((path, *path.parents))
+            for path in (self.output / "store").rglob("*")
+            if path.is_file() and self.stored.parent not in path.parents
+            if path.name != "collected"
         }
 
     def contents(self):
-        """Return the bytes of the result and of its manifest."""
-        files = [self.beside("manifest"), *self.target.rglob("*")]
+        """Return the bytes of the result."""
+        unlisted = {".snakemake_timestamp", "README.md", *RUN_FILES}
         return {
-            path.relative_to(self.target.parent): path.read_bytes()
-            for path in files
-            if path.is_file() and path.name != ".snakemake_timestamp"
+            path.relative_to(self.target): path.read_bytes()
+            for path in self.target.rglob("*")
+            if path.is_file() and path.name not in unlisted
         }
 
-    def complete(self):
-        """Return the specs of the complete results, published or not."""
-        own = (self.target.name, f".{self.target.name}.tmp", f".{self.target.name}.old1")
-        specs = []
-        for name in own:
-            folder = self.target.with_name(name)
-            manifest = read_manifest(folder / "manifest.json")
-            # Replaced results are deleted file by file.
-            if manifest and manifest["files"] == result_files(folder):
-                specs.append(digest(manifest["spec"]))
-        return specs
-
     def prepare(self):
-        """Replace the result by an older one of other settings, and delete what a run left."""
-        if not self.old.exists():
-            self.old.parent.mkdir(exist_ok=True)
-            shutil.copytree(self.target, self.old)
-            (self.old / "older").write_text("older")
-            manifest = read_manifest(self.old / "manifest.json")
-            manifest["spec"]["settings"]["older"] = True
-            manifest["files"] = result_files(self.old)
-            (self.old / "manifest.json").write_text(json.dumps(manifest))
-        for path in self.target.parent.glob(f".{self.target.name}.*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in ("cache", "state"):
-            shutil.rmtree(self.output / folder, ignore_errors=True)
-        shutil.rmtree(self.target, ignore_errors=True)
-        shutil.copytree(self.old, self.target)
-        # As Snakemake does before it runs a job: see Staleness.
-        shutil.copy(self.old / "manifest.json", self.beside("manifest"))
+        """Have the path of the result lead to an older one, and delete what a run left."""
+        for folder in (self.shared, self.output / "state", self.stored.parent):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.shared.mkdir()
+        manifest = read_manifest(self.kept / "manifest.json")
+        manifest["spec"]["settings"]["older"] = True
+        older = self.stored.with_name(store_key(manifest["spec"], manifest["inputs"]))
+        shutil.copytree(self.kept, older)
+        (older / "older").write_text("older")
+        manifest["files"] = result_files(older)
+        (older / "manifest.json").write_text(json.dumps(manifest))
+        link_result(self.target, older)
         with chdir(self.tree.folder):
             write_spec(self.spec)
 
@@ -132,16 +98,17 @@ class Program:
             self.tree.environment = environment
 
     def check_nothing_is_lost(self):
-        """Check that the old or the new result is complete, and all others are as they were."""
-        assert self.complete(), "both results are lost"
+        """Check that the path leads to the old or the new result, and the others are untouched."""
+        assert is_undamaged(self.target.resolve())
         assert self.other_files() == self.others
-        assert self.cache.verify() == []
+        assert all(map(is_undamaged, stored_folders(self.shared)))
 
     def check_finished(self):
         """Check that the result is the expected one, and that nothing else is left."""
         assert self.contents() == self.expected
         left = {path.name for path in self.target.parent.glob(f".{self.target.name}.*")}
         assert left == {f".{self.target.name}.lock"}
+        assert not list(self.stored.parent.glob(".*"))
         assert not (self.output / "state" / self.rule / self.spec["name"]).exists()
         self.check_nothing_is_lost()
 
@@ -150,7 +117,8 @@ class Program:
         process = self.run()
         assert process.returncode == 0, process.stdout
         self.check_finished()
-        assert [entry.path for entry in self.cache.entries()] == [self.spec["path"]]
+        [shared] = stored_folders(self.shared)
+        assert shared.name == self.stored.name
 
 
 @pytest.fixture(scope="module")
@@ -175,20 +143,18 @@ def tree(built, scratch, forks):
 
 @pytest.fixture
 def program(request, tree):
-    """The program of a rule; afterwards, its result and its run record are as before."""
+    """The program of a rule; afterwards, its result is as before."""
     program = Program(tree, request.param)
-    kept = tree.folder / "kept"
-    kept.mkdir()
-    subprocess.run(["cp", "-a", *program.own_files(), kept], check=True)
+    shutil.copytree(program.stored, program.kept)
     with llm_endpoint.serving() as endpoint:
         endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
         for judge in program.placement.get("llm_judges", {}).values():
             judge["url"] = endpoint.url
         yield program
-    for path in program.own_files():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    subprocess.run(["cp", "-a", *kept.iterdir(), program.target.parent], check=True)
-    shutil.rmtree(kept)
+    shutil.rmtree(program.stored.parent)
+    program.stored.parent.mkdir(parents=True)
+    program.kept.rename(program.stored)
+    link_result(program.target, program.stored)
 
 
 def places(program, kind, kills):
@@ -208,7 +174,7 @@ def places(program, kind, kills):
         print(f"{program.rule}: {kind} at {kills} of {changes} changes")
         return [{"at": 1 + number * changes // kills} for number in range(kills)]
     if kind == "kill":
-        return [{"at": draw.randint(1, 25), "after": f".{program.target.name}.run.json"}]
+        return [{"at": draw.randint(1, 25), "after": "run.json"}]
     return [{"at": draw.randint(1, 25)}]
 
 
@@ -238,7 +204,7 @@ def test_a_disk_that_fails_is_one_line_and_loses_nothing(program, kind, kills):
         program.prepare()
         process = program.run(kind=kind, **place)
         if process.returncode == 0:
-            # The fault hit what costs time only: the cache, or leftovers of earlier runs.
+            # The fault hit what costs time only: the shared store, or leftovers of earlier runs.
             assert program.contents() == program.expected
         else:
             lines = process.stdout.replace("\r", "\n").splitlines()

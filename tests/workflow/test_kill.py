@@ -18,6 +18,7 @@ import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
+from snakechat.workflow.manifest import RUN_FILES
 from support.cases import some
 
 # Jobs and their results, in topological order.
@@ -33,14 +34,15 @@ JOBS = {
 # Killed by chance in each run of the tests. test_faults.py kills all programs at chosen places.
 KINDS = ("train_rlhf",)
 
-# The progress of a job, by the last of these files that its run has written.
+# The progress of a job, by the last of these files below output/ that its run has written.
+LOCK, METRICS = "{parent}/.{name}.lock", "store/{job}/{name}/.*.tmp/metrics.jsonl"
 TRACES = {
-    ".{name}.lock": "as the program begins",
-    ".{name}.tmp/metrics.jsonl": "in the loop",
-    "state": "while a state is saved",
-    ".{name}.tmp/manifest.json": "in publishing",
-    "{name}": "in publishing",
-    "{name}.manifest.json": "after publishing",
+    LOCK: "as the program begins",
+    METRICS: "in the loop",
+    "state/{job}/*/*/.tmp": "while a state is saved",
+    "store/{job}/{name}/.*.tmp/manifest.json": "in publishing",
+    "store/{job}/{name}/[!.]*/manifest.json": "in publishing",
+    "{parent}/{name}": "after publishing",
 }
 PUBLISHING = ("in publishing", "after publishing")
 WRITING = ("while a state is saved", *PUBLISHING)
@@ -49,7 +51,7 @@ WRITING = ("while a state is saved", *PUBLISHING)
 def is_touched(path, since):
     """Return whether a file exists and was written at or after a time."""
     try:
-        return path.stat().st_mtime >= since
+        return path.lstat().st_mtime >= since
     except FileNotFoundError:
         return False
 
@@ -62,24 +64,23 @@ class Result:
         self.output = workflow.folder / "output"
         self.folder = self.output / JOBS[job]
         self.manifest = self.folder.with_name(f"{self.folder.name}.manifest.json")
-        self.record = self.folder.with_name(f"{self.folder.name}.run.json")
+        self.stored = self.output / "store" / job / self.folder.name
         self.target = self.manifest.relative_to(workflow.folder).as_posix()
 
     def delete(self, leave_folder=False):
         """Delete the result, or leave an incomplete folder, so that the job has to run."""
-        self.manifest.unlink()
-        self.record.unlink()
         if leave_folder:
             (self.folder / "manifest.json").write_text("")
         else:
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.stored)
+        self.manifest.unlink()
+        self.folder.unlink()
 
     def trace(self, pattern):
-        """Return a file next to the result; for `state`, an incomplete checkpoint."""
-        if pattern == "state":
-            incomplete = self.output.glob(f"state/{self.job}/*/*/.tmp")
-            return next(incomplete, self.output / "state/none")
-        return self.folder.parent / pattern.format(name=self.folder.name)
+        """Return the file of a pattern of TRACES."""
+        parent, name = self.folder.parent.relative_to(self.output), self.folder.name
+        found = self.output.glob(pattern.format(parent=parent, name=name, job=self.job))
+        return next(found, self.output / "none")
 
     def progress(self, since):
         """Return the progress of the job that was started at a time."""
@@ -91,17 +92,19 @@ class Result:
 
     def steps(self, since):
         """Return the logged steps of the training that was started at a time."""
-        metrics = self.trace(".{name}.tmp/metrics.jsonl")
+        metrics = self.trace(METRICS)
         return metrics.read_text().count("\n") if is_touched(metrics, since) else 0
 
     def files(self):
-        """Return the digests of the files of the result and of its manifest."""
-        paths = [self.manifest, *self.folder.rglob("*")]
-        return {str(p.relative_to(self.output)): file_digest(p) for p in paths if p.is_file()}
+        """Return the digests of the files of the result, without those of the run."""
+        paths = [path for path in self.folder.rglob("*") if path.name not in RUN_FILES]
+        return {str(p.relative_to(self.folder)): file_digest(p) for p in paths if p.is_file()}
 
     def neighbours(self):
-        """Return the names next to the result: locks, results of other jobs, temporary files."""
-        return {path.name for path in self.folder.parent.iterdir()}
+        """Return the names next to the result and its link: locks, temporary files, other results."""
+        return {
+            path.name for folder in (self.folder.parent, self.stored) for path in folder.iterdir()
+        }
 
     def check(self, uninterrupted):
         """Check that the result equals that of another workflow and that no file is left behind."""
@@ -239,7 +242,7 @@ def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, 
 
 def wait_for_program(result):
     """Wait until the process that makes a result ends."""
-    with result.trace(".{name}.lock").open() as file:
+    with result.trace(LOCK).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -249,7 +252,7 @@ def test_the_same_command_does_not_disturb_a_program_that_outlives_snakemake(tre
     with started(tree, result.target) as orphaned:
         orphaned.wait_until(lambda: result.steps(orphaned.started) > 1)
         orphaned.process.kill()
-        holder = result.trace(".{name}.lock").read_text().strip()
+        holder = result.trace(LOCK).read_text().strip()
         program = int(holder.split()[1])
         # Paused, so that it still runs when the same command starts.
         os.kill(program, signal.SIGSTOP)
@@ -299,7 +302,7 @@ def test_a_training_that_receives_a_signal_saves_and_resumes(tree, built):
         assert step > last
     tree.build(result.target)
     result.check_all(expected)
-    assert json.loads(result.record.read_text())["resumed_after_step"] == step
+    assert json.loads((result.folder / "run.json").read_text())["resumed_after_step"] == step
 
 
 def test_a_second_build_and_dry_runs_do_not_disturb_a_build(tree, built):

@@ -55,7 +55,7 @@ def test_a_rebuild_sends_no_request_and_makes_the_same_bytes(workflow, server):
     assert len(server.requests) == 80
     output = workflow.folder / "output"
     manifest = json.loads((output / "data/labelled.manifest.json").read_text())
-    run = json.loads((output / "data/labelled.run.json").read_text())
+    run = json.loads((output / "data/labelled/run.json").read_text())
     assert run["llm_judges"]["wise"]["requests"] == 80
     assert server.url not in json.dumps(manifest)
     files = [path for path in output.rglob("*") if path.is_file()]
@@ -67,6 +67,6 @@ def test_a_rebuild_sends_no_request_and_makes_the_same_bytes(workflow, server):
     assert len(server.requests) == 80
     again = json.loads((output / "data/labelled.manifest.json").read_text())
     assert again["files"] == manifest["files"]
-    run = json.loads((output / "data/labelled.run.json").read_text())
+    run = json.loads((output / "data/labelled/run.json").read_text())
     assert run["llm_judges"]["wise"]["requests"] == 0
     assert run["llm_judges"]["wise"]["cache_hits"] == 80

@@ -185,13 +185,13 @@ def test_an_input_rebuilt_to_the_same_bytes_rebuilds_nothing_downstream(quick, t
     copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/rlhf/tiny/model.safetensors"
     made = weights.stat().st_mtime_ns
-    record = (copy.folder / "output/rlhf/tiny.run.json").read_text()
+    record = (copy.folder / "output/rlhf/tiny/run.json").read_text()
     shutil.rmtree(copy.folder / "output/sft/tiny")
     copy.build("output/rlhf/tiny")
     assert (copy.folder / "output/sft/tiny/model.safetensors").exists()
     assert weights.stat().st_mtime_ns == made
     # The record is still that of the run that made the weights.
-    assert (copy.folder / "output/rlhf/tiny.run.json").read_text() == record
+    assert (copy.folder / "output/rlhf/tiny/run.json").read_text() == record
     assert copy.planned() == set()
 
 

@@ -114,7 +114,7 @@ def stubs(built_stubs, tmp_path):
 
 def run_records(workflow):
     """Return the record of each run that made a result."""
-    return {path: path.read_text() for path in (workflow.folder / "output").rglob("*.run.json")}
+    return {path: path.read_text() for path in (workflow.folder / "output").rglob("run.json")}
 
 
 def test_actor_and_reward_model_swapped_are_stale(stubs):

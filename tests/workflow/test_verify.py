@@ -18,7 +18,7 @@ MENDS = "  to mend it: "
 @pytest.fixture
 def tree(quick, tmp_path):
     """A copy of the output of the quick build."""
-    return shutil.copytree(quick.folder / "output", tmp_path / "output")
+    return shutil.copytree(quick.folder / "output", tmp_path / "output", symlinks=True)
 
 
 def verify(folder, *arguments):
@@ -49,18 +49,14 @@ def test_a_build_has_no_problems(tree):
     (tree / "notes.txt").write_text("mine")
     (tree / "sft/notes.txt").write_text("mine")
     (tree / "sft/tiny/.snakemake_timestamp").touch()
-    shutil.copytree(tree / "sft/tiny", tree / "sft/.tiny.tmp")
+    shutil.copytree(tree / "sft/tiny", tree / "store/train_sft/tiny/.0a1b.tmp")
     (tree / "state/train_sft/tiny-0123/00000020").mkdir(parents=True)
     (tree / "state/train_sft/tiny-0123/00000020/files.json").write_text("{}")
     assert verify(tree.parent) == (0, [f"{summary_of(tree)}: all as recorded"])
 
 
-def test_a_tree_may_be_renamed_linked_or_checked_by_subfolder(tree, tmp_path):
+def test_a_tree_may_be_renamed_or_checked_by_subfolder(tree, tmp_path):
     moved = tree.rename(tmp_path / "moved")
-    (moved / "rlhf").rename(tmp_path / "elsewhere")
-    (moved / "rlhf").symlink_to("../elsewhere")
-    (tmp_path / "elsewhere/tiny").rename(tmp_path / "weights")
-    (tmp_path / "elsewhere/tiny").symlink_to(tmp_path / "weights")
     whole = verify(tmp_path, "moved")
     assert whole[0] == 0 and whole[1][0].startswith("18 results")
     assert verify(moved, "eval") == (0, [f"{summary_of(moved / 'eval')}: all as recorded"])
@@ -68,6 +64,7 @@ def test_a_tree_may_be_renamed_linked_or_checked_by_subfolder(tree, tmp_path):
         0,
         [f"{summary_of(moved / 'eval/sft')}: all as recorded"],
     )
+    assert verify(tmp_path, "moved/store") == whole
 
 
 def flip(path):
@@ -91,7 +88,14 @@ def other_build(tree):
         manifest["spec"]["settings"]["actor_learning_rate"] = 0.5
         manifest["files"]["model.safetensors"]["sha256"] = "0" * 64
 
-    edit(tree / "rlhf/tiny.manifest.json", change)
+    edit(tree / "rlhf/tiny/manifest.json", change)
+
+
+def earlier_version(tree):
+    """Add a damaged version of a result that its path does not lead to; return its folder."""
+    version = tree / "store/train_sft/tiny" / ("0" * 32)
+    shutil.copytree(tree / "sft/tiny", version)
+    flip(version / "model.safetensors")
 
 
 # Results that read the RLHF model, by their keys for it. The report shows its provenance too.
@@ -100,15 +104,11 @@ READ = {"eval/rlhf": "rlhf", **SHOWN}
 
 
 def downstream(problem, readers=READ, path="output/rlhf/tiny"):
-    """Return the lines of results that read a manifest."""
-    return [
-        f"output/{stage}/tiny.manifest.json: input {key}: {path}.manifest.json {problem}"
-        for stage, key in readers.items()
-    ]
+    """Return the lines of results that read a result."""
+    return [f"output/{stage}/tiny: input {key}: {path} {problem}" for stage, key in readers.items()]
 
 
 TOKENS = {"rlhf": "tokens", "eval/rlhf": "tokens", "report/rlhf": "tokens.rlhf"}
-INSIDE = "output/rlhf/tiny/manifest.json: differs from output/rlhf/tiny.manifest.json"
 DAMAGES = {
     "a flipped bit": (
         lambda tree: flip(tree / "rlhf/tiny/model.safetensors"),
@@ -136,85 +136,41 @@ DAMAGES = {
         lambda tree: os.truncate(tree / "eval/rlhf/tiny/metrics.json", 7),
         ["output/eval/rlhf/tiny/metrics.json: changed ({metrics:,} -> 7 bytes)"],
     ),
-    "damage of three files": (
-        lambda tree: (
-            flip(tree / "rlhf/tiny/model.safetensors"),
-            (tree / "rlhf/tiny/config.json").unlink(),
-            flip(tree / "data/toy/stats.json"),
-        ),
-        [
-            "output/data/toy/stats.json: changed",
-            "output/rlhf/tiny/config.json: missing",
-            "output/rlhf/tiny/model.safetensors: changed",
-        ],
-    ),
-    "an edited spec": (
-        lambda tree: edit(
-            tree / "rlhf/tiny.manifest.json",
-            lambda manifest: manifest["spec"]["settings"].update(gamma=0.5),
-        ),
-        [INSIDE, *downstream("changed after this result was made", SHOWN)],
-    ),
     "edited facts": (
-        lambda tree: edit(
-            tree / "rlhf/tiny.manifest.json", lambda manifest: manifest["facts"].update(more=1)
-        ),
-        [INSIDE, *downstream("changed after this result was made", SHOWN)],
-    ),
-    "an edited copy of the manifest": (
         lambda tree: edit(
             tree / "rlhf/tiny/manifest.json", lambda manifest: manifest["facts"].update(more=1)
         ),
-        [INSIDE],
-    ),
-    "a missing copy of the manifest": (
-        lambda tree: (tree / "rlhf/tiny/manifest.json").unlink(),
-        ["output/rlhf/tiny/manifest.json: missing"],
+        downstream("changed after this result was made", SHOWN),
     ),
     "the manifest of another build": (
         other_build,
         [
             "output/rlhf/tiny/model.safetensors: changed",
-            INSIDE,
             *downstream("changed after this result was made"),
         ],
     ),
-    "a result and its manifest under another name": (
-        lambda tree: (
-            shutil.copytree(tree / "rlhf/tiny", tree / "rlhf/other"),
-            shutil.copy(tree / "rlhf/tiny.manifest.json", tree / "rlhf/other.manifest.json"),
-        ),
-        ["output/rlhf/other.manifest.json: is the manifest of output/rlhf/tiny"],
+    "an earlier version": (
+        earlier_version,
+        [f"output/store/train_sft/tiny/{'0' * 32}/model.safetensors: changed"],
+    ),
+    "a link under another name": (
+        lambda tree: (tree / "rlhf/other").symlink_to("tiny"),
+        ["output/rlhf/other: leads to a result of output/rlhf/tiny"],
     ),
     "a truncated manifest": (
-        lambda tree: os.truncate(tree / "rlhf/tiny.manifest.json", 100),
-        ["output/rlhf/tiny.manifest.json: cannot be read", *downstream("cannot be read")],
+        lambda tree: os.truncate(tree / "rlhf/tiny/manifest.json", 100),
+        ["output/rlhf/tiny/manifest.json: cannot be read", *downstream("cannot be read")],
     ),
-    "a manifest of another type": (
-        lambda tree: (tree / "rlhf/tiny.manifest.json").write_text("[]"),
-        ["output/rlhf/tiny.manifest.json: cannot be read", *downstream("cannot be read")],
+    "a missing manifest": (
+        lambda tree: (tree / "rlhf/tiny/manifest.json").unlink(),
+        ["output/rlhf/tiny/manifest.json: missing", *downstream("is missing")],
     ),
     "an input without its folder": (
-        lambda tree: shutil.rmtree(tree / "tokens/rlhf/tiny"),
-        ["output/tokens/rlhf/tiny: missing"],
-    ),
-    "an input without its manifest": (
-        lambda tree: (tree / "tokens/rlhf/tiny.manifest.json").unlink(),
+        lambda tree: shutil.rmtree(tree / "store/tokenize_rlhf"),
         [
-            "output/tokens/rlhf/tiny: has no manifest",
+            "output/tokens/rlhf/tiny: missing",
             *downstream("is missing", TOKENS, "output/tokens/rlhf/tiny"),
         ],
-    ),
-    "a missing input": (
-        lambda tree: shutil.rmtree(tree / "tokens/rlhf"),
-        downstream("is missing", TOKENS, "output/tokens/rlhf/tiny"),
-    ),
-    "a folder among results": (
-        lambda tree: (
-            (tree / "rlhf/copy").mkdir(),
-            (tree / "rlhf/copy/config.json").write_text("{}"),
-        ),
-        ["output/rlhf/copy: has no manifest"],
     ),
 }
 
@@ -233,12 +189,12 @@ def test_damage_is_reported_by_exactly_these_lines(tree, damage):
 @pytest.fixture
 def twin(tree):
     """The same build in a second folder."""
-    return shutil.copytree(tree, tree.parent / "twin")
+    return shutil.copytree(tree, tree.parent / "twin", symlinks=True)
 
 
 def test_two_copies_of_a_build_are_the_same(tree, twin):
     # Additional results in the other tree are ignored.
-    shutil.copytree(twin / "data/toy", twin / "data/more")
+    (twin / "data/more").symlink_to("toy")
     assert verify(tree.parent, "output", "--same-as", "twin") == (
         0,
         [f"{summary_of(tree)}: the same as in twin"],
@@ -248,16 +204,16 @@ def test_two_copies_of_a_build_are_the_same(tree, twin):
 def test_differences_from_another_build_are_reported_by_file(tree, twin):
     flip(twin / "rlhf/tiny/model.safetensors")
     (twin / "sft/tiny/notes.txt").write_text("mine")
-    (twin / "eval/sft/tiny.manifest.json").unlink()
-    edit(twin / "split/toy.manifest.json", lambda manifest: manifest["facts"].update(more=1))
-    edit(twin / "models/tiny.manifest.json", lambda m: m["spec"]["settings"].update(seed=5))
+    (twin / "eval/sft/tiny").unlink()
+    edit(twin / "split/toy/manifest.json", lambda manifest: manifest["facts"].update(more=1))
+    edit(twin / "models/tiny/manifest.json", lambda m: m["spec"]["settings"].update(seed=5))
     code, (*lines, summary) = verify(tree.parent, "output", "--same-as", "twin")
     assert code == 1 and summary.endswith("problems")
     assert set(lines) == {
         "output/rlhf/tiny/model.safetensors: differs from twin/rlhf/tiny/model.safetensors",
         "output/sft/tiny/notes.txt: differs from twin/sft/tiny/notes.txt",
         "twin/eval/sft/tiny: has no manifest",
-        "output/split/toy.manifest.json: differs from twin/split/toy.manifest.json",
+        "output/split/toy/manifest.json: differs from twin/split/toy/manifest.json",
         "twin/models/tiny: was made from another spec",
     }
     assert len(lines) == 5
@@ -290,8 +246,8 @@ def test_a_file_that_cannot_be_read_has_its_error_as_a_property(tmp_path):
 MENDED = {
     "changed file": lambda tree: flip(tree / "sft/tiny/model.safetensors"),
     "added file": lambda tree: (tree / "sft/tiny/notes.txt").write_text("mine"),
-    "missing manifest": lambda tree: (tree / "sft/tiny.manifest.json").unlink(),
-    "a copy": lambda tree: shutil.copytree(tree / "sft/tiny", tree / "sft/copy"),
+    "missing result": lambda tree: shutil.rmtree(tree / "store/train_sft"),
+    "earlier version": earlier_version,
 }
 
 

@@ -146,7 +146,7 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
     if not judges:
         return {}
-    cache = ReplyCache(Path(job.placement.get("cache") or job.states) / REPLIES)
+    cache = ReplyCache(Path(job.placement.get("shared_store") or "output", REPLIES))
     access = job.placement[JUDGES]
     return {name: LlmJudge(name, judges[name], access[name], cache) for name in judges}
 

@@ -20,8 +20,9 @@ from snakechat.config.references import (
 )
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.data.remote_files import is_remote
-from snakechat.workflow.cache_versions import Version, find_version, is_version
-from snakechat.workflow.result_cache import parse_size
+from snakechat.workflow.store import STORE
+from snakechat.workflow.store_space import parse_size
+from snakechat.workflow.stored_versions import Version, find_version, is_version
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Stages whose models the `model` of a recipe may name, as STAGE/NAME.
@@ -33,7 +34,7 @@ MODEL_STAGES = {
 }
 # As common.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
-# Comparisons also take versions in the cache, NAME@KEY.
+# Comparisons also take versions in the store, NAME@KEY.
 COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
 
 # A rule and the name of one of its results: ("train_sft", "tiny").
@@ -321,15 +322,15 @@ class Config:
         return list(named_columns(self.values["datasets"][dataset].get("keep", {})))
 
     @property
-    def cache_folder(self) -> str | None:
-        """The folder of the cache of results, if any."""
-        folder = self.values["cache"]
+    def shared_store(self) -> str | None:
+        """The folder of the store that several builds share, if any."""
+        folder = self.values["shared_store"]
         return folder and os.path.expanduser(folder)
 
     @property
-    def cache_max_bytes(self) -> int | None:
-        """Bytes that the cache may use, None for any."""
-        size = self.values["cache_max_size"]
+    def store_max_bytes(self) -> int | None:
+        """Bytes that a store may use, None for any."""
+        size = self.values["store_max_size"]
         return size and parse_size(size)
 
     def local_path(self, path: str | Path) -> Path:
@@ -380,8 +381,8 @@ class Config:
     def compared_recipes(self, stage: str, names: str) -> list[str]:
         """Return the recipes of the comparison A-vs-B.
 
-        A sweep stands for all its recipes. NAME@KEY is a version in the cache, of a recipe that the
-        config may have no longer (snakechat.workflow.cache_versions).
+        A sweep stands for all its recipes. NAME@KEY is a version in the store, of a recipe that the
+        config may have no longer (snakechat.workflow.stored_versions).
         """
         recipes: list[str] = []
         for name in names.split("-vs-"):
@@ -409,15 +410,10 @@ class Config:
         }
 
     def compared_versions(self, stage: str, names: str) -> dict[str, Version]:
-        """Return the versions in the cache that the comparison A-vs-B takes, by name.
+        """Return the versions in the store that the comparison A-vs-B takes, by name.
 
         Raises:
-            InputError: The cache does not have one of them.
+            InputError: The store does not have one of them.
         """
         recipes = filter(is_version, self.compared_recipes(stage, names))
-        if self.cache_folder is None:
-            for name in recipes:
-                raise ConfigError(f"config: cache is null, and {name} is a version in the cache")
-            return {}
-        cache = Path(self.cache_folder)
-        return {name: find_version(cache, stage, name) for name in recipes}
+        return {name: find_version(STORE, stage, name) for name in recipes}

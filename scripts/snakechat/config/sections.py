@@ -297,8 +297,8 @@ class Sections(TypedDict):
     deterministic: bool
     on_bad_row: BadRowPolicy
     save_steps: Count
-    cache: str | None
-    cache_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
+    shared_store: str | None
+    store_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
     language: Literal["en", "zh"]
     container: NonEmptyText | None
     prompt_sets: PromptSets

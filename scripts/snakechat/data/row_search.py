@@ -2,7 +2,7 @@
 
 A result is made from the rows of the phases that its lineage tokenizes, from all rows of a dataset
 that its tokenizer was trained on, and from those that an LLM judge labelled. The lineage names the
-split by its content: the row numbers are read from any copy of it, in output/ or in the cache. If
+split by its content: the row numbers are read from any copy of it, in output/ or in a store. If
 there is no copy, a result is made from the same rows as another one with the same content.
 """
 
@@ -70,7 +70,7 @@ NOTHING = Usage(frozenset(), frozenset(), frozenset())
 
 
 def find_results(trees: Iterable[Path]) -> list[Result]:
-    """Return all results in folders and their subfolders, those of a cache included."""
+    """Return all results in folders and their subfolders, those of a store included."""
     results = []
     for tree in trees:
         for folder, folders, files in os.walk(tree):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from snakechat.config.recipes import Config
 from snakechat.jobs import files as external
 from snakechat.jobs import settings as of
-from snakechat.workflow.cache_versions import is_version
+from snakechat.workflow.stored_versions import is_version
 
 Work = Literal["training", "evaluation"]
 # The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").

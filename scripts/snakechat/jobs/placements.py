@@ -82,8 +82,8 @@ def program_placement(
     else:
         own = _OWN.get(rule, lambda config, name: {})(config, name)
     return {
-        "cache": config.cache_folder,
-        "cache_max_bytes": config.cache_max_bytes,
+        "shared_store": config.shared_store,
+        "store_max_bytes": config.store_max_bytes,
         "options": list(options),
         **own,
     }
@@ -138,7 +138,7 @@ def _label_pairs(config: Config, name: str) -> dict[str, Any]:
 
 
 def _compare_runs(config: Config, name: str) -> dict[str, Any]:
-    """Return the folders of the compared versions in the cache."""
+    """Return the folders of the compared versions in the store."""
     versions = config.compared_versions(*name.split("/"))
     return {
         "versions": {

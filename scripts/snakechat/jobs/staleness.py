@@ -1,30 +1,50 @@
-"""Decides which results are stale.
+"""Decides which results are up to date.
 
-A result is up to date if its manifest holds today's spec and the digests of today's inputs, and its
-files are there. An input that is stale itself is rebuilt first; its readers then run, and keep
-their results if its content is the same (snakechat.workflow.job). Times of files decide nothing,
-and a decision writes nothing.
+A result is up to date if the store has it: its key is the digest of the job's spec and the content
+of its inputs. Its path is a link, which may lead to another version: then the build changes the
+link and runs no job. Times of files decide nothing, and a decision writes nothing.
+
+The content of an input is known if the input is up to date itself. One that is stale is made first;
+its readers then run, and find their result in the store if its content is the same
+(snakechat.workflow.job).
 """
 
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage
 from snakechat.workflow.manifest import (
+    MANIFEST,
+    Manifest,
     content_digest,
     input_digest,
     manifest_path,
 )
+from snakechat.workflow.store import (
+    STORE,
+    link_result,
+    linked_folder,
+    store_key,
+    stored_folder,
+    stored_folders,
+)
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
+class Stored(NamedTuple):
+    """A complete result in the store."""
+
+    folder: Path
+    manifest: Manifest
+
+
 class Staleness:
-    """The state of results on disk, compared with their specs.
+    """The results that the store has of the jobs of today.
 
     Args:
         specs: The specs of all jobs.
@@ -33,14 +53,16 @@ class Staleness:
         reporting: Whether Snakemake writes a report, which shows results as they are on disk.
         stale: The specs of the results that exist and are stale, by the path of the result.
         incomplete: The missing manifests of the folders that exist without them, by folder.
+        links: The results that are up to date and that their paths do not lead to, by path.
     """
 
     def __init__(self, specs: Specs) -> None:
         self.specs, self.reporting = specs, False
         self.stale: dict[str, dict[str, Any]] = {}
         self.incomplete: dict[str, list[str]] = {}
+        self.links: dict[str, Path] = {}
         self.decide = cache(self._decide)
-        self._manifest = cache(lambda result: read_valid_manifest(manifest_path(result)))
+        self.result = cache(self._result)
 
     def _decide(self, rule: str, name: str) -> None:
         """Decide whether the result of a job is stale.
@@ -49,10 +71,37 @@ class Staleness:
             InputError: It is, and Snakemake writes a report.
         """
         spec, _ = self.specs.spec(rule, name)
-        exists = manifest_path(spec["path"]).exists()
-        if exists and not self.is_up_to_date(spec, self._manifest(spec["path"])):
-            self.stale[spec["path"]] = spec
-            self.require_report_input(spec["path"], complete=True)
+        path, stored = spec["path"], self.result(rule, name)
+        exists = manifest_path(path).exists()
+        if stored is None:
+            if exists and not self._is_stale_by_inputs_alone(spec):
+                self.stale[path] = spec
+        elif linked_folder(path) != stored.folder or not exists:
+            self.links[path] = stored.folder
+        if exists and (path in self.stale or path in self.links):
+            self.require_report_input(path, complete=True)
+
+    def _is_stale_by_inputs_alone(self, spec: dict[str, Any]) -> bool:
+        """Return whether a result is stale only because an existing input is made again first."""
+        linked = read_valid_manifest(manifest_path(spec["path"]))
+        return (
+            linked is not None
+            and digest(linked["spec"]) == digest(spec)
+            and any(
+                self.result(up["rule"], up["name"]) is None and manifest_path(up["path"]).exists()
+                for up in spec["inputs"].values()
+            )
+        )
+
+    def link(self) -> None:
+        """Have the paths of results lead to the versions that are up to date.
+
+        Raises:
+            InputError: A path has something else than a link.
+        """
+        for path, folder in self.links.items():
+            link_result(path, folder)
+        self.links.clear()
 
     def start_report(self) -> None:
         """Require all results to be up to date from now on."""
@@ -70,24 +119,38 @@ class Staleness:
             if Path(folder).exists():
                 self.incomplete[folder] = missing
 
-    def is_up_to_date(self, spec: dict[str, Any], manifest: dict[str, Any] | None) -> bool:
-        """Return whether a manifest describes a complete result of this spec and these inputs."""
-        if manifest is None or digest(manifest["spec"]) != digest(spec):
-            return False
-        if manifest["inputs"].keys() != spec["inputs"].keys():
-            return False
-        for key, upstream in spec["inputs"].items():
-            current = self._manifest(upstream["path"])
-            if current is None:
-                if not self._was_made_as_planned(upstream, manifest["lineage"]):
-                    return False
-            elif input_digest(spec, current) != manifest["inputs"][key]:
-                return False
-        for name, properties in manifest["files"].items():
-            file = Path(spec["path"], name)
-            if not file.is_file() or file.stat().st_size != properties["size"]:
-                return False
-        return True
+    def _result(self, rule: str, name: str) -> Stored | None:
+        """Return the up-to-date result of a job, if the store has it."""
+        spec, _ = self.specs.spec(rule, name)
+        inputs = {key: self.result(up["rule"], up["name"]) for key, up in spec["inputs"].items()}
+        digests = {
+            key: input_digest(spec, stored.manifest)
+            for key, stored in inputs.items()
+            if stored is not None
+        }
+        place = stored_folder(STORE, rule, name, "")
+        if len(digests) == len(inputs):
+            return complete_result(place / store_key(spec, digests))
+        # Inputs that were deleted: a result remains that was made from what they would be.
+        for folder in stored_folders(place):
+            found = complete_result(folder)
+            if found is not None and self._has_inputs(found.manifest, spec, digests):
+                return found
+        return None
+
+    def _has_inputs(
+        self, manifest: Manifest, spec: Mapping[str, Any], digests: Mapping[str, str]
+    ) -> bool:
+        """Return whether a result was made by a job from its known and its deleted inputs.
+
+        digests: Of the known ones.
+        """
+        return digest(manifest["spec"]) == digest(spec) and all(
+            manifest["inputs"].get(key) == digests[key]
+            if key in digests
+            else self._was_made_as_planned(upstream, manifest["lineage"])
+            for key, upstream in spec["inputs"].items()
+        )
 
     def _was_made_as_planned(self, upstream: Mapping[str, str], lineage: Lineage) -> bool:
         """Return whether a missing input of a result would be made as the lineage has it."""
@@ -96,11 +159,11 @@ class Staleness:
         if recorded is None or recorded["spec"] != spec_digest:
             return False
         for entry in spec["inputs"].values():
-            current = self._manifest(entry["path"])
-            if current is None:
+            stored = self.result(entry["rule"], entry["name"])
+            if stored is None:
                 if not self._was_made_as_planned(entry, lineage):
                     return False
-            elif content_digest(current) != lineage[entry["path"]]["content"]:
+            elif content_digest(stored.manifest) != lineage[entry["path"]]["content"]:
                 return False
         return True
 
@@ -113,3 +176,15 @@ class Staleness:
                 " same command with --cores 1 instead of --report (python scripts/explain.py prints"
                 " what changed)"
             )
+
+
+def complete_result(folder: Path) -> Stored | None:
+    """Return the result in a folder of the store, if its files exist and have their sizes."""
+    manifest = read_valid_manifest(folder / MANIFEST)
+    if manifest is None or store_key(manifest["spec"], manifest["inputs"]) != folder.name:
+        return None
+    for name, properties in manifest["files"].items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != properties["size"]:
+            return None
+    return Stored(folder, manifest)

@@ -1,5 +1,6 @@
 """What targets consist of, and the targets of a build that names none."""
 
+import os
 from pathlib import Path
 
 from snakechat.config.recipes import STAGES, Config
@@ -25,7 +26,7 @@ def default_targets(config: Config) -> list[str]:
         (stage, name)
         for stage in STAGES
         for name in config.values[stage]["recipes"]
-        if _has_result(f"output/{stage}/{name}")
+        if any(os.path.lexists(f"output/{stage}/{name}{end}") for end in ("", ".manifest.json"))
     ]
     upstream = set()
     for stage, name in built:
@@ -49,11 +50,6 @@ def default_targets(config: Config) -> list[str]:
         if all(_exists(config, page.parent.name, name) for name in page.stem.split("-vs-"))
     ]
     return targets or [FIRST_TARGET]
-
-
-def _has_result(path: str) -> bool:
-    """Return whether a result exists, also if the publishing of a later one was interrupted."""
-    return any(Path(f"{path}{suffix}").exists() for suffix in (".manifest.json", "", ".run.json"))
 
 
 def results_of_other_configs(config: Config) -> list[str]:

@@ -1,6 +1,7 @@
 """Why a result that exists is stale: what its manifest records, compared with the job of today."""
 
 import json
+import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,23 +68,17 @@ def find_changes(spec: dict[str, Any], source: str | None, planned: Container[st
 
 
 def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
-    """Return the manifest of a result, if any, and what is wrong with the result.
-
-    A rerun that fails leaves a result without the manifest next to it: the copy in the result
-    folder is returned.
-    """
+    """Return the manifest of a result, if any, and what is wrong with the result."""
     manifest_file = manifest_path(path)
     if manifest := read_valid_manifest(manifest_file):
         return manifest, []
     if manifest_file.exists():
         problem = f"{manifest_file} cannot be read"
-    elif Path(path).exists():
-        problem = f"{manifest_file} is missing"
-    elif Path(f"{path}.run.json").exists():
+    elif os.path.lexists(path) or os.path.lexists(manifest_file):
         problem = f"{path} is missing"
     else:
         problem = NEVER_BUILT
-    return read_valid_manifest(Path(path, "manifest.json")), [problem]
+    return None, [problem]
 
 
 def damaged_files(path: str, files: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,6 +1,6 @@
 """What earlier runs on a GPU took, next to their estimates, which corrects the hours of later jobs.
 
-NAME.run.json has the time, GPU and placement of a run; the manifest next to it has its spec.
+run.json of a result has the time, GPU and placement of a run; its manifest has its spec.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_record import read_run_record
 
-ENDING = ".run.json"
+ENDING = ".manifest.json"
 
 
 class PastRun(NamedTuple):

@@ -20,7 +20,6 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
-from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,14 +151,14 @@ def stale_results(specs: Specs, jobs: Iterable[Job], wanted: Iterable[Job]) -> s
     for job in jobs:
         staleness.decide(*job)
     made = {job for job in jobs if specs.result(*job) in staleness.stale}
-    made |= {job for job in wanted if not manifest_path(specs.result(*job)).exists()}
+    made |= {job for job in wanted if staleness.result(*job) is None}
     before = -1
     while len(made) > before:
         before = len(made)
         for job in jobs:
             inputs = specs.describe(*job).inputs.values()
             if job in made:
-                made |= {up for up in inputs if not manifest_path(specs.result(*up)).exists()}
+                made |= {up for up in inputs if staleness.result(*up) is None}
             elif not made.isdisjoint(inputs):
                 made.add(job)
     return {specs.result(*job) for job in made}

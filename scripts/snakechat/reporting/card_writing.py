@@ -61,10 +61,11 @@ def write_cards(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
         if new is None:
             continue
         spec, _ = specs.spec(f"evaluate_{stage}", name)
-        evaluation = read_valid_manifest(manifest_path(spec["path"]))
-        if evaluation is not None and staleness.is_up_to_date(spec, evaluation):
-            metrics = json.loads(Path(spec["path"], "metrics.json").read_text())
-            datasets = evaluated_datasets(f"output/{stage}/{name}", evaluation["lineage"])
+        evaluation = staleness.result(spec["rule"], name)
+        if evaluation is not None:
+            metrics = json.loads((evaluation.folder / "metrics.json").read_text())
+            lineage = evaluation.manifest["lineage"]
+            datasets = evaluated_datasets(f"output/{stage}/{name}", lineage)
             try:
                 new = card_with_results(new, stage, name, metrics, datasets)
             except (ValueError, yaml.YAMLError) as error:

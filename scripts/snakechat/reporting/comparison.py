@@ -12,7 +12,7 @@ from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import bounds_of
 from snakechat.reporting.setting_differences import Roles
 from snakechat.reporting.translations import Translate
-from snakechat.workflow.cache_versions import is_version
+from snakechat.workflow.stored_versions import is_version
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")

@@ -33,7 +33,7 @@ WORKFLOW = ("snakechat", "workflow")
 WITHOUT_EFFECT = {
     (*WORKFLOW, name)
     for name in (
-        *("cache_entries", "cache_space", "result_cache", "result_copies"),
+        *("store", "shared_store", "store_space"),
         *("code_digests", "pins", "errors", "gpus", "input_checks", "locks", "run_record"),
     )
 } | {("snakechat", "planning", "stage_choice")}

@@ -1,8 +1,9 @@
 """Run a program of the build: read a spec, fill a result folder, publish it with its manifest.
 
-A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. The
-result appears by one rename, with NAME.manifest.json and NAME.run.json next to it. If it exists
-already and the build does not force it, `reuse_result` publishes it without running the program.
+A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. It
+appears in the store by one rename, and its path becomes a link to it (snakechat.workflow.store). If
+the store has it already and the build does not force it, `reuse_result` makes the link without
+running the program.
 
 Standard library only: scripts/launch.py calls `reuse_result` before the program imports torch.
 """
@@ -35,19 +36,28 @@ from snakechat.workflow.input_checks import check_inputs
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
+    MANIFEST,
     Manifest,
     input_digest,
-    is_complete,
-    manifest_path,
     read_input,
     read_manifest,
     result_files,
-    result_key,
 )
 from snakechat.workflow.pins import check_installed
-from snakechat.workflow.result_cache import ResultCache
-from snakechat.workflow.run_record import run_record
+from snakechat.workflow.run_record import run_record, run_record_path
+from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.snapshot import read_build
+from snakechat.workflow.store import (
+    STORE,
+    is_undamaged,
+    link_result,
+    linked_folders,
+    publish,
+    store_key,
+    stored_folder,
+    temporary_folder,
+)
+from snakechat.workflow.store_space import keep_limit
 
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
@@ -63,11 +73,12 @@ class Job(Generic[S]):
         settings: The settings of the spec, as an instance of the program's settings class.
         placement: Where and how the job runs (processes, memory settings), from the command line.
         inputs: Result folders of the upstream jobs, by name.
-        target: Path of the published result.
+        target: Path of the result, a link to `stored`.
+        stored: Folder of the result in the store.
         result: Folder that main fills.
         facts: What the job found out (a commit, rows dropped by reason); main fills it, and it
             becomes part of the manifest.
-        record: Measurements of this run (throughput, GPU memory) for NAME.run.json.
+        record: Measurements of this run (throughput, GPU memory) for run.json.
         lineage: All upstream jobs, back to the sources.
         key: Digest of everything that determines the content of the result.
         states: Folder where an interrupted run keeps its checkpoints.
@@ -89,11 +100,13 @@ class Job(Generic[S]):
             name: input_digest(spec, manifest) for name, manifest in manifests.items()
         }
         self.lineage = merge_lineages(manifests.values())
-        self.key = result_key(spec, self.input_digests)
+        self.key = store_key(spec, self.input_digests)
         self.target = Path(spec["path"])
-        self.result = self.target.with_name(f".{self.target.name}.tmp")
+        store = Path(placement.get("store", STORE))
+        self.stored = stored_folder(store, spec["rule"], spec["name"], self.key)
+        self.result = temporary_folder(self.stored)
         self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
-        self.log_folder = log_folder(spec)
+        self.log_folder = Path("output/logs", spec["rule"], spec["name"])
         self.facts: dict[str, Any] = {}
         self.record: dict[str, Any] = {}
 
@@ -103,7 +116,7 @@ def run(main: Callable[[Job[SimpleNamespace]], None]) -> None: ...
 @overload
 def run(main: Callable[[Job[S]], None], settings_type: type[S]) -> None: ...
 def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace) -> None:
-    """Run main(job) and publish job.result. The old result stays until the new one is complete.
+    """Run main(job) and publish job.result. Earlier results stay.
 
     Every process of a job checks the inputs and computes; only the first one takes the lock and
     writes. No process changes a file before all of them have decided by it, in main.
@@ -137,7 +150,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
         def inputs_are_checked_and_result_exists() -> bool:
             check_inputs(job.inputs, manifests)
-            return not is_forced(spec) and is_complete(job.target, spec, job.input_digests)
+            return not is_forced(spec) and is_undamaged(job.stored)
 
         if not verified_once_per_node(inputs_are_checked_and_result_exists):
             if rank() == 0:
@@ -148,7 +161,9 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
             barrier()
             if rank() == 0:
                 write_manifest(job, started)
-                publish(job)
+                if is_forced(spec):
+                    compare_with_old(job)
+                publish(job.stored)
         if rank() == 0:
             finish(job)
 
@@ -162,19 +177,19 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
 
 def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None = None) -> bool:
-    """Publish the result of a job without running its program, if it exists already.
+    """Link the result of a job without running its program, if it exists already.
 
     It exists if its inputs were rebuilt and came out the same, if the job was killed between the
-    end of its program and the end of publishing, or if the cache has it.
+    end of its program and the end of publishing, or if a shared store has it.
 
     Args:
         spec_file: Path of the spec.
         placement: Where and how the job would run.
-        log: Path of the log of the job. It is emptied unless the result is kept, as it belongs to
-            the result that is replaced.
+        log: Path of the log of the job. It is emptied unless the store has the result, as it
+            belongs to another one.
 
     Returns:
-        Whether the result is published. If not, the program has to run, as for forced results.
+        Whether the result is linked. If not, the program has to run, as for forced results.
 
     Exits with code 1 and one line on standard error if the inputs or the spec are wrong.
     """
@@ -195,19 +210,21 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None =
 
 
 def publish_existing(job: Job[Any], log: str | None) -> bool:
-    """Publish the result of a job if it exists in its place or in the cache; return whether."""
-    if not is_forced(job.spec) and is_complete(job.target, job.spec, job.input_digests):
-        print(f"{job.target} is kept: it was made from the same spec and inputs")
-    else:
+    """Link the result of a job if the store or a shared one has it; return whether."""
+    is_new = is_forced(job.spec) or not is_undamaged(job.stored)
+    if is_new:
         if log:
             # Before anything is printed that belongs to the new result. The rule creates the log at
             # the same time.
             with suppress(FileNotFoundError):
                 os.truncate(log, 0)
-        cache = None if is_forced(job.spec) else cache_of(job.placement)
-        if not cache or not take(cache, job):
+        shared = None if is_forced(job.spec) else shared_folder(job)
+        if not shared or not take_result(shared, job.result):
             return False
-        print(f"{job.target} is taken from the cache {cache.folder}")
+        publish(job.stored)
+        print(f"{job.target} is taken from the shared store: {shared}")
+    else:
+        print(f"{job.target} is kept: it was made from the same spec and inputs")
     finish(job)
     return True
 
@@ -301,12 +318,11 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 # --- publishing -------------------------------------------------------------------------------
 
 # A job may be killed between any two of these steps. Its next run continues from what is there:
-# 1. The run record is written next to the result, then the manifest in the new folder, which is
-#    complete from now on.
-# 2. The manifest next to the old result is deleted, as it would not describe the new folder.
-#    The old result is moved aside, and the new folder takes its place.
-# 3. The cache of results gets a copy, and leftovers are deleted.
-# 4. The manifest is written next to the result, which makes it visible to the build: the job does
+# 1. The record of the run and then the manifest are written into the new folder, which is complete
+#    from now on.
+# 2. The new folder takes its place in the store.
+# 3. A shared store gets a copy, and leftovers are deleted.
+# 4. The path of the result becomes a link to it, which makes it visible to the build: the job does
 #    not run again, so that nothing is left to do.
 
 
@@ -317,6 +333,9 @@ def write_manifest(job: Job[Any], started: float) -> None:
     for path in job.result.rglob("*"):
         if path.is_file():
             path.chmod(mode)
+    times = job.log_folder / "times.jsonl"
+    if times.exists():
+        shutil.copy(times, job.result)
     manifest = {
         "spec": job.spec,
         "inputs": job.input_digests,
@@ -324,27 +343,16 @@ def write_manifest(job: Job[Any], started: float) -> None:
         "facts": job.facts,
         "files": result_files(job.result),
     }
-    write_next_to(job, "run", run_record(job.spec, job.placement, job.record, started))
+    run_record_path(job.result).write_text(run_record(job.spec, job.placement, job.record, started))
     for path in sorted(job.result.rglob("*"), reverse=True):
         fsync(path)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    write_atomically(job.result / "manifest.json", text)
-
-
-def publish(job: Job[Any]) -> None:
-    """Replace the old result by the new folder."""
-    if is_forced(job.spec):
-        compare_with_old(job)
-    manifest_path(job.target).unlink(missing_ok=True)
-    if job.target.exists():
-        os.replace(job.target, unused_name(job))
-    os.replace(job.result, job.target)
-    fsync(job.target.parent)
+    write_atomically(job.result / MANIFEST, text)
 
 
 def compare_with_old(job: Job[Any]) -> None:
     """Print whether a forced run made the bytes of the result that it replaces."""
-    old, new = (read_manifest(folder / "manifest.json") for folder in (job.target, job.result))
+    old, new = (read_manifest(folder / MANIFEST) for folder in (job.stored, job.result))
     if old is None or new is None:
         return
     names = old["files"].keys() | new["files"].keys()
@@ -353,77 +361,28 @@ def compare_with_old(job: Job[Any]) -> None:
     print(f"{job.target}: the forced run made {outcome}")
 
 
-def cache_of(placement: Mapping[str, Any]) -> ResultCache | None:
-    """Return the cache of results that a placement names, if any."""
-    if not placement.get("cache"):
-        return None
-    return ResultCache(Path(placement["cache"]), placement["cache_max_bytes"])
-
-
-def take(cache: ResultCache, job: Job[Any]) -> bool:
-    """Publish the result of a job from a cache; return whether the cache has it."""
-    shutil.rmtree(job.result, ignore_errors=True)
-    if not cache.take(job.key, job.result, run_files(job.spec)):
-        return False
-    publish(job)
-    return True
-
-
-def run_files(spec: Mapping[str, Any]) -> dict[str, Path]:
-    """Return what a run writes besides its result, by the name that the cache has for it."""
-    return {"run.json": Path(f"{spec['path']}.run.json"), "logs": log_folder(spec)}
-
-
-def log_folder(spec: Mapping[str, Any]) -> Path:
-    """Return the folder of the TensorBoard logs of a job."""
-    return Path("output/logs", spec["rule"], spec["name"])
+def shared_folder(job: Job[Any]) -> Path | None:
+    """Return the folder of the result of a job in the shared store, if there is such a store."""
+    shared = job.placement.get("shared_store")
+    return shared and stored_folder(Path(shared), job.spec["rule"], job.spec["name"], job.key)
 
 
 def recover(job: Job[Any]) -> None:
-    """Complete the publishing of a job that was killed during it.
-
-    A complete new folder takes the place of the result. Without one, an old result that was moved
-    aside returns to its place.
-    """
-    if is_complete(job.result, job.spec, job.input_digests):
-        publish(job)
-    elif not job.target.exists() and (replaced := replaced_results(job)):
-        os.replace(replaced[-1], job.target)
+    """Complete the publishing of a job that was killed after its result was complete."""
+    if is_undamaged(job.result, job.key):
+        publish(job.stored)
 
 
 def finish(job: Job[Any]) -> None:
-    """Cache the result, delete temporary files and write the manifest next to the result."""
-    if cache := cache_of(job.placement):
-        cache.put(job.key, job.target, run_files(job.spec), replace=is_forced(job.spec))
-    # The states of other specs are superseded too.
-    for leftover in (job.result, *replaced_results(job), job.states.parent):
+    """Share the result, delete leftovers and link the path of the result to it."""
+    if shared := shared_folder(job):
+        put_result(job.stored, shared, replace=is_forced(job.spec))
+    # Other versions of the result leave these too.
+    leftovers = [*job.stored.parent.glob(".*.tmp"), job.states.parent]
+    for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)
-    # A failed or interrupted rerun may have removed the manifest next to a complete result: the
-    # copy in the folder restores it, without computing anything.
-    write_next_to(job, "manifest", (job.target / "manifest.json").read_text())
-
-
-def replaced_results(job: Job[Any]) -> list[Path]:
-    """Return the folders of results that were moved aside, from the oldest to the newest.
-
-    Usually there is none. A network file system keeps a folder while a process reads its files.
-    """
-    pattern = re.compile(rf"\.{re.escape(job.target.name)}\.old(\d+)")
-    found = [pattern.fullmatch(path.name) for path in job.target.parent.glob(".*")]
-    numbers = sorted(int(match[1]) for match in found if match)
-    return [job.target.with_name(f".{job.target.name}.old{number}") for number in numbers]
-
-
-def unused_name(job: Job[Any]) -> Path:
-    """Return where the old result is moved to."""
-    number = 1 + max((int(path.suffix[4:]) for path in replaced_results(job)), default=0)
-    return job.target.with_name(f".{job.target.name}.old{number}")
-
-
-def write_next_to(job: Job[Any], kind: str, text: str) -> None:
-    """Write NAME.KIND.json next to the result.
-
-    The lock makes this job the only writer, so that the temporary file needs no process id and the
-    file of a killed run is overwritten.
-    """
-    write_atomically(f"{job.target}.{kind}.json", text, writer="tmp")
+    link_result(job.target, job.stored)
+    limit = job.placement.get("store_max_bytes")
+    keep_limit(STORE, lambda: linked_folders(Path("output")), limit)
+    if shared:
+        keep_limit(Path(job.placement["shared_store"]), set, limit)

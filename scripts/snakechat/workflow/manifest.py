@@ -21,10 +21,14 @@ from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
 
+MANIFEST = "manifest.json"
+# What a run writes besides the result: when, where and how it ran, and the times of its steps. They
+# differ from run to run.
+RUN_FILES = ("run.json", "times.jsonl")
 # Files in a result folder that the manifest does not list. Snakemake leaves an empty timestamp file
 # in folders that a user requests by name. A model card names the options of one build, and people
 # edit it before they publish a model: neither makes another model of it.
-UNLISTED_FILES = {".snakemake_timestamp", "manifest.json", "README.md"}
+UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", *RUN_FILES}
 
 
 # More levels than any manifest has: the config of a job has at most 50.
@@ -100,17 +104,6 @@ def input_digest(spec: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
 def result_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
     """Return the digest of everything that determines the content of a result."""
     return digest([spec, input_digests])
-
-
-def is_complete(folder: Path, spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> bool:
-    """Return whether a result was made from this spec and these inputs and is undamaged."""
-    manifest = read_manifest(folder / "manifest.json")
-    return (
-        manifest is not None
-        and digest(manifest["spec"]) == digest(spec)
-        and manifest["inputs"] == input_digests
-        and manifest["files"] == result_files(folder)
-    )
 
 
 def read_input(entry: Mapping[str, str]) -> Manifest:

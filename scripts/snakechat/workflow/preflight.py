@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.store import check_link
 
 PROGRAM = "snakechat.algorithms.reward_functions"
 
@@ -57,8 +58,9 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
 
 
 def check_folders(results: Iterable[str]) -> None:
-    """Raise InputError for a result in a folder that exists and is read-only."""
+    """Raise InputError for a result in a read-only folder, or whose path is no link to results."""
     for result in results:
+        check_link(Path(result))
         folder = Path(result).parent
         if folder.exists() and not os.access(folder, os.W_OK):
             raise InputError(f"{result} cannot be written: its folder is read-only")

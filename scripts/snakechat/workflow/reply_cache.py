@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from snakechat.workflow.digests import digest
 from snakechat.workflow.file_links import NO_LINK
-from snakechat.workflow.result_cache import make_folder
+from snakechat.workflow.shared_store import make_folder
 
 Request = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""NAME.run.json: when, where and how a job ran. Not part of the result: it differs in each run."""
+"""run.json: when, where and how a job ran. Not part of the result: it differs in each run."""
 
 import datetime
 import json
@@ -38,7 +38,7 @@ def run_record(
     measurements: Mapping[str, Any],
     started: float,
 ) -> str:
-    """Return the JSON text of NAME.run.json.
+    """Return the JSON text of run.json.
 
     Args:
         spec: The spec of the job; the record has its digest.
@@ -66,7 +66,7 @@ def run_record(
 
 def run_record_path(folder: str | Path) -> Path:
     """Return the path of the record of the run that made a result."""
-    return Path(f"{folder}.run.json")
+    return Path(folder, "run.json")
 
 
 def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:

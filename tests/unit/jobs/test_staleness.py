@@ -1,6 +1,8 @@
 """Staleness of results on disk: each state of a result by itself."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
+from snakechat.workflow.store import STORE, link_result, store_key, stored_folder
 
 
 @pytest.fixture
@@ -42,12 +45,12 @@ def describe(specs, rule, inputs=None, shows_provenance=False, **settings):
     specs.spec.cache_clear()
 
 
-def build(specs, rule, root):
-    """Write a result and its manifest, as a program does."""
+def build(specs, rule, root, text=None):
+    """Write a result into the store and link its path to it, as a program does."""
     spec, _ = specs.spec(rule, "a")
-    result = root / spec["path"]
-    result.mkdir(parents=True, exist_ok=True)
-    (result / "rows.txt").write_text(rule)
+    result = root / "build"
+    result.mkdir()
+    (result / "rows.txt").write_text(text or rule)
     manifest = {
         "spec": spec,
         "inputs": {
@@ -61,7 +64,12 @@ def build(specs, rule, root):
         "facts": {},
         "files": result_files(result),
     }
-    (root / f"{spec['path']}.manifest.json").write_text(json.dumps(manifest))
+    (result / "manifest.json").write_text(json.dumps(manifest))
+    folder = stored_folder(STORE, rule, "a", store_key(spec, manifest["inputs"]))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    result.rename(folder)
+    link_result(spec["path"], folder)
 
 
 def stale(specs, *rules, reporting=False):
@@ -74,6 +82,14 @@ def stale(specs, *rules, reporting=False):
     return set(staleness.stale)
 
 
+def delete(specs, rule):
+    """Delete a result, its earlier versions and the path that leads to it."""
+    path = specs.result(rule, "a")
+    shutil.rmtree(STORE / rule)
+    Path(path).unlink()
+    manifest_path(path).unlink()
+
+
 SECOND = {"output/second/a"}
 
 
@@ -83,7 +99,7 @@ def test_results_that_were_just_built_are_up_to_date(specs):
 
 @pytest.mark.parametrize("damage", ["missing", "longer", "unreadable", "other spec"])
 def test_a_damaged_result_is_stale(specs, tmp_path, damage):
-    manifest = tmp_path / "output/second/a.manifest.json"
+    manifest = tmp_path / "output/second/a/manifest.json"
     if damage == "missing":
         (tmp_path / "output/second/a/rows.txt").unlink()
     elif damage == "longer":
@@ -96,13 +112,9 @@ def test_a_damaged_result_is_stale(specs, tmp_path, damage):
 
 
 def rebuild_first(specs, root, setting, text="first"):
-    """Rebuild `first` from another spec: with this text, and then with the spec of today."""
+    """Build `first` from another spec, with this text."""
     describe(specs, "first", setting=setting)
-    build(specs, "first", root)
-    (root / "output/first/a/rows.txt").write_text(text)
-    manifest = read_manifest(root / "output/first/a.manifest.json")
-    manifest["files"] = result_files(root / "output/first/a")
-    (root / "output/first/a.manifest.json").write_text(json.dumps(manifest))
+    build(specs, "first", root, text)
 
 
 def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(specs, tmp_path):
@@ -123,12 +135,12 @@ def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs,
 
 
 def test_a_missing_input_leaves_a_result_up_to_date(specs, tmp_path):
-    (tmp_path / "output/first/a.manifest.json").unlink()
+    delete(specs, "first")
     assert stale(specs, "second") == set()
 
 
 def test_a_missing_input_that_would_be_made_from_another_spec_makes_a_result_stale(specs, tmp_path):
-    (tmp_path / "output/first/a.manifest.json").unlink()
+    delete(specs, "first")
     describe(specs, "first", setting=1)
     assert stale(specs, "second") == SECOND
 
@@ -137,10 +149,32 @@ def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(
     describe(specs, "third", inputs={"second": ("second", "a")})
     (tmp_path / "scripts/third.py").write_text("")
     build(specs, "third", tmp_path)
-    (tmp_path / "output/second/a.manifest.json").unlink()
+    delete(specs, "second")
     assert stale(specs, "third") == set()
     rebuild_first(specs, tmp_path, 0, "other")
     assert stale(specs, "third") == {"output/third/a"}
+
+
+def test_an_earlier_version_is_up_to_date_and_is_linked(specs, tmp_path):
+    first, second = Path("output/first/a").resolve(), Path("output/second/a").resolve()
+    rebuild_first(specs, tmp_path, 1, "other")
+    build(specs, "second", tmp_path)
+    describe(specs, "first")
+    staleness = Staleness(specs)
+    for rule in ("first", "second"):
+        staleness.decide(rule, "a")
+    assert not staleness.stale and len(staleness.links) == 2
+    staleness.link()
+    assert Path("output/first/a").resolve() == first
+    assert Path("output/second/a").resolve() == second
+    assert stale(specs, "first", "second", reporting=True) == set()
+
+
+def test_a_report_rejects_an_earlier_version(specs, tmp_path):
+    rebuild_first(specs, tmp_path, 1, "other")
+    describe(specs, "first")
+    with pytest.raises(InputError, match="output/first/a is stale, and a report shows"):
+        stale(specs, "first", reporting=True)
 
 
 def test_a_report_rejects_a_stale_result(specs, tmp_path):

@@ -25,9 +25,10 @@ def write(output, rule, folder, run, settings=(), **inputs):
     spec["inputs"] = entries
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
     path.mkdir(parents=True)
-    path.with_name("a.manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    path.with_name("a.manifest.json").symlink_to("a/manifest.json")
     record = {**EMPTY_RUN, "spec": digest(spec), "placement": PLACEMENT, **run}
-    path.with_name("a.run.json").write_text(json.dumps(record))
+    (path / "run.json").write_text(json.dumps(record))
     return path
 
 

@@ -373,7 +373,8 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
     for name, recorded in (("data", "a"), ("sft", "other"), ("rlhf", None)):
         lineage[name] = {"spec": "a", "inputs": []}
         if recorded:
-            (tmp_path / f"{name}.run.json").write_text(json.dumps(run | {"spec": recorded}))
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "run.json").write_text(json.dumps(run | {"spec": recorded}))
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
     cells = ["2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None, None, None, "here"]

@@ -145,20 +145,13 @@ def expected():
     return outcome(make_job(name="uninterrupted"))
 
 
-def test_a_run_without_checkpoints_has_all_steps():
-    component, done = walk(job := make_job())
-    assert done == list(range(1, STEPS + 1))
-    assert [batch for batch, _ in component.moves] == [f"rows {number}" for number in range(STEPS)]
-    assert job.record["resumed_after_step"] == 0
-
-
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("step", [1, 5, STEPS])
 def test_a_run_stopped_after_any_step_resumes_with_its_generators(step, expected):
     stop(make_job(save_steps=100), step)
     assert outcome(make_job(save_steps=100)) == expected
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("step", [1, 4, 5, STEPS])
 def test_a_run_killed_in_any_step_resumes_from_its_last_checkpoint(step, expected):
     with pytest.raises(KilledError):
         walk(job := make_job(save_steps=2), at={step: kill})
@@ -194,27 +187,6 @@ def test_every_jsonl_file_of_a_result_is_restored():
     assert [json.loads(line)["step"] for line in lines] == [1, 5, 7]
     lines = (job.result / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
-
-
-def test_a_run_may_be_stopped_repeatedly(expected):
-    for step in (1, 2, 5, 7):
-        stop(make_job(save_steps=100), step)
-    assert outcome(make_job(save_steps=100)) == expected
-
-
-def test_only_the_remaining_steps_are_run():
-    stop(make_job(save_steps=100), 5)
-    component, done = walk(job := make_job())
-    assert done == [6, 7, 8]
-    assert [batch for batch, _ in component.moves[5:]] == ["rows 5", "rows 6", "rows 7"]
-    assert job.record["resumed_after_step"] == 5
-
-
-def test_the_step_from_which_a_run_resumes_is_printed(capsys):
-    stop(make_job(save_steps=100), 5)
-    assert capsys.readouterr().err == ""
-    walk(make_job())
-    assert capsys.readouterr().err == "resuming after step 5\n"
 
 
 def test_tensors_and_values_are_restored_exactly():
@@ -264,29 +236,10 @@ def test_components_restore_their_own_states():
     }
 
 
-@pytest.mark.parametrize(("save_steps", "kept"), [(1, [7, 8]), (3, [3, 6]), (5, [5]), (9, [])])
+@pytest.mark.parametrize(("save_steps", "kept"), [(1, [7, 8]), (3, [3, 6]), (9, [])])
 def test_checkpoints_are_saved_every_save_steps_and_the_last_two_are_kept(save_steps, kept):
     walk(job := make_job(save_steps))
     assert saved_steps(job) == kept
-
-
-def test_a_checkpoint_exists_when_the_next_step_begins():
-    job, saved = make_job(save_steps=3), {}
-
-    def record(step):
-        saved[step] = saved_steps(job)
-
-    walk(
-        job,
-        at={step: partial(record, step) for step in (3, 4, 7)},
-    )
-    assert saved == {3: [], 4: [3], 7: [3, 6]}
-
-
-def test_a_resumed_run_saves_at_the_same_steps():
-    stop(make_job(save_steps=3), 4)
-    walk(job := make_job(save_steps=3))
-    assert saved_steps(job) == [4, 6]
 
 
 def slow(clock, seconds):
@@ -319,19 +272,6 @@ def test_saving_takes_at_most_a_twentieth_of_the_time(clock):
     assert len(component.saved) / clock.now < 0.05
 
 
-def test_a_delayed_save_happens_at_a_multiple_of_save_steps(clock):
-    component = slow(clock, 1)
-    walk(make_job(save_steps=8), steps=48, at=takes(clock, 1, 48), component=component)
-    # The first save lasts from 8 to 9; 29 is reached after step 28, so step 32 saves.
-    assert component.saved == [8, 32]
-
-
-def test_the_delay_is_proportional_to_the_last_save(clock):
-    component = slow(clock, 0.1)
-    walk(make_job(), steps=20, at=takes(clock, 1.1, 20), component=component)
-    assert component.saved == list(range(1, 21, 2))
-
-
 def test_a_signal_saves_without_delay(clock):
     component = slow(clock, 1)
     stop(job := make_job(), 5, component=component)
@@ -354,10 +294,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
 def edit(path):
     path.write_text(path.read_text().replace('"step": 6', '"step": 5'))
 
@@ -367,21 +303,11 @@ def delete(path):
 
 
 DAMAGES = [
-    ("tensors.safetensors", flip(3)),
     ("tensors.safetensors", flip(-1)),
-    ("tensors.safetensors", flip(-3000)),
     ("tensors.safetensors", cut),
-    ("tensors.safetensors", empty),
-    ("tensors.safetensors", delete),
     ("values.json", edit),
-    ("values.json", cut),
-    ("values.json", delete),
-    ("metrics.jsonl", edit),
-    ("metrics.jsonl", cut),
     ("metrics.jsonl", delete),
-    ("files.json", flip(40)),
     ("files.json", cut),
-    ("files.json", empty),
     ("files.json", delete),
 ]
 
@@ -406,22 +332,6 @@ def test_a_damaged_checkpoint_is_ignored(name, how, expected, capsys):
         f"warning: {job.states}/00000006 is damaged and ignored\nresuming after step 3\n"
     )
     assert saved_steps(job) == [3]
-
-
-def test_a_file_in_place_of_a_checkpoint_is_ignored(expected):
-    with pytest.raises(KilledError):
-        walk(job := make_job(save_steps=3), at={7: kill})
-    (job.states / "00000009").write_text("a file")
-    assert outcome(make_job(save_steps=100)) == expected
-
-
-def test_a_checkpoint_with_an_additional_file_is_damaged(expected):
-    with pytest.raises(KilledError):
-        walk(job := make_job(save_steps=3), at={7: kill})
-    (job.states / "00000006/0-of-1/tensors.safetensors.1").touch()
-    job = make_job()
-    assert outcome(job) == expected
-    assert job.record["resumed_after_step"] == 3
 
 
 def test_a_run_without_an_undamaged_checkpoint_starts_from_the_beginning(expected, capsys):
@@ -461,10 +371,9 @@ def test_an_incomplete_checkpoint_is_ignored(expected, capsys):
     assert not (job.states / ".tmp").exists()
 
 
-@pytest.mark.parametrize("broken", ["save_file", "result_files"])
-def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(broken, monkeypatch, expected):
+def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(monkeypatch, expected):
     calls = itertools.count(1)
-    works = getattr(checkpointing, broken)
+    works = checkpointing.save_file
 
     def fails(*arguments):
         works(*arguments)
@@ -473,7 +382,7 @@ def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(broken, monke
         return works(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(checkpointing, broken, fails)
+        patched.setattr(checkpointing, "save_file", fails)
         walk(job := make_job(save_steps=2))
     assert saved_steps(job) == [2, 4]
     assert outcome(make_job()) == expected
@@ -487,13 +396,6 @@ def test_a_signal_saves_and_ends_the_run(which):
     )
     assert saved_steps(job) == [4]
     assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
-
-
-def test_a_signal_takes_effect_after_the_step():
-    done = []
-    with pytest.raises(SystemExit):
-        walk(make_job(), at={3: lambda: (send(signal.SIGTERM)(), done.append(3))})
-    assert done == [3]
 
 
 def test_a_signal_between_steps_takes_effect_after_the_next_step():
@@ -527,13 +429,11 @@ def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
     assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
 
 
-@pytest.mark.parametrize("first", SIGNALS)
-@pytest.mark.parametrize("then", SIGNALS)
-def test_further_signals_during_a_save_do_not_damage_it(first, then, expected):
+def test_further_signals_during_a_save_do_not_damage_it(expected):
     component = Walk()
-    component.when_saved = send(then, then)
-    message = stop(job := make_job(save_steps=100), 3, first, component=component)
-    assert message.startswith(f"stopped by {first.name} after step 3:")
+    component.when_saved = send(*SIGNALS)
+    message = stop(job := make_job(save_steps=100), 3, component=component)
+    assert message.startswith("stopped by SIGTERM after step 3:")
     assert saved_steps(job) == [3]
     assert outcome(make_job()) == expected
 
@@ -547,9 +447,7 @@ def test_a_signal_during_a_save_ends_the_run_after_it(expected):
     assert outcome(make_job()) == expected
 
 
-@pytest.mark.parametrize(
-    "changes", [{"seed": 2}, {"made_from": "1"}, {"name": "small"}, {"rule": "train_reward"}]
-)
+@pytest.mark.parametrize("changes", [{"seed": 2}, {"made_from": "1"}, {"name": "small"}])
 def test_a_checkpoint_of_another_spec_or_other_inputs_is_not_used(changes):
     stop(make_job(seed=1), 3)
     other = make_job(**{"seed": 1, **changes})
@@ -591,17 +489,8 @@ def test_a_program_resumes_and_records_the_step(program, expected, tmp_path):
     assert not target.exists()
     program(walk)
     assert (target / "metrics.jsonl").read_bytes() == expected[0]
-    record = json.loads((tmp_path / "output/sft/tiny.run.json").read_text())
+    record = json.loads((tmp_path / "output/sft/tiny/run.json").read_text())
     assert record["resumed_after_step"] == 5
-
-
-def test_a_published_result_leaves_no_checkpoint(program, tmp_path):
-    steps_in = []
-    program(lambda job: steps_in.append((walk(job), saved_steps(job))[1]))
-    assert steps_in == [[6, 8]]
-    assert not list((tmp_path / "output/state").rglob("*.safetensors"))
-    record = json.loads((tmp_path / "output/sft/tiny.run.json").read_text())
-    assert record["resumed_after_step"] == 0
 
 
 def test_a_program_stopped_after_its_last_step_runs_no_step(program, expected, tmp_path):
@@ -624,12 +513,3 @@ def test_ctrl_c_outside_the_loop_is_reported_in_one_line(program):
     with pytest.raises(SystemExit) as stopped:
         program(interrupted)
     assert stopped.value.code == "stopped by SIGINT"
-
-
-def test_generators_of_missing_devices_are_ignored():
-    generators = checkpointing.Generators()
-    state = generators.state_dict()
-    assert "cpu" in state
-    drawn = torch.rand(4)
-    generators.load_state_dict({**state, "another": SimpleNamespace()})
-    assert torch.equal(torch.rand(4), drawn)

@@ -16,7 +16,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import (
     Job,
     finish,
-    publish,
     read_spec,
     recover,
     reuse_result,
@@ -66,7 +65,8 @@ def test_settings_that_the_class_does_not_have_are_an_error(spec):
 def test_paths_and_lineage_of_a_job(spec):
     job = make_job(spec, Settings, commit="abc")
     assert str(job.inputs["data"]) == "output/data/toy"
-    assert str(job.result) == "output/sft/.tiny.tmp"
+    assert job.stored.relative_to("output/store/train_sft/tiny").name == job.key
+    assert job.result == job.stored.with_name(f".{job.key}.tmp")
     assert job.lineage["output/data/toy"]["facts"] == {"commit": "abc"}
 
 
@@ -103,36 +103,37 @@ def job(spec, tmp_path, monkeypatch):
     return make_job(spec, Settings)
 
 
-@pytest.mark.parametrize("replaced", [None, ".tiny.old1"])
-def test_a_complete_folder_of_a_killed_job_becomes_the_result(job, replaced):
-    """The job was killed before, or between, the two renames."""
+def test_a_complete_folder_of_a_killed_job_becomes_the_result(job):
     write_result(job, job.result, "new")
-    write_result(job, job.target.with_name(replaced or job.target.name), "old")
     recover(job)
     finish(job)
     assert (job.target / "weights").read_text() == "new"
+    assert {path.name for path in job.stored.parent.iterdir()} == {job.key}
     assert {path.name for path in job.target.parent.iterdir()} == {"tiny", "tiny.manifest.json"}
 
 
-def test_without_a_complete_folder_the_old_result_returns(job):
+def test_an_incomplete_folder_of_a_killed_job_does_not(job):
     write_result(job, job.result, "new")
     (job.result / "manifest.json").unlink()
-    write_result(job, job.target.with_name(".tiny.old1"), "old")
     recover(job)
-    assert (job.target / "weights").read_text() == "old"
+    assert not job.stored.exists()
 
 
-def test_an_old_result_that_cannot_be_deleted_does_not_prevent_publishing(job):
-    write_result(job, job.target.with_name(".tiny.old1"), "kept by a network file system")
-    write_result(job, job.target, "old")
+def test_other_versions_stay(job, spec):
     write_result(job, job.result, "new")
-    publish(job)
-    assert (job.target / "weights").read_text() == "new"
-    assert (job.target.with_name(".tiny.old2") / "weights").read_text() == "old"
+    recover(job)
+    finish(job)
+    spec["settings"]["epochs"] = 4
+    other = make_job(spec, Settings)
+    write_result(other, other.result, "other")
+    recover(other)
+    finish(other)
+    assert (other.target / "weights").read_text() == "other"
+    assert (job.stored / "weights").read_text() == "new"
 
 
 def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
-    """Other users of a shared cache read them."""
+    """Other users of a shared store read them."""
     (job.result / "adapter").mkdir(parents=True)
     job.result.chmod(0o755)
     for name in ("weights", "adapter/weights"):
@@ -140,7 +141,7 @@ def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
         (job.result / name).chmod(0o600)
     monkeypatch.setattr("snakechat.workflow.job.run_record", lambda *_: "{}")
     write_manifest(job, 0.0)
-    for name in ("weights", "adapter/weights", "manifest.json"):
+    for name in ("weights", "adapter/weights", "manifest.json", "run.json"):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
 
 

@@ -183,12 +183,13 @@ def program(in_background, tmp_path):
     return start
 
 
-def text_of(folder):
-    """Wait until a folder contains a text and return it."""
+def text_of(folder, pattern="."):
+    """Wait until a folder that matches a pattern contains a text and return it."""
     end = time.monotonic() + 20
-    while not (folder / "text").exists() and time.monotonic() < end:
+    while not (found := list(folder.glob(f"{pattern}/text"))) and time.monotonic() < end:
         time.sleep(0.01)
-    return (folder / "text").read_text()
+    [path] = found
+    return path.read_text()
 
 
 def finish(process):
@@ -207,11 +208,11 @@ def locked_by(process):
 
 def test_a_second_run_fails_while_the_first_makes_the_result(program, tmp_path):
     first = program("first")
-    text_of(tmp_path / "output/sft/.tiny.tmp")
+    text_of(tmp_path / "output/store/make/tiny", ".*.tmp")
     assert finish(program("second")) == locked_by(first)
     assert finish(program("first")) == locked_by(first)
     # The files of the first run are unchanged.
-    assert text_of(tmp_path / "output/sft/.tiny.tmp") == "first"
+    assert text_of(tmp_path / "output/store/make/tiny", ".*.tmp") == "first"
     (tmp_path / "ready").touch()
     assert finish(first) == (0, "")
     assert text_of(tmp_path / "output/sft/tiny") == "first"
@@ -225,7 +226,7 @@ def test_after_a_kill_the_result_can_be_made_at_once(program, tmp_path):
     assert finish(program("before")) == (0, "")
     (tmp_path / "ready").unlink()
     killed = program("killed")
-    text_of(tmp_path / "output/sft/.tiny.tmp")
+    text_of(tmp_path / "output/store/make/tiny", ".*.tmp")
     assert finish(program("other")) == locked_by(killed)
     killed.kill()
     killed.wait()
@@ -233,14 +234,14 @@ def test_after_a_kill_the_result_can_be_made_at_once(program, tmp_path):
     (tmp_path / "ready").touch()
     assert finish(program("after")) == (0, "")
     assert text_of(tmp_path / "output/sft/tiny") == "after"
-    assert not (tmp_path / "output/sft/.tiny.tmp").exists()
+    assert not list((tmp_path / "output/store/make/tiny").glob(".*"))
 
 
 def test_different_results_are_made_at_the_same_time(program, tmp_path):
     first = program("first")
     other = program("other", name="small", path="output/sft/small")
-    assert text_of(tmp_path / "output/sft/.tiny.tmp") == "first"
-    assert text_of(tmp_path / "output/sft/.small.tmp") == "other"
+    assert text_of(tmp_path / "output/store/make/tiny", ".*.tmp") == "first"
+    assert text_of(tmp_path / "output/store/make/small", ".*.tmp") == "other"
     (tmp_path / "ready").touch()
     assert finish(first) == finish(other) == (0, "")
 

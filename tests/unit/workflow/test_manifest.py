@@ -8,7 +8,6 @@ from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     check_files,
-    is_complete,
     manifest_path,
     parse_manifest,
     read_input,
@@ -90,20 +89,7 @@ def test_an_input_without_a_readable_manifest_is_an_error(result):
         (lambda folder: (folder / "added").touch(), "added"),
     ],
 )
-def test_a_damaged_input_is_an_error_and_makes_a_result_incomplete(result, damage, name):
-    assert is_complete(result, SPEC, {"data": "0"})
+def test_a_damaged_input_is_an_error(result, damage, name):
     damage(result)
-    assert not is_complete(result, SPEC, {"data": "0"})
     with pytest.raises(InputError, match=f"output/sft/tiny/{name} does not match its manifest"):
         check_files(SPEC["path"], read_input(SPEC))
-
-
-def test_a_result_of_another_spec_or_other_inputs_is_incomplete(result):
-    assert not is_complete(result, {**SPEC, "name": "other"}, {"data": "0"})
-    assert not is_complete(result, SPEC, {"data": "1"})
-    # As digests, and unlike Python, true is not 1.
-    write_manifest(result, spec={**SPEC, "settings": {"packed": True}})
-    assert is_complete(result, {**SPEC, "settings": {"packed": True}}, {"data": "0"})
-    assert not is_complete(result, {**SPEC, "settings": {"packed": 1}}, {"data": "0"})
-    (result / "manifest.json").unlink()
-    assert not is_complete(result, SPEC, {"data": "0"})

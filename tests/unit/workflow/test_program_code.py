@@ -54,10 +54,10 @@ def test_libraries_of_our_programs():
     assert "matplotlib" in drawing - training and "torch" not in drawing
 
 
-def test_locks_records_the_cache_and_estimates_make_no_result_stale():
+def test_locks_records_the_store_and_estimates_make_no_result_stale():
     """They are imported by every job, and no content depends on them."""
     names = program_code(SCRIPTS / "train_sft.py").digests
-    unwanted = {f"snakechat/workflow/{name}.py" for name in ("locks", "run_record", "result_cache")}
+    unwanted = {f"snakechat/workflow/{name}.py" for name in ("locks", "run_record", "shared_store")}
     unwanted |= {
         f"snakechat/planning/{name}.py" for name in ("stage_choice", "memory", "footprint")
     }

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.manifest import read_manifest, result_files
-from snakechat.workflow.result_cache import ResultCache
+from snakechat.workflow.manifest import read_manifest
+from snakechat.workflow.store import is_undamaged, stored_folders
 from support.faults import ERRORS, KINDS, compile_faults, working
 
 # Writes two files, and counts how often it does so.
@@ -32,7 +32,7 @@ def main(job):
 if __name__ == "__main__":
     jobs.run(main)
 """
-# Publishes a result that the cache has, as the launcher does.
+# Takes a result from the shared store, as the launcher does.
 LAUNCHER = """
 import sys, json
 from snakechat.workflow.job import reuse_result
@@ -42,10 +42,9 @@ if not reuse_result(spec, json.loads(placement)):
     sys.exit("error: the program has to run")
 """
 
-RESULT = Path("output/made/one")
-# All that is left next to a result whose job has ended, except the record of the run.
+RESULT, STORE, SHARED = Path("output/made/one"), Path("output/store/make/one"), Path("shared")
+# All that is left next to a result whose job has ended.
 COMPLETE = {"one", "one.manifest.json", ".one.lock"}
-CACHE = Path("output/cache")
 
 
 class Build:
@@ -59,14 +58,14 @@ class Build:
         spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
         spec |= {"requirements": {}, "code": {}, "settings": {"text": text}}
         Path("spec.json").write_text(json.dumps(spec))
-        placement = json.dumps({"cache": str(CACHE), "cache_max_bytes": None})
+        placement = json.dumps({"shared_store": str(SHARED)})
         words = (f"scripts/{program}.py", "--spec", "spec.json", "--placement", placement)
         return self.worker.run(*words, **named)
 
 
 @pytest.fixture
 def build(scratch, tmp_path, monkeypatch):
-    """A build whose result was made from the text `old`; its cache has `new` too."""
+    """A build whose result was made from the text `old`; a shared store has `new` too."""
     library = compile_faults(tmp_path)
     folder = scratch / tmp_path.name
     folder.mkdir()
@@ -79,51 +78,63 @@ def build(scratch, tmp_path, monkeypatch):
         for text in ("new", "old"):
             assert build.run(text) == (0, "")
             Path("output").rename(text)
-        shutil.copytree("new/cache", "old/cache", dirs_exist_ok=True)
+        SHARED.rename("both")
         yield build
     shutil.rmtree(folder)
 
 
+def start_over(shared):
+    """Bring back the old result, and the shared store or an empty one."""
+    for folder in ("output", SHARED):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("old", "output", symlinks=True)
+    if shared:
+        shutil.copytree("both", SHARED)
+    else:
+        SHARED.mkdir()
+
+
 def contents(folder):
-    """Return the bytes of the files of a result and of its manifest."""
-    made = Path(folder, "made")
-    paths = [made / "one.manifest.json", *made.glob("one/**/*")]
-    return {path.relative_to(made): path.read_bytes() for path in paths if path.is_file()}
+    """Return the bytes of the files of a result."""
+    made = Path(folder, "made/one")
+    return {
+        path.relative_to(made): path.read_bytes()
+        for path in made.glob("**/*")
+        if path.is_file() and path.name != "run.json"
+    }
 
 
 def complete_texts():
-    """Return the texts of all complete results, published or not."""
-    texts = []
-    for folder in RESULT.parent.iterdir():
-        manifest = read_manifest(folder / "manifest.json")
-        # Replaced results are deleted file by file.
-        if manifest and manifest["files"] == result_files(folder):
-            texts.append((folder / "text").read_text())
-    return texts
+    """Return the texts of the undamaged results, published or not."""
+    folders = [*stored_folders(STORE), *STORE.glob(".*.tmp")]
+    keys = [folder.name.removeprefix(".").removesuffix(".tmp") for folder in folders]
+    return {
+        (folder / "text").read_text()
+        for folder, key in zip(folders, keys, strict=True)
+        if is_undamaged(folder, key)
+    }
 
 
 def names_of_results():
-    return {path.name for path in RESULT.parent.iterdir()} - {"one.run.json"}
+    return {path.name for path in RESULT.parent.iterdir()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("program", "cached"), [("make", False), ("launch", True)])
-def test_a_fault_at_any_change_loses_nothing(build, program, cached, kind):
+@pytest.mark.parametrize(("program", "shared"), [("make", False), ("launch", True)])
+def test_a_fault_at_any_change_loses_nothing(build, program, shared, kind):
     expected, failures = contents("new"), 0
     for number in count(1):
-        shutil.rmtree("output", ignore_errors=True)
-        shutil.copytree("old", "output")
-        if not cached:
-            shutil.rmtree("output/cache")
+        start_over(shared)
         Path("log").unlink(missing_ok=True)
         code, output = build.run("new", program, kind=kind, at=number, log="log")
         texts, runs = complete_texts(), Path("runs").stat().st_size
-        assert texts, f"{number}: both results are lost"
+        assert "old" in texts, f"{number}: the old result is lost"
         manifest = read_manifest(f"{RESULT}.manifest.json")
-        if kind == "kill" and manifest and manifest["spec"]["settings"]["text"] == "new":
+        assert manifest, f"{number}: no result is linked"
+        if kind == "kill" and manifest["spec"]["settings"]["text"] == "new":
             # No build runs the job again: nothing may be left to do.
-            assert names_of_results() == COMPLETE and texts == ["new"], number
-        assert ResultCache(CACHE, None).verify() == [], number
+            assert names_of_results() >= COMPLETE and not list(STORE.glob(".*.tmp")), number
+        assert all(map(is_undamaged, stored_folders(SHARED))), number
         if code == 0:
             assert contents("output") == expected, number
         elif kind != "kill":
@@ -139,22 +150,18 @@ def test_a_fault_at_any_change_loses_nothing(build, program, cached, kind):
         repeated = Path("runs").stat().st_size - runs
         assert repeated == (0 if "new" in texts else 1), number
         assert contents("output") == expected, number
-        # A record that cannot be copied from the cache is a warning.
-        has_record = RESULT.with_name("one.run.json").exists()
-        assert has_record or "/run.json is not restored" in output
-        assert names_of_results() == COMPLETE, number
+        assert (RESULT / "run.json").exists(), number
         if number > len(Path("log").read_text().splitlines()):
             break
+    assert names_of_results() == COMPLETE
     assert failures > 10
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
 def test_a_clock_that_is_set_changes_no_result_and_no_duration(build, seconds):
     for at in (1, 8):
-        shutil.rmtree("output", ignore_errors=True)
-        shutil.copytree("old", "output")
-        shutil.rmtree("output/cache")
+        start_over(shared=False)
         assert build.run("new", kind="clock", at=at, seconds=seconds) == (0, "")
         assert contents("output") == contents("new")
-        record = json.loads(RESULT.with_name("one.run.json").read_text())
+        record = json.loads((RESULT / "run.json").read_text())
         assert 0 <= record["seconds"] < 60

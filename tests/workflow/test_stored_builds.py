@@ -1,5 +1,6 @@
-"""Builds with a cache of results, and builds whose sources are edited while they run."""
+"""Builds with earlier versions of results and a shared store, and with sources that are edited."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,33 +12,34 @@ from pathlib import Path
 import pytest
 
 from conftest import Workflow, copy_sources
+from snakechat.workflow.manifest import RUN_FILES
 
 TARGET = "output/tokens/sft/tiny.manifest.json"
 
 
 @pytest.fixture
 def workflow(tmp_path):
-    """A function that returns a workflow of a small dataset with a common cache."""
+    """A function that returns a workflow of a small dataset with a shared store."""
 
     def make(name):
         copy_sources(tmp_path / name)
         toy = "datasets={toy: {rows: 60, eval_rows: 20}}"
-        return Workflow(tmp_path / name, "--config", toy, f"cache={tmp_path / 'cache'}")
+        return Workflow(tmp_path / name, "--config", toy, f"shared_store={tmp_path / 'shared'}")
 
     return make
 
 
 def contents(workflow):
-    """Return the bytes of all manifests and results."""
+    """Return the bytes of the current results."""
     folder = workflow.folder / "output"
-    paths = [path for part in ("data", "split", "tokens", "models") for path in folder.glob(part)]
-    files = [path for part in paths for path in part.rglob("*") if path.is_file()]
-    names = {path.relative_to(folder): path.read_bytes() for path in files}
-    varying = ("*.run.json", ".*.lock")
+    results = (
+        folder / path for path in ("data/toy", "split/toy", "tokens/sft/tiny", "models/tiny")
+    )
     return {
-        name: data
-        for name, data in names.items()
-        if not any(name.match(pattern) for pattern in varying)
+        (result.name, path.relative_to(result)): path.read_bytes()
+        for result in results
+        for path in result.rglob("*")
+        if path.is_file() and path.name not in RUN_FILES
     }
 
 
@@ -46,20 +48,25 @@ def log(workflow, job):
     return (workflow.folder / f"output/logs/{job}.log").read_text()
 
 
-def test_a_setting_that_is_changed_and_set_back_takes_results_from_the_cache(workflow):
+def test_a_setting_that_is_changed_and_set_back_needs_no_job(workflow):
     first = workflow("first")
     first.build(TARGET)
     before = contents(first)
     longer = Workflow(first.folder, *first.options, "sft={recipes: {tiny: {max_length: 64}}}")
     longer.build(TARGET)
     assert contents(first) != before
-    first.build(TARGET)
+    assert first.planned(TARGET) == set()
+    assert "Nothing to be done" in first.build(TARGET)
     assert contents(first) == before
-    assert "is taken from the cache" in log(first, "tokenize_sft/tiny")
-    listed = first.run("python", "scripts/cache.py", "list", "output/tokens/sft/tiny",
-                       "--cache", str(first.folder.parent / "cache"))  # fmt: skip
+    listed = first.run("python", "scripts/store.py", "list", "output/tokens/sft/tiny")
     assert listed.returncode == 0, listed.stdout
     assert "sft.max_length changed" in listed.stdout
+    # Where a later job runs, it reads the version that is linked before it starts.
+    longer.build(TARGET)
+    first.build("output/sft/tiny.manifest.json")
+    manifest = json.loads((first.folder / "output/sft/tiny.manifest.json").read_text())
+    assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96
+    assert contents(first) == before
 
 
 def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
@@ -68,39 +75,62 @@ def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
     second.build(TARGET)
     assert contents(second) == contents(first)
     for job in ("import_dataset/toy", "init_model/tiny", "tokenize_sft/tiny"):
-        assert "is taken from the cache" in log(second, job)
+        assert "is taken from the shared store" in log(second, job)
     # Damage is noticed, and the job runs.
-    shutil.rmtree(second.folder / "output/tokens")
-    for path in (first.folder.parent / "cache").rglob("*.ids.npy"):
+    shutil.rmtree(second.folder / "output/store/tokenize_sft")
+    for path in (first.folder.parent / "shared").rglob("*.ids.npy"):
         path.chmod(0o644)
         path.write_bytes(b"damaged")
     second.build(TARGET)
-    assert "is damaged and ignored" in log(second, "tokenize_sft/tiny")
+    assert "is damaged and removed" in log(second, "tokenize_sft/tiny")
+
+
+def test_links_that_were_deleted_come_back(workflow):
+    build = workflow("first")
+    build.build(TARGET)
+    before = contents(build)
+    for folder in ("data", "split", "tokens", "models"):
+        shutil.rmtree(build.folder / "output" / folder)
+    build.build(TARGET)
+    assert contents(build) == before
+    assert "is kept: it was made from the same spec" in log(build, "tokenize_sft/tiny")
+
+
+def test_a_folder_in_the_place_of_a_link_is_one_line(workflow):
+    build = workflow("first")
+    (build.folder / "output/data/toy").mkdir(parents=True)
+    process = build.snakemake(TARGET, "--cores", "2")
+    assert process.returncode == 1
+    errors = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        "error: output/data/toy: expected a link to a folder in output/store, found a file or a"
+        " folder of its own: move it to another place"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["a file", "a folder without write permission"])
-def test_a_cache_that_cannot_be_written_costs_a_warning(workflow, damage):
+def test_a_shared_store_that_cannot_be_written_costs_a_warning(workflow, damage):
     build = workflow("first")
-    cache = build.folder.parent / "cache"
+    shared = build.folder.parent / "shared"
     if damage == "a file":
-        cache.touch()
+        shared.touch()
     elif os.getuid() == 0:
         # The permissions of root's files do not matter, those of the kernel's do.
-        cache.symlink_to("/proc/sys")
+        shared.symlink_to("/proc/sys")
     else:
-        cache.mkdir(mode=0o500)
+        shared.mkdir(mode=0o500)
     build.build("output/data/toy.manifest.json")
-    assert "warning: output/data/toy is not stored" in log(build, "import_dataset/toy")
+    assert "is not stored in" in log(build, "import_dataset/toy")
     assert build.planned("output/data/toy.manifest.json") == set()
 
 
-def test_two_builds_that_fill_an_empty_cache_at_once_both_succeed(workflow):
+def test_two_builds_that_fill_an_empty_store_at_once_both_succeed(workflow):
     workflows = [workflow("first"), workflow("second")]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda each: each.build(TARGET), workflows))
     assert contents(workflows[0]) == contents(workflows[1])
-    cache = workflows[0].folder.parent / "cache"
-    process = workflows[0].run("python", "scripts/cache.py", "verify", "--cache", str(cache))
+    shared = workflows[0].folder.parent / "shared"
+    process = workflows[0].run("python", "scripts/verify.py", str(shared))
     assert process.returncode == 0, process.stdout
 
 
