@@ -11,6 +11,7 @@ keys without a translation, for which the Chinese page has the English text.
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snakechat.config.schema import SETTINGS, config_schema, placement_schema  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
+SCALARS = ("integer", "number", "string", "boolean")
+NO_DEFAULT = "-"
 STAGES = ("sft", "reward", "dpo", "rlhf")
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 # Objects and lists that are one value for a reader.
@@ -87,10 +90,6 @@ class Page:
             if section:
                 lines.append(self.description(section))
             lines.append("\n".join(self.table(section, sections[section])))
-            for group in ("presets", "recipes"):
-                if section in SETTINGS and group in self.config[section]:
-                    names = ", ".join(f"`{name}`" for name in self.config[section][group])
-                    lines.append(f"{self.labels[group]}{names}")
         return "\n\n".join(lines) + "\n"
 
     def shared_settings(self) -> dict[str, list[str]]:
@@ -114,7 +113,7 @@ class Page:
     def shared_table(self) -> Iterator[str]:
         """Yield the lines of the table of settings of several stages."""
         yield self.labels["head"]
-        yield "|---|---|---|---|"
+        yield "|---|---|---|"
         for name, stages in self.shared.items():
             key = f"{stages[0]}.{name}"
             values = {stage: self.default(f"{stage}.{name}") for stage in stages}
@@ -131,15 +130,21 @@ class Page:
         if section in SETTINGS:
             keys = self.in_order(keys)
         yield self.labels["head"]
-        yield "|---|---|---|---|"
+        yield "|---|---|---|"
         for key in keys:
             name = key.removeprefix(f"{section}.") if section else key
             yield self.row(name, key, self.default(key))
 
     def row(self, name: str, key: str, default: str) -> str:
         """Return the line of a key in a table."""
-        description = self.description(key).replace("|", "\\|")
-        return f"| `{name}` | {self.type(self.keys[key])} | {default} | {description} |"
+        schema, description = self.keys[key], self.description(key).replace("|", "\\|")
+        value = default
+        if default == NO_DEFAULT:
+            value = self.type(schema)
+        elif schema.get("type") not in SCALARS or "enum" in schema:
+            # The default shows the type of any other value.
+            value = f"{default} ({self.type(without_value(schema, default))})"
+        return f"| `{name}` | {value} | {description} |"
 
     def description(self, key: str) -> str:
         """Return what a key means."""
@@ -167,19 +172,27 @@ class Page:
         return next(described, key)
 
     def default(self, key: str) -> str:
-        """Return the value of a key in config.yaml; those of all deployments; a dash if none."""
+        """Return the value of a key in config.yaml, or those of all deployments."""
         section, _, name = key.partition(".")
         if section == "deployments":
             name = name.partition(".")[2]
             values = self.config[section].items()
-            given = [f"{entry} {as_code(keys[name])}" for entry, keys in values if name in keys]
-            return ", ".join(given) or "-"
+            given = {entry: as_code(keys[name]) for entry, keys in values if name in keys}
+            if not given:
+                return NO_DEFAULT
+            common, count = Counter(given.values()).most_common(1)[0]
+            if count == len(given):
+                return common
+            named = [f"{entry} {value}" for entry, value in given.items() if value != common]
+            if count == 1:
+                return ", ".join(f"{entry} {value}" for entry, value in given.items())
+            return ", ".join([*named, f"{self.labels['others']} {common}"])
         if section in SETTINGS:
             return as_code(self.config[section]["defaults"].get(name, self.config.get(name)))
         value = self.config
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
-                return "-"
+                return NO_DEFAULT
             value = value[part]
         return as_code(value)
 
@@ -207,6 +220,17 @@ class Page:
         limits = [f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if limit in schema]
         is_number = name in ("integer", "number")
         return f"{self.labels[name]} {', '.join(limits) if is_number else ''}".strip()
+
+
+def without_value(schema: Schema, value: str) -> Schema:
+    """Return a schema without one of its choices, and without null if that is the value."""
+    if "enum" in schema:
+        return {**schema, "enum": [each for each in schema["enum"] if as_code(each) != value]}
+    if value == "`null`" and isinstance(schema.get("type"), list):
+        return {**schema, "type": [name for name in schema["type"] if name != "null"]}
+    if value == "`null`" and "oneOf" in schema:
+        return {**schema, "oneOf": [each for each in schema["oneOf"] if each.get("type") != "null"]}
+    return schema
 
 
 def keys_of(schema: Schema, place: tuple[str, ...] = ()) -> Iterator[tuple[str, Schema]]:

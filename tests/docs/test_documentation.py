@@ -229,6 +229,10 @@ def parse_snakemake(line):
     return (tuple(options), targets) if targets or "--report" not in words else None
 
 
+# What mine.yaml has where a page does not show it.
+EXAMPLE = blocks(ROOT / "README.md", "yaml")[0]
+
+
 def plans():
     """{(options, YAML): targets} of all Snakemake commands of the English pages.
 
@@ -242,7 +246,8 @@ def plans():
                 continue
             options, targets = parsed
             if {"--profile", "--configfile"} & set(options):
-                found[options, above if "mine.yaml" in options else ""].update(targets)
+                config = above or EXAMPLE if "mine.yaml" in options else ""
+                found[options, config].update(targets)
             else:
                 # Snakemake's own rule stands for no target.
                 plain.update(targets or ["all"])
