@@ -74,4 +74,4 @@ include: f"{BUILD['sources']}/rules/compare.smk"
 rule all:
     default_target: True
     input:
-        unnamed_targets,
+        FUNCTIONS.unnamed_targets,

@@ -46,6 +46,18 @@ def check_path(folder: Path) -> None:
         )
 
 
+def adapt(workflow: Any) -> None:
+    """Change what Snakemake prints, deletes and takes for a target, before it plans."""
+    collect_garbage_rarely()
+    hide_messages(workflow)
+    keep_published_files()
+    repeat_errors()
+    refuse_listings(workflow)
+    explain_rule_targets()
+    complete_targets(workflow)
+    use_shared_volume(workflow)
+
+
 def collect_garbage_rarely() -> None:
     """Have Python search for unreachable cycles of objects less often.
 

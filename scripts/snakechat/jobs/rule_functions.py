@@ -1,0 +1,312 @@
+"""What rules ask of a build: inputs, parameters and resources of jobs, and its start and its end.
+
+Snakemake calls these functions while it plans, and several times for a job. A mistake of a user is
+one line. Only rules/common.smk uses this module.
+"""
+
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snakechat.config.llm_judges import check_keys
+from snakechat.config.loading import load_config
+from snakechat.config.recipes import STAGES
+from snakechat.jobs.descriptions import RULES, Job
+from snakechat.jobs.files import unread_files_remark
+from snakechat.jobs.placements import (
+    RESOURCES,
+    hardware,
+    job_resources,
+    program_placement,
+    recipe_of,
+)
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
+from snakechat.workflow import snakemake_adapter
+from snakechat.workflow.digests import canonical_json
+from snakechat.workflow.errors import (
+    NOT_IN_CONFIG,
+    InputError,
+    describe_environment_error,
+    warn,
+)
+from snakechat.workflow.gpus import has_gpu
+from snakechat.workflow.kubernetes_pods import restrict_pods
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.preflight import (
+    check_folders,
+    check_gpus,
+    import_reward_functions,
+    no_gpu,
+)
+from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
+from snakechat.workflow.spec_files import spec_path, write_spec
+
+# A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
+RuleFunction = Callable[..., Any]
+
+
+def fails_in_one_line(function: RuleFunction) -> RuleFunction:
+    """Have a function that Snakemake calls stop with one line at an error that users can act on."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except InputError as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            sys.exit(f"error: {describe_environment_error(error, 'output', {}) or error}")
+
+    # Snakemake asks for the signature of each function once per job.
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return call
+
+
+def name_of(wildcards: Any) -> str:
+    """Return the name of a job, NAME or STAGE/NAME."""
+    return "/".join(wildcards)
+
+
+class RuleFunctions:
+    """The functions that rules call.
+
+    Args:
+        workflow: The workflow of Snakemake, which this class adapts.
+        config: The config of Snakemake; on a cluster, replaced by that of the build.
+        planned: On a cluster, the build that submitted this job, as its file has it; otherwise the
+            folder of the sources.
+        root: The folder of the Snakefile, which relative paths of the config start from.
+
+    Attributes:
+        config: The checked config.
+        snapshot: The sources that jobs run.
+        build_file: The file that jobs plan with.
+    """
+
+    def __init__(
+        self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], root: Path
+    ) -> None:
+        self.workflow, sources = workflow, Path(planned["sources"])
+        snakemake_adapter.check_version()
+        for folder in (root, Path.cwd()):
+            snakemake_adapter.check_path(folder)
+        snakemake_adapter.adapt(workflow)
+        if "config" in planned:
+            config.clear()
+            config.update(planned["config"])
+        command_line = planned.get("command_line", snakemake_adapter.command_line_config(workflow))
+        values = copy.deepcopy(config)
+        self.config = load_config(config, root, sources, command_line)
+        self.config.listings |= planned.get("listings", {})
+        try:
+            self.snapshot = take_snapshot(sources)
+        except OSError as error:
+            raise InputError(f"{error.filename}: {error.strerror}") from None
+        folder = str(self.snapshot.folder.absolute())
+        self._build = Build(folder, values, command_line, forced=[], listings={})
+        self.build_file = str(self._build.path)
+        self._specs = Specs(self.config, sources)
+        self._staleness = Staleness(self._specs)
+        snakemake_adapter.before_report(workflow, self._staleness.start_report)
+        snakemake_adapter.after_build(workflow, fails_in_one_line(self.finish))
+        # The options with which a result is rebuilt, for its model card and for verify.py.
+        self._options = snakemake_adapter.config_options()
+        # The spec files of planned jobs, by the paths of the manifests.
+        self._spec_files: dict[str, str] = {}
+        # A recipe whose planned jobs need a GPU, on a machine that seems to have none.
+        self._without_gpu: str | None = None
+        self._hardware = functools.cache(functools.partial(hardware, self.config))
+        self._warn_of_unread_files = functools.cache(self._find_unread_files)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def inputs(self, rule: str) -> RuleFunction:
+        """Return an input function: the manifests of the upstream jobs, by the program's names."""
+
+        @fails_in_one_line
+        def lookup(wildcards: Any) -> dict[str, str]:
+            self._check_build()
+            name = name_of(wildcards)
+            self._staleness.decide(rule, name)
+            spec, spec_digest = self._specs.spec(rule, name)
+            self._warn_of_unread_files(rule, name)
+            path = str(spec_path(rule, name, spec_digest))
+            self._spec_files[self._specs.manifest(rule, name)] = path
+            return {
+                key: self._specs.manifest(upstream["rule"], upstream["name"])
+                for key, upstream in spec["inputs"].items()
+            }
+
+        return lookup
+
+    def params(self, rule: str) -> dict[str, Any]:
+        """Return the words of a job's command: its program, spec file and placement."""
+
+        @fails_in_one_line
+        def placement(wildcards: Any) -> str:
+            name = name_of(wildcards)
+            found = program_placement(self.config, rule, name, self._options)
+            if found.get("gpus_per_node"):
+                self._warn_without_gpu("/".join(recipe_of(rule, name)))
+            return canonical_json(found)
+
+        def spec_file(wildcards: Any, output: Any) -> str:
+            # Snakemake has asked for the inputs already.
+            return self._spec_files[output[0]]
+
+        program = f"{self.snapshot.folder}/scripts/{RULES[rule].program}.py"
+        return {"spec": spec_file, "program": program, "placement": placement}
+
+    def threads(self, rule: str) -> RuleFunction:
+        """Return a function of wildcards: CPU threads of a job of a recipe on each node."""
+
+        @fails_in_one_line
+        def lookup(wildcards: Any) -> int:
+            threads: int = self._hardware(rule, name_of(wildcards))["threads"]
+            return threads
+
+        return lookup
+
+    def resources(self, rule: str) -> dict[str, RuleFunction]:
+        """Return the resources of a job of a recipe, each a function of wildcards and attempt."""
+
+        def resource(key: str) -> RuleFunction:
+            @fails_in_one_line
+            def lookup(wildcards: Any, attempt: int) -> int | str | None:
+                return job_resources(self._hardware(rule, name_of(wildcards)), attempt)[key]
+
+            return lookup
+
+        return {key: resource(key) for key in RESOURCES}
+
+    # --- targets ------------------------------------------------------------------------------
+
+    def results(self, stage: str, jobs: Callable[..., list[Job]]) -> RuleFunction:
+        """Return an input function of a path that users ask for: the manifests of its jobs.
+
+        jobs: Returns the jobs, given the wildcards.
+        """
+
+        @fails_in_one_line
+        def lookup(wildcards: Any) -> dict[str, list[Any]]:
+            # Elsewhere than in Snakemake, importing it takes seconds.
+            from snakemake.io import ancient
+
+            self._check_build()
+            folder = f"output/{stage}/{name_of(wildcards)}"
+            manifests = [self._specs.manifest(*job) for job in jobs(*wildcards)]
+            snakemake_adapter.force_inputs(self.workflow, stage, folder, manifests)
+            self._staleness.decide_folder(folder, manifests)
+            return {"manifests": [ancient(path) for path in manifests]}
+
+        return lookup
+
+    def recipe_results(self, stage: str) -> RuleFunction:
+        """Return the input function of a recipe: training, evaluation and gate."""
+        return self.results(stage, lambda name: folder_jobs(self.config, stage, name))
+
+    @fails_in_one_line
+    def unnamed_targets(self, wildcards: Any) -> list[str]:
+        """Input function of the targets of a build that names none."""
+        if other := results_of_other_configs(self.config):
+            names = ", ".join(other)
+            warn(f"{NOT_IN_CONFIG} {names}: add the --configfile of their build to see them")
+        return default_targets(self.config)
+
+    # --- start and end ------------------------------------------------------------------------
+
+    @fails_in_one_line
+    def start(self) -> None:
+        """Lock the folder, and write what jobs are made from: the snapshot, the build, the specs.
+
+        Planning alone writes nothing. The lock replaces Snakemake's own, which outlives a Snakemake
+        that was killed (profiles/default).
+        """
+        snakemake_adapter.check_scheduler(self.workflow)
+        restrict_pods(self.workflow)
+        snakemake_adapter.count_steps(self.workflow)
+        try:
+            acquire_lock("output/.lock")
+        except AlreadyLocked as other:
+            raise InputError(
+                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
+            ) from None
+        jobs_run_here = snakemake_adapter.jobs_share_environment(self.workflow)
+        if self._without_gpu and jobs_run_here:
+            check_gpus(self._without_gpu)
+        planned = snakemake_adapter.jobs_to_run(self.workflow)
+        jobs = [job for job in planned if job.rule in RULES]
+        specs = [self._specs.spec(job.rule, job.name)[0] for job in jobs]
+        forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
+        try:
+            self.snapshot.write()
+            self._build._replace(forced=forced, listings=self.config.listings).write()
+            for spec in specs:
+                write_spec(spec)
+        except OSError as error:
+            # The error of a full disk names no file.
+            place = error.filename or "output"
+            raise InputError(f"{place} cannot be written: {error.strerror}") from None
+        check_folders(spec["path"] for spec in specs)
+        self._staleness.link()
+        delete_old_snapshots(self.snapshot.folder)
+        if jobs_run_here:
+            functions, judges = (
+                {name for spec in specs for name in spec["settings"].get(key, ())}
+                for key in ("reward_functions", "llm_judges")
+            )
+            import_reward_functions(self.snapshot.folder, functions)
+            check_keys(self.config.values["llm_judges"], judges)
+
+    def finish(self) -> None:
+        """Link earlier versions that are up to date, also if no job ran, and write model cards."""
+        self._staleness.link()
+        recipes = [
+            (stage, name)
+            for stage in STAGES
+            for name in snakemake_adapter.planned_names(self.workflow, f"train_{stage}")
+        ]
+        if recipes:
+            # It takes a second.
+            from snakechat.reporting.card_writing import write_cards
+
+            write_cards(self._specs, recipes)
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def _check_build(self) -> None:
+        """Check options and decide what is stale; Snakemake knows both at its first question."""
+        snakemake_adapter.check_command(self.workflow)
+        snakemake_adapter.decide_staleness(self.workflow, self._changes)
+
+    def _changes(self, output: str) -> str:
+        """Return why a result or a path that users ask for is stale, or an empty string."""
+        if missing := self._staleness.incomplete.get(output):
+            return f"missing {', '.join(missing)}"
+        spec = self._staleness.stale.get(output.removesuffix(".manifest.json"))
+        if not spec:
+            return ""
+        # Imported only where something is stale.
+        from snakechat.planning.causes import causes_of
+
+        return "; ".join(causes_of(spec))
+
+    def _find_unread_files(self, rule: str, dataset: str) -> None:
+        """Print a warning if a dataset to import has data files that belong to no split."""
+        is_planned = rule == "import_dataset" and self.workflow.is_main_process
+        remark = unread_files_remark(self.config, dataset) if is_planned else None
+        if remark:
+            warn(remark)
+
+    def _warn_without_gpu(self, recipe: str) -> None:
+        """Print a warning if a job that runs here needs a GPU and there is none, once."""
+        runs_here = snakemake_adapter.jobs_run_here(self.workflow)
+        if self._without_gpu is None and runs_here and not has_gpu():
+            self._without_gpu = recipe
+            warn(no_gpu(recipe))
