@@ -108,8 +108,8 @@ class RuleFunctions:
             self.snapshot = take_snapshot(sources)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}") from None
-        folder = str(self.snapshot.folder.absolute())
-        self._build = Build(folder, values, command_line, forced=[], listings={})
+        copied = str(self.snapshot.folder.absolute())
+        self._build = Build(copied, values, command_line, forced=[], listings={})
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
