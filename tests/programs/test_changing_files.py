@@ -9,7 +9,6 @@ import pytest
 
 import fetch_model
 import import_dataset
-import init_model
 from snakechat.data import prompt_sets
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
@@ -79,16 +78,6 @@ def test_a_model_that_was_swapped_is_not_fetched(folder, tmp_path, monkeypatch):
     copy = swapping(fetch_model.copy_model, path, other)
     monkeypatch.setattr(fetch_model, "copy_model", copy)
     check_that_it_fails(fetch_model.main, job, path, other)
-
-
-def test_a_tokenizer_that_was_swapped_is_not_copied(folder, tmp_path, monkeypatch):
-    path = folder / "tokenizer.json"
-    settings = {"tokenizer": {"path": str(folder)}, "init": {}, "seed": 1}
-    job = job_of(tmp_path, folder, {"tokenizer.json": path}, **settings)
-    other = path.read_bytes() + b"\n"
-    copy = swapping(init_model.shutil.copyfile, path, other)
-    monkeypatch.setattr(init_model.shutil, "copyfile", copy)
-    check_that_it_fails(init_model.main, job, path, other)
 
 
 def test_prompts_that_were_swapped_are_not_used(tmp_path, monkeypatch):

@@ -1,15 +1,12 @@
 """Evaluation of chat models: compared models, scores, judges, success and written files."""
 
-import json
 import random
-import re
 import shutil
 import weakref
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForSequenceClassification
 
 import evaluate_rlhf
@@ -109,15 +106,6 @@ def test_ema_weights_are_compared_if_they_exist(job):
         assert [difference["mean"], *difference["interval_95"]] == pytest.approx([0] * 3, abs=1e-4)
 
 
-def test_models_of_compare_with_are_compared(job):
-    job.inputs["compare_with.dpo/tiny"] = job.inputs["base"]
-    metrics, responses = evaluated(job)
-    assert list(responses) == ["base", "sft", "dpo/tiny", "rlhf"]
-    # A copy of the base model, with the same seed.
-    assert_same_lines(responses["dpo/tiny"], responses["base"])
-    assert {"sft", "base"} == metrics["wins"]["dpo/tiny"].keys()
-
-
 def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(job, monkeypatch):
     _, before = evaluated(job)
     functions = {"length": 2, "unused": 0}
@@ -207,60 +195,3 @@ def test_from_a_plain_model_the_chat_model_is_compared_with_the_base_model(job):
     assert metrics["wins"].keys() == {"rlhf"} and metrics["wins"]["rlhf"].keys() == {"base"}
     difference = metrics["rlhf"]["score"] - metrics["base"]["score"]
     assert metrics["score_difference"]["mean"] == pytest.approx(difference)
-
-
-def test_several_reward_models_are_weighted(job):
-    _, before = evaluated(job)
-    job.settings.reward = [["tiny", 0.5], ["judge", 2.0]]
-    job.inputs["reward.tiny"] = job.inputs.pop("reward")
-    job.inputs["reward.judge"] = job.inputs["judge"]
-    _, after = evaluated(job)
-    for name, lines in after.items():
-        for old, new in zip(before[name], lines, strict=True):
-            expected = 0.5 * old["score"] + 2 * old["judge_score"]
-            assert new["score"] == pytest.approx(expected, abs=1e-4)
-
-
-# Whole builds.
-
-
-def built(workflow, **settings):
-    """Build the tiny recipe with changed settings; return its evaluation."""
-    more = workflow.folder / "more.yaml"
-    more.write_text(yaml.safe_dump({"rlhf": {"recipes": {"tiny": settings}}}))
-    workflow.options += (more.name,)
-    workflow.build("output/rlhf/tiny")
-    return json.loads((workflow.folder / "output/eval/rlhf/tiny/metrics.json").read_text())
-
-
-def test_a_new_judge_does_not_retrain(quick, tmp_path):
-    copy = quick.copy(tmp_path / "copy")
-    metrics = copy.folder / "output/eval/rlhf/tiny/metrics.json"
-    weights = copy.folder / "output/rlhf/tiny/model.safetensors"
-    before, trained = json.loads(metrics.read_text()), weights.stat().st_mtime_ns
-    # The reward model itself.
-    after = built(copy, judge="tiny")
-    assert weights.stat().st_mtime_ns == trained
-    for name in ("sft", "rlhf"):
-        expected = before[name] | {"judge_score": before[name]["score"]}
-        assert after[name] == pytest.approx(expected, rel=1e-4, abs=1e-4)
-
-
-def test_a_recipe_without_a_reward_model_is_built_and_evaluated(quick, tmp_path):
-    copy = quick.copy(tmp_path / "copy")
-    # The quick SFT model never responds correctly, so that shop would score 0.
-    text = "def score(prompts, responses):\n    return [text.count(' ') for text in responses]\n"
-    (copy.folder / "rewards/blanks.py").write_text(text)
-    settings = {"algorithm": "grpo", "num_generations": 4, "rollout_batch_size": 32}
-    metrics = built(copy, reward=None, reward_functions={"blanks": 2}, **settings)
-    lines = (copy.folder / "output/eval/rlhf/tiny/responses.jsonl").read_text().splitlines()
-    responses = [json.loads(line) for line in lines]
-    assert all(response["score"] == 2 * response["response"].count(" ") for response in responses)
-    assert metrics["rlhf"]["score"] != metrics["sft"]["score"]
-    inputs = copy.spec_of("output/rlhf/tiny")["inputs"]
-    assert inputs.keys() == {"actor", "tokens", "tokens.sft"}
-    training = (copy.folder / "output/report/rlhf/tiny/training.html").read_text()
-    assert re.findall(r"<h2><span class=.number.>[\d.]+</span>(.*)</h2>", training) == [
-        "SFT",
-        "RLHF",
-    ]

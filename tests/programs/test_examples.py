@@ -44,15 +44,6 @@ def test_what_a_server_sends_instead_is_one_line(reply, message):
     assert message in process.stderr and process.stderr.count("\n") == 1
 
 
-def test_a_server_that_does_not_run_is_one_line():
-    process = ask("http://127.0.0.1:9/v1")
-    assert process.returncode == 1
-    assert (
-        process.stderr
-        == "error: http://127.0.0.1:9/v1: <urlopen error [Errno 111] Connection refused>\n"
-    )
-
-
 def test_the_service_has_the_model_read_only_and_a_local_port():
     services = yaml.safe_load((ROOT / "examples/compose.yaml").read_text())["services"]
     [service] = services.values()

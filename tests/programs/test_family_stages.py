@@ -1,6 +1,6 @@
 """The table of model families and stages: each family trains in each stage and is of use after it.
 
-`pytest -v tests/programs/test_family_stages.py` prints the table, one line per cell (sft-llama3.1).
+`pytest -v tests/programs/test_family_stages.py` prints the table, one line per cell (sft-mistral).
 """
 
 import contextlib
@@ -85,11 +85,10 @@ def checkpoint(request):
 
 
 @pytest.fixture(scope="module")
-def stages(checkpoint, group, request, tmp_path_factory):
+def stages(checkpoint, group, tmp_path_factory):
     """The results of the family's recipes, in a working directory of their own."""
     folder = tmp_path_factory.mktemp("family")
-    data = lambda: request.getfixturevalue("shared_data")  # noqa: E731
-    base = save_checkpoint(checkpoint, data, folder / "base")
+    base = save_checkpoint(checkpoint, folder / "base")
     changes = {"models": {"family": {"path": str(base), "template": checkpoint.template}}}
     recipes = {"sft": ONE_MODEL, "reward": ONE_MODEL, "dpo": ONE_MODEL, "rlhf": GRPO}
     for stage, recipe in recipes.items():

