@@ -26,7 +26,7 @@ min_version("9.27")
 if not workflow.modifier.is_main_snakefile():
     sys.exit(
         "error: Snakechat cannot be a module of another Snakefile: have a rule run it"
-        " (docs/en/snakemake-options.md)"
+        " (docs/en/reproducibility.md)"
     )
 
 
