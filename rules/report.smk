@@ -11,7 +11,7 @@ CHAPTERS = {
     "metrics.csv": ("1 Results", "2 all metrics (CSV)"),
     "data.html": ("2 Data", "1 rows, lengths, repeated prompts"),
     "data.csv": ("2 Data", "2 all statistics (CSV)"),
-    "training.html": ("3 Training", "curves and calibration"),
+    "training.html": ("3 Training", "curves"),
     "lineage.html": ("4 Lineage", "all jobs"),
     "costs.html": ("5 Costs", "time, memory, throughput, software"),
     "responses.html": ("6 Responses", "side by side"),

@@ -1,8 +1,7 @@
 """Train a few steps of a recipe at each ZeRO stage, with its own training program.
 
-Each run has a spec with the code and settings of the training and the first rows of its data. The
-result contains the steps of all runs, and zero.md: a table of their losses, times and memory, which
-differ between two builds.
+Each run has a spec with the code and settings of the training. The result contains the steps of all
+runs, and zero.md: a table of their losses, times and memory, which differ between two builds.
 """
 
 import json
@@ -13,24 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from snakechat.data.tokens import Ragged, save_array
 from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.manifest import manifest_path, read_manifest, result_files
 from snakechat.workflow.run_record import run_record_path
 
 STAGES = range(4)
-# One epoch, without evaluation during training.
-SHORT_RUN = {
-    "epochs": 1,
-    "max_steps": None,
-    "eval_steps": 0,
-    "save_strategy": "last",
-    "early_stopping_patience": 0,
-}
+# Without evaluation during training.
+UNEVALUATED = {"eval_steps": 0, "save_strategy": "last", "early_stopping_patience": 0}
 # The command that runs a program in the processes of its placement.
 LAUNCH = ["python", str(Path(__file__).with_name("launch.py"))]
 # Ends of the last log line of a run without enough memory, from the program or the launcher.
@@ -50,17 +39,15 @@ HEAD = (
 
 
 def main(job: Job[Any]) -> None:
-    """Truncate the data, train at each stage and keep the steps.
+    """Train at each stage and keep the steps.
 
     Raises:
         InputError: No stage has enough memory, or a run fails for another reason.
     """
     planned, scratch = job.settings.training, job.result / "scratch"
-    settings, steps = planned["settings"], job.settings.steps
-    spec = planned | {
-        "inputs": truncate_inputs(planned["inputs"], row_counts(settings, steps), scratch),
-        "settings": settings | {key: SHORT_RUN[key] for key in SHORT_RUN.keys() & settings},
-    }
+    scratch.mkdir()
+    steps = job.settings.steps
+    spec = planned | {"settings": planned["settings"] | UNEVALUATED | {"max_steps": steps}}
     runs = job.record["stages"] = {}
     for stage in STAGES:
         spec["name"], folder = f"{planned['name']}@zero-{stage}", scratch / f"stage-{stage}"
@@ -85,7 +72,7 @@ def main(job: Job[Any]) -> None:
 def table_rows(result: Path, runs: Mapping[int, Mapping[str, Any]]) -> Iterator[list[Any]]:
     """Yield the row of each stage below HEAD.
 
-    Losses are compared with those of the lowest stage that had enough memory.
+    Losses are compared with the losses of the lowest stage that had enough memory.
     """
     base: list[float] = []
     for stage, record in runs.items():
@@ -111,45 +98,6 @@ def read_losses(path: Path) -> list[float]:
     steps = [step for step in steps if step["step"]]
     key = next(key for key in LOSSES if key in steps[0])
     return [step[key] for step in steps]
-
-
-def row_counts(settings: Mapping[str, Any], steps: int) -> dict[str, int]:
-    """Return the rows of each split: those of the training steps, and one batch to evaluate."""
-    batch = settings.get("rollout_batch_size", settings["global_batch_size"])
-    return {"train": steps * batch, "eval": batch}
-
-
-def truncate_inputs(
-    inputs: Mapping[str, dict[str, str]], rows: Mapping[str, int], scratch: Path
-) -> dict[str, dict[str, str]]:
-    """Return the inputs of a training with the first rows of its data, copied to scratch."""
-    truncated = dict(inputs)
-    for key, truncate in (("tokens", truncate_tokens), ("reference", truncate_reference)):
-        if key in inputs:
-            source, target = Path(inputs[key]["path"]), scratch / key
-            target.mkdir(parents=True)
-            truncate(source, target, rows)
-            manifest = read_manifest(manifest_path(source))
-            assert manifest is not None, "the job has checked its inputs"
-            manifest |= {"files": result_files(target)}
-            manifest_path(target).write_text(json.dumps(manifest))
-            truncated[key] = inputs[key] | {"path": str(target)}
-    return truncated
-
-
-def truncate_tokens(source: Path, target: Path, rows: Mapping[str, int]) -> None:
-    """Copy the first rows of each ragged array in a folder."""
-    for path in source.glob("*.offsets.npy"):
-        name = path.name.removesuffix(".offsets.npy")
-        split, _, _ = name.partition(".")
-        Ragged(source, name).write_first(rows[split], target, name)
-
-
-def truncate_reference(source: Path, target: Path, rows: Mapping[str, int]) -> None:
-    """Copy the reference model's log-probabilities [E, A, n] of the first rows."""
-    for path in source.glob("*.npy"):
-        split, _, _ = path.name.partition(".")
-        save_array(target / path.name, np.load(path)[..., : rows[split]])
 
 
 def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import max_positions
-from snakechat.reporting.html_pages import write_html
 from snakechat.reporting.labels import N_
+from snakechat.reporting.page_parts import Page, Section, Table
+from snakechat.reporting.pages import write_page
 from snakechat.reporting.translations import translator
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
@@ -164,26 +165,32 @@ def write_responses(
 ) -> None:
     """Write the page: a table for each prompt, with a row for each model."""
     settings, translate = job.settings, translator(job.settings.language)
-    write_html(
-        job.result / "responses.html",
-        "prompt_eval.html",
-        settings.language,
+    head = [translate("model"), *map(translate, DECODERS)]
+    tables: dict[str, list[Table]] = {}
+    for row, (set_name, prompt) in enumerate(prompts):
+        rows = [
+            [model, *(shown_text(by_decoder[decoder][row]) for decoder in DECODERS)]
+            for model, by_decoder in responses.items()
+        ]
+        tables.setdefault(set_name, []).append(Table(prompt, head, rows, has_texts=True))
+    note = translate(
+        "Sampling: temperature {temperature}, seed {seed}. Beam search: {num_beams} beams. A"
+        " response has at most {max_response_length} tokens; […] marks responses that were"
+        " truncated there.",
+        **vars(settings),
+    )
+    page = Page(
         eyebrow=translate("Responses side by side"),
         title=job.spec["name"],
-        settings=vars(settings),
-        decoders=list(map(translate, DECODERS)),
-        questions=[
-            {
-                "set": set_name,
-                "prompt": prompt,
-                "models": {
-                    model: [by_decoder[decoder][row] for decoder in DECODERS]
-                    for model, by_decoder in responses.items()
-                },
-            }
-            for row, (set_name, prompt) in enumerate(prompts)
-        ],
+        sections=[Section(name, tables=of_set) for name, of_set in tables.items()],
+        notes=[note],
     )
+    write_page(job.result / "responses.html", settings.language, page)
+
+
+def shown_text(response: Response) -> str:
+    """Return the text of a response, with a mark if it was truncated."""
+    return response["text"].strip() + ("" if response["ended"] else " […]")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.modeling.models import max_positions
-from snakechat.reporting.html_pages import write_html
-from snakechat.reporting.intervals import proportion_interval
-from snakechat.reporting.labels import N_
-from snakechat.reporting.page_parts import Card, format_interval, format_metric
-from snakechat.reporting.plots import Panel, draw_dumbbells
-from snakechat.reporting.translations import Translate, translator
+from snakechat.reporting.figures import Figure, read_figure
+from snakechat.reporting.labels import N_, label_of
+from snakechat.reporting.metric_tables import figure_cell
+from snakechat.reporting.page_parts import Card, Page, Section, Table
+from snakechat.reporting.pages import write_page
+from snakechat.reporting.translations import translator
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metrics import write_json
 from snakechat.workflow.distributed import rank
@@ -30,8 +30,10 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 DTYPE = "fp32"
-# What the reward model prefers.
-WINNERS = {"chosen": N_("chosen"), "rejected": N_("rejected"), "tie": N_("tie")}
+HEAD = (
+    *(N_("prompt"), N_("good response (chosen)"), N_("score")),
+    *(N_("bad response (rejected)"), N_("score"), N_("margin")),
+)
 
 
 def main(job: Job[Any]) -> None:
@@ -120,40 +122,35 @@ def write_scores(
 ) -> None:
     """Write the page: a table for each set, with a row for each pair."""
     translate = translator(job.settings.language)
-    write_html(
-        job.result / "scores.html",
-        "rw_eval.html",
-        job.settings.language,
+    head = ["", *map(translate, HEAD)]
+    sections = [
+        Section(name, tables=[Table("", head, list(pair_rows(rows)), has_texts=True)])
+        for name, rows in by_set.items()
+    ]
+    page = Page(
         eyebrow=translate("Scores of good and bad responses"),
         title=f"reward/{job.spec['name']}",
-        cards=list(summary_cards(metrics, translate)),
-        sets=by_set,
-        panels={set_name: score_panel(rows, translate) for set_name, rows in by_set.items()},
-        legend=[translate("good response (chosen)"), translate("bad response (rejected)")],
-        winners={winner: translate(label) for winner, label in WINNERS.items()},
+        cards=[
+            Card(label_of(key, translate), cell.value, cell.interval)
+            for key in ("accuracy", "ties")
+            if (figure := read_figure(metrics, key)) and (cell := figure_cell(key, figure))
+        ],
+        sections=sections,
     )
+    write_page(job.result / "scores.html", job.settings.language, page)
 
 
-def summary_cards(metrics: dict[str, float], translate: Translate) -> Iterator[Card]:
-    """Yield accuracy with its interval, ties and margin."""
-    interval = proportion_interval(metrics["accuracy"], int(metrics["pairs"]))
-    count = translate("{count} pairs", count=metrics["pairs"])
-    note = f"{format_interval('accuracy', interval)}, {count}"
-    yield Card(translate("accuracy"), format_metric("accuracy", metrics["accuracy"]), note)
-    yield Card(translate("ties"), format_metric("ties", metrics["ties"]))
-    label = translate("mean margin of chosen over rejected")
-    yield Card(label, format_metric("margin", metrics["margin"], signed=True))
-
-
-def score_panel(rows: Sequence[dict[str, Any]], translate: Translate) -> Panel:
-    """Return the figure of the scores of pairs, numbered as in the table."""
-    title = translate("scores of each pair")
-    pairs = {
-        str(number): (row["chosen_score"], row["rejected_score"])
-        for number, row in enumerate(rows, 1)
-    }
-    caption = translate("A pair whose good response (circle) is on the right is ranked correctly.")
-    return Panel(title, draw_dumbbells(title, pairs, translate("score")), caption)
+def pair_rows(rows: Sequence[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Yield the cells of HEAD for each pair: a positive margin is better, a negative one worse."""
+    for number, row in enumerate(rows, 1):
+        margin = Figure(row["margin"], [row["margin"]] * 2)
+        yield [
+            str(number),
+            row["prompt"],
+            *(row["chosen"], figure_cell("score", Figure(row["chosen_score"]))),
+            *(row["rejected"], figure_cell("score", Figure(row["rejected_score"]))),
+            figure_cell("score", margin, is_difference=True)._replace(interval=""),
+        ]
 
 
 if __name__ == "__main__":

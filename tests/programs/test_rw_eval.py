@@ -83,16 +83,16 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
             "en": {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5},
         },
     }
-    for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%", "4 pairs"):
+    for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%"):
         assert shown in page
     cells = Cells(page).texts["td"]
-    assert cells[:7] == [
+    assert cells[:6] == [
         *("I need a hat.", "Go to the boutique.", "2.00"),
-        *("Go away, you bore!", "1.00", "+1.00", "chosen ✓"),
+        *("Go away, you bore!", "1.00", "+1.00▲"),
     ]
-    assert cells[7:14:6] == ["A plum?", "tie"] and cells[19] == "\N{MINUS SIGN}2.00"
+    assert cells[6:12:5] == ["A plum?", "0"] and cells[17] == "\N{MINUS SIGN}2.00▼"
     # Markup in a response is text.
-    assert cells[8] == "At the <market>." and "<market>" not in page
+    assert cells[7] == "At the <market>." and "<market>" not in page
 
 
 def test_a_page_in_chinese(job, monkeypatch):
@@ -102,7 +102,6 @@ def test_a_page_in_chinese(job, monkeypatch):
     assert translator("zh")("Scores of good and bad responses") in page
     assert "<h1>reward/tiny</h1>" in page
     assert translator("zh")("good response (chosen)") in Cells(page).texts["th"]
-    assert "平局" in Cells(page).texts["td"]
 
 
 def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):

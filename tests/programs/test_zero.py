@@ -1,17 +1,13 @@
 """The comparison of ZeRO stages: its runs and its table."""
 
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import compare_zero
-from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.planning.changes import spec_changes
 from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import check_files, read_input
 
 PAGE = "output/zero/sft/tiny.md"
 
@@ -34,42 +30,6 @@ def test_a_placement_at_each_stage():
         "optimizer",
         "parameters",
     ]
-
-
-def test_rows_of_a_number_of_steps():
-    assert compare_zero.row_counts({"global_batch_size": 16}, 3) == {"train": 48, "eval": 16}
-    settings = {"global_batch_size": 16, "rollout_batch_size": 5}
-    assert compare_zero.row_counts(settings, 2) == {"train": 10, "eval": 5}
-
-
-def test_inputs_are_truncated_to_their_first_rows(tmp_path):
-    rows = {f"{split}.prompt": [[1, 2], [3], [4, 5, 6]] for split in ("train", "eval")}
-    sources = {key: tmp_path / key for key in ("tokens", "reference", "model")}
-    for folder in sources.values():
-        folder.mkdir()
-    for name, sequences in rows.items():
-        with RaggedWriter(sources["tokens"], name, 300) as writer:
-            writer.write(sequences)
-    for split in ("train", "eval"):
-        np.save(sources["reference"] / f"{split}.npy", np.arange(6.0).reshape(1, 2, 3))
-    inputs = {}
-    for key, folder in sources.items():
-        spec = {"path": str(folder), "inputs": {}}
-        manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
-        folder.with_name(f"{key}.manifest.json").write_text(json.dumps(manifest))
-        inputs[key] = {"path": str(folder)}
-    truncated = compare_zero.truncate_inputs(inputs, {"train": 2, "eval": 5}, tmp_path / "scratch")
-    assert truncated["model"] == inputs["model"]
-    tokens = Path(truncated["tokens"]["path"])
-    for split, number in (("train", 2), ("eval", 3)):
-        array = Ragged(tokens, f"{split}.prompt")
-        assert [list(array[row]) for row in range(len(array))] == rows[f"{split}.prompt"][:number]
-        assert array.ids.dtype == np.uint16
-        reference = np.load(Path(truncated["reference"]["path"]) / f"{split}.npy")
-        assert reference.tolist() == [[[0.0, 1.0, 2.0][:number], [3.0, 4.0, 5.0][:number]]]
-    # They pass the checks of a training program.
-    for key in ("tokens", "reference"):
-        check_files(truncated[key]["path"], read_input(truncated[key]))
 
 
 def train(tmp_path, script):
@@ -175,7 +135,7 @@ def test_all_stages_take_the_same_steps(compared):
 def test_the_result_has_the_table_and_no_scratch_files(compared):
     folder = compared.folder / "output/zero/sft/tiny"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"manifest.json", "zero.md", *(f"stage-{n}.jsonl" for n in range(4))}
+    assert names == {"manifest.json", "run.json", "zero.md", *(f"stage-{n}.jsonl" for n in range(4))}
     assert "seconds" not in (folder / "manifest.json").read_text()
     assert not list((compared.folder / "output/state").glob("*/*"))
     page = (compared.folder / PAGE).read_text()

@@ -303,9 +303,9 @@ def write_record(config: Config, stage: str, name: str) -> Description:
     return Description(
         settings={"language": config.values["language"]},
         inputs={
-            "tokens": (f"tokenize_{stage}", name),
-            "training": (f"train_{stage}", name),
-            "evaluation": (f"evaluate_{stage}", name),
+            f"tokens.{stage}": (f"tokenize_{stage}", name),
+            f"train_{stage}": (f"train_{stage}", name),
+            f"evaluate_{stage}": (f"evaluate_{stage}", name),
         },
     )
 
@@ -335,7 +335,6 @@ def compare_runs(config: Config, stage: str, names: str) -> Description:
         settings={
             "language": config.values["language"],
             "recipes": recipes,
-            "swept": config.compared_values(stage, names),
         },
         inputs={
             f"{result}.{recipe}": (f"{verb}_{stage}", recipe)

@@ -1,6 +1,6 @@
 """Model cards, which the end of a build writes next to trained models.
 
-A card is no part of the result: another wording makes no model stale, and users edit it. A build
+Cards are not part of the results: a new wording makes no model stale, and users edit them. A build
 writes the cards that are missing, and the results of evaluations into the metadata of all cards, as
 the `model-index` of the Hub.
 """
@@ -83,7 +83,7 @@ def new_card(folder: Path, declared: Mapping[str, str]) -> str | None:
     manifest, record = read_valid_manifest(manifest_path(folder)), read_run_record(folder)
     if manifest is None or record is None or not folder.is_dir():
         return None
-    return model_card(folder, manifest, record, declared)
+    return model_card(manifest, record, declared)
 
 
 def evaluated_datasets(path: str, lineage: Mapping[str, Any]) -> dict[str, str]:

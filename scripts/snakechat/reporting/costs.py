@@ -1,11 +1,12 @@
-"""The costs chapter of a report: time and memory of each job, machine and software."""
+"""Tables of costs: time and memory of each job, machine and software of a training."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.reporting.formatting import format_duration, format_memory
-from snakechat.reporting.labels import N_
-from snakechat.reporting.page_parts import Section, Table
-from snakechat.reporting.plots import Panel, draw_bars
+from snakechat.reporting.formatting import format_duration, format_memory, format_number
+from snakechat.reporting.labels import N_, STAGES
+from snakechat.reporting.page_parts import Section, Table, value_table
+from snakechat.reporting.throughput import throughput
 from snakechat.reporting.translations import Translate
 from snakechat.workflow.lineage import lineage_columns
 from snakechat.workflow.run_record import read_run_record
@@ -14,21 +15,14 @@ HEAD = (
     N_("job"),
     N_("started (UTC)"),
     N_("time"),
-    N_("peak memory"),
-    N_("peak GPU memory"),
+    N_("peak memory of the first process"),
+    N_("peak memory of its GPU"),
     N_("steps"),
     N_("seconds per step (median)"),
     N_("host"),
 )
-MACHINE = {
-    "host": N_("host"),
-    "platform": N_("operating system"),
-    "cpu": "CPU",
-    "cpus": N_("cores"),
-    "threads": N_("threads"),
-    "gpu": "GPU",
-}
-UNKNOWN = N_("unknown")
+# What the run of a training has tables of their own for, or the title of the page.
+APART = ("spec", "placement", "versions")
 
 Runs = dict[str, dict[str, Any] | None]
 
@@ -48,61 +42,21 @@ def total_cost(runs: Runs) -> str:
     return format_duration(sum(run["seconds"] for run in runs.values() if run))
 
 
-def cost_sections(
-    runs: Runs, path: str, throughput: Section | None, translate: Translate
-) -> list[Section]:
-    """Return the sections of costs: time and memory of the jobs, throughput, machine and software.
-
-    Args:
-        runs: NAME.run.json of each job, as read_runs returns them.
-        path: The training whose machine and software are shown.
-        throughput: Curves of the trainings.
-    """
-    names = {job: job.removeprefix("output/") for job in runs}
-    seconds, memory = translate("time (s)"), translate("peak memory (MB)")
-    panels = []
-    for title, key in ((seconds, "seconds"), (memory, "peak_memory_mb")):
-        bars: dict[str, dict[str, float | None]] = {
-            names[job]: {title: run[key] if run else None} for job, run in runs.items()
-        }
-        panels.append(Panel(title, draw_bars(title, bars)))
-    rows = [[names[job], *run_cells(run, translate)] for job, run in runs.items()]
-    sections = [
-        Section(
-            translate("Jobs"),
-            panels=panels,
-            caption=translate(
-                "Memory is that of the first process of a job. The time of a training that was"
-                " interrupted and resumed counts from its last start. A missing bar means that the"
-                " run is unknown."
-            ),
-            tables=[Table(translate("Jobs"), list(map(translate, HEAD)), rows)],
-        )
+def job_section(runs: Runs, translate: Translate) -> Section:
+    """Return the section of the time and the memory of the jobs."""
+    rows = [
+        [path.removeprefix("output/"), *run_cells(run, translate)] for path, run in runs.items()
     ]
-    if throughput and throughput.panels:
-        sections.append(throughput)
-    if run := runs.get(path):
-        sections.append(machine_section(run, path.removeprefix("output/"), translate))
-    return sections
-
-
-def machine_section(run: dict[str, Any], name: str, translate: Translate) -> Section:
-    """Return the section of the machine and the software of a training."""
-    machine = [[translate(label), run[key]] for key, label in MACHINE.items() if key in run]
-    versions = [["Python", run["python"]], *map(list, sorted(run["versions"].items()))]
+    note = translate("The time of a resumed training starts where it was resumed.")
     return Section(
-        translate("Machine and software of {name}", name=name),
-        tables=[
-            Table(translate("Machine"), [], machine),
-            Table(translate("Software"), [], versions),
-        ],
+        translate("Jobs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]
     )
 
 
 def run_cells(run: dict[str, Any] | None, translate: Translate) -> list[Any]:
     """Return the cells of HEAD after the first one."""
     if run is None:
-        return [translate(UNKNOWN), *[None] * 6]
+        return [translate("unknown"), *[None] * 6]
     gpu = run.get("peak_gpu_memory_mb")
     return [
         run["started"][:16].replace("T", " "),
@@ -113,3 +67,42 @@ def run_cells(run: dict[str, Any] | None, translate: Translate) -> list[Any]:
         run.get("seconds_per_step"),
         run["host"],
     ]
+
+
+def run_section(
+    stage: str,
+    settings: Mapping[str, Any],
+    run: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    train: Mapping[str, Any],
+    translate: Translate,
+) -> Section:
+    """Return the section of the run of a training, by the keys of NAME.run.json.
+
+    Args:
+        stage: sft, reward, dpo or rlhf.
+        settings: Settings of the training.
+        run: NAME.run.json of the training.
+        steps: The lines of metrics.jsonl.
+        train: stats.json of the tokens that it was trained on.
+    """
+    measured = {key: value for key, value in run.items() if key not in APART}
+    if "seconds_per_step" in run:
+        measured |= throughput(stage, settings, run, steps, train)._asdict()
+    shown = {
+        key: format_number(value) if isinstance(value, float) else value
+        for key, value in measured.items()
+    }
+    note = translate(
+        "Floating point operations are counted as in appendix B of the PaLM paper (Chowdhery et al."
+        " 2022), without padding and recomputation. Rates are measured on the median step, without"
+        " saving, loading and evaluation."
+    )
+    return Section(
+        translate("Run: {model}", model=translate(STAGES[stage])),
+        tables=[value_table("", shown, note)],
+        folded=[
+            value_table(translate("Placement"), run["placement"]),
+            value_table(translate("Software"), run["versions"]),
+        ],
+    )

@@ -3,66 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.reporting.curve_points import (
-    CURVE_POINTS,
-    MAX_POINTS,
-    SMOOTHED_POINTS,
-    Line,
-    points_of,
-    smoothing_window,
-)
-from snakechat.reporting.labels import is_share
+from snakechat.reporting.labels import is_fraction
 from snakechat.reporting.page_parts import Section
-from snakechat.reporting.plots import Panel, draw_lines
+from snakechat.reporting.plots import draw_lines
 from snakechat.reporting.translations import Translate
 
-Steps = Sequence[Mapping[str, Any]]
+
+def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, ...]]:
+    """Return (step, value) of a metric, from the lines of metrics.jsonl that have it."""
+    return [(line["step"], line[key]) for line in steps if key in line]
 
 
 def curve_section(
-    title: str, steps: Steps, curves: Mapping[str, str], translate: Translate
+    title: str,
+    steps: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, str],
+    translate: Translate,
 ) -> Section:
-    """Return a section with a panel of each metric that the steps have.
+    """Return a section with a figure of each metric that the steps have.
 
     Args:
         steps: The lines of metrics.jsonl.
         curves: Labels of the metrics, by key.
     """
-    panels, with_held_out, longest = [], False, 0
+    panels = []
     for key, label in curves.items():
-        training, held_out = points_of(steps, key), points_of(steps, f"eval_{key}")
-        if not training:
-            continue
-        lines = {translate("training"): Line(training)}
-        if held_out:
-            lines[translate("held-out rows")] = Line(held_out, is_series=False)
-        with_held_out |= bool(held_out)
-        longest = max(longest, len(training))
-        text = translate(label)
-        svg = draw_lines(f"{title}: {text}", lines, translate("step"), percent=is_share(key))
-        panels.append(Panel(text, svg))
-    legend = [translate("training"), translate("held-out rows")] if with_held_out else []
-    caption = " ".join(curve_notes(longest, translate))
-    return Section(title, panels=panels, legend=legend, caption=caption)
-
-
-def curve_notes(count: int, translate: Translate) -> list[str]:
-    """Return sentences on how to read the curves of a number of steps."""
-    notes = []
-    if count >= SMOOTHED_POINTS:
-        notes.append(
-            translate(
-                "Thin lines are the values of the steps, thick lines their mean over {window}"
-                " neighbouring steps.",
-                window=smoothing_window(count),
-            )
-        )
-    if count > MAX_POINTS:
-        notes.append(
-            translate(
-                "The thin lines show means of {size} steps each.", size=-(-count // MAX_POINTS)
-            )
-        )
-    if 0 < count < CURVE_POINTS:
-        notes.append(translate("So few steps are no curve: they are not joined."))
-    return notes
+        lines = {
+            translate("training"): points_of(steps, key),
+            translate("held-out rows"): points_of(steps, f"eval_{key}"),
+        }
+        lines = {name: points for name, points in lines.items() if points}
+        if lines:
+            panels.append(draw_lines(translate(label), lines, translate("step"), is_fraction(key)))
+    caption = translate("Thin lines show the values of the steps, thick lines their moving mean.")
+    return Section(title, panels, caption)

@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from snakechat.reporting.intervals import proportion_interval
+
+# metrics.json has no intervals of these: they follow from the number of pairs (Wilson 1927).
+PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy", "within_noise")
+
 
 class Figure(NamedTuple):
-    """A number of metrics.json, and its 95 % interval if it has one."""
+    """A number, its 95 % interval if it has one, and of how many seeds it is the mean."""
 
     value: float
-    interval: Sequence[float] | None
+    interval: Sequence[float] | None = None
+    n: int = 1
 
 
 def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
@@ -21,6 +27,10 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
         return Figure(value["mean"], value["interval_95"]) if "interval_95" in value else None
     if not isinstance(value, int | float):
         return None
+    prefix, dot, key = path.rpartition(".")
+    pairs = _find(metrics, f"{prefix}{dot}pairs")
+    if key in PAIR_FRACTIONS and pairs:
+        return Figure(value, proportion_interval(value, pairs))
     return Figure(value, _find(metrics.get("intervals_95", {}), path))
 
 

@@ -1,10 +1,11 @@
 """Confidence intervals of proportions, ratios, means over seeds and their differences."""
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
 CONFIDENCE = 0.95
 
@@ -22,50 +23,28 @@ def proportion_interval(fraction: float, count: int) -> list[float]:
 
 
 def mean_interval(
-    values: Sequence[float], lower: float | None = None, upper: float | None = None
+    values: Sequence[float], lower: float = -math.inf, upper: float = math.inf
 ) -> list[float]:
-    """Return the 95 % interval of the mean of independent values.
+    """Return Student's 95 % interval of the mean of independent values, cut off at bounds.
 
-    It is Student's t interval on a scale without bounds: the logarithm of the distance from a lower
-    bound, or the logit between two bounds. The mean is transformed, not the values, with its
-    standard error by the delta method. So the interval contains the arithmetic mean, stays within
-    the bounds, and exists for values on a bound.
-
-    Values outside of the bounds, such as a Monte Carlo estimate of a KL below 0, have Student's
-    interval without bounds. Equal values have an interval without width.
+    Equal values have an interval without width.
 
     Args:
         values: At least two values.
-        lower: Lower bound of the metric, if any.
-        upper: Upper bound of a metric with a lower bound, if any.
+        lower, upper: The lowest and the highest possible value.
     """
     mean, error = float(stats.tmean(values)), float(stats.sem(values))
-    if error == 0:
-        return [mean, mean]
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    if lower is None or min(values) < lower or (upper is not None and max(values) > upper):
-        bounds = [mean - half, mean + half]
-    elif upper is None:
-        factor = math.exp(half / (mean - lower))
-        bounds = [lower + (mean - lower) / factor, lower + (mean - lower) * factor]
-    else:
-        width = upper - lower
-        fraction = (mean - lower) / width
-        half /= width * fraction * (1 - fraction)
-        logits = (special.logit(fraction) + sign * half for sign in (-1, 1))
-        bounds = [lower + width * float(special.expit(logit)) for logit in logits]
-    # Rounding errors of the transformations.
-    return [min(bounds[0], mean), max(bounds[1], mean)]
+    return [max(mean - half, lower), min(mean + half, upper)]
 
 
 def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> list[float] | None:
     """Return the 95 % interval of sum(numerators) / sum(denominators) over independent rows.
 
-    The standard error is that of a ratio estimator (Cochran 1977, eq. 6.13), with Student's
-    quantile.
+    It has the standard error of a ratio estimator (Cochran 1977, eq. 6.13) and Student's quantile.
 
     Args:
-        numerators, denominators: Those of each row [n], such as nats and tokens.
+        numerators, denominators: Such as the nats and the tokens of each row [n].
 
     Returns:
         None for fewer than two rows.
@@ -91,13 +70,8 @@ def difference_interval(values: Sequence[float], others: Sequence[float]) -> lis
         return None
     if len(set(values)) == len(set(others)) == 1:
         return None
-    # Not scipy.stats.ttest_ind, which warns if one of them has equal values.
-    variances = [float(stats.sem(each)) ** 2 for each in (values, others)]
-    counts = [len(values), len(others)]
-    freedom = sum(variances) ** 2 / sum(
-        variance**2 / (count - 1) for variance, count in zip(variances, counts, strict=True)
-    )
-    difference = stats.tmean(values) - stats.tmean(others)
-    error = math.sqrt(sum(variances))
-    interval = stats.t.interval(CONFIDENCE, freedom, loc=difference, scale=error)
-    return [float(bound) for bound in interval]
+    # Equal values of one of them make the test warn.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = stats.ttest_ind(values, others, equal_var=False).confidence_interval(CONFIDENCE)
+    return [float(interval.low), float(interval.high)]

@@ -1,7 +1,11 @@
-"""What metrics, models and stages are called on pages.
+"""What metrics and models are called on pages, and in which range and direction metrics are.
 
-Keys are those of metrics.jsonl (steps of a training) and of metrics.json (evaluations).
+Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
 """
+
+import math
+
+from snakechat.reporting.translations import Translate
 
 
 def N_(message: str) -> str:
@@ -10,8 +14,13 @@ def N_(message: str) -> str:
 
 
 MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
-# The trained models in NAME.run.json.
-TRAINED_MODELS = {"model": N_("model"), "actor": N_("actor"), "critic": N_("critic")}
+# In the order of training, and as titles of sections.
+STAGES = {
+    "sft": N_("SFT"),
+    "dpo": N_("DPO"),
+    "reward": N_("Reward model"),
+    "rlhf": N_("RLHF"),
+}
 
 # Steps of a training, by stage.
 _PAIR_CURVES = {"loss": N_("loss (nats per pair)"), "accuracy": N_("accuracy")}
@@ -31,7 +40,7 @@ CURVES = {
     },
 }
 
-# Evaluations of held-out rows. The first one is the main result.
+# Evaluations of held-out rows.
 PERPLEXITIES = {
     "response_perplexity": N_("perplexity of responses"),
     "perplexity": N_("perplexity of prompts and responses"),
@@ -61,37 +70,19 @@ RESPONSES = {
     "distinct_2": N_("distinct bigrams"),
     "repetition": N_("repeated 4-grams"),
 }
+METRICS = {**PERPLEXITIES, **PAIRS, **RESPONSES}
 # By what a response wins over another response to the same prompt.
 WIN_CRITERIA = {
     "score": N_("by score"),
     "judge_score": N_("by the judge"),
     "llm_judge": N_("by the LLM judge"),
 }
-# By the model that RLHF started from.
-WIN_RATES = {
-    "sft": {
-        "score": N_("win rate against SFT by score"),
-        "judge_score": N_("win rate against SFT by the judge"),
-        "llm_judge": N_("win rate against SFT by the LLM judge"),
-    },
-    "dpo": {
-        "score": N_("win rate against DPO by score"),
-        "judge_score": N_("win rate against DPO by the judge"),
-        "llm_judge": N_("win rate against DPO by the LLM judge"),
-    },
-    "base": {
-        "score": N_("win rate against the base model by score"),
-        "judge_score": N_("win rate against the base model by the judge"),
-        "llm_judge": N_("win rate against the base model by the LLM judge"),
-    },
-}
-# Metrics of RESPONSES and PAIRS that lie between 0 and 1.
+
+# Metrics that lie between 0 and 1.
 FRACTIONS = {
     *("accuracy", "longer_wins_accuracy", "ties", "within_noise", "calibration_error", "success"),
-    *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition"),
+    *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition", "clipfrac_high"),
 }
-
-
 # Metrics that are better if they are higher, and if they are lower; others are neither.
 HIGHER_IS_BETTER = {
     *("accuracy", "score", "judge_score", "success", "greedy_success", "ended_by_eos", "llm_judge"),
@@ -99,33 +90,43 @@ HIGHER_IS_BETTER = {
 LOWER_IS_BETTER = {*PERPLEXITIES, "loss", "calibration_error", "repetition"}
 
 
+def model_label(model: str) -> str:
+    """Return the name of a model on pages."""
+    return MODELS.get(model, model)
+
+
+def label_of(path: str, translate: Translate) -> str:
+    """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
+    keys = path.split(".")
+    if keys[0] == "wins":
+        return translate(
+            "win rate of {model} against {other}, {criterion}",
+            model=model_label(keys[1]),
+            other=model_label(keys[2]),
+            criterion=translate(WIN_CRITERIA[keys[3]]),
+        )
+    return translate(METRICS[keys[-1]])
+
+
+def key_of(path: str) -> str:
+    """Return the last key of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
+    return path.replace("/", ".").rpartition(".")[2]
+
+
 def is_fraction(path: str) -> bool:
-    """Return whether a metric lies between 0 and 1 and is shown in percent.
-
-    path: keys of metrics.json joined by dots.
-    """
-    return path.startswith("wins.") or path.rpartition(".")[2] in FRACTIONS
-
-
-def is_share(key: str) -> bool:
-    """Return whether a metric of metrics.jsonl (GROUP/NAME) is shown in percent."""
-    return is_fraction(key.replace("/", ".")) or "clipfrac" in key
+    """Return whether a metric lies between 0 and 1 and is shown in percent."""
+    return path.startswith("wins.") or key_of(path) in FRACTIONS
 
 
 def better_sign(path: str) -> int:
     """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
-    key = path.rpartition(".")[2]
-    return (key in HIGHER_IS_BETTER) - (key in LOWER_IS_BETTER)
+    return (key_of(path) in HIGHER_IS_BETTER) - (key_of(path) in LOWER_IS_BETTER)
 
 
-def bounds_of(path: str) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest value that a metric can have; None for no bound.
-
-    path: keys of metrics.json joined by dots.
-    """
-    key = path.rpartition(".")[2]
+def bounds_of(path: str) -> tuple[float, float]:
+    """Return the lowest and the highest value that a metric can have."""
     if is_fraction(path):
         return 0.0, 1.0
-    if key in PERPLEXITIES:
-        return 1.0, None
-    return (0.0 if key == "length" or key.startswith("kl_to_") else None), None
+    key = key_of(path)
+    lowest = 1.0 if key in PERPLEXITIES else 0.0 if key == "length" else -math.inf
+    return lowest, math.inf

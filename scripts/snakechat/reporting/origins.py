@@ -1,18 +1,15 @@
 """Where the data and models of a lineage come from, as text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-
-def untranslated(text: str, /, **values: object) -> str:
-    """Return a text in English: for pages that have one language, in place of a translator."""
-    return text.format(**values)
+from snakechat.reporting.translations import Translate
 
 
 def describe_origin(
     entry: Mapping[str, Any],
     license: str | None = None,
-    translate: Callable[..., str] = untranslated,
+    translate: Translate = str.format,
 ) -> str:
     """Describe the external source of a job in the lineage, or the parameters that generated it.
 

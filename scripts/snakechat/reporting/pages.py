@@ -4,13 +4,16 @@ All values are escaped: text from models and datasets appears as it is and is ne
 Name a template by a string literal, so that code digests find the templates that a program renders.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snakechat.reporting.formatting import format_cell, format_number, format_percent
+from snakechat.reporting.formatting import format_cell
+from snakechat.reporting.page_parts import Card, Page
+from snakechat.reporting.translations import translator
 from snakechat.workflow.printable import CONTROL_CODES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -25,15 +28,16 @@ for code in b"\t\n":
     del CONTROL_SYMBOLS[code]
 
 
-def render(template: str, /, **values: Any) -> str:
-    """Render a template (NAME.html or NAME.md) with values."""
-    environment = MARKDOWN if template.endswith(".md") else HTML
-    return environment.get_template(template).render(**values)
+def write_page(path: Path, language: str, page: Page) -> None:
+    """Write an HTML page."""
+    values = {"language": language, "_": translator(language), **page._asdict()}
+    path.write_text(HTML.get_template("page.html").render(values), encoding="utf-8")
 
 
-def write_page(path: Path, template: str, /, **values: Any) -> None:
-    """Render a template to a file. Templates that extend page.html need `language` and `title`."""
-    path.write_text(render(template, **values), encoding="utf-8")
+def write_headline(path: Path, cards: Sequence[Card]) -> None:
+    """Write the cards as a part of the start page of Snakemake's report."""
+    text = HTML.get_template("report_headline.html").render(cards=cards)
+    path.write_text(text, encoding="utf-8")
 
 
 def show_control_characters(value: Any) -> Any:
@@ -60,5 +64,5 @@ HTML = Environment(
     lstrip_blocks=True,
     undefined=StrictUndefined,
 )
-HTML.filters |= {"cell": format_cell, "number": format_number, "percent": format_percent}
+HTML.filters["cell"] = format_cell
 MARKDOWN = HTML.overlay(finalize=escape_markdown)

@@ -1,7 +1,6 @@
-"""Panels of plots as SVG elements of a page. The same data gives the same bytes.
+"""Figures as SVG elements of a page. The same data gives the same bytes.
 
-Text is text, in the fonts of the browser. Legends are lists of the page (templates/parts.html),
-which several panels share.
+Text is text, in the fonts of the browser.
 """
 
 import io
@@ -15,32 +14,28 @@ matplotlib.use("svg")
 # Browsers draw Chinese labels in their own fonts.
 warnings.filterwarnings("ignore", message="Glyph .* missing from font")
 
+import numpy as np
+from cycler import cycler
 from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from snakechat.reporting.curve_points import (
-    CURVE_POINTS,
-    MAX_POINTS,
-    SMOOTHED_POINTS,
-    Line,
-    downsample,
-    moving_mean,
-)
+from snakechat.reporting.figures import Figure as Estimate
 
 # After Okabe and Ito's palette, which readers with any kind of colour vision can distinguish, with
-# enough contrast on white. Legends have the same colours (templates/style.css).
+# enough contrast on white.
 COLOURS = ["#0072b2", "#c44e00", "#007f5c", "#a84e86", "#8f6400", "#3c87b8", "#1f2328", "#7a6f00"]
+# Distinguish lines that overlap, or that are printed without colours.
+LINE_STYLES = ["-", "--", "-.", ":"] * 2
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
-# Distinguish lines and points that overlap, or that are printed without colours.
-LINE_STYLES = ["-", (0, (5, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5))]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-# Distances of ticks, times a power of ten.
-TICK_STEPS = [1, 2, 5, 10]
-# Width of a panel in inches: text has the size of the page's on a phone.
+# Width of a figure in inches: text has the size of the page's on a phone.
 WIDTH = 4.4
+# Longer lines are averaged to this number of points.
+MAX_POINTS = 300
+# Lines from this number of points on have a moving mean, over this fraction of them.
+SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
 
 # Typed as rc_context types its argument, by the names of all settings.
 STYLE: Any = {
@@ -53,277 +48,110 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.unicode_minus": True,
+    "axes.grid": True,
+    "axes.formatter.useoffset": False,
+    "axes.prop_cycle": cycler(color=COLOURS, linestyle=LINE_STYLES),
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
+    "legend.frameon": False,
 }
 
-# A value, and its interval if it has one.
-Estimated = tuple[float, Sequence[float] | None]
+# (step, value), or (step, mean, minimum, maximum).
+Point = tuple[float, ...]
 
 
 class Panel(NamedTuple):
-    """A figure of a page.
-
-    Attributes:
-        title: What it shows, with the unit.
-        svg: The plot.
-        caption: How to read it; may be empty.
-    """
+    """A figure of a page: what it shows, with the unit, and the plot."""
 
     title: str
     svg: Markup
-    caption: str = ""
 
 
-class Ticks(Formatter):
-    """Labels of ticks: with as many decimals as one of them needs, and thousands separators.
-
-    percent: Whether the values are fractions, which are shown in percent, as in the text.
-    """
-
-    def __init__(self, percent: bool = False) -> None:
-        self.factor, self.unit = (100, "\N{NO-BREAK SPACE}%") if percent else (1, "")
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        """Return the label of a single tick."""
-        return self.format_ticks([value])[0]
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Return the labels of all ticks of an axis."""
-        numbers = [float(f"{value * self.factor:.9g}") for value in values]
-        decimals = max((len(f"{number:.9g}".partition(".")[2]) for number in numbers), default=0)
-        tiny = any("e-" in f"{number:.9g}" for number in numbers)
-        texts = [f"{n:g}" if tiny else f"{n:,.{decimals}f}" for n in numbers]
-        return [text.replace("-", "\N{MINUS SIGN}") + self.unit for text in texts]
-
-
-def draw_lines(title: str, lines: Mapping[str, Line], xlabel: str, percent: bool = False) -> Markup:
+def draw_lines(
+    title: str, lines: Mapping[str, Sequence[Point]], xlabel: str, percent: bool = False
+) -> Panel:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
     percent: Whether the values are fractions, which are shown in percent.
     """
     with plt.rc_context(STYLE):
-        figure, panel = new_figure()
-        for number, line in enumerate(lines.values()):
-            if line.points:
-                _draw_line(panel, line, number)
-        panel.set(xlabel=xlabel)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
-        panel.yaxis.set_major_formatter(Ticks(percent))
-        panel.grid(axis="y")
-        return as_svg(figure, title)
+        figure, axes = plt.subplots(figsize=(WIDTH, 2.7), layout="constrained")
+        for name, points in lines.items():
+            _draw_line(axes, name, np.array(points, dtype=float))
+        axes.set(xlabel=xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if len(lines) > 1:
+            axes.legend()
+        return _panel(figure, title)
 
 
-def _draw_line(panel: Axes, line: Line, number: int) -> None:
-    """Draw a line, with the colour and style of its number."""
-    colour = COLOURS[number % len(COLOURS)]
-    steps, values, *bounds = map(list, zip(*line.points, strict=True))
-    style: dict[str, Any] = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
-    if not line.is_series or len(steps) < CURVE_POINTS:
-        style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
-    if len(steps) < CURVE_POINTS:
-        style["linestyle"] = "none"
-    if line.is_series and len(steps) >= SMOOTHED_POINTS:
-        if not bounds:
-            raw = downsample(line.points)
-            thin: dict[str, Any] = {"color": colour, "alpha": 0.35, "linewidth": 0.8}
-            panel.plot(*zip(*raw, strict=True), **thin)
-        values, *bounds = [moving_mean(each) for each in (values, *bounds)]
-    if bounds:
-        low, high = bounds
-        panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
-    if len(steps) > MAX_POINTS:
-        reduced = downsample(list(zip(steps, values, strict=True)))
-        steps, values = map(list, zip(*reduced, strict=True))
-    panel.plot(steps, values, **style)
+def _draw_line(axes: Axes, name: str, points: np.ndarray) -> None:
+    """Draw a line: points [n, 2], or [n, 4] with a range."""
+    is_smooth = len(points) >= SMOOTHED_POINTS
+    shown = points.copy()
+    if is_smooth:
+        shown[:, 1:] = moving_mean(points[:, 1:])
+    shown = averaged(shown)
+    [line] = axes.plot(shown[:, 0], shown[:, 1], label=name, marker="" if is_smooth else ".")
+    colour = line.get_color()
+    if points.shape[1] == 4:
+        axes.fill_between(shown[:, 0], shown[:, 2], shown[:, 3], color=colour, alpha=0.18, lw=0)
+    elif is_smooth:
+        axes.plot(*averaged(points).T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
+
+
+def moving_mean(values: np.ndarray) -> np.ndarray:
+    """Return the centred means [n, k] of values [n, k] over a fraction of the rows.
+
+    At the ends, they are over the rows that exist.
+    """
+    window = np.ones(2 * max(round(len(values) * SMOOTHED_FRACTION / 2), 1) + 1)
+    counts = np.convolve(np.ones(len(values)), window, "same")
+    sums = [np.convolve(column, window, "same") for column in values.T]
+    return (np.array(sums) / counts).T
+
+
+def averaged(points: np.ndarray) -> np.ndarray:
+    """Return at most MAX_POINTS points [m, k]: means of neighbouring points [n, k]."""
+    parts = np.array_split(points, min(len(points), MAX_POINTS))
+    return np.array([part.mean(axis=0) for part in parts])
 
 
 def draw_estimates(
-    title: str,
-    estimates: Mapping[str, Estimated | None],
-    reference: float | None = None,
-    percent: bool = False,
-) -> Markup:
-    """Plot a metric of models, or of groups, as points with their intervals, one below the other.
+    title: str, estimates: Mapping[str, Estimate | None], percent: bool = False
+) -> Panel:
+    """Plot a metric of models or of groups, with its intervals, one below the other.
 
     Args:
         estimates: By name; the row of one without the metric is empty.
-        reference: Where a vertical line stands: a tie, or no difference.
         percent: Whether the values are fractions, which are shown in percent.
     """
     with plt.rc_context(STYLE):
-        figure, panel = new_figure(height=0.75 + 0.3 * len(estimates))
-        if reference is not None:
-            panel.axvline(reference, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        size = WIDTH, 0.75 + 0.3 * len(estimates)
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
         for row, estimate in enumerate(estimates.values()):
-            if estimate is None:
-                continue
-            value, interval = estimate
-            style: dict[str, Any] = {"color": COLOURS[row % 8], "marker": MARKERS[row % 8]}
-            bars = error_bars(value, interval)
-            panel.errorbar(value, row, xerr=bars, **style, capsize=3, linestyle="none")
-        panel.set_yticks(range(len(estimates)), list(estimates))
-        panel.tick_params(axis="y", labelcolor=INK)
-        panel.set(ylim=(len(estimates) - 0.4, -0.6))
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=TICK_STEPS))
-        panel.xaxis.set_major_formatter(Ticks(percent))
-        panel.margins(x=0.1)
-        if percent and reference is None:
-            low, high = panel.get_xlim()
-            panel.set_xlim(max(low, -0.02), min(high, 1.02))
-            low, high = panel.get_xlim()
-            # No share is below 0 or above 1, where the margins of the axis are.
-            ticks = [tick for tick in panel.get_xticks() if -1e-9 < tick < 1 + 1e-9]
-            panel.set_xticks([tick for tick in ticks if low <= tick <= high])
-        panel.grid(axis="x")
-        return as_svg(figure, title)
-
-
-def draw_trade_off(
-    title: str, models: Mapping[str, tuple[Estimated, Estimated] | None], xlabel: str, ylabel: str
-) -> Markup:
-    """Plot a fraction of models against another metric, both with their intervals.
-
-    models: (x, y) by model, or None; the line at one half is a tie.
-    """
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure()
-        panel.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
-        for number, point in enumerate(models.values()):
-            if point is None:
-                continue
-            (x, x_interval), (y, y_interval) = point
-            style: dict[str, Any] = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8]}
-            style |= {"xerr": error_bars(x, x_interval), "yerr": error_bars(y, y_interval)}
-            panel.errorbar(x, y, **style, capsize=3, markersize=5, linestyle="none")
-        panel.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
-        panel.yaxis.set_major_formatter(Ticks(percent=True))
-        panel.margins(x=0.1)
-        panel.grid()
-        return as_svg(figure, title)
-
-
-def draw_calibration(
-    title: str, bins: Sequence[tuple[float, Estimated]], xlabel: str, ylabel: str
-) -> Markup:
-    """Plot the accuracy of a reward model by its confidence. bins: (confidence, accuracy)."""
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure()
-        panel.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
-        for confidence, (accuracy, interval) in bins:
-            bars = error_bars(accuracy, interval)
-            style: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "markersize": 5}
-            panel.errorbar(confidence, accuracy, yerr=bars, **style, capsize=3)
-        panel.set(xlabel=xlabel, ylabel=ylabel, xlim=(0.48, 1.02), ylim=(-0.03, 1.03))
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(Ticks(percent=True))
-        panel.grid()
-        return as_svg(figure, title)
-
-
-def draw_columns(title: str, columns: Sequence[tuple[float, int]], xlabel: str) -> Markup:
-    """Plot counts by a fraction as columns, on a logarithmic scale."""
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure()
-        places, heights = zip(*columns, strict=True)
-        panel.bar(places, heights, width=0.02, color=COLOURS[0])
-        panel.set(xlabel=xlabel, xlim=(0.48, 1.02), yscale="log")
-        # From less than 1, so that a single one is visible.
-        panel.set_ylim(bottom=0.5)
-        panel.xaxis.set_major_formatter(Ticks(percent=True))
-        panel.yaxis.set_major_formatter(Ticks())
-        panel.grid(axis="y")
-        return as_svg(figure, title)
-
-
-def draw_bars(
-    title: str,
-    bars: Mapping[str, Mapping[str, float | None]],
-    xlabel: str = "",
-    stacked: bool = False,
-    percent: bool = False,
-) -> Markup:
-    """Plot horizontal bars.
-
-    Args:
-        bars: For each name, the lengths of its bars by series; None for an unknown value.
-        stacked: Whether the bars of a name follow one another instead of lying side by side.
-        percent: Whether the values are fractions, whose axis reaches from 0 to 100 %.
-    """
-    series = list(dict.fromkeys(key for values in bars.values() for key in values))
-    width = 0.7 if stacked else 0.75 / max(len(series), 1)
-    rows = len(bars) * (1 if stacked else max(len(series) * 0.6, 1))
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure(height=0.7 + 0.26 * rows)
-        for row, values in enumerate(bars.values()):
-            left = 0.0
-            for number, key in enumerate(series):
-                length = values.get(key) or 0
-                place = row if stacked else row + (number - (len(series) - 1) / 2) * width
-                panel.barh(place, length, width * 0.9, left=left, color=COLOURS[number % 8])
-                left += length if stacked else 0
-        panel.set_yticks(range(len(bars)), list(bars))
-        panel.tick_params(axis="y", labelcolor=INK)
-        panel.set(xlabel=xlabel, ylim=(len(bars) - 0.5, -0.5))
+            if estimate is not None:
+                low, high = estimate.interval or (estimate.value, estimate.value)
+                # A mean can lie outside of its percentile interval.
+                bars = [[max(estimate.value - low, 0)], [max(high - estimate.value, 0)]]
+                axes.errorbar(estimate.value, row, xerr=bars, fmt="o", color=COLOURS[0], capsize=3)
+        axes.set_yticks(range(len(estimates)), list(estimates))
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.set(ylim=(len(estimates) - 0.4, -0.6))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         if percent:
-            panel.set(xlim=(0, 1))
-            panel.xaxis.set_major_formatter(Ticks(percent=True))
-        else:
-            panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        panel.grid(axis="x")
-        return as_svg(figure, title)
+            axes.xaxis.set_major_formatter(PercentFormatter(1))
+        return _panel(figure, title)
 
 
-def draw_quantiles(title: str, quantiles: Mapping[str, Mapping[str, float]]) -> Markup:
-    """Plot distributions: the median, a bar from p10 to p90, a line from p1 to p99, by name."""
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure(height=0.7 + 0.26 * len(quantiles))
-        for row, of in enumerate(quantiles.values()):
-            panel.plot([of["p1"], of["p99"]], [row, row], color=COLOURS[0], linewidth=1)
-            panel.barh(row, of["p90"] - of["p10"], 0.5, left=of["p10"], color=COLOURS[0])
-            panel.plot([of["p50"]], [row], color=COLOURS[1], marker="|", markersize=10, mew=2)
-        panel.set_yticks(range(len(quantiles)), list(quantiles))
-        panel.tick_params(axis="y", labelcolor=INK)
-        panel.set(ylim=(len(quantiles) - 0.4, -0.6))
-        panel.set_xlim(left=0)
-        panel.grid(axis="x")
-        return as_svg(figure, title)
-
-
-def draw_dumbbells(title: str, pairs: Mapping[str, tuple[float, float]], xlabel: str) -> Markup:
-    """Plot two values of each name, joined, one name below the other."""
-    with plt.rc_context(STYLE):
-        figure, panel = new_figure(height=0.8 + 0.2 * len(pairs))
-        for row, values in enumerate(pairs.values()):
-            panel.plot(values, (row, row), color=GRID, linewidth=2, zorder=1)
-            for number, value in enumerate(values):
-                style: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number]}
-                panel.plot(value, row, **style, markersize=6, linestyle="none")
-        panel.set_yticks(range(len(pairs)), list(pairs))
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=TICK_STEPS))
-        panel.xaxis.set_major_formatter(Ticks())
-        panel.set(xlabel=xlabel, ylim=(len(pairs) - 0.4, -0.6))
-        panel.grid(axis="x")
-        return as_svg(figure, title)
-
-
-def new_figure(height: float = 2.7) -> tuple[Figure, Axes]:
-    """Create a figure with one panel; its height in inches."""
-    return plt.subplots(figsize=(WIDTH, height), layout="constrained")
-
-
-def as_svg(figure: Figure, title: str) -> Markup:
-    """Return a figure as an <svg> element.
-
-    The ids that it refers to are those of no other title, because a page has several figures.
-    """
+def _panel(figure: Figure, title: str) -> Panel:
+    """Return a figure as a panel, whose ids differ from the ids of figures with other titles."""
     file = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with plt.rc_context({"svg.hashsalt": title}):
@@ -331,12 +159,4 @@ def as_svg(figure: Figure, title: str) -> Markup:
     plt.close(figure)
     # Without the declarations before it, which HTML does not have.
     _, tag, svg = file.getvalue().partition("<svg")
-    return Markup(tag + svg)
-
-
-def error_bars(value: float, interval: Sequence[float] | None) -> list[list[float]] | None:
-    """Return the distances from a value to its interval, as matplotlib expects error bars."""
-    if interval is None:
-        return None
-    low, high = interval
-    return [[max(value - low, 0)], [max(high - value, 0)]]
+    return Panel(title, Markup(tag + svg))

@@ -1,27 +1,49 @@
-"""The results chapter of a report: what was run, and the metrics on held-out rows and prompts."""
+"""The results of an evaluation: main results, and tables of all metrics."""
 
-from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.formatting import format_share, format_significant
-from snakechat.reporting.interpretation import pair_remarks
-from snakechat.reporting.intervals import proportion_interval
-from snakechat.reporting.labels import MODELS, PAIRS, PERPLEXITIES, RESPONSES, WIN_CRITERIA
-from snakechat.reporting.page_parts import (
-    Card,
-    Section,
-    Table,
-    difference_cell,
-    format_interval,
-    format_metric,
-    mark_best,
-    metric_cell,
+from snakechat.reporting.figures import Figure, read_figure
+from snakechat.reporting.formatting import format_interval, format_metric, format_number
+from snakechat.reporting.labels import (
+    MODELS,
+    N_,
+    PAIRS,
+    PERPLEXITIES,
+    RESPONSES,
+    STAGES,
+    WIN_CRITERIA,
+    label_of,
+    model_label,
 )
-from snakechat.reporting.plots import Estimated, Panel, draw_estimates, draw_trade_off
+from snakechat.reporting.metric_tables import figure_cell, metric_panels, metric_table
+from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.translations import Translate
 
 Metrics = dict[str, Any]
+_PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
+HEADLINES = {
+    "sft": ("after.response_perplexity",),
+    "reward": _PAIR_HEADLINE,
+    "dpo": _PAIR_HEADLINE,
+    "rlhf": (
+        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
+        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
+    ),
+}
+# What an evaluation was made on.
+COUNTS = {
+    "rows": N_("held-out rows"),
+    "pairs": N_("held-out pairs"),
+    "num_prompts": N_("held-out prompts"),
+}
+# Shares of comparisons, by the length of the responses.
+LENGTHS = {
+    "longer": N_("longer response"),
+    "when_longer": N_("win rate if longer"),
+    "when_not_longer": N_("win rate if not longer"),
+}
 # Metrics of responses that have a figure.
 PLOTTED = (
     *("score", "judge_score", "success", "kl_to_sft", "kl_to_dpo", "kl_to_base"),
@@ -30,358 +52,103 @@ PLOTTED = (
 
 
 def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
-    """Return the main results of a recipe in large print."""
-    return list(HEADLINES[stage](metrics, translate))
-
-
-def sft_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
-    """Yield the perplexity of responses: of all rows, and of each dataset if there are several."""
-    key = "response_perplexity"
-    of_datasets = {"": metrics, **metrics.get("by_dataset", {})}
-    for dataset, of in of_datasets.items():
-        label = translate(PERPLEXITIES[key])
-        if dataset:
-            label = translate("{metric} on {dataset}", metric=label, dataset=dataset)
-        note = translate(
-            "before training: {value}; {rows} held-out rows",
-            value=format_significant(of["before"][key]),
-            rows=format_significant(of["rows"]),
-        )
-        interval = format_interval(key, of["intervals_95"]["after"].get(key))
-        note = ", ".join(filter(None, (interval, note)))
-        yield Card(label, format_significant(of["after"][key]), note)
-
-
-def pair_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
-    """Yield the accuracy of a reward model or a DPO model."""
-    pairs, accuracy = metrics["pairs"], metrics["accuracy"]
-    held_out = translate("{count} held-out pairs", count=format_significant(pairs))
-    interval = format_interval("accuracy", proportion_interval(accuracy, pairs))
-    yield Card(translate(PAIRS["accuracy"]), format_share(accuracy), f"{interval}, {held_out}")
-    keys = ("longer_wins_accuracy", "calibration_error", "loss")
-    for key in keys:
-        yield Card(translate(PAIRS[key]), format_metric(key, metrics[key]))
-
-
-def rlhf_headline(metrics: Metrics, translate: Translate) -> Iterator[Card]:
-    """Yield win rates of RLHF, differences from the model that it started from, and n."""
-    initial = initial_model(metrics)
-    name = translate(MODELS[initial])
-    for key, criterion in reversed(WIN_CRITERIA.items()):
-        if won := metrics["wins"]["rlhf"][initial].get(key):
-            label = translate(
-                "win rate of RLHF against {initial}, {criterion}",
-                initial=name,
-                criterion=translate(criterion),
-            )
-            yield Card(
-                label, format_share(won["mean"]), format_interval("wins.", won["interval_95"])
-            )
-    for key in ("success", "score"):
-        if difference := metrics.get(f"{key}_difference"):
-            change = format_metric(key, difference["mean"], signed=True)
-            interval = format_interval(key, difference["interval_95"], signed=True)
-            values = translate(
-                "{before} with {initial}, {after} with RLHF",
-                before=format_metric(key, metrics[initial][key]),
-                initial=name,
-                after=format_metric(key, metrics["rlhf"][key]),
-            )
-            label = translate(
-                "change from {initial} to RLHF: {metric}",
-                initial=name,
-                metric=translate(RESPONSES[key]),
-            )
-            yield Card(label, change, f"{interval}; {values}")
-    kl = f"kl_to_{initial}"
-    yield Card(
-        translate(RESPONSES[kl]),
-        format_significant(metrics["rlhf"][kl]),
-        format_interval(kl, metrics["intervals_95"]["rlhf"][kl]),
-    )
-    yield Card(
-        translate("held-out prompts"),
-        format_significant(metrics["num_prompts"]),
-        translate(
-            "{count} responses of each model to each prompt",
-            count=format_significant(metrics["num_generations"]),
-        ),
-    )
-
-
-HEADLINES = {
-    "sft": sft_headline,
-    "reward": pair_headline,
-    "dpo": pair_headline,
-    "rlhf": rlhf_headline,
-}
-
-
-def result_sections(stage: str, metrics: Metrics, translate: Translate) -> list[Section]:
-    """Return the sections of the results of a stage, from its metrics.json."""
-    if stage == "sft":
-        return [sft_section(metrics, translate)]
-    if stage == "rlhf":
-        return [win_section(metrics, translate), response_section(metrics, translate)]
-    return [pair_section(stage, metrics, translate)]
-
-
-def sft_section(metrics: Metrics, translate: Translate) -> Section:
-    """Return the section of the perplexities on held-out rows."""
-    caption = translate("{count} held-out rows", count=format_significant(metrics["rows"]))
-    moments = {"before": translate("before training"), "after": translate("after training")}
-    rows = []
-    for key, label in PERPLEXITIES.items():
-        for dataset, of in {"": metrics, **metrics.get("by_dataset", {})}.items():
-            name = translate(label)
-            if dataset:
-                name = translate("{metric} on {dataset}", metric=name, dataset=dataset)
-            cells = (
-                metric_cell(key, of[when][key], of["intervals_95"][when].get(key))
-                for when in moments
-            )
-            rows.append([name, *cells])
-    note = translate("In brackets: 95 % intervals over rows.")
-    table = Table(caption, ["", *moments.values()], rows, note)
-    return Section(translate("SFT model"), shown_tables=[table])
-
-
-def pair_section(stage: str, metrics: Metrics, translate: Translate) -> Section:
-    """Return the section of a reward model or a DPO model on held-out pairs."""
-    pairs = metrics["pairs"]
-    rows = [
-        [translate(PAIRS[key]), pair_cell(key, metrics[key], pairs)]
-        for key in PAIRS
-        if key in metrics
-    ]
-    accuracies: dict[str, Estimated | None] = {
-        translate("all pairs"): with_interval(metrics["accuracy"], pairs),
-        translate("choosing the longer response"): with_interval(
-            metrics["longer_wins_accuracy"], pairs
-        ),
-    }
-    for dataset, of in metrics.get("by_dataset", {}).items():
-        label = translate("accuracy on {dataset}", dataset=dataset)
-        rows.append([label, pair_cell("accuracy", of["accuracy"], of["pairs"])])
-        accuracies[dataset] = with_interval(of["accuracy"], of["pairs"])
-    title = {"dpo": translate("DPO model"), "reward": translate("Reward model")}[stage]
-    label = translate("accuracy on held-out pairs")
-    svg = draw_estimates(label, accuracies, reference=0.5, percent=True)
-    caption = translate(
-        "Bars are 95 % intervals (Wilson) for {count} pairs. The dashed line is the accuracy of"
-        " guessing.",
-        count=format_significant(pairs),
-    )
-    held_out = translate("{count} held-out pairs", count=format_significant(pairs))
-    return Section(
-        title,
-        remarks=list(pair_remarks(metrics, translate)),
-        panels=[Panel(label, svg, caption)],
-        tables=[Table(held_out, [], rows)],
-    )
-
-
-def with_interval(fraction: float, count: int) -> Estimated:
-    """Return a fraction of independent pairs with its interval."""
-    return fraction, proportion_interval(fraction, count)
-
-
-def pair_cell(key: str, value: float, pairs: int) -> Any:
-    """Return the cell of a metric of pairs; fractions of pairs have an interval."""
-    is_proportion = key in ("accuracy", "longer_wins_accuracy", "ties", "within_noise")
-    return metric_cell(key, value, proportion_interval(value, pairs) if is_proportion else None)
-
-
-def ordered_models(metrics: Metrics) -> list[str]:
-    """Return the evaluated models: those of the recipe in the order of training, then others."""
-    evaluated = metrics["intervals_95"]
-    others = [model for model in evaluated if model not in MODELS]
-    return [model for model in MODELS if model in evaluated] + others
-
-
-def model_label(model: str, translate: Translate) -> str:
-    """Return the name of a model on pages."""
-    return translate(MODELS[model]) if model in MODELS else model
-
-
-def win_section(metrics: Metrics, translate: Translate) -> Section:
-    """Return the section of win rates, also by length, and of the differences between models."""
-    initial = initial_model(metrics)
-    name = model_label(initial, translate)
-    panels = []
-    for key, criterion in WIN_CRITERIA.items():
-        if key not in metrics["wins"]["rlhf"][initial]:
-            continue
-        title = translate(
-            "win rate against {initial}, {criterion}", initial=name, criterion=translate(criterion)
-        )
-        points = win_rates_by_length(metrics, key, translate)
-        xlabel, ylabel = translate("mean response length (tokens)"), translate("win rate")
-        panels.append(Panel(title, draw_trade_off(title, points, xlabel, ylabel)))
-    panels += difference_panels(metrics, translate)
-    caption = translate(
-        "Bars are 95 % intervals over {count} prompts (percentile bootstrap, Efron 1979). The"
-        " dashed line is a tie, or no difference. A model that wins by writing longer responses"
-        " is on the right.",
-        count=format_significant(metrics["num_prompts"]),
-    )
-    return Section(
-        translate("Against {initial}", initial=name),
-        panels=panels,
-        legend=[model_label(model, translate) for model in ordered_models(metrics)],
-        kind="points",
-        caption=caption,
-        shown_tables=[difference_table(metrics, translate)],
-        tables=[win_table(metrics, translate)],
-    )
-
-
-def win_rates_by_length(
-    metrics: Metrics, key: str, translate: Translate
-) -> dict[str, tuple[Estimated, Estimated] | None]:
-    """Return the mean length of the responses of each model, and its win rate by a criterion."""
-    initial = initial_model(metrics)
-    points: dict[str, tuple[Estimated, Estimated] | None] = {}
-    for model in ordered_models(metrics):
-        length = metrics[model]["length"], metrics["intervals_95"][model]["length"]
-        won = metrics["wins"].get(model, {}).get(initial, {}).get(key)
-        label = model_label(model, translate)
-        if won:
-            points[label] = length, (won["mean"], won["interval_95"])
-        else:
-            # The initial model ties with itself.
-            points[label] = (length, (0.5, None)) if model == initial else None
-    return points
-
-
-def differences(metrics: Metrics) -> dict[str, dict[str, Any]]:
-    """Return {metric: {model: difference from the initial model}} of the models that have one."""
-    found: dict[str, dict[str, Any]] = {}
-    for key in RESPONSES:
-        for model in ordered_models(metrics):
-            prefix = "" if model == "rlhf" else f"{model}_"
-            if difference := metrics.get(f"{prefix}{key}_difference"):
-                found.setdefault(key, {})[model] = difference
-    return found
-
-
-def difference_panels(metrics: Metrics, translate: Translate) -> Iterator[Panel]:
-    """Yield a panel of the differences from the initial model for each metric that has some."""
-    name = model_label(initial_model(metrics), translate)
-    for key, of_models in differences(metrics).items():
-        title = translate(
-            "difference from {initial}: {metric}", initial=name, metric=translate(RESPONSES[key])
-        )
-        estimates: dict[str, Estimated | None] = {}
-        for model in ordered_models(metrics):
-            found = of_models.get(model)
-            label = model_label(model, translate)
-            estimates[label] = (found["mean"], found["interval_95"]) if found else None
-        yield Panel(title, draw_estimates(title, estimates, 0.0, is_percent(key)))
-
-
-def is_percent(key: str) -> bool:
-    """Return whether a metric is shown in percent."""
-    return format_metric(key, 0.5).endswith("%")
-
-
-def difference_table(metrics: Metrics, translate: Translate) -> Table:
-    """Return the table of the differences of all models from the initial one."""
-    initial = initial_model(metrics)
-    models = [model for model in ordered_models(metrics) if model != initial]
-    rows = []
-    for key, of_models in differences(metrics).items():
-        cells = [
-            difference_cell(key, found["mean"], found["interval_95"]) if found else None
-            for found in map(of_models.get, models)
-        ]
-        rows.append([translate(RESPONSES[key]), *cells])
-    name = model_label(initial, translate)
-    return Table(
-        translate("Differences from {name}", name=name),
-        ["", *(f"{model_label(model, translate)} \N{MINUS SIGN} {name}" for model in models)],
-        rows,
-        translate(
-            "Over the same prompts, with 95 % intervals; pp: percentage points. ▲ and ▼ mark"
-            " intervals that exclude 0, for the better and for the worse."
-        ),
-    )
-
-
-def win_table(metrics: Metrics, translate: Translate) -> Table:
-    """Return the table of win rates, and of win rates by which response is the longer one."""
-    keys = ("longer", "when_longer", "when_not_longer")
-    rows = []
-    for model in ordered_models(metrics):
-        for other, won in metrics["wins"].get(model, {}).items():
-            for key, criterion in WIN_CRITERIA.items():
-                if key in won:
-                    label = translate(
-                        "{model} against {other}, {criterion}",
-                        model=model_label(model, translate),
-                        other=model_label(other, translate),
-                        criterion=translate(criterion),
-                    )
-                    shares = (metric_cell("wins.", won[key].get(name)) for name in keys)
-                    mean = metric_cell("wins.", won[key]["mean"], won[key]["interval_95"])
-                    rows.append([label, mean, *shares])
-    head = [
-        "",
-        translate("win rate (a tie is half a win)"),
-        translate("longer response"),
-        translate("win rate if longer"),
-        translate("win rate if not longer"),
-    ]
-    return Table(translate("Win rates and response lengths"), head, rows)
-
-
-def response_section(metrics: Metrics, translate: Translate) -> Section:
-    """Return the section of the metrics of responses to held-out prompts."""
-    models = ordered_models(metrics)
-    panels = []
-    for key in PLOTTED:
-        if key in metrics["rlhf"]:
-            title = translate(RESPONSES[key])
-            estimates: dict[str, Estimated | None] = {
-                model_label(model, translate): (
-                    metrics[model][key],
-                    metrics["intervals_95"][model][key],
+    """Return the main results of a recipe with their intervals, and n."""
+    cards = []
+    initial = initial_model(metrics) if stage == "rlhf" else ""
+    for template in HEADLINES[stage]:
+        path = template.format(initial=initial)
+        metric = path.removesuffix("_difference")
+        is_difference = metric != path
+        if (figure := read_figure(metrics, path)) is not None:
+            label = label_of(metric, translate)
+            if is_difference:
+                label = translate(
+                    "change from {initial} to RLHF: {metric}",
+                    initial=model_label(initial),
+                    metric=label,
                 )
-                for model in models
-            }
-            panels.append(Panel(title, draw_estimates(title, estimates, None, is_percent(key))))
-    title = translate(
+            value = format_metric(metric, figure.value, is_difference)
+            cards.append(
+                Card(label, value, format_interval(metric, figure.interval, is_difference))
+            )
+    [count] = [key for key in COUNTS if key in metrics]
+    return [*cards, Card(translate(COUNTS[count]), format_number(metrics[count]))]
+
+
+def result_section(stage: str, metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of the results of a stage, from its metrics.json."""
+    title = translate(STAGES[stage])
+    if stage == "rlhf":
+        return rlhf_section(title, metrics, translate)
+    by_dataset = metrics.get("by_dataset", {})
+    if stage == "sft":
+        moments = {"before": translate("before training"), "after": translate("after training")}
+        columns = {
+            f"{name} {moment}".strip(): partial(figure_at, of, when)
+            for name, of in {"": metrics, **by_dataset}.items()
+            for when, moment in moments.items()
+        }
+        return Section(title, tables=[metric_table("", columns, PERPLEXITIES, translate)])
+    datasets = {translate("all pairs"): metrics, **by_dataset}
+    columns = {name: partial(read_figure, of) for name, of in datasets.items()}
+    return Section(title, tables=[metric_table("", columns, PAIRS, translate)])
+
+
+def figure_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
+    """Return the figure of a model or of a moment."""
+    return read_figure(metrics, f"{prefix}.{key}")
+
+
+def rlhf_section(title: str, metrics: Metrics, translate: Translate) -> Section:
+    """Return the section of the responses of all models to held-out prompts."""
+    initial = initial_model(metrics)
+    evaluated = metrics["intervals_95"]
+    models = [model for model in MODELS if model in evaluated]
+    models += [model for model in evaluated if model not in MODELS]
+    columns = {model_label(model): partial(figure_at, metrics, model) for model in models}
+    differences = {
+        f"{model_label(model)} \N{MINUS SIGN} {model_label(initial)}": partial(
+            difference_at, metrics, "" if model == "rlhf" else f"{model}_"
+        )
+        for model in models
+        if model != initial
+    }
+    name = translate("Differences from {name}", name=model_label(initial))
+    responses = translate(
         "Responses to {prompts} held-out prompts, {count} of each model to each prompt",
-        prompts=format_significant(metrics["num_prompts"]),
-        count=format_significant(metrics["num_generations"]),
+        prompts=format_number(metrics["num_prompts"]),
+        count=format_number(metrics["num_generations"]),
     )
     return Section(
         title,
-        panels=panels,
-        tables=[response_table(metrics, title, translate)],
+        panels=metric_panels(columns, PLOTTED, translate),
+        caption=translate("Bars are 95 % intervals over prompts (percentile bootstrap)."),
+        tables=[
+            metric_table(name, differences, RESPONSES, translate, differences=True),
+            metric_table(responses, columns, RESPONSES, translate),
+            win_table(models, metrics, translate),
+        ],
     )
 
 
-def response_table(metrics: Metrics, title: str, translate: Translate) -> Table:
-    """Return the table of metrics of responses to held-out prompts, with a column per model."""
-    models = ordered_models(metrics)
+def difference_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
+    """Return the difference of a model from the initial one."""
+    return read_figure(metrics, f"{prefix}{key}_difference")
+
+
+def win_table(models: list[str], metrics: Metrics, translate: Translate) -> Table:
+    """Return the table of win rates, and of win rates by which response is the longer one."""
+    paths = [
+        f"wins.{model}.{other}.{key}"
+        for model in models
+        for other in metrics["wins"].get(model, {})
+        for key in WIN_CRITERIA
+    ]
     rows = []
-    for key, label in RESPONSES.items():
-        if key in metrics["rlhf"]:
-            values = [metrics[model][key] for model in models]
-            cells = [
-                metric_cell(key, value, metrics["intervals_95"][model][key])
-                for value, model in zip(values, models, strict=True)
-            ]
-            rows.append([translate(label), *mark_best(key, cells, values)])
-    by_dataset: Mapping[str, Any] = metrics.get("by_dataset", {})
-    if len(by_dataset) > 1 and "score" in metrics["rlhf"]:
-        for dataset, means in by_dataset.items():
-            label = translate(
-                "score on {count} prompts of {dataset}",
-                count=format_significant(means["num_prompts"]),
-                dataset=dataset,
-            )
-            rows.append([label, *(metric_cell("score", means[model]["score"]) for model in models)])
-    note = translate("★ marks the best value of a row, where one direction is better.")
-    return Table(title, ["", *(model_label(model, translate) for model in models)], rows, note)
+    for path in paths:
+        if won := read_figure(metrics, path):
+            shares = [read_figure(metrics, f"{path}.{key}") for key in LENGTHS]
+            cells = [share and figure_cell("wins.", share) for share in (won, *shares)]
+            rows.append([label_of(path, translate), *cells])
+    head = ["", translate("win rate (a tie is half a win)"), *map(translate, LENGTHS.values())]
+    return Table(translate("Win rates and response lengths"), head, rows)

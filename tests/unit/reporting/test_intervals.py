@@ -33,35 +33,10 @@ def test_equal_values_have_an_interval_without_width():
     assert mean_interval([5.0, 5.0]) == [5, 5]
 
 
-def test_intervals_of_fractions_are_on_the_logit_scale():
-    # 0.8, 0.9, 1: mean 0.9, standard error 0.1 / sqrt(3), t 4.3027; the logit of 0.9 is log(9).
-    half = 4.3027 * 0.1 / math.sqrt(3) / (0.9 * 0.1)
-    expected = [1 / (1 + math.exp(-(math.log(9) + sign * half))) for sign in (-1, 1)]
-    assert mean_interval([0.8, 0.9, 1.0], 0, 1) == pytest.approx(expected, abs=1e-4)
-
-
-def test_intervals_above_a_bound_are_on_a_logarithmic_scale():
-    # Perplexities 2, 3, 4: mean 3, standard error 1 / sqrt(3), distance from the bound 2.
-    factor = math.exp(4.3027 / math.sqrt(3) / 2)
-    expected = [1 + 2 / factor, 1 + 2 * factor]
-    assert mean_interval([2.0, 3.0, 4.0], 1) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("values", [[0, 1], [0, 0, 0, 1], [1, 1, 1, 0.999], [0.1, 0.1, 0.9]])
-@pytest.mark.parametrize("bounds", [(0, 1), (0, None)])
-def test_intervals_contain_the_mean_and_stay_within_the_bounds(values, bounds):
-    low, high = mean_interval(values, *bounds)
-    assert 0 <= low < sum(values) / len(values) < high <= (bounds[1] or math.inf)
-    assert math.isfinite(high)
-
-
-def test_equal_values_on_a_bound_have_an_interval_without_width():
-    assert mean_interval([1.0, 1.0, 1.0], 0, 1) == [1, 1]
-    assert mean_interval([0.0, 0.0], 0) == [0, 0]
-
-
-def test_values_beyond_a_bound_have_students_interval():
-    assert mean_interval([-1.0, 0.0, 1.0], 0) == mean_interval([-1.0, 0.0, 1.0])
+def test_intervals_stay_within_the_bounds():
+    assert mean_interval([0, 1], 0, 1) == [0, 1]
+    low, high = mean_interval([2.0, 3.0, 4.0], 1)
+    assert low == 1 and high == pytest.approx(3 + 4.3027 / math.sqrt(3), abs=1e-4)
 
 
 def test_welchs_interval_by_hand():

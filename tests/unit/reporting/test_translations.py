@@ -14,8 +14,8 @@ from snakechat.workflow.code_digests import code_digests
 def test_a_text_is_translated_and_its_placeholders_replaced():
     chinese, english = translator("zh"), translator("en")
     assert (english("accuracy"), chinese("accuracy")) == ("accuracy", "准确率")
-    assert english("accuracy on {dataset}", dataset="a") == "accuracy on a"
-    assert chinese("accuracy on {dataset}", dataset="a") == "在 a 上的准确率"
+    assert english("Report of {recipe}", recipe="a") == "Report of a"
+    assert chinese("Report of {recipe}", recipe="a") == "a 的报告"
 
 
 def test_a_text_without_a_translation_appears_in_english():
@@ -46,24 +46,15 @@ def test_tables_have_the_texts_of_the_pages_and_their_placeholders(language):
         assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", translation)), text
 
 
-PAGE = {"templates/page.html", "templates/style.css"}
-SECTIONS = {"templates/sections.html", "templates/parts.html", *PAGE}
+TEMPLATES = ("page.html", "parts.html", "style.css")
 
 
-@pytest.mark.parametrize(
-    ("program", "files"),
-    [
-        ("write_record", SECTIONS),
-        ("compare_runs", SECTIONS),
-        ("prompt_eval", {"templates/prompt_eval.html", *SECTIONS}),
-        ("rw_eval", {"templates/rw_eval.html", *SECTIONS}),
-    ],
-)
-def test_pages_depend_on_their_templates(program, files):
+@pytest.mark.parametrize("program", ["write_record", "compare_runs", "prompt_eval", "rw_eval"])
+def test_pages_depend_on_their_templates(program):
     digests = code_digests(ROOT / f"scripts/{program}.py")
-    names = {*files, *(f"locale/{name}" for name in TABLES.values())}
     found = {name for name in digests if not name.endswith(".py")}
-    assert found == {f"snakechat/reporting/{name}" for name in names}
+    assert found >= {f"snakechat/reporting/templates/{name}" for name in TEMPLATES}
+    assert found >= {f"snakechat/reporting/locale/{name}" for name in TABLES.values()}
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "rlhf"])
