@@ -126,7 +126,7 @@ class Stages:
         job.result.mkdir(parents=True)
         main(job)
         jobs.write_manifest(job, time.time())
-        jobs.publish(job)
+        jobs.publish(job.stored)
         jobs.finish(job)
         return job
 

@@ -31,14 +31,11 @@ def workflow(tmp_path):
 
 def contents(workflow):
     """Return the bytes of the current results."""
-    folder = workflow.folder / "output"
-    results = (
-        folder / path for path in ("data/toy", "split/toy", "tokens/sft/tiny", "models/tiny")
-    )
+    results = ("data/toy", "split/toy", "tokens/sft/tiny", "models/tiny")
     return {
-        (result.name, path.relative_to(result)): path.read_bytes()
+        (result, path.name): path.read_bytes()
         for result in results
-        for path in result.rglob("*")
+        for path in (workflow.folder / "output" / result).iterdir()
         if path.is_file() and path.name not in RUN_FILES
     }
 
@@ -83,6 +80,21 @@ def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
         path.write_bytes(b"damaged")
     second.build(TARGET)
     assert "is damaged and removed" in log(second, "tokenize_sft/tiny")
+
+
+def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
+    build = workflow("first")
+    build.build("output/sft/tiny")
+    model = build.folder / "output/sft/tiny"
+    assert (model / "evaluation/metrics.json").samefile(
+        build.folder / "output/eval/sft/tiny/metrics.json"
+    )
+    assert (model / "report/results.html").exists() and (model / "README.md").exists()
+    assert build.planned("output/sft/tiny") == set()
+    assert build.run("python", "scripts/verify.py").returncode == 0
+    # As people copy it.
+    assert build.run("cp", "-rL", "output/sft/tiny", "copied").returncode == 0
+    assert (build.folder / "copied/model.safetensors").read_bytes()
 
 
 def test_links_that_were_deleted_come_back(workflow):

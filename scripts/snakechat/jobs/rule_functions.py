@@ -7,7 +7,9 @@ one line. Only rules/common.smk uses this module.
 import copy
 import functools
 import inspect
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from snakechat.workflow.preflight import (
 )
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
+from snakechat.workflow.store import PARTS, replace_link
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
 RuleFunction = Callable[..., Any]
@@ -92,7 +95,7 @@ class RuleFunctions:
     def __init__(
         self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], root: Path
     ) -> None:
-        self.workflow, sources = workflow, Path(planned["sources"])
+        self.workflow, sources, self._started = workflow, Path(planned["sources"]), time.time()
         snakemake_adapter.check_version()
         for folder in (root, Path.cwd()):
             snakemake_adapter.check_path(folder)
@@ -226,17 +229,13 @@ class RuleFunctions:
         """Lock the folder, and write what jobs are made from: the snapshot, the build, the specs.
 
         Planning alone writes nothing. The lock replaces Snakemake's own, which outlives a Snakemake
-        that was killed (profiles/default).
+        that was killed (profiles/default). A second build waits for it: what the first one makes,
+        its jobs find in the store.
         """
         snakemake_adapter.check_scheduler(self.workflow)
         restrict_pods(self.workflow)
         snakemake_adapter.count_steps(self.workflow)
-        try:
-            acquire_lock("output/.lock")
-        except AlreadyLocked as other:
-            raise InputError(
-                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
-            ) from None
+        self._lock()
         jobs_run_here = snakemake_adapter.jobs_share_environment(self.workflow)
         if self._without_gpu and jobs_run_here:
             check_gpus(self._without_gpu)
@@ -264,14 +263,42 @@ class RuleFunctions:
             import_reward_functions(self.snapshot.folder, functions)
             check_keys(self.config.values["llm_judges"], judges)
 
+    def _lock(self) -> None:
+        """Lock the folder for this process."""
+        path = Path("output/.lock")
+        was_used = path.exists() and path.stat().st_mtime >= self._started
+        try:
+            acquire_lock(path)
+        except AlreadyLocked as other:
+            was_used = True
+            print(f"waiting for {other}, which is building in {Path.cwd()}", file=sys.stderr)
+            acquire_lock(path, wait=True)
+        if was_used:
+            # Another build may have linked its versions since this one was planned.
+            self._staleness = Staleness(self._specs)
+            for rule in RULES:
+                for name in snakemake_adapter.planned_names(self.workflow, rule):
+                    self._staleness.decide(rule, name)
+
     def finish(self) -> None:
-        """Link earlier versions that are up to date, also if no job ran, and write model cards."""
+        """Link earlier versions that are up to date, also if no job ran, and complete models.
+
+        The folder of a model gets its card, and links to its evaluation and its report.
+        """
         self._staleness.link()
+        current = Staleness(self._specs)
         recipes = [
             (stage, name)
             for stage in STAGES
             for name in snakemake_adapter.planned_names(self.workflow, f"train_{stage}")
         ]
+        for stage, name in recipes:
+            model = current.result(f"train_{stage}", name)
+            jobs = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
+            for part, job in zip(PARTS, jobs, strict=True):
+                made = current.result(*job)
+                if model is not None and made is not None:
+                    replace_link(model.folder / part, os.path.relpath(made.folder, model.folder))
         if recipes:
             # It takes a second.
             from snakechat.reporting.card_writing import write_cards

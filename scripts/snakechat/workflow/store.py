@@ -33,6 +33,8 @@ from snakechat.workflow.manifest import (
 )
 
 STORE = Path("output/store")
+# Links in the folder of a model, for people: to its evaluation and its report.
+PARTS = ("evaluation", "report")
 # Digits of a key, half of those of a SHA-256: it also names folders.
 KEY_DIGITS = 32
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
@@ -108,7 +110,7 @@ def check_names(folder: Path, key: str | None = None) -> Manifest:
     files, names = manifest["files"], set()
     for path in walk_files(folder):
         name = path.relative_to(folder).as_posix()
-        if path.name in UNLISTED_FILES:
+        if path.name in UNLISTED_FILES or name in PARTS:
             continue
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -177,25 +179,34 @@ def link_result(path: str | Path, folder: Path) -> None:
         OSError: It cannot be written.
     """
     path = Path(path)
-    for place, target in (
-        (path, os.path.relpath(folder, path.parent)),
-        (manifest_path(path), f"{path.name}/{MANIFEST}"),
-    ):
-        if place.is_symlink() and os.readlink(place) == target:
-            continue
-        check_link(place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # One process at a time links the results of a tree; an earlier one may have been killed.
-        temporary = place.with_name(f".{place.name}.link")
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        try:
-            os.symlink(target, temporary)
-        except OSError as error:
-            # The error names the target.
-            raise OSError(error.errno, error.strerror, str(temporary)) from None
-        os.replace(temporary, place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_link(path, os.path.relpath(folder, path.parent))
+    replace_link(manifest_path(path), f"{path.name}/{MANIFEST}")
     fsync(path.parent)
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Have a path lead to a target, which is relative to the folder of the path.
+
+    One process at a time does this in a tree.
+
+    Raises:
+        InputError: The path has a folder or a file of its own.
+        OSError: It cannot be written.
+    """
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    check_link(path)
+    temporary = path.with_name(f".{path.name}.link")
+    with suppress(FileNotFoundError):
+        # Of a process that was killed.
+        temporary.unlink()
+    try:
+        os.symlink(target, temporary)
+    except OSError as error:
+        # The error names the target.
+        raise OSError(error.errno, error.strerror, str(temporary)) from None
+    os.replace(temporary, path)
 
 
 def check_link(path: Path) -> None:
