@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from estimate import comparison, correct, format_table, summary
+from estimate import correct, summary
 from snakechat.planning.memory import GIB
-from snakechat.planning.past_runs import PastRun
 
 
 def job(seconds, disk, checkpoint_bytes, num_gpus=8, stale=True):
@@ -29,32 +28,12 @@ def test_the_summary_adds_hours_and_disk_of_stale_jobs():
     )
 
 
-def test_the_summary_of_unknown_hours_is_a_lower_bound():
-    assert "stale: at least 8.0 GPU hours" in summary([job(3600, None, 0), job(None, 0, 0)])
-
-
-def test_the_summary_has_the_price_of_all_gpu_hours():
-    assert "stale: 8.0 GPU hours (20.00 at 2.5 each), " in summary([job(3600, None, 0)], 2.5)
-
-
 def test_past_runs_correct_the_hours_of_jobs_of_the_same_rule():
     jobs = [SimpleNamespace(spec={"rule": rule}, seconds=60, notes=[]) for rule in ("a", "b")]
     jobs.append(SimpleNamespace(spec={"rule": "a"}, seconds=None, notes=[]))
     correct(jobs, {"a": 1.5})
     assert [job.seconds for job in jobs] == [90, 60, None]
     assert [job.notes for job in jobs] == [["hours x 1.50, as earlier runs of a"], [], []]
-
-
-def test_a_past_run_is_printed_beside_its_estimate():
-    run = PastRun("a", "a tiny", 7200, 3600, 2 * GIB, GIB)
-    assert comparison([run]) == [
-        "measured: a tiny: 2 hours (estimated: 1), 2.0 GiB of a GPU (estimated: 1.0 GiB)"
-    ]
-
-
-def test_columns_without_entries_are_dropped():
-    rows = [("job", "cache", "hours"), ("a", "", "10"), ("bcde", "", "")]
-    assert format_table(rows) == "job   hours\na        10\nbcde"
 
 
 def estimate(workflow, *arguments):
@@ -82,27 +61,6 @@ def test_a_plan_of_a_fresh_tree(sources):
     assert not (sources.folder / "output/models").exists()
 
 
-def test_generated_responses_are_part_of_a_plan(sources):
-    # One recipe scores by a reward model, the others by a function, which needs no memory of a GPU.
-    targets = "output/dpo/tiny-iterative", "output/data/toy-best.manifest.json"
-    jobs = {job["job"]: job for job in json.loads(estimate(sources, *targets, "--json"))}
-    assert jobs["generate_responses tiny-3"]["memory"]["cache"] > 0
-    assert jobs["score_responses tiny"]["memory"]["weights"] > 0
-    assert jobs["score_responses tiny-1"]["memory"] is None
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-0.6b", "llama3.2-1b"])
-def test_recipes_of_todays_models_fit_on_a_gpu_with_24_gb(model, sources):
-    targets = [f"output/{stage}/{model}" for stage in ("sft", "reward", "dpo", "rlhf")]
-    jobs = json.loads(estimate(sources, *targets, "--gpu", "rtx4090", "--json"))
-    trained = {job["job"]: job for job in jobs if job["job"].startswith("train_")}
-    assert len(trained) == 4
-    for name, job in trained.items():
-        assert sum(job["memory"].values()) < 0.9 * 24 * GIB, name
-        assert job["warnings"] == []
-
-
 @pytest.mark.exhaustive
 def test_the_shipped_recipes_fit_on_gpus_with_80_gb(sources):
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -116,14 +74,6 @@ def test_the_shipped_recipes_fit_on_gpus_with_80_gb(sources):
     assert {name: job["warnings"] for name, job in on_gpus.items() if job["warnings"]} == {}
 
 
-@pytest.mark.parametrize("separator", [(), ("--",)])
-def test_options_of_snakemake_follow_with_or_without_a_separator(separator, sources):
-    more = sources.folder / "mine.yaml"
-    more.write_text(json.dumps({"sft": {"recipes": {"mine": {"model": "opt-125m"}}}}))
-    output = estimate(sources, "output/sft/mine", *separator, "--configfile", "mine.yaml")
-    assert any(line.startswith("train_sft mine") for line in output.splitlines())
-
-
 def test_a_plan_of_a_finished_build(quick):
     heading, _, *lines, last = estimate(quick, "output/rlhf/tiny", *quick.options).splitlines()
     assert heading.startswith("a100-80g: 80 GiB, 312 TFLOPS")
@@ -133,9 +83,3 @@ def test_a_plan_of_a_finished_build(quick):
     manifest = json.loads((quick.folder / "output/sft/tiny.manifest.json").read_text())
     size = sum(facts["size"] for facts in manifest["files"].values())
     assert f"{size / 2**20:.1f} MiB" in training
-
-
-def test_errors_in_a_target_are_those_of_snakemake(sources):
-    process = sources.run("python", "scripts/estimate.py", "output/sft/nothing")
-    assert process.returncode == 1
-    assert "sft.recipes has no 'nothing'" in process.stdout

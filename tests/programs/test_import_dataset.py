@@ -49,26 +49,6 @@ def folder_of_parquet(folder):
     return {"path": folder.name}
 
 
-def file_of_jsonl(folder):
-    write(folder / "pairs.jsonl", ROWS)
-    return {"path": f"{folder.name}/pairs.jsonl"}
-
-
-def jsonl_gz(folder):
-    write(folder / "pairs.jsonl.gz", ROWS)
-    return {"path": folder.name}
-
-
-def json_array(folder):
-    write(folder / "pairs.json", ROWS)
-    return {"path": folder.name}
-
-
-def csv_file(folder):
-    write(folder / "pairs.csv", ROWS)
-    return {"path": folder.name}
-
-
 def glob(folder):
     write(folder / "part1.jsonl", ROWS[:20])
     write(folder / "part2.jsonl", ROWS[20:])
@@ -83,11 +63,6 @@ def linked_folder(folder):
     (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
     (folder / "link").symlink_to("real", target_is_directory=True)
     return {"path": f"{folder.name}/link", "follow_links": True}
-
-
-def folder_in_the_home(folder):
-    write(folder / "pairs.jsonl", ROWS)
-    return {"path": f"~/{folder.name}"}
 
 
 def odd_names(folder):
@@ -105,18 +80,7 @@ def other_columns(folder):
     return {"path": folder.name, "columns": columns}
 
 
-def copy_of_a_hub_dataset(folder):
-    write(folder / "pairs.jsonl", ROWS)
-    return {"hub": "somebody/pairs", "revision": "main", "path": folder.name}
-
-
 # These write HELD_OUT in addition to ROWS.
-
-
-def two_globs(folder):
-    write(folder / "x/learn.csv", ROWS)
-    write(folder / "y/check.jsonl", HELD_OUT)
-    return {"path": folder.name, "train": "**/learn.csv", "eval": "y/*.jsonl"}
 
 
 def git_clone(folder):
@@ -137,20 +101,8 @@ def wget(folder):
     return {"path": folder.name}
 
 
-ONE_SPLIT = [
-    folder_of_parquet,
-    file_of_jsonl,
-    jsonl_gz,
-    json_array,
-    csv_file,
-    glob,
-    linked_folder,
-    folder_in_the_home,
-    odd_names,
-    other_columns,
-    copy_of_a_hub_dataset,
-]
-TWO_SPLITS = [two_globs, git_clone, wget]
+ONE_SPLIT = [folder_of_parquet, glob, linked_folder, odd_names, other_columns]
+TWO_SPLITS = [git_clone, wget]
 SOURCES = {form.__name__: form for form in ONE_SPLIT + TWO_SPLITS}
 
 # Bad rows of every kind as lines of a file, and the start of the reason.
@@ -170,13 +122,6 @@ def bad_lines(folder):
     lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
     (folder / "more").mkdir()
     (folder / "more/b.jsonl").write_bytes(b"\n".join(lines))
-    return {"path": folder.name}
-
-
-def bad_cells(folder):
-    write(folder / "pairs.csv", ROWS)
-    with (folder / "pairs.csv").open("ab") as file:
-        file.write(b"a,b\r\na,b\xff,c\r\na,b,c,d\r\n")
     return {"path": folder.name}
 
 
@@ -210,12 +155,6 @@ def kto(folder):
     return {"path": folder.name, "format": "kto"}
 
 
-def removed(folder):
-    rows = [{**row, "chosen": f"{row['chosen']} [1, 2]", "rejected": " [3]"} for row in ROWS]
-    write(folder / "pairs.jsonl", rows)
-    return {"path": folder.name, "remove": r" ?\[[0-9, ]+\]"}
-
-
 def few_of_many(folder):
     write(folder / "pairs.jsonl", ROWS)
     return {"path": folder.name, "max_rows": 10}
@@ -226,14 +165,9 @@ def few(folder):
     return {"path": folder.name}
 
 
-def one_phase(folder):
-    write(folder / "pairs.jsonl", ROWS)
-    return {"path": folder.name, "split": {"sft": 0, "reward": 1, "rlhf": 0}}
+OTHERS = [bad_lines, messages, kto, few, few_of_many]
 
-
-OTHERS = [bad_lines, bad_cells, messages, kto, removed, few, few_of_many, one_phase]
-
-SPLIT = ["json_array", "git_clone", "few_of_many", "one_phase"]
+SPLIT = ["folder_of_parquet", "git_clone", "few_of_many"]
 BLEND = ["glob", {"wget": 2}, {"git_clone": 0.5}, "messages", "kto"]
 
 
@@ -245,7 +179,6 @@ def imported(tmp_path_factory):
     datasets = {}
     for form in [*SOURCES.values(), *OTHERS]:
         datasets[form.__name__] = {"format": "plain", **form(folder / form.__name__)}
-    write(folder / "copy/pairs.jsonl", ROWS)
     config = {
         "on_bad_row": "skip",
         "datasets": datasets,
@@ -256,10 +189,8 @@ def imported(tmp_path_factory):
         "sft": {"recipes": {"blend": {"model": "small", "datasets": BLEND, "max_length": 64}}},
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
-    options = ("--config", "datasets={rm-static: {path: copy}}", "--configfile", "mine.yaml")
-    workflow = Workflow(folder, *options)
-    workflow.environment["HOME"] = str(folder)
-    results = [f"data/{name}" for name in [*datasets, "rm-static"]]
+    workflow = Workflow(folder, "--configfile", "mine.yaml")
+    results = [f"data/{name}" for name in datasets]
     results += [f"split/{name}" for name in SPLIT] + ["tokens/sft/blend"]
     workflow.targets = [f"output/{result}.manifest.json" for result in results]
     workflow.process = workflow.snakemake(*workflow.targets, "--cores", "2", "--keep-going")
@@ -303,14 +234,8 @@ def test_eval_files_become_the_eval_split(imported, source):
 
 def test_train_split_alone_is_imported(imported):
     # split_dataset holds out a tenth.
-    files = manifest(imported, "data", "json_array")["files"]
+    files = manifest(imported, "data", "odd_names")["files"]
     assert set(files) == {"train.parquet", "stats.json"}
-
-
-def test_copy_of_a_hub_dataset_is_named_on_the_command_line(imported):
-    assert records(imported, "rm-static") == ROWS
-    # The content of the copy counts, not the repository.
-    assert "hub" not in imported.spec_of("output/data/rm-static")["settings"]
 
 
 def test_bad_rows_are_skipped_counted_and_listed(imported):
@@ -334,34 +259,13 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert split["rows"] == len(ROWS) and split["dropped"] == {"bad row": number}
 
 
-def test_bad_rows_of_csv_are_listed_by_file_and_row(imported):
-    assert records(imported, "bad_cells") == ROWS
-    text = (imported.folder / "output/data/bad_cells/bad_rows.jsonl").read_text()
-    assert [json.loads(line) for line in text.splitlines()] == [
-        {"file": "pairs.csv", "row": 41, "reason": "2 cells, the header has 3 columns"},
-        {"file": "pairs.csv", "row": 42, "reason": "text that is not UTF-8: '\\udcff'"},
-        {"file": "pairs.csv", "row": 43, "reason": "4 cells, the header has 3 columns"},
-    ]
-
-
-def test_valid_dataset_has_no_list_of_bad_rows(imported):
-    assert not (imported.folder / "output/data/glob/bad_rows.jsonl").exists()
-
-
-def test_remove_deletes_its_matches_from_all_responses(imported):
-    found = records(imported, "removed")
-    assert [row["chosen"] for row in found] == [row["chosen"] for row in ROWS]
-    assert {row["rejected"] for row in found} == {""}
-    assert [row["prompt"] for row in found] == [row["prompt"] for row in ROWS]
-
-
 def phases(workflow, name):
     return {phase: facts["rows"] for phase, facts in stats(workflow, "split", name).items()}
 
 
 def test_tenth_is_held_out_without_an_eval_split(imported):
     # 36 and 4 of 40 rows, each split 2 : 4 : 4.
-    found = phases(imported, "json_array")
+    found = phases(imported, "folder_of_parquet")
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 36
     assert sum(found[f"{phase}.eval"] for phase in ("sft", "reward", "rlhf")) == 4
     assert found["reward.train"] in (14, 15) and found["sft.train"] in (7, 8)
@@ -384,17 +288,6 @@ def test_max_rows_limits_the_dataset(imported):
     assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 10
     # All rows are imported, so that another max_rows does not repeat the import.
     assert len(records(imported, "few_of_many")) == len(ROWS)
-
-
-def test_split_of_a_dataset_can_give_all_rows_to_one_phase(imported):
-    assert phases(imported, "one_phase") == {
-        "sft.train": 0,
-        "reward.train": 36,
-        "rlhf.train": 0,
-        "sft.eval": 0,
-        "reward.eval": 4,
-        "rlhf.eval": 0,
-    }
 
 
 def test_messages_become_prompts_and_responses_without_pairs(imported):

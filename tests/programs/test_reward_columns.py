@@ -1,11 +1,8 @@
-"""Reward functions in a build: columns of a dataset without responses, and hostile responses."""
+"""Reward functions in a build: columns of a dataset without responses."""
 
 import json
 
 import pytest
-
-from snakechat.evaluation.sandbox import check_sandbox
-from snakechat.workflow.errors import InputError
 
 # Asserts what it receives in training and evaluation.
 SPY = """
@@ -20,25 +17,6 @@ def score(prompts, responses, messages, value, **columns):
     return [len(response) for response in responses]
 """
 
-# Runs hostile code as if it were the responses.
-HOSTILE = """
-from unit_tests import score as run_unit_tests
-
-PROGRAMS = [
-    "import socket\\nsocket.create_connection(('127.0.0.1', 80))",
-    "import os\\nwhile True:\\n    try:\\n        os.fork()\\n    except OSError:\\n        pass",
-    "open('{outside}', 'w').write('x')",
-    "while True: pass",
-    "import os\\nos._exit(0)",
-]
-
-
-def score(prompts, responses, marker):
-    programs = [program.replace("{outside}", marker) for program in PROGRAMS]
-    results = run_unit_tests([], programs, ["pass"] * len(programs), seconds=1)
-    assert results == [0] * len(programs), results
-    return [len(response) for response in responses]
-"""
 
 RECIPE = {
     "preset": "grpo",
@@ -60,7 +38,7 @@ RECIPE = {
 def build(workflow, functions, datasets):
     """Build an RLHF recipe with reward functions and its evaluation."""
     (workflow.folder / "rewards/spy.py").write_text(SPY)
-    (workflow.folder / "rewards/hostile.py").write_text(HOSTILE)
+
     rows = [
         {"question": f"Write the number {i}", "answer": {"value": i}, "level": "easy"}
         for i in range(40)
@@ -97,16 +75,3 @@ def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, 
     (workflow.folder / "mine.yaml").write_text(edited)
     planned = workflow.planned("output/rlhf/mine")
     assert {"import_dataset", "tokenize_rlhf", "train_rlhf"} <= planned
-
-
-def test_hostile_responses_score_0_and_the_training_goes_on(quick, tmp_path):
-    try:
-        check_sandbox()
-    except InputError as error:
-        pytest.skip(str(error))
-    marker = tmp_path / "marker"
-    arguments = {"marker": str(marker)}
-    functions = {"hostile": {"weight": 1, "arguments": arguments}}
-    workflow = build(quick.copy(tmp_path / "copy"), functions, ["numbers"])
-    assert (workflow.folder / "output/rlhf/mine/model.safetensors").exists()
-    assert not marker.exists()

@@ -18,7 +18,6 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.cases import some
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -84,13 +83,6 @@ def lines_of(workflow, result):
     return [json.loads(line) for line in lines]
 
 
-def test_the_loss_of_sft_is_the_mean_over_target_tokens(quick):
-    first, *_ = lines_of(quick, "output/sft/tiny")
-    metrics = json.loads((quick.folder / "output/eval/sft/tiny/metrics.json").read_text())
-    # A model with random weights is as unsure about any row.
-    assert first["loss"] == pytest.approx(math.log(metrics["before"]["perplexity"]), rel=0.05)
-
-
 def test_perplexities_are_those_of_transformers(quick):
     model = AutoModelForCausalLM.from_pretrained(quick.folder / "output/sft/tiny").float()
     rows = Examples.read(quick.folder / "output/tokens/sft/tiny", "eval", "chosen")
@@ -111,35 +103,6 @@ def test_perplexities_are_those_of_transformers(quick):
     assert metrics["rows"] == len(rows)
 
 
-def test_early_stopping_keeps_the_best_model(copy):
-    # The loss soon increases at this rate; at which step depends on how the CPU rounds. In fp32,
-    # because merging adapters rounds in 16 bits.
-    settings = {"learning_rate": 10.0, "epochs": 4, "eval_steps": 1, "early_stopping_patience": 2}
-    change(copy, "sft", **settings, save_strategy="best", dtype="fp32")
-    copy.build("output/sft/tiny")
-    first, *steps = lines_of(copy, "output/sft/tiny")
-    assert first["step"] == 0 and "loss" not in first
-    losses = [line["eval_loss"] for line in steps]
-    best = losses.index(min(losses))
-    assert len(losses) == best + 3
-    # The schedule, which ends at 0, was not completed.
-    assert steps[-1]["learning_rate"] > 1
-    assert min(losses) < losses[-1]
-    metrics = json.loads((copy.folder / "output/eval/sft/tiny/metrics.json").read_text())
-    assert metrics["before"]["perplexity"] == pytest.approx(math.exp(first["eval_loss"]), rel=1e-5)
-    assert metrics["after"]["perplexity"] == pytest.approx(math.exp(min(losses)), rel=1e-5)
-    assert (copy.folder / "output/sft/tiny/adapter/adapter_model.safetensors").exists()
-
-
-def test_a_reward_model_trains_with_the_per_token_loss(copy):
-    change(copy, "reward", loss="per_token")
-    copy.build("output/reward/tiny")
-    steps = lines_of(copy, "output/reward/tiny")
-    last = lines_of(copy, "output/reward/tiny")[-1]
-    assert last["loss"] < steps[0]["loss"]
-    assert last["margin"] > 0
-
-
 def test_a_run_that_diverges_reports_its_step_and_rows(copy):
     change(copy, "sft", learning_rate=1.0e30)
     process = copy.snakemake("output/sft/tiny", "--cores", "1")
@@ -150,8 +113,8 @@ def test_a_run_that_diverges_reports_its_step_and_rows(copy):
     assert line.endswith("loss is nan, training has diverged: try a lower learning rate")
 
 
-@some(("sft", "reward", "dpo"), ("dpo",), "stage")
-def test_two_processes_train_like_one(stage, copy):
+def test_two_processes_train_like_one(copy):
+    stage = "dpo"
     spec = copy.folder / "spec.json"
     spec.write_text(json.dumps(copy.spec_of(f"output/{stage}/tiny")))
     before = lines_of(copy, f"output/{stage}/tiny")
@@ -206,10 +169,9 @@ def reward_job(tokenizer, tmp_path, monkeypatch, group):
     return make
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_reward_model_with_adapters_finishes_and_records_its_probe_scores(dtype, reward_job):
+def test_a_reward_model_with_adapters_finishes_and_records_its_probe_scores(reward_job):
     # The merged weights are rounded, so its scores differ from those of base and adapters.
-    job = reward_job(lora_rank=4, dtype=dtype)
+    job = reward_job(lora_rank=4, dtype="bf16")
     train_reward.main(job)
     assert np.shape(job.facts["probe_scores"]) == (2, 8)
     assert (job.result / "adapter/adapter_model.safetensors").exists()
@@ -251,20 +213,7 @@ def test_max_steps_ends_a_training_and_its_schedule(reward_job):
     assert rates == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
 
 
-def test_a_saved_reward_model_may_differ_by_rounding(reward_job, monkeypatch):
-    saved = train_reward.load_scorer
-
-    def load_rounded(folder, *arguments, **options):
-        model = saved(folder, *arguments, **options)
-        with torch.no_grad():
-            model.score.weight *= 1 + 1e-6
-        return model
-
-    monkeypatch.setattr(train_reward, "load_scorer", load_rounded)
-    train_reward.main(reward_job())
-
-
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bf16"}, {"dtype": "bf16", "lora_rank": 4}])
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bf16", "lora_rank": 4}])
 def test_a_reward_model_that_is_saved_with_other_weights_is_an_error(
     changes, reward_job, monkeypatch
 ):
