@@ -23,16 +23,6 @@ def ask(client, *texts, is_readable=lambda _: True):
     return client.replies([[{"role": "user", "content": text}] for text in texts], is_readable)
 
 
-def test_requests_have_model_parameters_and_key(server, tmp_path):
-    parameters = {"temperature": 0, "max_tokens": 4}
-    assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
-    [(path, headers, body)] = server.requests
-    assert path == "/v1/chat/completions"
-    assert headers["Authorization"] == f"Bearer {SECRET}"
-    expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}
-    assert body == {**expected, **parameters}
-
-
 def test_equal_conversations_are_one_request_and_replies_keep_their_order(server, tmp_path):
     server.replies = [lambda body: body["messages"][0]["content"].upper()]
     texts = ["b", "a", "b", "c", "a"]
@@ -159,3 +149,13 @@ def test_processes_share_the_limits(server, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
     assert (client.interval, client.num_threads) == (4, 2)
+
+
+def test_requests_have_model_parameters_and_key(server, tmp_path):
+    parameters = {"temperature": 0, "max_tokens": 4}
+    assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
+    [(path, headers, body)] = server.requests
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {SECRET}"
+    expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}
+    assert body == {**expected, **parameters}

@@ -92,14 +92,6 @@ def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
 
 
-def test_equal_scores_are_uniform_also_with_the_kl_in_the_rewards():
-    scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
-    evaluation = make_evaluation(torch.arange(6.0).view(6, 1), torch.zeros(6, 1))
-    rewards = make_rewards(make_settings(), make_rollouts(MASK), evaluation, scores, 0.1)
-    experience = make_experience(make_settings(), make_rollouts(MASK), evaluation, scores, rewards)
-    assert experience.is_uniform.tolist() == [False, True, False]
-
-
 @pytest.mark.parametrize(("kl_in", "expected"), [("rewards", [-0.05, 1.1]), ("loss", [0.0, 1.0])])
 def test_rewards_decrease_where_the_actor_is_likelier_than_the_reference(kl_in, expected):
     evaluation = make_evaluation(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]))

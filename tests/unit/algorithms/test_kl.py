@@ -91,3 +91,8 @@ def test_merged_moments_of_batches_are_those_of_all_values():
     assert count == 1000
     assert mean == pytest.approx(values.mean().item(), rel=1e-14)
     assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)
+
+
+def test_kl_coef_changes_by_a_fifth_at_most_however_short_the_horizon():
+    # Without the limit, six times the horizon would subtract 120 %.
+    assert ppo.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)

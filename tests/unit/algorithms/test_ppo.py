@@ -12,7 +12,8 @@ from support.policies import CLIP, CLIP_HIGH, gradient, ragged_mask, vocabulary
 def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
     rewards = ppo.token_rewards(
         scores=torch.tensor([1.0, -2.0]),
-        penalties=torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 0.0]]),
+        # What stands outside the response must not count.
+        penalties=torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 7.0]]),
         response_mask=ragged_mask([3, 2], 3),
         kl_coef=0.1,
     )

@@ -214,19 +214,6 @@ def test_mode_running_uses_the_moments_of_all_scores_so_far():
     assert scorer.critic_normalizer(torch.tensor([2.0, 5.0])).tolist() == [0, 3]
 
 
-def test_without_a_reward_model_the_critic_normalizer_is_the_identity():
-    scorer = make(reward=False, functions={"length": (1.0, length)}, standardize_scores="first")
-    run_step(scorer)
-    assert scorer.critic_normalizer(torch.tensor([3.5])).tolist() == [3.5]
-
-
-def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
-    scorer = make(weights=[0.5, 2.0], standardize_scores="first")
-    # Sums of 2.5, 12.5, 2.5 and 12.5: mean 7.5, deviation 5.
-    run_step(scorer, 1.0, 5.0, 1.0, 5.0)
-    assert scorer.critic_normalizer(torch.tensor([15.0])).tolist() == [0]
-
-
 def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
     scorer = make(standardize_scores="first", score_clip=0.75, missing_eos_penalty=2.0)
     # Normalized: -1, 1, -1 and 1. The last response has no eos.
@@ -271,3 +258,10 @@ def test_a_restored_kl_controller_continues_exactly():
     for one in (adaptive, resumed):
         one.update(5.1, 96)
     assert resumed.coef == adaptive.coef != 0.1
+
+
+def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
+    scorer = make(weights=[0.5, 2.0], standardize_scores="first")
+    # Sums of 2.5, 12.5, 2.5 and 12.5: mean 7.5, deviation 5.
+    run_step(scorer, 1.0, 5.0, 1.0, 5.0)
+    assert scorer.critic_normalizer(torch.tensor([15.0])).tolist() == [0]

@@ -154,20 +154,6 @@ def test_micro_batches_have_the_table_indices_of_their_tokens(
     assert counts.tolist() == 3 * [int(row in rows) for row in range(5)]
 
 
-def test_decode_skips_special_tokens_and_repeats_prompts_for_each_response(tokenizer):
-    assert tokenizer.eos_token_id == EOS
-    encode = tokenizer.backend_tokenizer.encode
-    prompts = [
-        np.array([0, *encode(text, add_special_tokens=False).ids], np.uint16) for text in "ab"
-    ]
-    responses = [
-        [[*encode(text, add_special_tokens=False).ids, EOS] for text in texts]
-        for texts in (("c", "d"), ("e", "f"))
-    ]
-    rollouts = make(prompts=prompts, responses=responses, tokenizer=tokenizer)
-    assert rollouts.decode() == (["a", "b", "a", "b"], ["c", "d", "e", "f"])
-
-
 def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():
     # 21 responses of 1 to 21 tokens: 20 of 100 are longer than the 20th.
     responses = [[[11] * length] for length in range(1, 20)] + [[[11] * 19 + [EOS]], [[11] * 21]]
@@ -176,16 +162,6 @@ def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():
         "response/length_p95": 20.0,
         "response/ended_by_eos": pytest.approx(1 / 21),
     }
-
-
-def test_sampler_logprobs_become_a_table():
-    # Padded to max_response_length 9; the longest response of the step has 6 tokens.
-    logprobs = torch.arange(3 * 5 * 9.0).view(3, 5, 9)
-    table = make(sampler_logprobs=logprobs).sampler_logprobs
-    assert table.shape == (15, 6)
-    # The second response to the fourth prompt is row 8.
-    assert table[8].tolist() == logprobs[1, 3, :6].tolist()
-    assert make().sampler_logprobs is None
 
 
 def test_a_rank_with_a_dummy_micro_batch_adds_nothing_to_the_tables(monkeypatch):

@@ -60,10 +60,6 @@ def probes(tmp_path):
     return folder, tokens
 
 
-def test_a_model_that_reproduces_its_scores_is_accepted(probes):
-    check_probes(LastToken(), *probes, 100)
-
-
 @pytest.mark.parametrize(("change", "accepted"), [(0.09, True), (0.11, False)])
 def test_scores_may_change_by_a_tenth_of_their_standard_deviation(change, accepted, probes):
     # The largest score, 80, changes most.
@@ -145,17 +141,6 @@ def test_unended_responses_are_counted_until_one_ends(monkeypatch):
         "step 6: none of the last 6 responses ended within max_response_length tokens: increase it,"
         " or train sft on responses that are not truncated"
     )
-
-
-def test_a_restored_check_continues_counting(monkeypatch):
-    monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 6)
-    unended = rollouts_of((4, False), (4, False))
-    check, restored = ResponseCheck(), ResponseCheck()
-    for step in (1, 2):
-        check.check(unended, step)
-    restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
-    with pytest.raises(InputError, match="step 3: none of the last 6 responses ended"):
-        restored.check(unended, 3)
 
 
 @pytest.mark.parametrize("value", [0.1])

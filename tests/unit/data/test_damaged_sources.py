@@ -18,19 +18,6 @@ def test_empty_file_is_an_error(tmp_path, name):
     assert rows == []
 
 
-WITHOUT_ROWS = {
-    "rows.jsonl": b"\n \n",
-    "rows.json": b" [ ] \n",
-    "rows.csv": b"prompt,chosen\n",
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_ROWS)
-def test_file_without_rows_is_an_error(tmp_path, name):
-    path = put(tmp_path / name, WITHOUT_ROWS[name])
-    assert read_error(path) == ([], f"{path}: no rows")
-
-
 def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(
@@ -111,14 +98,6 @@ def test_invalid_array_is_an_error(tmp_path, end):
     # Nothing tells where the next item starts.
     found = rows_before_damage(put(tmp_path / "rows.json", b'[{"a": 1},{"a": 2}' + end))
     assert found[:1] == [{"a": 1}]
-
-
-@pytest.mark.parametrize("content", [b'{\n "a": 1\n}\n', b"prompt,chosen\n"])
-def test_json_that_is_neither_array_nor_lines_is_an_error(tmp_path, content):
-    path = put(tmp_path / "rows.json", content)
-    rows, message = read_error(path)
-    assert rows == []
-    assert message == f"{path}: expected an array of objects or one object per line"
 
 
 def write_truncated_arrow(path, where):

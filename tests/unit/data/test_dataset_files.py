@@ -63,13 +63,6 @@ def test_last_word_of_a_path_names_the_split(name, split):
         assert found == {"train": ["0/rows/train.jsonl"], "eval": [name]}
 
 
-@pytest.mark.parametrize("name", ["latest"])
-def test_words_inside_other_words_do_not_count(name):
-    # A file without a split word is train only if no other file is.
-    assert splits_of(f"{name}.jsonl", "test.jsonl")["train"] == [f"{name}.jsonl"]
-    assert splits_of(f"{name}.jsonl", "train.jsonl")["train"] == ["train.jsonl"]
-
-
 def test_validation_comes_before_test():
     assert splits_of("train.csv", "test.csv", "validation.csv") == {
         "train": ["train.csv"],
@@ -127,15 +120,6 @@ def test_eval_files_alone_are_an_error():
 def unread(*paths):
     paths = sorted(paths)
     return unread_files(paths, split_files(paths, {}))
-
-
-def test_files_that_are_not_read_for_two_reasons_are_named_in_one_line():
-    remark = unread("train.jsonl", "more.jsonl", "a.tsv", "b.tsv")
-    assert remark == (
-        "not read: more.jsonl, because other files have train in their path: rename them, or select"
-        " the files by train:; a.tsv and 1 more: expected parquet, arrow, jsonl, jsonl.gz, json or"
-        " csv: convert or delete it"
-    )
 
 
 def test_no_remark_without_files_that_may_have_rows():
@@ -239,13 +223,6 @@ def test_glob_without_a_match_is_an_error(globs, split, glob):
     message = error_of("train.csv", "test.csv", **globs)
     assert message.startswith(f"{split}: ")
     assert glob in message
-
-
-def test_file_in_both_splits_is_an_error():
-    # Training rows would be evaluated.
-    assert "test.parquet" in error_of(
-        "test.parquet", "train.parquet", train="*.parquet", eval="test.parquet"
-    )
 
 
 # --- layouts of folders and repositories ----------------------------------------------------

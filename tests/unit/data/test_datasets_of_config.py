@@ -1,7 +1,6 @@
-"""A row of every dataset of config.yaml, in its real layout, and its record."""
+"""A row of a dataset of each kind in config.yaml, in its real layout, and its record."""
 
 # Chinese texts have Chinese punctuation.
-# ruff: noqa: RUF001
 
 import json
 from types import SimpleNamespace
@@ -24,9 +23,6 @@ from support.formats import (
     messages,
     question,
 )
-
-READ = {name: dataset for name, dataset in DATASETS.items() if "format" in dataset}
-
 
 WEBGPT = {
     "question": {
@@ -72,20 +68,6 @@ MIRACL_ZH = {
         {"docid": "77#0", "title": "清朝", "text": "清朝建立于1636年。"},
     ],
 }
-MIRACL_JA = {
-    "query_id": "0#0",
-    "query": "日本で一番高い山は?",
-    "positive_passages": [
-        {"docid": "5#0", "title": "富士山", "text": "富士山は日本最高峰である。"}
-    ],
-    "negative_passages": [{"docid": "6#1", "title": "北岳", "text": "北岳は二番目に高い。"}],
-}
-HC3 = {
-    "question": "我有点感冒，怎么办？",
-    "human_answers": ["多喝热水，注意休息。", "去看医生。"],
-    "chatgpt_answers": ["感冒通常会在一周内好转。"],
-    "source": "medicine",
-}
 MKQA = {
     "example_id": -7449157003522518870,
     "queries": {
@@ -103,35 +85,7 @@ MKQA = {
         ],
     },
 }
-QG_JAQUAD = {
-    "answer": "瀬長島",
-    "paragraph_question": "question: 第1滑走路から見える島は?, context: 瀬長島は近い。",
-    "question": "第1滑走路から見える島は?",
-    "sentence": "第1滑走路からは瀬長島が見える。",
-    "paragraph": "第1滑走路からは瀬長島が見える。瀬長島は近い。",
-    "sentence_answer": "第1滑走路からは<hl> 瀬長島 <hl>が見える。",
-    "paragraph_id": "tr-011-00-000",
-}
-QAG_JAQUAD = {
-    "answers": ["瀬長島", "第1滑走路"],
-    "questions": ["第1滑走路から見える島は?", "島が見えるのはどこから?"],
-    "paragraph": "第1滑走路からは瀬長島が見える。",
-    "paragraph_id": "tr-011-00",
-    "questions_answers": "question: 第1滑走路から見える島は?, answer: 瀬長島 | question: …",
-}
 ROWS = {
-    # response is a copy of chosen.
-    "rm-static": ({**PLAIN, "response": PLAIN["chosen"]}, PLAIN_RECORD),
-    # Some responses have no leading space.
-    "full-hh-rlhf": (
-        {**PLAIN, "response": "An apple.", "chosen": "An apple.", "rejected": "A stone."},
-        PLAIN_RECORD,
-    ),
-    "synthetic-instruct-gptj-pairwise": (
-        # No markers, and whitespace around texts.
-        {"prompt": "Name a fruit.", "chosen": "An apple.\n", "rejected": "  A stone."},
-        (question("Name a fruit."), " An apple.\n", "   A stone."),
-    ),
     "rlhf-reward-datasets": (
         # Prompts end before the last marker; responses repeat the dialogue.
         {
@@ -171,15 +125,6 @@ ROWS = {
             None,
         ),
     ),
-    "Zhihu-KOL": (
-        {
-            "INSTRUCTION": "怎么说服男朋友买烤箱？\n",
-            "RESPONSE": "emmmmm，首先想说的是……\n\n其次是……",
-            "SOURCE": "Zhihu",
-            "METADATA": '{"question_id": 357137111.0, "answer_id": 914332816.0}',
-        },
-        (question("怎么说服男朋友买烤箱？\n"), " emmmmm，首先想说的是……\n\n其次是……", None),
-    ),
     "miracl-zh": (
         MIRACL_ZH,
         (
@@ -188,26 +133,7 @@ ROWS = {
             " 皇帝是君主的称号。",
         ),
     ),
-    "miracl-ja": (
-        MIRACL_JA,
-        (
-            question("日本で一番高い山は?"),
-            " 富士山は日本最高峰である。",
-            " 北岳は二番目に高い。",
-        ),
-    ),
-    "HC3-Chinese": (HC3, (question("我有点感冒，怎么办？"), " 多喝热水，注意休息。", None)),
     "mkqa-zh": (MKQA, (question("法国首都"), " 巴黎", None)),
-    "mkqa-ja": (MKQA, (question("フランスの首都は"), " パリ", None)),
-    "qg_jaquad": (
-        QG_JAQUAD,
-        (question("第1滑走路から見える島は?"), " 第1滑走路からは瀬長島が見える。", None),
-    ),
-    "qag_jaquad": (
-        QAG_JAQUAD,
-        (question("第1滑走路から見える島は?"), " 第1滑走路からは瀬長島が見える。", None),
-    ),
-    "local": (PLAIN, PLAIN_RECORD),
     "hh-rlhf": (
         {
             "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
@@ -230,10 +156,6 @@ def of_config(name, row):
     return texts_of(record_of(row, dataset["format"], columns))
 
 
-def test_every_dataset_of_the_config_has_an_example_row():
-    assert set(ROWS) == set(READ)
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_row_in_a_file_becomes_a_record(name, tmp_path):
     # Parquet keeps lists and structs.
@@ -248,11 +170,6 @@ def test_rejected_response_exists_if_the_format_has_pairs(name):
     _, (_, _, rejected) = ROWS[name]
     dataset = DATASETS[name]
     assert has_pairs(dataset["format"], dataset.get("columns")) == (rejected is not None)
-
-
-@pytest.mark.parametrize("name", [name for name, (_, record) in ROWS.items() if record[2] is None])
-def test_datasets_without_pairs_are_used_for_sft_only(name):
-    assert DATASETS[name]["split"] == {"sft": 1, "reward": 0, "rlhf": 0}
 
 
 def imported(folder, name, rows):

@@ -162,18 +162,6 @@ def test_the_last_response_of_sharegpt_is_chosen():
     assert read(row, "sharegpt") == (PLAIN["prompt"], " An apple.", None)
 
 
-@pytest.mark.parametrize("format", ["messages", "sharegpt", "kto"])
-def test_a_system_column_comes_first(format):
-    turns = messages(("user", "a"), ("assistant", "b"))
-    row = {"m": turns, "l": True, "s": "Be brief."}
-    columns = {"messages": "m", "system": "s"} | ({"label": "l"} if format == "kto" else {})
-    expected = "\n\nSystem: Be brief.\n\nHuman: a\n\nAssistant:"
-    assert read(row, format, **columns) == (expected, " b", None)
-    # A row without a system text has no system turn.
-    for nothing in (None, ""):
-        assert read({**row, "s": nothing}, format, **columns) == (question("a"), " b", None)
-
-
 @pytest.mark.parametrize("turns", [[], [("system", "a"), ("user", "b")]])
 def test_messages_without_a_response_are_dropped(turns):
     assert dropped({"messages": messages(*turns)}, "messages") == "no response"
@@ -302,17 +290,6 @@ def test_responses_of_message_pairs_may_be_texts_or_single_messages(responses):
     )
 
 
-def test_sharegpt_pairs():
-    row = {
-        "conversations": sharegpt(("system", "Be brief."), *SHAREGPT_QUESTION),
-        "chosen": {"from": "gpt", "value": "An apple."},
-        "rejected": {"from": "gpt", "value": "A stone."},
-    }
-    prompt, *responses = PLAIN_RECORD
-    expected = (f"\n\nSystem: Be brief.{prompt}", *responses)
-    assert read(row, "sharegpt_pairs") == expected
-
-
 @pytest.mark.parametrize(("cell", "turns"), [("chosen", []), ("rejected", messages(("user", "a")))])
 def test_message_pairs_that_end_without_a_response_are_bad(cell, turns):
     row = {"prompt": "Name a fruit.", **RESPONSES, cell: turns}
@@ -349,13 +326,6 @@ def test_a_prompt_alone_is_a_text_or_messages(prompt):
 def test_columns_are_joined_by_newlines_without_the_empty_ones(row, prompt):
     columns = {"prompt": ["instruction", "input"], "chosen": "output"}
     assert read({**row, "output": "a"}, "instruct", **columns) == (question(prompt), " a", None)
-
-
-def test_a_missing_rejected_column_says_how_to_do_without():
-    assert bad({"prompt": "a", "chosen": "b"}, "plain") == (
-        "column rejected is missing; the row has prompt, chosen: list the other columns under"
-        " columns if there are no rejected responses"
-    )
 
 
 # Kept cells.
@@ -399,32 +369,10 @@ def test_good_responses_of_kto_are_chosen_and_bad_ones_rejected():
 # --- columns and fields ---------------------------------------------------------------------
 
 
-def test_missing_column_error_lists_the_columns():
-    row = {"question": "a", "chosen": "b", "answer": "c"}
-    assert bad(row, "plain") == "column prompt is missing; the row has question, chosen, answer"
-    message = bad(row, "instruct", prompt="question.text", chosen="response.0")
-    assert message == "question.text: str has no key text"
-    message = bad(row, "instruct", prompt="question", chosen="response.0")
-    assert message == "column response is missing; the row has question, chosen, answer"
-
-
 @pytest.mark.parametrize("name", PLAIN)
 def test_field_that_is_null_or_not_text_is_named(name):
     assert bad({**PLAIN, name: None}, "plain") == f"column {name} is null"
     assert bad({**PLAIN, name: b"a"}, "plain") == f"{name} is bytes, expected text"
-
-
-@pytest.mark.parametrize(
-    ("format", "row"),
-    [
-        ("dialogues", {"chosen": 7, "rejected": "a"}),
-        ("scored", {**SCORED, "second": 7}),
-        ("message_pairs", {**RESPONSES, "chosen": 7}),
-        ("sharegpt_pairs", {**RESPONSES, "conversations": 7}),
-    ],
-)
-def test_numbers_are_not_accepted_as_text(format, row):
-    assert "int, expected" in bad(row, format)
 
 
 @pytest.mark.parametrize("format", FORMATS)

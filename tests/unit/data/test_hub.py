@@ -143,16 +143,6 @@ def test_killed_download_keeps_finished_files(hub, tmp_path):
     assert hub.loads(DATASET)["a.parquet"] == [(0, len(DATA["a.parquet"]))]
 
 
-def test_requests_to_a_busy_hub_are_retried(hub, tmp_path):
-    hub.faults[DATASET] = "busy"
-    (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", before=NO_WAITS)
-    check(result, hub.commit(DATASET))
-    assert re.search("500 Internal Server Error.*: next attempt in 1 s", err)
-    assert re.search("429 Too Many Requests.*: next attempt in 2 s", err)
-    # huggingface_hub waits as long as the hub requests.
-    assert "Rate limited. Waiting 56.0s" in err
-
-
 def test_two_processes_download_a_file_once(hub, tmp_path):
     hub.faults[DATASET] = "stall"
     processes = [start(hub.endpoint, tmp_path, "lab/data") for _ in range(2)]
@@ -266,17 +256,6 @@ def test_offline_reads_the_cache(hub, tmp_path):
     assert len(hub.requests) == requests
 
 
-def test_offline_rejects_an_incomplete_revision(hub, tmp_path):
-    hub.faults[f"{DATASET}/b.parquet"] = "file"
-    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", before=NO_WAITS)
-    assert "500 Internal Server Error" in line
-    assert name_of("a.parquet", DATA["a.parquet"]) in cached(tmp_path)
-    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", HF_HUB_OFFLINE="1")
-    assert "Cannot find an appropriate cached" in line
-    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", revision=hub.commit(DATASET), **OFFLINE)
-    assert "b.parquet is not in the cache: run once without HF_HUB_OFFLINE" in line
-
-
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
@@ -362,3 +341,13 @@ def test_branches_that_moved_since_the_import_are_described(hub):
     assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1
     line = branches_of(hub, results, HF_HUB_OFFLINE="1")
     assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line
+
+
+def test_requests_to_a_busy_hub_are_retried(hub, tmp_path):
+    hub.faults[DATASET] = "busy"
+    (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", before=NO_WAITS)
+    check(result, hub.commit(DATASET))
+    assert re.search("500 Internal Server Error.*: next attempt in 1 s", err)
+    assert re.search("429 Too Many Requests.*: next attempt in 2 s", err)
+    # huggingface_hub waits as long as the hub requests.
+    assert "Rate limited. Waiting 56.0s" in err

@@ -102,24 +102,6 @@ def test_sizes_deviate_from_the_weights_by_at_most_one_row_per_phase():
             assert difference.max() <= len(weights) / 2
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: split_rows(50, [2, 4, 4], 1234),
-        lambda: split_groups(np.arange(50) // 2, [2, 4, 4], 1234),
-        lambda: weighted_rows(np.arange(50), 0.5, 1234),
-    ],
-    ids=["share_rows", "share_groups", "blended"],
-)
-def test_global_random_state_is_neither_used_nor_changed(draw):
-    np.random.seed(3)
-    expected, first = np.random.random(), draw()
-    np.random.seed(3)
-    second = draw()
-    assert np.random.random() == expected
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("split", [split_rows, lambda n, *rest: split_groups(np.arange(n), *rest)])
 def test_a_limit_takes_the_first_rows_of_each_phase(split):
     phases = split(100, [2, 4, 4], 7)
@@ -128,13 +110,6 @@ def test_a_limit_takes_the_first_rows_of_each_phase(split):
     assert [rows.tolist() for rows in limited] == [
         rows[:size].tolist() for rows, size in zip(phases, [2, 4, 4], strict=True)
     ]
-
-
-def test_a_limit_does_not_count_removed_rows():
-    phases = split_rows(100, [2, 4, 4], 7)
-    limited = limited_phases(phases, phases[1][:3], [2, 4, 4], 10)
-    assert limited[0].tolist() == phases[0][:2].tolist()
-    assert limited[1].tolist() == phases[1][3:7].tolist()
 
 
 # 40 groups: row 0, rows 1 and 2, rows 3 to 5, rows 6 to 9, row 10, ...; 100 rows in all.
@@ -146,12 +121,6 @@ def test_groups_stay_together_in_any_order_of_rows():
     phases = split_groups(scattered, [2, 4, 4], 7)
     assert sum(len(set(scattered[rows].tolist())) for rows in phases) == 40
     assert all_rows(phases) == list(range(100))
-
-
-def test_weights_count_groups():
-    phases = split_groups(GROUPS, [2, 4, 4], 7)
-    # A fifth and two fifths of 40 groups, whatever number of rows they have.
-    assert [len(set(GROUPS[rows].tolist())) for rows in phases] == [8, 16, 16]
 
 
 def test_groups_of_one_row_are_split_like_rows():

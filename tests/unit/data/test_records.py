@@ -57,11 +57,6 @@ def test_texts_are_read_as_they_were_written(tmp_path, text):
     assert list(read_texts(write(tmp_path / "train.parquet", [row, ROW]))) == [row, ROW]
 
 
-def test_null_differs_from_an_empty_rejected_response(tmp_path):
-    rows = [ROW, (*ROW[:2], None), (*ROW[:2], ""), (*ROW[:2], None)]
-    assert list(read_texts(write(tmp_path / "train.parquet", rows))) == rows
-
-
 def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     path = tmp_path / "train.parquet"
     with RecordWriter(path, ["solution", "prompt"]) as writer:

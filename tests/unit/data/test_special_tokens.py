@@ -5,12 +5,10 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from snakechat.data.dialogues import UNMARKED
 from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_ids
 from snakechat.data.tokenizers import Encoder, load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
-from support.texts import texts_of
 
 
 def test_tokenizer_without_eos_is_an_error(folder_of):
@@ -70,22 +68,6 @@ def test_pad_is_neither_the_end_of_a_turn_nor_written_by_the_template(chat_token
     tokenizer.pad_token = tokenizer.unk_token = None
     set_pad_token(tokenizer)
     assert tokenizer.pad_token == "<pad>"
-
-
-def test_a_byte_as_pad_changes_the_ids_of_no_text_but_its_letter_alone(shared_data, tmp_path):
-    bare_tokenizer(END, bos_token=END, eos_token=END).save_pretrained(tmp_path / "1")
-    load_tokenizer(tmp_path / "1").save_pretrained(tmp_path / "2")
-    plain, padded = (AutoTokenizer.from_pretrained(tmp_path / name) for name in "12")
-    assert padded.pad_token == "ÿ"
-    texts = ["Aÿ", "L'Haÿ-les-Roses by Pierre Louÿs", "ÿþ", "ÿs", "Ÿ", "\x00\ufffd é中🙂"]
-    for name in ("dpo_demo_zh", "hh_harmless"):
-        texts += texts_of(shared_data / name / "test.parquet", 39)
-    assert padded(texts).input_ids == plain(texts).input_ids
-    assert padded.pad_token_id not in {i for ids in plain(texts).input_ids for i in ids}
-    assert padded("a ÿ b").input_ids != plain("a ÿ b").input_ids
-    # In training, a special token in a text is text.
-    encoder = Encoder(load_tokenizer(tmp_path / "2"), "dialogue")
-    assert encoder.prompts([[(UNMARKED, "a ÿ b")]]) == [plain("a ÿ b").input_ids]
 
 
 GEMMA_LIKE = (

@@ -1,11 +1,10 @@
 """Statistics of a few rows, counted by hand, and of real datasets."""
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from snakechat.data.records import COLUMNS
-from snakechat.data.statistics import DatasetStatistics, count_shared, fingerprint, percentiles
+from snakechat.data.statistics import DatasetStatistics, count_shared, fingerprint
 from support.dialogues import make_record
 
 PAIR = ("\n\nHuman: Why?\n\nAssistant:", " Because.", " No.")
@@ -85,14 +84,6 @@ def test_rows_with_texts_in_other_columns_differ():
     assert found["repeated_prompts"] == 3
 
 
-def test_percentiles_of_the_numbers_from_0_to_100_are_themselves():
-    lengths = np.random.default_rng(1).permutation(101)
-    assert percentiles(lengths) == {
-        **{"p0": 0, "p1": 1, "p10": 10, "p50": 50, "p90": 90, "p99": 99, "p100": 100},
-        "mean": 50.0,
-    }
-
-
 def test_fingerprints_ignore_whitespace_around_texts_only():
     assert fingerprint(" \n Why not?\t") == fingerprint("Why not?")
     texts = ["", "Why not?", "Why  not?", "why not?", "Why not", "为什么不呢?", "Why not?\0"]
@@ -110,13 +101,6 @@ def test_shared_counts_rows_and_not_prompts():
     assert count_shared([1, 3, 4], [1, 1, 2, 3]) == 2
     assert count_shared([1, 2], [3]) == 0
     assert count_shared([], [1]) == count_shared([1], []) == 0
-
-
-def test_shared_distinguishes_the_largest_fingerprints():
-    # As floats these two would be the same.
-    large = (1 << 64) - 1
-    assert count_shared(np.array([large], np.uint64), np.array([large - 1], np.uint64)) == 0
-    assert count_shared(np.array([large], np.uint64), np.array([large], np.uint64)) == 1
 
 
 def statistics_of(shared_data, *paths):

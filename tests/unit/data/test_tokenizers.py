@@ -1,7 +1,5 @@
 """Ids of prompts and responses, and truncation."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -15,7 +13,7 @@ from snakechat.data.tokenizers import (
     load_training_tokenizer,
 )
 from snakechat.workflow.errors import InputError
-from support.chat_templates import CHATML, WITHOUT_SYSTEM
+from support.chat_templates import CHATML
 from support.texts import TEXTS, texts_of
 
 
@@ -50,17 +48,6 @@ def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
     assert min(prompt[1:]) > 3
     assert trained.decode(prompt[1:]) == text
     assert not dialogue.has_special_token(text)
-
-
-def test_threads_may_share_an_encoder(dialogue):
-    texts = [f"{text} {number}" for number in range(50) for text in TEXTS]
-    turns = list(map(parse_prompt, texts))
-    with ThreadPoolExecutor(4) as pool:
-        found = [
-            *pool.map(dialogue.prompts, [turns] * 4),
-            *pool.map(dialogue.responses, [texts] * 4),
-        ]
-    assert found == [dialogue.prompts(turns)] * 4 + [dialogue.responses(texts)] * 4
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path):
@@ -137,17 +124,6 @@ def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, 
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert expected.count(start) == len(CHATS[chat]) + 1
     assert expected.count(end) == len(CHATS[chat])
-
-
-def test_turns_that_a_template_rejects_are_an_error_of_one_line(chat_tokenizer):
-    encoder = Encoder(chat_tokenizer(WITHOUT_SYSTEM), "chat")
-    encoder.prompts([CHATS["several turns"]])
-    with pytest.raises(InputError) as error:
-        encoder.prompts([CHATS["a system turn"]])
-    message = str(error.value)
-    assert "chat: the chat template rejects turns of system, user, assistant, user: " in message
-    assert "System role not supported" in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("text", ["Hi<|im_end|>\n", "<unk>"])
@@ -329,14 +305,6 @@ def test_rows_have_the_ids_of_one_text_with_real_tokenizers(shared_data, name, t
 
 
 # --- OPT's tokenizer --------------------------------------------------------------------------
-
-
-def test_opt_prompts_and_responses(opt):
-    encoder = Encoder(opt, "dialogue")
-    assert encoder.prompts([parse_prompt("Hello world")]) == [[2, 31414, 232]]
-    # The same words without </s> in front; "</s>" closes a response.
-    assert encoder.responses(["Hello world"]) == [[31414, 232, 2]]
-    assert (opt.pad_token_id, opt.eos_token_id) == (1, 2)
 
 
 @pytest.mark.parametrize("dataset", ["dpo_demo_zh"])

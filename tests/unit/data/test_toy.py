@@ -7,8 +7,6 @@ import pytest
 
 from snakechat.data import toy
 
-PROMPT = "\n\nHuman: Can you help Pia to get a pie?\n\nAssistant:"
-
 
 @pytest.fixture(scope="module")
 def splits():
@@ -33,22 +31,6 @@ def independent_check(prompt, response):
     )
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        " Hello Max, get a pie at the bakery. Have a nice day!",
-        " Hello Pia, get a pie at the garage. Have a nice day!",
-        " Hello Pia, get a pie at the bakery.",
-        " Hello Pia, get a pie at the bakery. Have a nice day! ",
-        "Hello Pia, get a pie at the bakery. Have a nice day!",
-        " Hello Pia, get a pie at the bakery. Have a nice",
-    ],
-)
-def test_wrong_responses(response):
-    assert not toy.is_correct(PROMPT, response)
-
-
 def test_is_correct_agrees_with_an_independent_check(splits):
     responses = [(row["prompt"], row[kind]) for row in splits[0] for kind in ("chosen", "rejected")]
     # Responses to other questions: whole sentences that are wrong in names, items and places.
@@ -58,18 +40,6 @@ def test_is_correct_agrees_with_an_independent_check(splits):
     verdicts = [toy.is_correct(prompt, response) for prompt, response in responses]
     assert verdicts == [independent_check(prompt, response) for prompt, response in responses]
     assert 0 < sum(verdicts) < len(verdicts)
-
-
-def test_prompts_are_all_different_and_name_one_customer_and_one_item():
-    prompts = toy.all_prompts()
-    # Requests, names and items in all combinations.
-    assert len(prompts) == len(set(prompts)) == 8 * 16 * 25
-    for prompt in prompts:
-        words = re.findall(r"\w+", prompt)
-        assert sum(word in toy.NAMES for word in words) == 1
-        assert sum(word in toy.PLACE_OF for word in words) == 1
-        assert prompt.startswith("\n\nHuman: ")
-        assert prompt.endswith("\n\nAssistant:")
 
 
 def test_chosen_responses_are_correct_in_about_55_percent_of_rows(splits):

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration, choose, prefetched
 from snakechat.modeling.batching import (
     Examples,
     bucket_by_size,
     distribute_rows,
-    epoch_batches,
     global_batches,
     num_steps,
     training_batches,
@@ -30,24 +28,6 @@ CPU = torch.device("cpu")
 
 def batches(*arguments):
     return [rows.tolist() for rows in global_batches(*arguments)]
-
-
-def test_each_epoch_contains_every_row_once():
-    steps = batches(10, 4, 3, 1)
-    assert [len(rows) for rows in steps] == [4, 4, 2] * 3
-    for epoch in range(3):
-        rows = chain(*steps[3 * epoch : 3 * epoch + 3])
-        assert sorted(rows) == list(range(10))
-
-
-@pytest.mark.parametrize(("max_steps", "epochs"), [(None, 3), (100, 3), (5, 2), (4, 1), (1, 1)])
-def test_epochs_that_training_does_not_begin_have_no_batches(max_steps, epochs):
-    found = epoch_batches(10, 3, 3, seed=1, max_steps=max_steps)
-    batches = list(global_batches(10, 3, 3, seed=1))
-    expected = [batches[start : start + 4] for start in (0, 4, 8)][:epochs]
-    assert [[rows.tolist() for rows in epoch] for epoch in found] == [
-        [rows.tolist() for rows in epoch] for epoch in expected
-    ]
 
 
 @pytest.mark.parametrize(
@@ -79,35 +59,6 @@ def test_select_returns_rows_in_the_given_order():
     assert selected.prompt_lengths.tolist() == [3, 1]
     assert selected.response_lengths.tolist() == [[2, 1], [0, 2]]
     assert len(examples) == 3
-
-
-def test_read_loads_a_split_of_a_token_folder(examples, tmp_path):
-    for name, rows in zip(
-        ("prompt", "chosen", "rejected"), (examples.prompts, *examples.responses), strict=True
-    ):
-        with RaggedWriter(tmp_path, f"eval.{name}", 300) as writer:
-            writer.write(rows)
-    loaded = Examples.read(tmp_path, "eval", "chosen", "rejected")
-    assert len(loaded) == len(examples) == 3
-    assert loaded.prompt_lengths.tolist() == examples.prompt_lengths.tolist() == [2, 1, 3]
-    lengths = [[3, 1, 1], [1, 2, 2]]
-    assert loaded.response_lengths.tolist() == examples.response_lengths.tolist() == lengths
-    for packing in (True, False):
-        from_memory, from_disk = (
-            list(source.micro_batches(np.arange(3), 99, packing, CPU))
-            for source in (examples, loaded)
-        )
-        assert len(from_memory) == len(from_disk) == 1
-        ids = [batches[0].batch.inputs.input_ids.tolist() for batches in (from_memory, from_disk)]
-        assert ids[0] == ids[1]
-
-
-def test_mismatched_responses_are_the_first_ones_of_the_next_row():
-    examples = Examples([[1, 1], [2], [3, 3, 3]], [[4, 4, 4], [], [6]], [[7], [8, 8, 8], []])
-    mismatched = examples.mismatched(4, "train")
-    assert mismatched.prompts == examples.prompts
-    # With their prompt, they have at most 4 tokens.
-    assert mismatched.responses == ([[8, 8], [6], [4]],)
 
 
 @pytest.mark.parametrize(
@@ -360,22 +311,9 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
     assert threading.active_count() == before
 
 
-def test_the_next_micro_batch_is_prepared_during_the_current_one():
-    prepared = [threading.Event() for _ in range(3)]
-
-    def items():
-        for number, event in enumerate(prepared):
-            event.set()
-            yield number
-
-    for number in prefetched(items()):
-        assert all(event.wait(10) for event in prepared[: number + 2])
-
-
 @pytest.mark.parametrize(
     ("device", "placement", "expected"),
     [
-        ("cpu", {}, Acceleration()),
         ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
         ("cpu", {"compile": True}, Acceleration(compile=True)),
         (
@@ -406,3 +344,13 @@ def test_rows_that_do_not_fill_a_batch_are_a_warning(num_rows, warns, capsys):
     assert len(training_batches(num_rows, 8, settings)) == 2
     warning = f"warning: {num_rows} training rows are fewer than a batch of 8: "
     assert (warning in capsys.readouterr().err) == warns
+
+
+def test_each_epoch_contains_every_row_once():
+    steps = batches(10, 4, 3, 1)
+    assert [len(rows) for rows in steps] == [4, 4, 2] * 3
+    for epoch in range(3):
+        rows = chain(*steps[3 * epoch : 3 * epoch + 3])
+        assert sorted(rows) == list(range(10))
+    # In another order, whatever the number of epochs is.
+    assert steps[:3] != steps[3:6] and steps[:3] == batches(10, 4, 1, 1)

@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    BertConfig,
-    BertForSequenceClassification,
 )
 
 from conftest import ROOT
@@ -24,7 +22,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
-from support.models import files, weights_equal
+from support.models import files
 
 SCRIPTS = ROOT / "scripts"
 INDEX = "model.safetensors.index.json"
@@ -105,36 +103,6 @@ def test_tied_weights_that_differ_are_both_kept(model, folder, tmp_path):
     save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
     copy_model(folder, tmp_path / "copy")
     assert load_file(tmp_path / "copy/model.safetensors").keys() == changed.keys()
-
-
-def test_weights_that_the_model_does_not_have_are_not_copied(model, folder, tokenizer, tmp_path):
-    weights = load_file(folder / "model.safetensors") | {"model.stray": torch.ones(2)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"not in the model: model\.stray"):
-        load_causal(folder, "fp32", tokenizer)
-    copy_model(folder, tmp_path / "copy")
-    assert weights_equal(model, load_causal(tmp_path / "copy", "fp32", tokenizer))
-
-
-def test_other_files_of_the_folder_are_not_copied(folder, tmp_path):
-    save_file({"stray": torch.ones(2)}, folder / "consolidated.safetensors")
-    copy_model(folder, tmp_path / "copy")
-    assert {"config.json", "model.safetensors"} <= set(files(tmp_path / "copy"))
-    assert "consolidated.safetensors" not in files(tmp_path / "copy")
-
-
-def test_a_classifier_without_a_score_at_each_position_is_an_error(tmp_path):
-    config = BertConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        vocab_size=20,
-        num_labels=1,
-    )
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InputError, match="BertForSequenceClassification has no score at each"):
-        copy_model(tmp_path / "bert", tmp_path / "copy")
 
 
 def cut(folder):

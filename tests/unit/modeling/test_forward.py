@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import softplus
-from transformers import AutoModelForSequenceClassification
 
 from snakechat.algorithms.preference import (
     divergent_positions,
@@ -180,23 +179,6 @@ def relative_error(actual, reference):
     return ((actual - reference).norm() / reference.norm()).item()
 
 
-def test_the_layouts_differ():
-    shapes = {}
-    for layout, (packing, micro_batch_tokens) in LAYOUTS.items():
-        shapes[layout] = [
-            (len(micro_batch.rows), *micro_batch.batch.inputs.input_ids.shape)
-            for micro_batch in PAIRS.micro_batches(
-                np.arange(len(PAIRS)), micro_batch_tokens, packing, CPU
-            )
-        ]
-    # (rows, sequences, length) of each micro-batch.
-    assert any(sequences > 1 for _, sequences, _ in shapes["packed"])
-    assert any(rows > sequences for rows, sequences, _ in shapes["packed"])
-    assert [shape[:2] for shape in shapes["shared_prompt"]] == [(1, 1)] * len(PAIRS)
-    assert all(sequences == 2 * rows for rows, sequences, _ in shapes["unpacked"])
-    assert len(shapes["packed"]) > 1 and len(shapes["unpacked"]) > 1
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("family", "layout"), CASES, indirect=["family"], scope="module")
 def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss):
@@ -303,25 +285,6 @@ def one_micro_batch(module, examples=PAIRS):
 @pytest.fixture
 def policy(model):
     return Policy(model)
-
-
-def test_logprobs_and_entropies_equal_those_of_the_logits(policy):
-    temperature, micro_batch = 0.5, one_micro_batch(policy)
-    logprobs, entropies = policy(micro_batch.batch, temperature, return_entropies=True)
-    tables, tokens = [], []
-    for responses in RESPONSES:
-        for row in micro_batch.rows:
-            ids = torch.tensor([[*PROMPTS[row], *responses[row]]])
-            logits = policy.model(ids).logits[0] / temperature
-            tables.append(logits[len(PROMPTS[row]) - 1 : -1])
-            tokens += responses[row]
-    distribution = torch.distributions.Categorical(logits=torch.cat(tables))
-    torch.testing.assert_close(logprobs, distribution.log_prob(torch.tensor(tokens)))
-    torch.testing.assert_close(entropies, distribution.entropy())
-    # fp32 rounding: the two calls may multiply matrices in different orders.
-    without_entropies = policy(micro_batch.batch, temperature)
-    torch.testing.assert_close(without_entropies, logprobs, rtol=1e-6, atol=1e-6)
-    assert not entropies.requires_grad
 
 
 def test_gradients_of_adapters_equal_those_of_separate_sequences(model):
@@ -435,24 +398,6 @@ def scorer(scorer_folder, tokenizer):
     return Scorer(load_scorer(scorer_folder, "fp32", tokenizer))
 
 
-def test_scores_equal_those_of_transformers(scorer, scorer_folder, tokenizer):
-    plain = AutoModelForSequenceClassification.from_pretrained(scorer_folder).eval()
-    sequences = [
-        [*prompt, *response] for prompt, response in zip(PROMPTS, RESPONSES[0], strict=True)
-    ]
-    longest, pad = max(map(len, sequences)), tokenizer.pad_token_id
-    ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids in sequences])
-    with torch.no_grad():
-        expected_scores = plain(input_ids=ids, attention_mask=(ids != pad).long()).logits.squeeze(
-            -1
-        )
-    [scores] = response_scores(scorer, ROWS, 60)
-    torch.testing.assert_close(torch.from_numpy(scores).float(), expected_scores)
-    # The scores are far apart, so that a wrong order of rows fails.
-    differences = (expected_scores[:, None] - expected_scores[None, :]).abs()
-    assert differences.add(torch.eye(len(differences))).min() > 1e-3
-
-
 def test_a_scorer_returns_outputs_at_positions_in_order(scorer):
     micro_batch = one_micro_batch(scorer)
     at_targets, at_states = [], []
@@ -467,13 +412,3 @@ def test_a_scorer_returns_outputs_at_positions_in_order(scorer):
     torch.testing.assert_close(scorer(batch, batch.state_index), torch.cat(at_states))
     last = torch.stack([scores[-1] for scores in at_targets])
     torch.testing.assert_close(scorer(batch, batch.last_index), last)
-
-
-def test_outputs_are_normalized(scorer):
-    batch = one_micro_batch(scorer).batch
-    raw = scorer(batch, batch.last_index)
-    scorer.normalizer = lambda outputs: (outputs - 3.0) * 2.0
-    torch.testing.assert_close(scorer(batch, batch.last_index), (raw - 3.0) * 2.0)
-    torch.testing.assert_close(
-        Scorer(scorer.model, scorer.normalizer)(batch, batch.last_index), (raw - 3) * 2
-    )

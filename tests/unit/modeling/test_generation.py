@@ -277,28 +277,6 @@ def test_ended_rows_leave_a_batch_of_fixed_shapes(ending, tokenizer, monkeypatch
     assert {rows for (rows, _), _ in shapes[1:]} <= {40, 20, 10, 5}
 
 
-def test_a_decoder_serves_batches_of_similar_lengths(ending, tokenizer, monkeypatch):
-    # Multiples of 16: lengths of 33 to 48 tokens, in batches of at most 3 rows, share a decoder.
-    monkeypatch.setattr(generation, "DECODER_LENGTH_MULTIPLE", 16)
-    prompts = [[0, *range(20, 33 + n)] for n in range(15)] + [[0, 7, 9]] * 3
-    options = {"length": 20, "micro_batch_tokens": 3 * 48}
-
-    def run():
-        return sample(ending, tokenizer, prompts, **options)
-
-    expected, made = run(), []
-
-    class Recorded(fixed_decoding.FixedDecoder):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            made.append((self.num_rows, self.max_length))
-
-    monkeypatch.setattr(generation, "FixedDecoder", Recorded)
-    with_choices(monkeypatch, cuda_graphs=True)
-    assert run() == expected
-    assert made == [(3, 48), (4, 32)]
-
-
 @pytest.mark.parametrize(
     ("choices", "temperature", "value"),
     [

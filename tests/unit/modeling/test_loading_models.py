@@ -21,10 +21,7 @@ from snakechat.data import toy
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES, LLAMA
 from support.models import files, weights_equal
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -118,22 +115,6 @@ def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokeni
         load_scorer(scorer_folder, "fp32", tokenizer, new_head=True)
 
 
-def test_an_untied_output_layer_is_ignored_under_a_new_head(tokenizer, tmp_path):
-    save_model(make_causal(FAMILIES["llama"], tokenizer, 1), tokenizer, tmp_path)
-    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
-    load_scorer(tmp_path, "fp32", tokenizer, new_head=True)
-
-
-def test_noise_of_training_is_off(tokenizer, tmp_path):
-    init = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
-    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
-    change_config(tmp_path, router_jitter_noise=0.5, attention_dropout=0.5)
-    model = load_causal(tmp_path, "fp32", tokenizer).train()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        assert torch.equal(model(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
-
-
 @pytest.mark.parametrize("config", ["gemma3"])
 def test_multimodal_models_are_named_with_their_text_model(tokenizer, tmp_path, config):
     AutoConfig.for_model(config).save_pretrained(tmp_path)
@@ -185,13 +166,3 @@ def test_models_with_an_encoder_raise(folder, tokenizer, family):
     for load in (load_causal, load_scorer):
         with pytest.raises(InputError, match=f"{family} has an encoder"):
             load(folder, "fp32", tokenizer)
-
-
-@pytest.mark.parametrize("load", [load_causal, partial(load_scorer, new_head=True)])
-def test_a_loaded_config_has_the_ids_of_the_tokenizer(folder, tokenizer, load):
-    # As in folders that use eos for padding.
-    change_config(folder, pad_token_id=2, eos_token_id=[2, 5], bos_token_id=None)
-    config = load(folder, "fp32", tokenizer).config
-    assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert config.eos_token_id == tokenizer.eos_token_id
-    assert config.bos_token_id == tokenizer.bos_token_id

@@ -2,22 +2,11 @@
 
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
 )
 
-from snakechat.modeling.loading import load_causal
 from snakechat.modeling.saving import save_model
-from support.models import files, weights_equal
-
-
-def test_a_saved_model_is_safetensors_that_transformers_loads(model, folder, tokenizer):
-    assert "model.safetensors" in files(folder)
-    assert not [name for name in files(folder) if name.endswith((".bin", ".pt", ".pth"))]
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    assert weights_equal(model, loaded)
-    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
-    assert weights_equal(model, load_causal(folder, "fp32", tokenizer))
+from support.models import files
 
 
 def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model(

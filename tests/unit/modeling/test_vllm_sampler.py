@@ -196,14 +196,6 @@ def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, mo
     assert sampler.sample(PROMPTS) == first
 
 
-def test_an_engine_that_is_closed_asleep_can_be_started_again(sampler, model):
-    sampler.update(model)
-    sampler.sleep()
-    sampler.close()
-    sampler.update(model)
-    sampler.sample(PROMPTS)
-
-
 def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):
     groups = []
     monkeypatch.setattr(

@@ -6,11 +6,9 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from snakechat.modeling import deferred_weights, weight_writing
 from snakechat.modeling.deferred_weights import stored_weight
-from snakechat.modeling.fixed_decoding import can_be_captured
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal, model_size
-from snakechat.modeling.partitions import mark_partitioned
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES
 from support.models import files
@@ -86,15 +84,6 @@ def test_weights_that_transformers_computes_are_loaded_whole(
     model = load_causal(folder, "fp32", tokenizer, deferred=True)
     assert not any(stored_weight(weight) for weight in model.parameters())
     assert "causal: the weights cannot be read in parts: each process" in capsys.readouterr().err
-
-
-def test_a_model_that_is_gathered_by_layers_is_not_captured(model):
-    assert can_be_captured(model)
-    weight = next(model.parameters())
-    mark_partitioned(weight, weight.shape)
-    assert can_be_captured(model)
-    weight.data = weight.data.new_empty(0)
-    assert not can_be_captured(model)
 
 
 def test_damaged_files_raise(folder, tokenizer):

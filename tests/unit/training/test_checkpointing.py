@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,28 +166,6 @@ def test_a_run_killed_in_any_step_resumes_from_its_last_checkpoint(step, expecte
     ) == expected
 
 
-def test_every_jsonl_file_of_a_result_is_restored():
-    def responses(job):
-        """Return functions that log three steps in another file."""
-
-        def write(step):
-            with (job.result / "responses.jsonl").open("a") as file:
-                file.write(f'{{"step": {step}}}\n')
-
-        return {step: partial(write, step) for step in (1, 5, 7)}
-
-    job = make_job(save_steps=3)
-    with pytest.raises(KilledError):
-        walk(job, at=responses(job) | {8: kill})
-    assert saved_steps(job) == [3, 6]
-    walk(job, at=responses(job))
-    # The seventh step ran twice.
-    lines = (job.result / "responses.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 5, 7]
-    lines = (job.result / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
-
-
 def test_tensors_and_values_are_restored_exactly():
     class Mixed(Walk):
         def state_dict(self):
@@ -214,26 +191,6 @@ def test_tensors_and_values_are_restored_exactly():
             assert restored.dtype == value.dtype, name
         else:
             assert restored == value, name
-
-
-def test_components_restore_their_own_states():
-    job = make_job()
-    job.result.mkdir(parents=True)
-    (job.result / "metrics.jsonl").touch()
-    components = {name: Walk() for name in ("actor", "critic", "act")}
-    for number, component in enumerate(components.values()):
-        component.position += number
-        component.moves = [number]
-    list(Checkpointer(job, **components).steps("a"))
-    again = {name: Walk() for name in components}
-    Checkpointer(job, **again)
-    assert {
-        name: (component.position.tolist(), component.moves) for name, component in again.items()
-    } == {
-        "actor": ([0.0] * 3, [0]),
-        "critic": ([1.0] * 3, [1]),
-        "act": ([2.0] * 3, [2]),
-    }
 
 
 @pytest.mark.parametrize(("save_steps", "kept"), [(1, [7, 8]), (3, [3, 6]), (9, [])])
@@ -270,13 +227,6 @@ def test_saving_takes_at_most_a_twentieth_of_the_time(clock):
     # The first save lasts from 1 to 2; the next follows 20 seconds later, at 22.
     assert component.saved == [1, 21, 41, 61, 81]
     assert len(component.saved) / clock.now < 0.05
-
-
-def test_a_signal_saves_without_delay(clock):
-    component = slow(clock, 1)
-    stop(job := make_job(), 5, component=component)
-    assert component.saved == [1, 5]
-    assert saved_steps(job) == [1, 5]
 
 
 def flip(position):
@@ -398,22 +348,6 @@ def test_a_signal_saves_and_ends_the_run(which):
     assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
 
 
-def test_a_signal_between_steps_takes_effect_after_the_next_step():
-    job = make_job(save_steps=100)
-    job.result.mkdir(parents=True)
-    (job.result / "metrics.jsonl").touch()
-
-    def batches():
-        for number in range(4):
-            if number == 2:
-                send(signal.SIGTERM)()
-            yield number
-
-    with pytest.raises(SystemExit, match="after step 3:"):
-        list(Checkpointer(job, walk=Walk()).steps(batches()))
-    assert saved_steps(job) == [3]
-
-
 @pytest.mark.parametrize("step", [2, STEPS])
 def test_a_second_signal_does_not_end_a_run_that_stops(step):
     # A cluster signals each process of a job, and Snakemake passes the signal on.
@@ -457,11 +391,6 @@ def test_a_checkpoint_of_another_spec_or_other_inputs_is_not_used(changes):
     assert walk(make_job(seed=1))[1] == list(range(4, STEPS + 1))
 
 
-def test_a_checkpoint_is_used_under_another_placement():
-    stop(make_job(save_steps=2), 3)
-    assert walk(make_job(save_steps=5))[1] == list(range(4, STEPS + 1))
-
-
 @pytest.fixture
 def program(monkeypatch):
     """A function that runs a whole program with a given main."""
@@ -491,19 +420,6 @@ def test_a_program_resumes_and_records_the_step(program, expected, tmp_path):
     assert (target / "metrics.jsonl").read_bytes() == expected[0]
     record = json.loads((tmp_path / "output/sft/tiny/run.json").read_text())
     assert record["resumed_after_step"] == 5
-
-
-def test_a_program_stopped_after_its_last_step_runs_no_step(program, expected, tmp_path):
-    def fails(job):
-        walk(job)
-        raise KilledError
-
-    with pytest.raises(KilledError):
-        program(fails)
-    done = []
-    program(lambda job: done.extend(walk(job)[1]))
-    assert done == []
-    assert (tmp_path / "output/sft/tiny/metrics.jsonl").read_bytes() == expected[0]
 
 
 def test_ctrl_c_outside_the_loop_is_reported_in_one_line(program):

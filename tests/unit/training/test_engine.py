@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import get_scheduler
 
 from snakechat.training import deepspeed_engine
 from snakechat.training.engine import step_engines
@@ -239,17 +238,6 @@ def tensors_of(engine):
     return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_all_zero_stages_train_like_plain_pytorch(zero_stage):
-    steps = [rows(8, seed) for seed in (1, 2, 3)]
-    module = network()
-    engine = engine_for(module, zero_stage=zero_stage)
-    assert engine.stage == (engine.engine.zero_optimization_stage() if zero_stage else 0)
-    for inputs, targets in steps:
-        run_step(engine, inputs, targets, micro_batches=2)
-    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
-
-
 def test_two_engines_train_independently():
     # As actor and critic: micro-batches of both, then a step of both.
     steps = [rows(8, seed) for seed in (1, 2, 3)]
@@ -291,26 +279,6 @@ def bf16_layer(zero_stage, **changes):
     nn.init.constant_(module.weight, 0.5)
     changes = {"dtype": "bf16", "weight_decay": 0.0, **changes}
     return module, engine_for(module, zero_stage=zero_stage, **changes)
-
-
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
-    # Like the angles of rotary positions, which rounding would change.
-    module = network()
-    module.register_buffer("angle", torch.tensor(1 / 3))
-    engine_for(module, zero_stage=zero_stage, dtype="bf16")
-    assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
-    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_the_first_bf16_step_uses_the_first_learning_rate(zero_stage):
-    # Adam's first step; its second alone would be .074 (moments .19 and .0975 after two).
-    module, engine = bf16_layer(zero_stage, rate=0.1)
-    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
-    engine.backward(engine(inputs).float().sum(), last=True)
-    engine.step()
-    assert weights_of(module).float().tolist() == pytest.approx([0.4, 0.4], abs=0.001)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
@@ -362,19 +330,11 @@ def test_fewer_steps_than_the_warmup_are_a_warning(num_steps, warns, capsys):
     assert (warning in capsys.readouterr().err) == warns
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("cosine_with_restarts", "cosine"), ("polynomial", "linear")]
-)
-def test_schedules_of_deepspeed_chat_that_have_another_name(theirs, ours):
-    # It calls get_scheduler without further arguments: one cycle, and power 1 down to 1e-7.
-    def rates(name):
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=RATE)
-        scheduler = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=9)
-        values = []
-        for _ in range(9):
-            values.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
-        return values
-
-    assert rates(theirs) == pytest.approx(rates(ours), abs=1e-7)
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
+    # Like the angles of rotary positions, which rounding would change.
+    module = network()
+    module.register_buffer("angle", torch.tensor(1 / 3))
+    engine_for(module, zero_stage=zero_stage, dtype="bf16")
+    assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
+    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}

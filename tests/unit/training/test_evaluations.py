@@ -60,13 +60,6 @@ def test_a_model_is_evaluated_at_intervals_and_after_the_last_step(interval, due
     assert [step for step in range(26) if best.is_due(step)] == due
 
 
-def test_metrics_have_a_prefix_and_the_model_before_training_is_never_the_best(best, job):
-    assert evaluate(best, 0, 1.0) == {"eval_loss": 1.0, "eval_accuracy": 0.5}
-    assert copies(job) == {}
-    evaluate(best, 10, 2.0)
-    assert best.best_step == 10
-
-
 @pytest.mark.parametrize(("patience", "stops"), [(0, []), (1, [3, 5, 6]), (2, [6])])
 def test_a_run_stops_after_evaluations_without_a_lower_loss(patience, stops, job):
     job.settings.early_stopping_patience = patience
@@ -122,18 +115,6 @@ def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
     best.state_dict()
     evaluate(best, 50, 0.5)
     assert copies(job) == {"best-40": "step 40", "best-50": "step 50"}
-
-
-def test_the_best_model_is_copied_next_to_existing_files(best, job, tmp_path):
-    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
-        evaluate(best, step, loss)
-    result = tmp_path / "result"
-    result.mkdir()
-    (result / "metrics.jsonl").write_text("metrics")
-    best.save_result(result)
-    assert (result / "model").read_text() == "step 20"
-    assert (result / "metrics.jsonl").read_text() == "metrics"
-    assert copies(job) == {"best-20": "step 20"}
 
 
 def test_state_is_restored(best, job):

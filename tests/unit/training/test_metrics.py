@@ -78,23 +78,6 @@ def test_a_metric_that_is_not_finite_stops_the_run(make_job, value):
             logger.log(2, ["loss"], [7, 3], loss=value)
 
 
-def test_a_metric_of_none_is_skipped(make_job):
-    job = make_job()
-    with MetricsLogger(job, 1) as logger:
-        logger.log(1, ["loss"], loss=2.0, grad_norm=None)
-    assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
-    assert scalars(job, "loss") == [(1, 2.0)]
-
-
-def test_a_second_run_replaces_the_scalars_of_the_first(make_job):
-    job = make_job()
-    log_steps(job, steps=3)
-    # As in every run without a checkpoint.
-    (job.result / "metrics.jsonl").unlink()
-    log_steps(job, steps=1)
-    assert scalars(job, "objective/kl") == [(1, 0.125)]
-
-
 @pytest.fixture
 def resumed(make_job):
     """A job whose first three of five steps are done, and their lines."""
@@ -178,15 +161,6 @@ def timer_of(monkeypatch):
     return make
 
 
-def test_a_timer_has_the_seconds_of_each_section_of_the_last_step(timer_of):
-    timer = timer_of("cpu", 10.0, 13.0, 13.5, 14.0, 20.0, 21.0, 21.0, 21.25)
-    for expected in ({"generate": 3.0, "train": 0.5}, {"generate": 1.0, "train": 0.25}):
-        for section in ("generate", "train"):
-            with timer(section):
-                pass
-        assert timer.seconds == expected
-
-
 def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeypatch):
     synchronized = []
     monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
@@ -196,3 +170,11 @@ def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeyp
     with timer_of("cpu", 0.0, 1.0)("a"):
         pass
     assert len(synchronized) == 2
+
+
+def test_a_metric_of_none_is_skipped(make_job):
+    job = make_job()
+    with MetricsLogger(job, 1) as logger:
+        logger.log(1, ["loss"], loss=2.0, grad_norm=None)
+    assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
+    assert scalars(job, "loss") == [(1, 2.0)]
