@@ -29,9 +29,7 @@ LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_siz
 LLAMA |= {"vocab_size": 128256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 # Losses of the trained models, the config of each, rank of adapters, activation checkpointing.
 CASES = {
-    "sft": (["sft"], OPT, 0, False),
     "sft, checkpointing": (["sft"], OPT, 0, True),
-    "reward": (["score"], OPT, 0, False),
     "dpo, lora": (["policy"], LLAMA, 64, False),
     "ppo": (["policy", "score"], OPT, 0, False),
 }
