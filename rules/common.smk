@@ -1,7 +1,5 @@
 # What all rule files use: the functions of wildcards, the command of jobs, start and end of a build.
 
-import re
-
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
 from snakechat.jobs.rule_functions import RuleFunctions, fails_in_one_line
 
@@ -15,6 +13,7 @@ FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD, Path(workf
 inputs, params_of = FUNCTIONS.inputs, FUNCTIONS.params
 threads_of, resources_of = FUNCTIONS.threads, FUNCTIONS.resources
 results_of, recipe_results = FUNCTIONS.results, FUNCTIONS.recipe_results
+entries_with = FUNCTIONS.names
 
 # Snakemake uses the image with --sdm apptainer alone.
 if FUNCTIONS.config.values["container"]:
@@ -50,11 +49,3 @@ TO_PAGE = " {output.page:q}.tmp && mv {output.page:q}.tmp {output.page:q}"
 
 onstart:
     FUNCTIONS.start()
-
-
-def entries_with(section, *origins):
-    """Return a regular expression for the datasets or models with one of these keys.
-
-    Without any, it matches no name.
-    """
-    return "|".join(map(re.escape, FUNCTIONS.config.entries_with(section, *origins))) or "(?!)"

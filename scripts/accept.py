@@ -15,15 +15,18 @@ import datetime
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from snakechat.data.model_files import CARD
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
 from snakechat.planning.plan import PlannedJob
 from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.file_links import copy
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -131,6 +134,8 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     copy_result(Path(spec["path"]), temporary, manifest)
+    with suppress(FileNotFoundError):
+        copy(Path(spec["path"], CARD), temporary / CARD)
     write_atomically(temporary / MANIFEST, f"{text}\n")
     publish(folder)
     if shared := job.placement["shared_store"]:

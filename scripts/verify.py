@@ -204,7 +204,8 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
 def mending_command(folder: Path, problems: Collection[str]) -> str:
     """Return the command after which a result has none of these problems.
 
-    Empty in a tree that has another name than "output", in which nothing can be built.
+    Empty in a tree that has another name than "output", in which nothing can be built, and for a
+    result that is missing with the record of its options.
     """
     absolute = Path(os.path.abspath(folder))
     if "output" not in absolute.parts:
@@ -215,6 +216,8 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
     if not folder.is_symlink() or (manifest and manifest["spec"]["path"] != path):
         # An earlier version, or a copy that somebody put here.
         return shlex.join(["rm", "-rf", str(folder)])
+    if not folder.exists():
+        return ""
     build = ["snakemake", f"{path}.{MANIFEST}", "--cores", "1", *config_options(folder)]
     build += ["--directory", str(root)] if root != Path.cwd() else []
     prefix = f"{folder}/"

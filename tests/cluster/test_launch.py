@@ -59,8 +59,8 @@ def planned(workflow, config, *targets):
             placement = json.loads(words[words.index("--placement") + 1])
             # Jobs that write a model card have them.
             assert placement.pop("options", options) == options
-            # All jobs have the cache of results.
-            assert placement.pop("cache") == "output/.cache" and placement.pop("cache_max_bytes")
+            # All jobs have the settings of stores.
+            assert placement.pop("shared_store") is None and placement.pop("store_max_bytes")
             # Jobs of models also have the licences that the config declares.
             assert placement.pop("licenses", {}) == {}
             jobs[job] = placement, resources

@@ -135,7 +135,12 @@ def test_all_stages_take_the_same_steps(compared):
 def test_the_result_has_the_table_and_no_scratch_files(compared):
     folder = compared.folder / "output/zero/sft/tiny"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"manifest.json", "run.json", "zero.md", *(f"stage-{n}.jsonl" for n in range(4))}
+    assert names == {
+        "manifest.json",
+        "run.json",
+        "zero.md",
+        *(f"stage-{n}.jsonl" for n in range(4)),
+    }
     assert "seconds" not in (folder / "manifest.json").read_text()
     assert not list((compared.folder / "output/state").glob("*/*"))
     page = (compared.folder / PAGE).read_text()

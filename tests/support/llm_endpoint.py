@@ -99,7 +99,7 @@ def use_judge(job, server, **settings):
     judges = {"wise": judge_entry(server, **settings)}
     job.settings.llm_judges = judge_settings(judges, judges)
     job.placement = {**job.placement, "llm_judges": judge_access(judges, judges)}
-    job.placement["cache"] = str(job.result.parent / "cache")
+    job.placement["shared_store"] = str(job.result.parent / "shared")
 
 
 def compared_responses(body):

@@ -128,8 +128,8 @@ PLACE = {
 }
 PLACEMENT = {
     "save_steps": 7,
-    "cache": "elsewhere",
-    "cache_max_size": "1G",
+    "shared_store": "elsewhere",
+    "store_max_size": "1G",
     "container": "docker://registry.example.com/snakechat",
     "deployment": "multi_node",
     **{f"deployments.{key}": value for key, value in PLACE.items()},

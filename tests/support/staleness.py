@@ -458,7 +458,7 @@ def put_the_clock_back(folder):
 
 
 def build_stubs(workflow, stub, config, targets):
-    """Build targets with a stub in place of each program. Without a cache, all jobs run."""
+    """Build targets with a stub in place of each program."""
     copy_sources(workflow.folder)
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(stub)
@@ -467,6 +467,6 @@ def build_stubs(workflow, stub, config, targets):
 
 
 def write_stub_config(folder, config):
-    """Write config.yaml without a cache."""
-    text = yaml.safe_dump({**config, "cache": None}, sort_keys=False)
+    """Write config.yaml."""
+    text = yaml.safe_dump(config, sort_keys=False)
     (folder / "config.yaml").write_text(text)

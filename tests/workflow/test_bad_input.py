@@ -376,7 +376,7 @@ def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
     [
         ("{wildcards}", (), "error: "),
         ("it's; $(touch X)", ("--config", "seed=.inf"), "error: config: seed: "),
-        ("a b", ("--config", "cache_max_size=nan"), "error: config: cache_max_size: nan is not"),
+        ("a b", ("--config", "store_max_size=nan"), "error: config: store_max_size: nan is not"),
     ],
 )
 def test_a_path_or_number_that_cannot_be_used_is_one_line(tmp_path, folder, options, error):

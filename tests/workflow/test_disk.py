@@ -68,19 +68,20 @@ def copy(quick, tmp_path):
 def test_a_full_or_read_only_disk_loses_no_result(copy, target):
     result = copy.folder / target
     (copy.folder / "more.yaml").write_text(RESULTS[target])
-    with small_disk(result.parent):
+    disk = result.resolve().parent
+    with small_disk(disk):
         before = contents(result)
-        fill(result.parent)
+        fill(disk)
         assert errors(copy, target) == (1, [f"error: No space left on device: {target}"])
         assert contents(result) == before
-        (result.parent / ".filler").unlink()
+        (disk / ".filler").unlink()
 
-        subprocess.run(["mount", "-o", "remount,ro", result.parent], check=True)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         line = f"error: {target} cannot be written: its folder is read-only"
         assert errors(copy, target) == (1, [line])
         assert contents(result) == before
 
-        subprocess.run(["mount", "-o", "remount,rw", result.parent], check=True)
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         assert errors(copy, target) == (0, [])
         assert contents(result) != before
 
@@ -90,8 +91,7 @@ def test_a_run_resumes_after_its_checkpoint_found_a_full_disk(copy):
     target, states = "output/sft/tiny", copy.folder / "output/state"
     weights = copy.folder / target / "model.safetensors"
     before = weights.read_bytes()
-    shutil.rmtree(copy.folder / target)
-    (copy.folder / f"{target}.manifest.json").unlink()
+    shutil.rmtree((copy.folder / target).resolve())
     states.mkdir(exist_ok=True)
     with small_disk(states):
         fill(states)

@@ -1,6 +1,5 @@
 """Mistakes of a first hour: a warning while planning, or one line before any work."""
 
-import os
 import re
 import shlex
 
@@ -9,7 +8,6 @@ import pytest
 from conftest import INIT, ROOT
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.locks import acquire_lock
 from support.files import as_jsonl
 
 GPU_RECIPE = "output/rlhf/1.3b"
@@ -67,18 +65,6 @@ def test_a_failed_build_ends_with_the_error_of_its_job(sources):
     assert last_line(process) == error
     assert "None" not in process.stdout
     assert process.stdout.count("--placement") == 1
-
-
-def test_a_refused_build_leaves_logs_alone(sources):
-    log = sources.folder / "output/logs/import_dataset/toy.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("running\n")
-    descriptor = acquire_lock(sources.folder / "output/.lock")
-    process = sources.snakemake("--cores", "1", "output/data/toy.manifest.json")
-    os.close(descriptor)
-    assert process.returncode == 1
-    assert "is building in" in last_line(process)
-    assert log.read_text() == "running\n"
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])

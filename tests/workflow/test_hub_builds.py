@@ -16,6 +16,7 @@ from snakechat.modeling.copying import copy_model
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import UNLISTED_FILES
 from support.files import as_parquet
 from support.hub import serving
 
@@ -306,8 +307,8 @@ def test_offline_build_reads_the_cache(built, served):
     assert process.returncode == 1
     assert len(served.requests) == requests
     for result, name in (("models/again", "models/torch"), ("data/again", "data/both")):
-        files = names(folder / "output" / name) - {"manifest.json"}
-        assert files == names(folder / "output" / result) - {"manifest.json"}, process.stdout
+        files = names(folder / "output" / name) - UNLISTED_FILES
+        assert files == names(folder / "output" / result) - UNLISTED_FILES, process.stdout
         for file in files:
             online = (folder / "output" / name / file).read_bytes()
             assert (folder / "output" / result / file).read_bytes() == online

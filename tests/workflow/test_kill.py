@@ -101,7 +101,7 @@ class Result:
         return {str(p.relative_to(self.folder)): file_digest(p) for p in paths if p.is_file()}
 
     def neighbours(self):
-        """Return the names next to the result and its link: locks, temporary files, other results."""
+        """Return the names next to the result and its link, of locks and temporary files too."""
         return {
             path.name for folder in (self.folder.parent, self.stored) for path in folder.iterdir()
         }

@@ -61,8 +61,8 @@ def test_a_rebuild_sends_no_request_and_makes_the_same_bytes(workflow, server):
     files = [path for path in output.rglob("*") if path.is_file()]
     assert all(SECRET.encode() not in path.read_bytes() for path in files)
     # All but the replies, as if the results had been deleted everywhere.
-    for path in (*output.glob("data/*"), *output.glob(".cache/[0-9a-f][0-9a-f]")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(output / "data")
+    shutil.rmtree(output / "store")
     workflow.build(TARGET)
     assert len(server.requests) == 80
     again = json.loads((output / "data/labelled.manifest.json").read_text())

@@ -168,7 +168,7 @@ def test_delete_all_output_names_the_command_that_does_it(tree):
 
 
 def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
-    for name in ("output/sft/tiny", "output/.cache", ".snakemake/log", "mydata"):
+    for name in ("output/sft/tiny", "output/store", ".snakemake/log", "mydata"):
         (tmp_path / name).mkdir(parents=True)
     command = ["make", "--file", ROOT / "Makefile", "clean-output"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

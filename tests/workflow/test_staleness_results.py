@@ -4,6 +4,7 @@ import os
 import shutil
 
 from conftest import Workflow
+from snakechat.workflow.manifest import UNLISTED_FILES
 from support.staleness import (
     RULES,
     TARGETS,
@@ -69,8 +70,12 @@ RESULTS = {
 
 
 def empty(result):
-    shutil.rmtree(result)
-    result.mkdir()
+    for file in files_of(result):
+        file.unlink()
+
+
+def delete(result):
+    shutil.rmtree(result.resolve())
 
 
 def lengthen_a_file(result):
@@ -90,11 +95,6 @@ def delete_the_manifest(result):
     result.with_name(f"{result.name}.manifest.json").unlink()
 
 
-def empty_and_delete_the_manifest(result):
-    empty(result)
-    delete_the_manifest(result)
-
-
 def cut_the_manifest(result):
     os.truncate(result.with_name(f"{result.name}.manifest.json"), 500)
 
@@ -102,7 +102,7 @@ def cut_the_manifest(result):
 def files_of(result):
     """Return the files that the manifest of a result lists."""
     files = (path for path in sorted(result.iterdir()) if path.is_file())
-    return (path for path in files if path.name not in ("manifest.json", "README.md"))
+    return (path for path in files if path.name not in UNLISTED_FILES)
 
 
 def damaged(rule, damage, rules=None, targets=TINY):
@@ -112,7 +112,6 @@ def damaged(rule, damage, rules=None, targets=TINY):
 
 
 DAMAGES = (
-    shutil.rmtree,
     lengthen_a_file,
     cut_a_file,
     delete_a_file,
@@ -149,9 +148,8 @@ DAMAGED |= {
     "train_sft: delete_the_manifest, request it": damaged(
         "train_sft", delete_the_manifest, *SFT_REQUESTED
     ),
-    "train_sft: empty_and_delete_the_manifest, request it": damaged(
-        "train_sft", empty_and_delete_the_manifest, *SFT_REQUESTED
-    ),
+    "train_sft: delete": damaged("train_sft", delete, set()),
+    "train_sft: delete, request it": damaged("train_sft", delete, *SFT_REQUESTED),
 }
 
 

@@ -66,7 +66,7 @@ FRESH = {
         )
     ),
     "save_steps": fresh(placement("save_steps")),
-    "another cache and image": fresh(placement("cache", "cache_max_size", "container")),
+    "another store and image": fresh(placement("shared_store", "store_max_size", "container")),
     "deployment": fresh(placement("deployment")),
     "the keys of a deployment": fresh(config(nested("deployments.cpu", PLACE))),
     "another deployment": fresh(setting("deployments.new", CONFIG["deployments"]["cpu"])),
@@ -139,8 +139,8 @@ def test_every_placement_is_changed():
     assert common == {
         "save_steps",
         "deployment",
-        "cache",
-        "cache_max_size",
+        "shared_store",
+        "store_max_size",
         "container",
     }
     assert all(PLACEMENT[name] != CONFIG[name] for name in common)

@@ -92,9 +92,9 @@ def other_build(tree):
 
 
 def earlier_version(tree):
-    """Add a damaged version of a result that its path does not lead to; return its folder."""
+    """Add a damaged version of a result that its path does not lead to."""
     version = tree / "store/train_sft/tiny" / ("0" * 32)
-    shutil.copytree(tree / "sft/tiny", version)
+    shutil.copytree(tree / "sft/tiny", version, symlinks=True)
     flip(version / "model.safetensors")
 
 
@@ -246,7 +246,6 @@ def test_a_file_that_cannot_be_read_has_its_error_as_a_property(tmp_path):
 MENDED = {
     "changed file": lambda tree: flip(tree / "sft/tiny/model.safetensors"),
     "added file": lambda tree: (tree / "sft/tiny/notes.txt").write_text("mine"),
-    "missing result": lambda tree: shutil.rmtree(tree / "store/train_sft"),
     "earlier version": earlier_version,
 }
 

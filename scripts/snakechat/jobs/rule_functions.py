@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -222,6 +223,14 @@ class RuleFunctions:
             warn(f"{NOT_IN_CONFIG} {names}: add the --configfile of their build to see them")
         return default_targets(self.config)
 
+    def names(self, section: str, *origins: str) -> str:
+        """Return a regular expression for the datasets or models with one of these keys.
+
+        Without any, it matches no name.
+        """
+        entries = self.config.entries_with(section, *origins)
+        return "|".join(map(re.escape, entries)) or "(?!)"
+
     # --- start and end ------------------------------------------------------------------------
 
     @fails_in_one_line
@@ -252,7 +261,7 @@ class RuleFunctions:
             # The error of a full disk names no file.
             place = error.filename or "output"
             raise InputError(f"{place} cannot be written: {error.strerror}") from None
-        check_folders(spec["path"] for spec in specs)
+        check_folders(specs)
         self._staleness.link()
         delete_old_snapshots(self.snapshot.folder)
         if jobs_run_here:

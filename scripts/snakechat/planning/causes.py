@@ -14,7 +14,7 @@ from snakechat.planning.changes import (
     summarize,
 )
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import Manifest, input_digest, manifest_path
+from snakechat.workflow.manifest import MANIFEST, Manifest, input_digest, manifest_path
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.spec_files import spec_path
 from snakechat.workflow.valid_manifests import read_valid_manifest
@@ -69,12 +69,12 @@ def find_changes(spec: dict[str, Any], source: str | None, planned: Container[st
 
 def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
     """Return the manifest of a result, if any, and what is wrong with the result."""
-    manifest_file = manifest_path(path)
+    manifest_file = Path(path, MANIFEST)
     if manifest := read_valid_manifest(manifest_file):
         return manifest, []
     if manifest_file.exists():
         problem = f"{manifest_file} cannot be read"
-    elif os.path.lexists(path) or os.path.lexists(manifest_file):
+    elif os.path.lexists(path):
         problem = f"{path} is missing"
     else:
         problem = NEVER_BUILT

@@ -135,7 +135,8 @@ def card_with_results(
 
 def _write_card(card: Path, text: str) -> None:
     # Not next to the card: after a kill, it would be a file of the result.
-    temporary = card.parent.with_name(f".{card.parent.name}.card")
+    folder = card.parent.resolve()
+    temporary = folder.with_name(f".{folder.name}.card")
     try:
         write_atomically(temporary, text, writer="tmp")
         temporary.replace(card)

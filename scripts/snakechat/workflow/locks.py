@@ -38,6 +38,7 @@ def acquire_lock(path: str | Path, wait: bool = False) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
+        os.close(descriptor)
         # The file is empty between the moment the holder locks it and the moment it writes.
         raise AlreadyLocked(path.read_text().strip() or "another process") from None
     except OSError as error:

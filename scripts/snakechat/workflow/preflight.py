@@ -6,11 +6,12 @@ Standard library only: the workflow imports this module while it plans.
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.store import check_link
+from snakechat.workflow.store import STORE, check_link, stored_folder
 
 PROGRAM = "snakechat.algorithms.reward_functions"
 
@@ -57,10 +58,11 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
         raise InputError(lines[-1].removeprefix("error: "))
 
 
-def check_folders(results: Iterable[str]) -> None:
+def check_folders(specs: Iterable[Mapping[str, Any]]) -> None:
     """Raise InputError for a result in a read-only folder, or whose path is no link to results."""
-    for result in results:
-        check_link(Path(result))
-        folder = Path(result).parent
-        if folder.exists() and not os.access(folder, os.W_OK):
-            raise InputError(f"{result} cannot be written: its folder is read-only")
+    for spec in specs:
+        result = Path(spec["path"])
+        check_link(result)
+        for folder in (result.parent, stored_folder(STORE, spec["rule"], spec["name"], "")):
+            if folder.exists() and not os.access(folder, os.W_OK):
+                raise InputError(f"{result} cannot be written: its folder is read-only")

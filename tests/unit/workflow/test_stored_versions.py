@@ -51,8 +51,8 @@ def test_versions_that_are_not_there_are_an_error_that_names_the_list(tmp_path):
 
 
 def test_a_damaged_file_is_not_compared(tmp_path):
-    folder, content = add_training(tmp_path, "first")
+    _, content = add_training(tmp_path, "first")
     evaluation = add_evaluation(tmp_path, content, "1")
     (evaluation / "metrics.json").write_text("2")
-    with pytest.raises(InputError, match="metrics.json is damaged or was removed"):
+    with pytest.raises(InputError, match="is damaged or was removed"):
         read_version_file(evaluation, "metrics.json")
