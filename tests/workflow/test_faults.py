@@ -1,8 +1,8 @@
 """Programs that are killed or find a broken disk: nothing is lost, and they end as if undisturbed.
 
-Each program of the build makes a version of a result, with a shared store. A fault occurs at one of its
-changes of files; then the same command runs again without one. With `--kills N`, each fault occurs
-at N changes of each program, spread over all of them.
+Each program of the build makes a version of a result, with a shared store. A fault occurs at one of
+its changes of files; then the same command runs again without one. With `--kills N`, each fault
+occurs at N changes of each program, spread over all of them.
 """
 
 import json

@@ -58,7 +58,7 @@ class Group(NamedTuple):
 
         Steps are those that all runs have.
         """
-        curves = [dict(points_of(run.steps, key)) for run in self.runs]
+        curves = [{step: value for step, value in points_of(run.steps, key)} for run in self.runs]
         if len(curves) == 1:
             return list(curves[0].items())
         steps = sorted(set(curves[0]).intersection(*curves[1:]))
