@@ -15,7 +15,7 @@ import pytest
 
 from conftest import ENVIRONMENT
 from snakechat.workflow.digests import digest
-from snakechat.workflow.manifest import RUN_FILES, read_manifest, result_files
+from snakechat.workflow.manifest import RUN_RECORD, read_manifest, result_files
 from snakechat.workflow.spec_files import spec_path, write_spec
 from snakechat.workflow.store import is_undamaged, link_result, store_key, stored_folders
 from support import llm_endpoint
@@ -61,7 +61,7 @@ class Program:
 
     def contents(self):
         """Return the bytes of the result."""
-        unlisted = {".snakemake_timestamp", "README.md", *RUN_FILES}
+        unlisted = {".snakemake_timestamp", "README.md", RUN_RECORD}
         return {
             path.relative_to(self.target): path.read_bytes()
             for path in self.target.rglob("*")

@@ -18,7 +18,7 @@ import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.manifest import RUN_FILES
+from snakechat.workflow.manifest import RUN_RECORD
 from support.cases import some
 
 # Jobs and their results, in topological order.
@@ -97,7 +97,7 @@ class Result:
 
     def files(self):
         """Return the digests of the files of the result, without those of the run."""
-        paths = [path for path in self.folder.rglob("*") if path.name not in RUN_FILES]
+        paths = [path for path in self.folder.rglob("*") if path.name != RUN_RECORD]
         return {str(p.relative_to(self.folder)): file_digest(p) for p in paths if p.is_file()}
 
     def neighbours(self):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Workflow, copy_sources
-from snakechat.workflow.manifest import RUN_FILES
+from snakechat.workflow.manifest import RUN_RECORD
 
 TARGET = "output/tokens/sft/tiny.manifest.json"
 
@@ -36,7 +36,7 @@ def contents(workflow):
         (result, path.name): path.read_bytes()
         for result in results
         for path in (workflow.folder / "output" / result).iterdir()
-        if path.is_file() and path.name not in RUN_FILES
+        if path.is_file() and path.name != RUN_RECORD
     }
 
 

@@ -333,9 +333,6 @@ def write_manifest(job: Job[Any], started: float) -> None:
     for path in job.result.rglob("*"):
         if path.is_file():
             path.chmod(mode)
-    times = job.log_folder / "times.jsonl"
-    if times.exists():
-        shutil.copy(times, job.result)
     manifest = {
         "spec": job.spec,
         "inputs": job.input_digests,

@@ -22,13 +22,12 @@ from snakechat.workflow.errors import InputError
 Manifest = dict[str, Any]
 
 MANIFEST = "manifest.json"
-# What a run writes besides the result: when, where and how it ran, and the times of its steps. They
-# differ from run to run.
-RUN_FILES = ("run.json", "times.jsonl")
+# When, where and how the run was that made a result: it differs from run to run.
+RUN_RECORD = "run.json"
 # Files in a result folder that the manifest does not list. Snakemake leaves an empty timestamp file
 # in folders that a user requests by name. A model card names the options of one build, and people
 # edit it before they publish a model: neither makes another model of it.
-UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", *RUN_FILES}
+UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
 
 
 # More levels than any manifest has: the config of a job has at most 50.

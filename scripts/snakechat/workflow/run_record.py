@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.pins import PYTHON, installed_versions
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
@@ -66,7 +67,7 @@ def run_record(
 
 def run_record_path(folder: str | Path) -> Path:
     """Return the path of the record of the run that made a result."""
-    return Path(folder, "run.json")
+    return Path(folder, RUN_RECORD)
 
 
 def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:

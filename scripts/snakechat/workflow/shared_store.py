@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from snakechat.workflow.digests import fsync
 from snakechat.workflow.file_links import copy, link_or_copy
-from snakechat.workflow.manifest import MANIFEST, RUN_FILES, Manifest
+from snakechat.workflow.manifest import MANIFEST, RUN_RECORD, Manifest
 from snakechat.workflow.store import Damaged, check_names, check_result, read_checked_manifest
 
 
@@ -116,9 +116,8 @@ def copy_result(
                 make_folder(target / parent)
                 folders.add(target / parent)
         link_or_copy(source / name, target / name)
-    for name in RUN_FILES:
-        with suppress(FileNotFoundError):
-            copy(source / name, target / name)
+    with suppress(FileNotFoundError):
+        copy(source / RUN_RECORD, target / RUN_RECORD)
     for folder in folders:
         fsync(folder)
     # People may not edit a manifest in place; accept.py replaces it.

@@ -148,7 +148,7 @@ def test_damage_is_noticed_and_a_shared_result_with_it_is_removed(store, shared,
 
 def test_files_of_a_run_are_no_damage(store):
     folder = make_result(store)
-    for name in ("README.md", "run.json", "times.jsonl", ".snakemake_timestamp"):
+    for name in ("README.md", "run.json", ".snakemake_timestamp"):
         (folder / name).write_text("of a run")
     assert is_undamaged(folder)
 
