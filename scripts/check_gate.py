@@ -10,15 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from snakechat.config.hints import available
-from snakechat.reporting.figures import Figure, read_figure
-from snakechat.reporting.intervals import proportion_interval
+from snakechat.reporting.figures import read_figure
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 # The ends of a path that name a bound of the figure's 95 % interval.
 BOUNDS = ("lower_bound", "upper_bound")
-# metrics.json has no intervals of these: they follow from the number of pairs (Wilson 1927).
-PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy")
 
 
 def main(job: Job[Any]) -> None:
@@ -52,7 +49,7 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
         InputError: There is none.
     """
     metric, _, bound = path.rpartition(".")
-    figure = figure_of(metrics, metric if bound in BOUNDS else path)
+    figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:
         raise InputError(
             f"{place}: the evaluation has no metric {path} {available(path, [*paths_of(metrics)])}"
@@ -62,16 +59,6 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
     if figure.interval is None:
         raise InputError(f"{place}: {metric} has no 95 % interval: name {metric} instead of {path}")
     return figure.interval[BOUNDS.index(bound)]
-
-
-def figure_of(metrics: Mapping[str, Any], path: str) -> Figure | None:
-    """Return a metric with its interval, if it has one."""
-    figure = read_figure(metrics, path)
-    prefix, _, metric = path.rpartition(".")
-    if figure is None or metric not in PAIR_FRACTIONS:
-        return figure
-    pairs = read_figure(metrics, f"{prefix}.pairs" if prefix else "pairs")
-    return pairs and Figure(figure.value, proportion_interval(figure.value, int(pairs.value)))
 
 
 def paths_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

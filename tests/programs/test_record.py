@@ -93,7 +93,8 @@ def test_two_builds_differ_in_their_times_only(recorded, tmp_path):
     copy = recorded.copy(tmp_path / "copy")
     path = copy.folder / "output/sft/tiny/run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 77.7}))
-    shutil.rmtree(copy.folder / "output/record/sft")
+    for folder in ("output/record/sft", "output/store/write_record/sft"):
+        shutil.rmtree(copy.folder / folder)
     copy.build(PAGES[0])
     assert "<td>0:01:18</td>" in (copy.folder / PAGES[0]).read_text()
     twin = str(recorded.folder / "output")

@@ -398,17 +398,6 @@ class Config:
             )
         return recipes
 
-    def compared_values(self, stage: str, names: str) -> dict[str, dict[str, Any]]:
-        """Return the swept settings of the recipes of the comparison A-vs-B that are of a sweep."""
-        recipes = self.compared_recipes(stage, names)
-        return {
-            name: values
-            for sweep, settings in self.values["sweeps"].items()
-            if settings["stage"] == stage
-            for name, values in self.swept_settings(sweep).items()
-            if name in recipes
-        }
-
     def compared_versions(self, stage: str, names: str) -> dict[str, Version]:
         """Return the versions in the store that the comparison A-vs-B takes, by name.
 

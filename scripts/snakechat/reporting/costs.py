@@ -1,4 +1,4 @@
-"""Tables of costs: time and memory of each job, machine and software of a training."""
+"""Tables of costs: time and memory of each job, throughput and software of a training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +17,6 @@ HEAD = (
     N_("time"),
     N_("peak memory of the first process"),
     N_("peak memory of its GPU"),
-    N_("steps"),
-    N_("seconds per step (median)"),
-    N_("host"),
 )
 # What the run of a training has tables of their own for, or the title of the page.
 APART = ("spec", "placement", "versions")
@@ -56,16 +53,13 @@ def job_section(runs: Runs, translate: Translate) -> Section:
 def run_cells(run: dict[str, Any] | None, translate: Translate) -> list[Any]:
     """Return the cells of HEAD after the first one."""
     if run is None:
-        return [translate("unknown"), *[None] * 6]
+        return [translate("unknown"), *[None] * 3]
     gpu = run.get("peak_gpu_memory_mb")
     return [
         run["started"][:16].replace("T", " "),
         format_duration(run["seconds"]),
         format_memory(run["peak_memory_mb"]),
         gpu and format_memory(gpu),
-        run.get("steps"),
-        run.get("seconds_per_step"),
-        run["host"],
     ]
 
 

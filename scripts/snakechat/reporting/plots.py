@@ -15,7 +15,6 @@ matplotlib.use("svg")
 warnings.filterwarnings("ignore", message="Glyph .* missing from font")
 
 import numpy as np
-from cycler import cycler
 from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -50,7 +49,7 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.formatter.useoffset": False,
-    "axes.prop_cycle": cycler(color=COLOURS, linestyle=LINE_STYLES),
+    "axes.prop_cycle": plt.cycler(color=COLOURS, linestyle=LINE_STYLES),
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.major.size": 0,

@@ -274,7 +274,7 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
             (tmp_path / name / "run.json").write_text(json.dumps(run | {"spec": recorded}))
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
-    cells = ["2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None, None, None, "here"]
+    cells = ["2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None]
     assert run_cells(runs["data"], english) == cells
     assert run_cells(None, english)[0] == "unknown"
     assert total_cost(runs) == "0:01:01"
