@@ -19,7 +19,7 @@ from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.shared_store import remove_result
 from snakechat.workflow.store import stored_folders, walk_files
 
-DAY_SECONDS = 24 * 3600
+HOUR_SECONDS, DAY_SECONDS = 3600, 24 * 3600
 # Seconds between two checks of the size limit, which examine every result of the store.
 COLLECT_INTERVAL = 600
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -107,6 +107,8 @@ def collect(
 def keep_limit(store: Path, needed: Callable[[], Collection[Path]], max_bytes: int | None) -> None:
     """Remove what is beyond the size limit, unless that was done a short while ago.
 
+    Results that were used in the last hour stay: another job may be about to link them.
+
     Args:
         store, max_bytes: As in collect.
         needed: Returns what collect does not remove.
@@ -122,7 +124,9 @@ def keep_limit(store: Path, needed: Callable[[], Collection[Path]], max_bytes: i
         stamp.touch()
         # Everyone who may write to a shared store may note this.
         stamp.chmod(store.stat().st_mode & 0o666)
-    collect(store, needed(), max_bytes, None)
+    start = time.time() - HOUR_SECONDS
+    recent = {result.folder.resolve() for result in stored_results(store) if result.used > start}
+    collect(store, {*needed(), *recent}, max_bytes, None)
 
 
 def _delete_leftovers(store: Path, now: float) -> None:
