@@ -1,7 +1,7 @@
 # What all rule files use: the functions of wildcards, the command of jobs, start and end of a build.
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
-from snakechat.jobs.rule_functions import RuleFunctions, fails_in_one_line
+from snakechat.rules.functions import RuleFunctions, fails_in_one_line
 
 
 wildcard_constraints:

@@ -21,6 +21,7 @@ ROOMS = (
     "evaluation",
     "planning",
     "reporting",
+    "rules",
 )
 
 

@@ -199,15 +199,12 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, list[Any]]:
-            # Elsewhere than in Snakemake, importing it takes seconds.
-            from snakemake.io import ancient
-
             self._check_build()
             folder = f"output/{stage}/{name_of(wildcards)}"
             manifests = [self._specs.manifest(*job) for job in jobs(*wildcards)]
             snakemake_adapter.force_inputs(self.workflow, stage, folder, manifests)
             self._staleness.decide_folder(folder, manifests)
-            return {"manifests": [ancient(path) for path in manifests]}
+            return {"manifests": snakemake_adapter.without_times(manifests)}
 
         return lookup
 
