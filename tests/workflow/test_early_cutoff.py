@@ -110,16 +110,22 @@ def test_other_output_reaches_as_far_as_it_changes_others(tree, program):
     assert tree.planned(*TINY) == set()
 
 
+def delete(tree, path):
+    """Delete a result with its earlier versions, and the path that leads to it."""
+    link = tree.folder / "output" / path
+    shutil.rmtree(link.resolve().parent)
+    link.unlink()
+    link.with_name(f"{link.name}.manifest.json").unlink()
+
+
 def test_a_deleted_intermediate_that_nobody_needs_is_not_built_again(tree):
     for path in ("tokens/sft/tiny", "data/toy"):
-        shutil.rmtree(tree.folder / "output" / path)
-        (tree.folder / f"output/{path}.manifest.json").unlink()
+        delete(tree, path)
     assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == set()
 
 
 def test_a_deleted_intermediate_whose_program_changed_is_built_and_compared(tree):
-    shutil.rmtree(tree.folder / "output/tokens/sft/tiny")
-    (tree.folder / "output/tokens/sft/tiny.manifest.json").unlink()
+    delete(tree, "tokens/sft/tiny")
     (tree.folder / "scripts/tokenize_phase.py").write_text(REFACTORED)
     assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"tokenize_sft"}
     assert tree.planned("output/sft/tiny.manifest.json") == set()

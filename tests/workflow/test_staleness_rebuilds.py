@@ -129,13 +129,17 @@ def test_order_of_recipes_does_not_matter(stubs):
     assert stubs.planned(*STUBS) == set()
 
 
-def test_a_result_is_stale_after_the_edit_that_it_was_made_with_is_undone(stubs):
+def test_an_earlier_version_is_linked_after_its_edit_is_undone(stubs):
+    before = (stubs.folder / "output/rlhf/tiny").resolve()
     write_stub_config(stubs.folder, stub_config(nested("rlhf.recipes.tiny.gamma", 0.9)))
     assert stubs.planned(*TINY) == stale("train_rlhf")
     stubs.build(*TINY)
     assert stubs.planned(*TINY) == set()
+    assert (stubs.folder / "output/rlhf/tiny").resolve() != before
     write_stub_config(stubs.folder, stub_config())
-    assert stubs.planned(*TINY) == stale("train_rlhf")
+    assert stubs.planned(*TINY) == set()
+    stubs.build(*TINY)
+    assert (stubs.folder / "output/rlhf/tiny").resolve() == before
 
 
 @pytest.mark.parametrize(
