@@ -5,7 +5,7 @@
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
 # make bench-gpu   checks, speed and memory of training on one GPU, about ten minutes
-# make clean-output  delete all results, logs and the cache in output/
+# make clean-output  delete all results and logs in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
 
 PYTHON ?= python3

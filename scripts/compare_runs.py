@@ -1,6 +1,6 @@
 """Compare recipes of a stage on one page: settings that differ, results and curves.
 
-A recipe is NAME, or NAME@KEY for a version in the cache.
+A recipe is NAME, or NAME@KEY for a version in the store.
 
 Recipes that differ only in their seed are one column: mean and interval over the seeds.
 comparison.csv and comparison.json have the same numbers.
@@ -91,7 +91,7 @@ def main(job: Job[Any]) -> None:
 
 
 def read_run(job: Job[Any], name: str) -> Run:
-    """Read a training and its evaluation from the inputs of a job, or from the cache."""
+    """Read a training and its evaluation from the inputs of a job, or from the store."""
     if is_version(name):
         folders = job.placement["versions"][name]
         manifest = json.loads(Path(folders["training"], "manifest.json").read_text())

@@ -16,7 +16,7 @@ of the user's shell that change how libraries compute are removed before.
 Options before the program are options of torchrun, which replace the placement.
 
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
-no process is started: this program publishes it, within a second. Unless the result is kept, the
+no process is started: this program links it, within a second. Unless the result is kept, the
 log of the last run, whose path is in SNAKECHAT_LOG, is emptied.
 
 Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was

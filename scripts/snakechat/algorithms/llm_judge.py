@@ -21,7 +21,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.reply_cache import ReplyCache
 
-# Folder of the replies in the cache of results; without a cache, in the state of the job.
+# Folder of the replies, in output/ or in the shared store.
 REPLIES = "llm_replies"
 
 RATE = (

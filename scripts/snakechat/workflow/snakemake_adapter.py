@@ -332,8 +332,8 @@ def decide_staleness(workflow: Any, changes: Callable[[str], str]) -> None:
 def keep_published_files() -> None:
     """Have Snakemake delete neither results nor logs before a job starts or after it failed.
 
-    Programs replace a result as a whole when they publish the new one, and the launcher empties a
-    log when it starts a program.
+    The path of a result leads to the old one until the new one is complete, and the launcher
+    empties a log when it starts a program.
     """
 
     Job.remove_existing_output = Job.cleanup = _do_nothing
