@@ -118,7 +118,8 @@ class RuleFunctions:
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         snakemake_adapter.before_report(workflow, self._staleness.start_report)
-        snakemake_adapter.after_build(workflow, fails_in_one_line(self.finish))
+        finish = fails_in_one_line(self.finish)
+        snakemake_adapter.after_build(workflow, finish, self.preview)
         # The options with which a result is rebuilt, for its model card and for verify.py.
         self._options = snakemake_adapter.config_options()
         # The spec files of planned jobs, by the paths of the manifests.
@@ -310,6 +311,12 @@ class RuleFunctions:
             from snakechat.reporting.card_writing import write_cards
 
             write_cards(self._specs, recipes)
+
+    def preview(self) -> None:
+        """Print which paths a build would have lead to earlier versions."""
+        paths = [path for path in self._staleness.links if os.path.lexists(path)]
+        if paths:
+            print(f"A build links earlier versions, without jobs: {', '.join(paths)}")
 
     # --- planning -----------------------------------------------------------------------------
 

@@ -150,18 +150,25 @@ def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
     workflow.create_report = create
 
 
-def after_build(workflow: Any, finish: Callable[[], None]) -> None:
+def after_build(workflow: Any, finish: Callable[[], None], preview: Callable[[], None]) -> None:
     """Call a function at the end of each build that succeeds, also if there was nothing to do.
 
     Snakemake's own hook (onsuccess) is not called then. The report of --report-after-run is written
-    before the call. A dry run and a report alone are no builds.
+    before the call. A report alone is not a build.
+
+    Args:
+        workflow: The workflow.
+        finish: The function.
+        preview: Called at the end of a dry run instead.
     """
     execute, create_report = workflow.execute, workflow.create_report
     reports = "--report-after-run" in sys.argv
 
     def execute_and_finish(*arguments: Any, **named: Any) -> None:
         execute(*arguments, **named)
-        if workflow.is_main_process and not workflow.dryrun and not reports:
+        if workflow.dryrun:
+            preview()
+        elif workflow.is_main_process and not reports:
             finish()
 
     def report_and_finish(*arguments: Any, **named: Any) -> None:
