@@ -94,22 +94,24 @@ def read_run(job: Job[Any], name: str) -> Run:
     """Read a training and its evaluation from the inputs of a job, or from the store."""
     if is_version(name):
         folders = job.placement["versions"][name]
-        manifest = json.loads(Path(folders["training"], "manifest.json").read_text())
+        folder = folders["training"]
+        manifest = json.loads(Path(folder, "manifest.json").read_text())
         path, lineage = manifest["spec"]["path"], merge_lineages([manifest])
-        steps = read_version_file(folders["training"], "metrics.jsonl")
+        steps = read_version_file(folder, "metrics.jsonl")
         metrics = read_version_file(folders["evaluation"], "metrics.json")
     else:
-        path, lineage = str(job.inputs[f"training.{name}"]), job.lineage
+        path = folder = str(job.inputs[f"training.{name}"])
+        lineage = job.lineage
         steps = Path(path, "metrics.jsonl").read_text()
         metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
-    record = None if is_version(name) else read_run_record(path, lineage[path]["spec"])
+    record = read_run_record(folder, lineage[path]["spec"])
     return Run(
         name=name,
         seed=lineage[path]["settings"]["seed"],
         settings=comparable_settings(lineage, path),
         steps=[json.loads(line) for line in steps.splitlines()],
         metrics=json.loads(metrics),
-        seconds=record and record["seconds"],
+        seconds=record["seconds"] if record else None,
     )
 
 
