@@ -120,7 +120,7 @@ def copy_result(
         copy(source / RUN_RECORD, target / RUN_RECORD)
     for folder in folders:
         fsync(folder)
-    # People may not edit a manifest in place; accept.py replaces it.
+    # With the manifest, the copy is complete.
     copy(source / MANIFEST, target / MANIFEST)
     fsync(target)
 
