@@ -112,7 +112,7 @@ def test_a_report_is_recognized_wherever_its_option_is():
     ("arguments", "workflow", "expected"),
     [
         ([], {}, ["build", "finish"]),
-        ([], {"dryrun": True}, ["build"]),
+        ([], {"dryrun": True}, ["build", "preview"]),
         ([], {"is_main_process": False}, ["build"]),
         (["--report-after-run"], {}, ["build", "report", "finish"]),
     ],
@@ -125,7 +125,7 @@ def test_a_build_is_finished_at_its_end(arguments, workflow, expected, monkeypat
         execute=lambda updated_files: done.append("build"),
         create_report=lambda report: done.append("report"),
     )
-    after_build(workflow, lambda: done.append("finish"))
+    after_build(workflow, lambda: done.append("finish"), lambda: done.append("preview"))
     workflow.execute(updated_files=None)
     if arguments:
         workflow.create_report("html")
@@ -136,7 +136,7 @@ def test_a_report_alone_is_not_finished(monkeypatch):
     monkeypatch.setattr("sys.argv", ["snakemake", "--report"])
     done = []
     workflow = SimpleNamespace(execute=None, create_report=lambda: done.append("report"))
-    after_build(workflow, lambda: done.append("finish"))
+    after_build(workflow, lambda: done.append("finish"), lambda: done.append("preview"))
     workflow.create_report()
     assert done == ["report"]
 
