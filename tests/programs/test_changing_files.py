@@ -20,8 +20,9 @@ def job_of(tmp_path, source, files, **settings):
     spec = {"rule": "any", "name": "mine", "path": str(tmp_path / "result")}
     spec["settings"] = {"card": {}, **settings}
     spec |= {"inputs": {}, "files": {name: file_digest(path) for name, path in files.items()}}
-    job = Job(spec, {}, {"source": str(source)}, SimpleNamespace)
-    job.result.mkdir()
+    placement = {"source": str(source), "store": str(tmp_path / "store")}
+    job = Job(spec, {}, placement, SimpleNamespace)
+    job.result.mkdir(parents=True)
     # Files that have just been written are compared by their digests in addition.
     time.sleep(0.02)
     return job

@@ -43,8 +43,9 @@ def imported(tmp_path):
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
         spec |= {"settings": settings, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
-        job = Job(spec, {}, {"source": str(path.parent)}, SimpleNamespace)
-        job.result.mkdir(exist_ok=True)
+        placement = {"source": str(path.parent), "store": str(tmp_path / "store")}
+        job = Job(spec, {}, placement, SimpleNamespace)
+        job.result.mkdir(parents=True, exist_ok=True)
         import_dataset.main(job)
         return job.result
 
