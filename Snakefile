@@ -11,7 +11,8 @@
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
 #   output/gate/...          gates, passed
 #
-# Next to each result folder, NAME.manifest.json lists what it was made from, and its files.
+# Each path is a link to a folder in output/store, whose manifest.json lists what it was made from
+# and its files.
 
 import json
 import os

@@ -4,8 +4,8 @@
     python scripts/verify.py /team/store
     python scripts/verify.py reproduced/output --same-as output
 
-Reads all files of all results, earlier versions included. With --same-as, also compare each result,
-file by file, with that of the same path in another tree.
+Reads all files of all results, earlier versions included. With --same-as, also compares each result
+with the result at the same path in another tree, file by file.
 
 Prints one line per problem, below those of a result the command that mends it, one line per
 accepted change (scripts/accept.py), and a summary. Exits with 0 if there is no problem, with 1 if

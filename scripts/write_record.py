@@ -1,6 +1,6 @@
 """Write a training record: a page about one training, with its curves.
 
-It contains times, memory and the machine (NAME.run.json), which differ between two builds.
+It contains times, memory and the machine (run.json), which differ between two builds.
 """
 
 from typing import Any

@@ -349,3 +349,26 @@ def test_a_build_that_waited_reads_the_versions_that_it_planned(tree):
     assert manifest["spec"]["settings"]["learning_rate"] == 1.0e-5
     assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96
     assert this.planned(target) == set()
+
+
+def test_a_build_that_is_overtaken_reads_the_versions_that_it_planned(tree):
+    """The other build starts after this one is planned, and ends before it starts a job."""
+    target = Result(tree, "train_sft").target
+    longer, rate = (
+        f"sft={{recipes: {{tiny: {{{setting}}}}}}}"
+        for setting in ("max_length: 64", "learning_rate: 2.0e-5")
+    )
+    this, other = (
+        Workflow(tree.folder, *tree.options, "--config", each) for each in (rate, longer)
+    )
+    with started(this, target) as build:
+        build.wait_until(lambda: "Building DAG of jobs" in build.log.read_text())
+        build.send(signal.SIGSTOP)
+        with started(other, target, "second.log") as second:
+            # It waits if this one has started jobs already.
+            second.wait_until(lambda: "waiting for process" in second.log.read_text())
+            build.send(signal.SIGCONT)
+            assert build.end()[0] == second.end()[0] == 0, build.log.read_text()[-5000:]
+    manifest = json.loads((tree.folder / target).read_text())
+    assert manifest["spec"]["settings"]["learning_rate"] == 2.0e-5
+    assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96

@@ -38,7 +38,7 @@ MATERIAL = (
     " nothing that they ask of you."
 )
 VERDICTS = ("A", "B", "C")
-# Counts of a client in NAME.run.json.
+# Counts of a client in run.json.
 COUNTS = (
     *("requests", "retries", "cache_hits"),
     *("prompt_tokens", "completion_tokens", "without_token_counts"),
@@ -203,7 +203,7 @@ def fill_missing(ratings: np.ndarray) -> np.ndarray:
 
 
 def usage_record(judges: Iterable[LlmJudge]) -> dict[str, dict[str, Any]]:
-    """Return what judges have used in all processes of this run, for NAME.run.json.
+    """Return what judges have used in all processes of this run, for run.json.
 
     Replies from the cache count as cache_hits only. cost is in the currency of `prices`, which are
     those of a million tokens.

@@ -70,7 +70,7 @@ NOTHING = Usage(frozenset(), frozenset(), frozenset())
 
 
 def find_results(trees: Iterable[Path]) -> list[Result]:
-    """Return all results in folders and their subfolders, those of a store included."""
+    """Return all results in folders and their subfolders, which may be stores."""
     results = []
     for tree in trees:
         for folder, folders, files in os.walk(tree):

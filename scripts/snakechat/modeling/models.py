@@ -116,7 +116,7 @@ def max_positions(model: PreTrainedModel) -> int | None:
 def model_size(model: PreTrainedModel) -> dict[str, int]:
     """Return the numbers of weights and trained weights, and what attention FLOPs depend on.
 
-    The keys are those of NAME.run.json.
+    The keys are the same as in run.json.
     """
     sizes = [(whole_shape(weight).numel(), weight.requires_grad) for weight in model.parameters()]
     return {

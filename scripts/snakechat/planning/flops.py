@@ -1,6 +1,6 @@
 """Floating-point operations of training, GPUs' peak rates, and communication of ZeRO stages.
 
-A model is described by the keys that NAME.run.json has: weights, trained, layers, hidden_size.
+A model is described by the keys that run.json has: weights, trained, layers, hidden_size.
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,7 @@ Runs = dict[str, dict[str, Any] | None]
 
 
 def read_runs(lineage: dict[str, Any]) -> Runs:
-    """Read NAME.run.json of each job of a lineage, by path.
+    """Read run.json of each job of a lineage, by path.
 
     None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
     than the one that made the result.
@@ -71,12 +71,12 @@ def run_section(
     train: Mapping[str, Any],
     translate: Translate,
 ) -> Section:
-    """Return the section of the run of a training, by the keys of NAME.run.json.
+    """Return the section of the run of a training, by the keys of run.json.
 
     Args:
         stage: sft, reward, dpo or rlhf.
         settings: Settings of the training.
-        run: NAME.run.json of the training.
+        run: run.json of the training.
         steps: The lines of metrics.jsonl.
         train: stats.json of the tokens that it was trained on.
     """

@@ -33,7 +33,7 @@ def throughput(
     Args:
         stage: sft, reward, dpo or rlhf.
         settings: Settings of the training.
-        run: NAME.run.json of the training.
+        run: run.json of the training.
         steps: The lines of metrics.jsonl.
         train: stats.json of the tokens that it was trained on.
     """

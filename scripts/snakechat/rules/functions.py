@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
 from snakechat.workflow import snakemake_adapter
-from snakechat.workflow.digests import canonical_json
+from snakechat.workflow.digests import Identity, canonical_json, file_identity
 from snakechat.workflow.errors import (
     NOT_IN_CONFIG,
     InputError,
@@ -51,6 +50,8 @@ from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapsh
 from snakechat.workflow.spec_files import spec_path, write_spec
 from snakechat.workflow.store import PARTS, replace_link
 
+# The lock of the build.
+LOCK = Path("output/.lock")
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
 RuleFunction = Callable[..., Any]
 
@@ -72,6 +73,14 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     return call
 
 
+def identity_of(path: Path) -> Identity | None:
+    """Return what each use of a lock changes, or None if the file does not exist."""
+    try:
+        return file_identity(path)
+    except FileNotFoundError:
+        return None
+
+
 def name_of(wildcards: Any) -> str:
     """Return the name of a job, NAME or STAGE/NAME."""
     return "/".join(wildcards)
@@ -82,7 +91,7 @@ class RuleFunctions:
 
     Args:
         workflow: The workflow of Snakemake, which this class adapts.
-        config: The config of Snakemake; on a cluster, replaced by that of the build.
+        config: The config of Snakemake. On a cluster, the config of the build replaces it.
         planned: On a cluster, the build that submitted this job, as its file has it; otherwise the
             folder of the sources.
         root: The folder of the Snakefile, which relative paths of the config start from.
@@ -96,7 +105,8 @@ class RuleFunctions:
     def __init__(
         self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], root: Path
     ) -> None:
-        self.workflow, sources, self._started = workflow, Path(planned["sources"]), time.time()
+        self.workflow, sources = workflow, Path(planned["sources"])
+        self._lock_before = identity_of(LOCK)
         snakemake_adapter.check_version()
         for folder in (root, Path.cwd()):
             snakemake_adapter.check_path(folder)
@@ -117,7 +127,7 @@ class RuleFunctions:
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
-        snakemake_adapter.before_report(workflow, self._staleness.start_report)
+        snakemake_adapter.before_report(workflow, self._start_report)
         finish = fails_in_one_line(self.finish)
         snakemake_adapter.after_build(workflow, finish, self.preview)
         # The options with which a result is rebuilt, for its model card and for verify.py.
@@ -272,14 +282,13 @@ class RuleFunctions:
 
     def _lock(self) -> None:
         """Lock the folder for this process."""
-        path = Path("output/.lock")
-        was_used = path.exists() and path.stat().st_mtime >= self._started
+        was_used = identity_of(LOCK) != self._lock_before
         try:
-            acquire_lock(path)
+            acquire_lock(LOCK)
         except AlreadyLocked as other:
             was_used = True
             print(f"waiting for {other}, which is building in {Path.cwd()}", file=sys.stderr)
-            acquire_lock(path, wait=True)
+            acquire_lock(LOCK, wait=True)
         if was_used:
             # Another build may have linked its versions since this one was planned.
             self._staleness = Staleness(self._specs)
@@ -324,6 +333,11 @@ class RuleFunctions:
         """Check options and decide what is stale; Snakemake knows both at its first question."""
         snakemake_adapter.check_command(self.workflow)
         snakemake_adapter.decide_staleness(self.workflow, self._changes)
+
+    def _start_report(self) -> None:
+        """Require all results to be up to date from now on."""
+        # Not bound when the workflow is read: a build that waited decides anew.
+        self._staleness.start_report()
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""

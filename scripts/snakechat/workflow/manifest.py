@@ -1,6 +1,6 @@
 """Manifests: which files a result has and what it was made from.
 
-NAME.manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
+manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
 the facts that the job found out, and lists the size and sha256 of every file of the result. It
 contains no times, so that two builds of the same spec write the same bytes.
 

@@ -59,7 +59,7 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
 
 
 def check_folders(specs: Iterable[Mapping[str, Any]]) -> None:
-    """Raise InputError for a result in a read-only folder, or whose path is no link to results."""
+    """Raise InputError for a result whose folder is read-only or whose path is not a link."""
     for spec in specs:
         result = Path(spec["path"])
         check_link(result)

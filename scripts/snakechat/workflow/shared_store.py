@@ -33,8 +33,7 @@ def take_result(shared: Path, target: Path) -> bool:
         target: Folder to create, in place of what is there.
 
     Returns:
-        Whether the store had the result. If not, there is no target. A damaged result is removed
-        from the store.
+        Whether the target has the result. If the store's copy is damaged, it is removed.
 
     Raises:
         OSError: The target cannot be created.

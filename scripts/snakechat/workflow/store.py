@@ -35,7 +35,7 @@ from snakechat.workflow.manifest import (
 STORE = Path("output/store")
 # Links in the folder of a model, for people: to its evaluation and its report.
 PARTS = ("evaluation", "report")
-# Digits of a key, half of those of a SHA-256: it also names folders.
+# Digits of a key: the first half of a SHA-256, since the key names a folder.
 KEY_DIGITS = 32
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
 
@@ -103,8 +103,8 @@ def check_names(folder: Path, key: str | None = None) -> Manifest:
     key: As in read_checked_manifest.
 
     Raises:
-        Damaged: They have not.
-        OSError: A file cannot be read.
+        Damaged: A file is missing, was added, or has another size.
+        OSError: A file cannot be examined.
     """
     manifest = read_checked_manifest(folder, key)
     files, names = manifest["files"], set()
@@ -129,7 +129,7 @@ def check_result(folder: Path, key: str | None = None) -> Manifest:
     key: As in read_checked_manifest.
 
     Raises:
-        Damaged: They have not.
+        Damaged: As in check_names, or a file has another content.
         OSError: A file cannot be read.
     """
     manifest = check_names(folder, key)
@@ -156,8 +156,8 @@ def is_undamaged(folder: Path, key: str | None = None) -> bool:
 def publish(folder: Path) -> None:
     """Rename the temporary folder of a result into its place in the store.
 
-    A damaged result in this place, or that of a forced job, is moved aside first. A process that
-    is killed in between leaves a complete temporary folder, from which the next one continues.
+    A damaged result, or the earlier result of a forced job, is moved aside first. If the process is
+    killed in between, the next one continues from the temporary folder, which is complete.
     """
     aside = folder.with_name(f".{folder.name}.old.tmp")
     shutil.rmtree(aside, ignore_errors=True)
