@@ -2,15 +2,11 @@
 
 import hashlib
 import json
-import random
 import re
-import struct
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SO_LINGER, SOL_SOCKET
 from urllib.parse import parse_qs, unquote, urlsplit
 
 API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
@@ -18,8 +14,6 @@ FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
 # Files kept as LFS, identified by SHA-256; git stores the others, identified by SHA-1.
 LARGE = (".parquet", ".safetensors", ".bin")
 ELSEWHERE = "/elsewhere"
-# None stands for a request that succeeds.
-FLAKY = (None, None, None, "list", "head", "file", "reset", "halves", "damaged", "slow")
 
 
 @dataclass
@@ -45,20 +39,15 @@ class Hub(ThreadingHTTPServer):
         tokens: Token that a repository requires, if any.
         faults: Fault of a repository or of one file ("dataset/OWNER/NAME/FILE"):
             "drop": every third response with a file ends in its middle
-            "halves": each response ends in the middle of the missing bytes, until few are missing
             "cut": each response ends in the middle of the file
             "stall": a whole file stops in its middle until `hub.thaw` is set
             "damaged": one byte of each file is wrong
             "damaged once": one byte of the first response with each file is wrong
             "busy": the first response is 500, the second 429 with a wait of 55 s
-            "whole": no ranges: each response is the whole file; every third ends in its middle
             "list", "head", "file": these requests get the response 500
             "html": the list of files is a page of another server
             "bare": the list of files has names only
             "forbidden": 403
-            "reset": every third connection is reset in the middle of a file
-            "slow": the bytes of a file come in pieces, with waits of some milliseconds
-            "flaky": each request finds one of FLAKY, drawn by its number
     """
 
     daemon_threads = True
@@ -129,8 +118,6 @@ class Handler(BaseHTTPRequestHandler):
         repository = f"{kind or 'model'}/{name}"
         commit = hub.commit(repository)
         fault = hub.faults.get(f"{repository}/{file}", hub.faults.get(repository))
-        if fault == "flaky":
-            fault = random.Random(f"{repository} {len(hub.requests)}").choice(FLAKY)
         files, token = hub.repositories.get(repository), hub.tokens.get(repository)
         if files is None:
             return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
@@ -173,16 +160,14 @@ class Handler(BaseHTTPRequestHandler):
         hub, start, status = self.server, 0, 200
         headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
         requested = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if requested and fault != "whole":
+        if requested:
             start, status = int(requested[1]), 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         end = middle = len(data) // 2
-        if fault in ("drop", "whole", "reset") and self.command == "GET":
+        if fault == "drop" and self.command == "GET":
             with hub.lock:
                 hub.file_responses += 1
                 end = (start + len(data)) // 2 if hub.file_responses % 3 == 0 else len(data)
-        elif fault == "halves" and len(data) - start > 1 << 12:
-            end = (start + len(data)) // 2
         elif fault == "cut":
             end = max(start, middle)
         elif fault == "stall" and not start and not hub.thaw.is_set():
@@ -193,27 +178,19 @@ class Handler(BaseHTTPRequestHandler):
         first = [r.path for r in earlier].count(self.request_seen.path) == 1
         if data and (fault == "damaged" or (fault == "damaged once" and first)):
             data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-        self.respond(status, data[start:], headers, until=end - start, is_slow=fault == "slow")
+        self.respond(status, data[start:], headers, until=end - start)
         self.request_seen.start, self.request_seen.end = start, end
-        if fault == "reset" and end < len(data):
-            # The socket is closed without the usual end of a connection.
-            self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
         if fault == "stall" and end == middle:
             hub.thaw.wait(30)
 
-    def respond(self, status, data=b"", headers=None, until=None, is_slow=False):
+    def respond(self, status, data=b"", headers=None, until=None):
         self.request_seen.status = status
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            pieces = 20 if is_slow else 1
-            size = len(data[:until]) // pieces + 1
-            for start in range(0, len(data[:until]), size):
-                self.wfile.write(data[:until][start : start + size])
-                time.sleep(0.005 * is_slow)
+            self.wfile.write(data[:until])
 
 
 def listed(path, data, blobs):
