@@ -1,11 +1,12 @@
-"""Hints for keys that the config does not have: names of TRL, transformers and verl, and typos."""
+"""Hints for keys that the config does not have: names of other libraries, and typos."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-# Our keys by the names that other libraries have for them. Which one a section has depends on the
-# stage. docs/en/migration.md explains the differences.
-NAMES_ELSEWHERE = {
+# Our keys by their names in TRL, transformers and verl: the first one that the section has. A dot
+# separates a key from the section that has it. docs/en/migration.md explains the differences.
+NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "adam_beta1": ("adam_betas",),
     "adam_beta2": ("adam_betas",),
     "assistant_only_loss": ("train_on_prompt",),
@@ -56,26 +57,115 @@ NAMES_ELSEWHERE = {
     "use_vllm": ("generation_backend",),
     "warmup_ratio": ("warmup_steps",),
 }
+# The same for the flags of DeepSpeed-Chat's programs for SFT, reward models, DPO and RLHF, and for
+# the constants in its ppo_trainer.py. Flags that are keys of the same name are missing.
+DEEPSPEED_CHAT: dict[str, tuple[str, ...]] = {
+    "actor_gradient_checkpointing": ("placement.activation_checkpointing",),
+    "actor_lora_dim": ("lora_rank",),
+    "actor_lora_learning_rate": ("lora_learning_rate",),
+    "actor_model_name_or_path": ("actor",),
+    "actor_weight_decay": ("weight_decay",),
+    "actor_zero_stage": ("placement.zero_stage",),
+    "clip_reward_value": ("score_clip",),
+    "critic_gradient_checkpointing": ("placement.activation_checkpointing",),
+    "critic_lora_dim": ("critic_lora_rank",),
+    "critic_model_name_or_path": ("reward",),
+    "critic_weight_decay": ("weight_decay",),
+    "critic_zero_stage": ("placement.critic_zero_stage",),
+    "data_path": ("datasets",),
+    "enable_ema": ("ema_decay",),
+    "enable_hybrid_engine": ("generation_backend",),
+    "enable_test_mode": ("max_steps",),
+    "eval_interval": ("eval_steps",),
+    "eval_iters": ("eval_prompts",),
+    "generation_batches": ("rollout_batch_size",),
+    "inference_tp_size": ("placement.vllm_tensor_parallel_size",),
+    "kl_ctl": ("kl_coef",),
+    "lora_dim": ("lora_rank",),
+    "max_answer_seq_len": ("max_response_length",),
+    "max_prompt_seq_len": ("max_prompt_length",),
+    "max_seq_len": ("max_length",),
+    "num_warmup_steps": ("warmup_steps",),
+    "offload": ("placement.offload",),
+    "offload_reference_model": ("placement.offload_frozen",),
+    "offload_reward_model": ("placement.offload_frozen",),
+    "only_optimize_lora": ("train_base",),
+    "per_device_eval_batch_size": ("placement.micro_batch_tokens",),
+    "per_device_generation_batch_size": ("rollout_batch_size",),
+    "per_device_training_batch_size": ("global_batch_size",),
+    "print_answers": ("log_responses_steps",),
+    "print_answers_interval": ("log_responses_steps",),
+    "test_stop_step": ("max_steps",),
+    "unsup_coef": ("ptx_coef",),
+    "unsupervised_dataset_config_name": ("ptx",),
+    "unsupervised_dataset_name": ("ptx",),
+    "zero_stage": ("placement.zero_stage",),
+}
+NO_DROPOUT = "dropout is always off"
+ALL_LAYERS = "adapters cover all linear layers of the transformer blocks"
+NO_HYBRID_ENGINE = "there is no hybrid engine: generation_backend: vllm samples faster"
+TENSORBOARD = "TensorBoard is always on, in output/logs"
+TEMPLATE_END = "a response ends as the template ends a turn"
+PLACEMENT = "placement has the keys of DeepSpeed"
+# What replaces a flag of DeepSpeed-Chat that is no key of a recipe.
+WITHOUT_KEY = {
+    "actor_dropout": NO_DROPOUT,
+    "actor_lora_module_name": ALL_LAYERS,
+    "add_eot_token": TEMPLATE_END,
+    "compute_fp32_loss": "losses are always computed in fp32",
+    "critic_dropout": NO_DROPOUT,
+    "critic_lora_module_name": ALL_LAYERS,
+    "data_output_path": "prepared data is stored below output/store",
+    "data_split": "it is split.weights at the top level of the config",
+    "deepspeed": PLACEMENT,
+    "deepspeed_config": PLACEMENT,
+    "dropout": NO_DROPOUT,
+    "enable_mixed_precision_lora": "ZeRO++ is not supported",
+    "enable_tensorboard": TENSORBOARD,
+    "eot_token": TEMPLATE_END,
+    "eval_iters": "evaluations use all held-out rows",
+    "local_rank": "scripts/launch.py starts the processes",
+    "lora_module_name": ALL_LAYERS,
+    "num_padding_at_beginning": "padding is never identified by a token",
+    "offload_reference_model": "reference log-probabilities are computed once, before training",
+    "output_dir": "the target names the result: output/STAGE/RECIPE",
+    "preprocessing_num_workers": "the jobs that prepare data choose their processes",
+    "print_loss": "the log and metrics.jsonl have the loss of each step",
+    "release_inference_cache": NO_HYBRID_ENGINE,
+    "sft_only_data_path": "it is phases: [sft] of an entry of datasets",
+    "tensorboard_path": TENSORBOARD,
+    "tp_gather_partition_size": NO_HYBRID_ENGINE,
+    "unpin_actor_parameters": NO_HYBRID_ENGINE,
+}
 # Similarity of two names that counts as a typo, from 0 to 1.
 SIMILARITY = 0.6
 # A section with at most this number of keys lists them.
 FEW_KEYS = 8
 
 
-def key_hint(key: str, allowed: Collection[str]) -> str:
+def key_hint(key: str, allowed: Mapping[str, Any]) -> str:
     """Return a hint for an unknown key, in parentheses; an empty text if there is none.
 
     Args:
-        key: The key.
-        allowed: The keys that the section may have.
+        key: The key, maybe written as a flag (`--lora-dim`).
+        allowed: The schema of each key that the section may have.
     """
-    for name in NAMES_ELSEWHERE.get(key, ()):
-        if name.partition(".")[0] in allowed:
+    flag = key.lstrip("-").replace("-", "_")
+    for name in (*NAMES_ELSEWHERE.get(flag, ()), *DEEPSPEED_CHAT.get(flag, ())):
+        if _has_key(allowed, name):
             return f" (it is {name} here)"
-    similar = nearest(key, allowed)
+    if flag in WITHOUT_KEY:
+        return f" ({WITHOUT_KEY[flag]})"
+    similar = nearest(flag, allowed)
     if similar is not None:
         return f" (did you mean {similar}?)"
     return f" (available: {', '.join(allowed)})" if len(allowed) <= FEW_KEYS else ""
+
+
+def _has_key(allowed: Mapping[str, Any], path: str) -> bool:
+    """Return whether a section may have a key, or one of its keys a key: `placement.offload`."""
+    key, dot, inner = path.partition(".")
+    return key in allowed and (not dot or _has_key(allowed[key].get("properties", {}), inner))
 
 
 def available(name: str, names: Collection[str]) -> str:
@@ -83,6 +173,13 @@ def available(name: str, names: Collection[str]) -> str:
     similar = nearest(name, names)
     guess = "" if similar is None else f"did you mean {similar}? "
     return f"({guess}available: {', '.join(sorted(names)) or 'none'})"
+
+
+def new_entry(section: str) -> str:
+    """Return how a section gets an entry for files; an empty text for other sections."""
+    if section not in ("datasets", "models"):
+        return ""
+    return f": {section} needs an entry with the path of your files, or their name on the Hub (hub)"
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.hints import available
+from snakechat.config.hints import available, new_entry
 from snakechat.config.llm_judges import judge_names, judge_settings
 from snakechat.config.references import (
     JUDGES,
@@ -92,7 +92,7 @@ class Config:
         if name not in entries:
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
-                f" {available(name, entries)}"
+                f" {available(name, entries)}{new_entry(section)}"
             )
         return entries[name]
 

@@ -65,7 +65,7 @@ def _any_of(error: Error) -> str:
     if None in names:
         return str(error.message)
     expected = "one of: " + "; ".join(names) if len(names) > 2 else " or ".join(names)
-    known = list(dict.fromkeys(key for form in forms for key in form.get("properties", {})))
+    known = {key: of for form in forms for key, of in form.get("properties", {}).items()}
     keys = error.instance if isinstance(error.instance, dict) and known else {}
     unknown = next((key for key in keys if key not in known), None)
     hint = "" if unknown is None else key_hint(str(unknown), known)
