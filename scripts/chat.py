@@ -68,6 +68,9 @@ def parse_arguments() -> argparse.Namespace:
         default=256,
         help="maximum number of tokens of a response; default: 256",
     )
+    # DeepSpeed-Chat's chat.py has the model as an option.
+    if any(word.partition("=")[0] == "--path" for word in sys.argv[1:]):
+        parser.error("the model is an argument without an option: chat.py output/rlhf/RECIPE")
     return parser.parse_args()
 
 

@@ -136,9 +136,10 @@ def test_an_invalid_line_ends_a_pipe(folders, run_chat, line, message):
     [
         (["--seed", str(1 << 63)], "--seed: expected an integer of at least 0, found '92"),
         (["--temperature", "nan"], "--temperature: expected a number of at least 0, found 'nan'"),
+        (["--path", "x"], "the model is an argument without an option: chat.py output/rlhf/RECIPE"),
     ],
 )
-def test_invalid_numbers_are_usage_errors(run_chat, arguments, message):
+def test_invalid_arguments_are_usage_errors(run_chat, arguments, message):
     _, notes, code = run_chat("x", *arguments)
     assert code == 2 and message in notes
 
