@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from snakechat.modeling import acceleration
@@ -33,7 +32,11 @@ from snakechat.modeling.packing import (
     packed_attention_mask,
     sliding_window_mask,
 )
-from snakechat.workflow.distributed import all_reduce_sum, rank
+from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
+from snakechat.workflow.progress_lines import ProgressLines
+
+# Seconds of an evaluation without a line about its progress.
+FIRST_LINE = 5
 
 
 class Policy(nn.Module):
@@ -220,19 +223,15 @@ def evaluate_sequences(
     device = next(module.parameters()).device
     values = torch.zeros(examples.response_lengths.shape, dtype=torch.float64)
     rows = np.arange(len(examples))
-    with tqdm(
-        total=len(rows),
-        unit="row",
-        mininterval=2,
-        delay=5,
-        leave=False,
-        disable=rank() > 0,
-    ) as progress:
-        for micro_batch in examples.micro_batches(
-            rows, micro_batch_tokens, module.supports_packing, device, with_prompts
-        ):
-            batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
-            if micro_batch.counted:
-                values[:, micro_batch.rows] = batch_values
-            progress.update(len(micro_batch.rows))
+    progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
+    for micro_batch in examples.micro_batches(
+        rows, micro_batch_tokens, module.supports_packing, device, with_prompts
+    ):
+        batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
+        if micro_batch.counted:
+            values[:, micro_batch.rows] = batch_values
+        # The other processes have evaluated about as many rows.
+        done = min(done + len(micro_batch.rows) * world_size(), len(rows))
+        if rank() == 0 and progress.is_due(done):
+            progress.print(done)
     return all_reduce_sum(values).numpy()

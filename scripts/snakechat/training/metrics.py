@@ -1,4 +1,4 @@
-"""Metrics and responses of a run: JSON lines, TensorBoard, a progress bar."""
+"""Metrics and responses of a run: JSON lines, TensorBoard, lines about the progress."""
 
 import contextlib
 import itertools
@@ -14,11 +14,21 @@ from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.progress_lines import ProgressLines
+from snakechat.workflow.run_record import peak_memory_mb
+
+# Metrics that lines about the progress show where a step has them: their names there.
+SHOWN = {
+    "learning_rate": "learning rate",
+    "policy/learning_rate": "learning rate",
+    "skipped_steps": "skipped",
+    "policy/skipped_steps": "skipped",
+}
+EVALUATED = "eval_"
 
 
 class MetricsLogger:
@@ -48,15 +58,9 @@ class MetricsLogger:
             metrics = json.loads(line)
             step = metrics.pop("step")
             self._add_scalars(step, metrics)
-        self.progress = self.resources.enter_context(
-            tqdm(
-                total=num_steps,
-                initial=step,
-                desc=job.spec["rule"],
-                unit="step",
-                mininterval=2,
-            )
-        )
+        name = f"{job.spec['rule']} {job.spec['name']}"
+        self.progress = ProgressLines(name, "steps", num_steps, step)
+        self.throughput = ""
         self.times = job.log_folder / "times.jsonl"
         if step == 0:
             self.times.unlink(missing_ok=True)
@@ -74,7 +78,7 @@ class MetricsLogger:
 
         Args:
             step: Number of the step.
-            shown: Names of the metrics shown next to the progress bar.
+            shown: Names of the metrics in lines about the progress.
             rows: Rows of the step, for the error message.
             **metrics: Values by name.
 
@@ -93,9 +97,14 @@ class MetricsLogger:
         self.file.write(json.dumps({"step": step, **values}) + "\n")
         self.file.flush()
         self._add_scalars(step, values)
-        postfix = {name.split("/")[-1]: f"{values[name]:.3f}" for name in shown}
-        self.progress.set_postfix(postfix, refresh=False)
-        self.progress.update(step - self.progress.n)
+        evaluated = [name for name in values if name.startswith(EVALUATED)]
+        if evaluated:
+            held_out = [
+                f"{name.removeprefix(EVALUATED)} {values[name]:.4g}" for name in evaluated
+            ]
+            self.progress.print(step, f"on held-out rows: {', '.join(held_out)}")
+        elif self.progress.is_due(step):
+            self._print_progress(step, shown, values)
 
     def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append responses of a step to responses.jsonl.
@@ -123,9 +132,22 @@ class MetricsLogger:
             return
         tokens_per_second = tokens / sum(seconds.values())
         values = {**seconds, **counts, "tokens": tokens, "tokens_per_second": tokens_per_second}
+        self.throughput = f"{tokens_per_second:,.0f} tokens/s"
         with self.times.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         self._add_scalars(step, {f"times/{name}": value for name, value in values.items()})
+
+    def _print_progress(self, step: int, shown: Iterable[str], values: Mapping[str, float]) -> None:
+        """Print a line with metrics, the throughput of the last timed step and memory."""
+        names = {name: name.rpartition("/")[2] for name in shown} | SHOWN
+        details = [f"{label} {values[name]:.4g}" for name, label in names.items() if name in values]
+        if self.throughput:
+            details.append(self.throughput)
+        if torch.cuda.is_available():
+            megabytes, where = torch.cuda.max_memory_allocated() / (1 << 20), "GPU memory"
+        else:
+            megabytes, where = peak_memory_mb(), "memory"
+        self.progress.print(step, *details, f"{megabytes / 1024:.1f} GiB of {where}")
 
     def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -5,11 +5,9 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from snakechat.training import metrics
-from snakechat.training.metrics import MetricsLogger, StepTimer
+from snakechat.training.metrics import MetricsLogger
 from snakechat.workflow.errors import InputError
 
 
@@ -19,7 +17,9 @@ def make_job(tmp_path):
         result = tmp_path / name
         result.mkdir(exist_ok=True)
         return SimpleNamespace(
-            result=result, log_folder=tmp_path / f"{name}.logs", spec={"rule": "train_sft"}
+            result=result,
+            log_folder=tmp_path / f"{name}.logs",
+            spec={"rule": "train_sft", "name": "mine"},
         )
 
     return job
@@ -40,6 +40,22 @@ def test_each_step_is_one_json_line_of_its_metrics(make_job):
         {"step": 2, "objective/kl": 0.25, "loss": 1.0},
         {"step": 3, "objective/kl": 0.375, "loss": 2.0 / 3},
     ]
+
+
+def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(make_job, capsys):
+    with MetricsLogger(make_job(), 3) as logger:
+        values = {"loss": 2.125, "learning_rate": 4.96e-4, "skipped_steps": 3}
+        logger.log(1, ["loss"], **values)
+        logger.log_times(1, {"train": 2.0}, 3000)
+        logger.log(2, ["loss"], **values, eval_loss=1.78125)
+        logger.log(3, ["loss"], **values)
+    first, held_out, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(
+        "train_sft mine: 1 of 3 steps, loss 2.125, learning rate 0.000496, skipped 3, "
+    )
+    assert first.endswith(" left") and " GiB of memory" in first
+    assert held_out.startswith("train_sft mine: 2 of 3 steps, on held-out rows: loss 1.781, ")
+    assert " 1,500 tokens/s, " in last
 
 
 LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
@@ -140,41 +156,3 @@ def log_times(job, *steps):
             logger.log(step, [], loss=1.0)
             logger.log_times(step, {"all": 1.0}, 1)
     return [line["step"] for line in times_of(job)]
-
-
-def test_a_resumed_run_appends_times_and_a_new_run_replaces_them(make_job):
-    job = make_job()
-    assert log_times(job, 1, 2) == [1, 2]
-    assert log_times(job, 3, 4) == [1, 2, 3, 4]
-    (job.result / "metrics.jsonl").unlink()
-    assert log_times(job, 1) == [1]
-
-
-@pytest.fixture
-def timer_of(monkeypatch):
-    """A function that returns a timer which reads these times one after the other."""
-
-    def make(device, *times):
-        monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=iter(times).__next__))
-        return StepTimer(torch.device(device))
-
-    return make
-
-
-def test_a_timer_synchronizes_a_gpu_before_it_starts_and_stops(timer_of, monkeypatch):
-    synchronized = []
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
-    with timer_of("cuda:1", 0.0, 1.0)("a"):
-        assert synchronized == [torch.device("cuda:1")]
-    assert synchronized == [torch.device("cuda:1")] * 2
-    with timer_of("cpu", 0.0, 1.0)("a"):
-        pass
-    assert len(synchronized) == 2
-
-
-def test_a_metric_of_none_is_skipped(make_job):
-    job = make_job()
-    with MetricsLogger(job, 1) as logger:
-        logger.log(1, ["loss"], loss=2.0, grad_norm=None)
-    assert json.loads((job.result / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.0}
-    assert scalars(job, "loss") == [(1, 2.0)]
