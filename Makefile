@@ -25,7 +25,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-all test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-reward bench-quality bench-load bench-memory lock clean clean-output
+.PHONY: demo test-quick test test-all test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-quality bench-memory lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -100,22 +100,10 @@ bench-gpu: $(VENV)/demo
 	rm -f $(RESULTS)
 	$(ACTIVATE) python tests/gpu/measure.py $(RESULTS)
 
-# Accuracy of a small reward model on human preferences, compared with choosing the longer response.
-bench-reward: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/reward.py > $(VENV)/reward.json
-	test ! -s $(VENV)/reward.json || mv $(VENV)/reward.json tests/benchmarks/results/
-
 # Reward model, DPO and GRPO of a pretrained model on real data: accuracy, win rate, success.
 bench-quality: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
-
-# A thousand recipes, a million rows, ten thousand files, a model of 20 GB: fails above its bounds.
-# Needs 25 GB of disk in /tmp, or in FOLDER.
-bench-load: FOLDER ?= /tmp
-bench-load: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/load.py --folder $(FOLDER) > $(VENV)/load.json
-	mv $(VENV)/load.json tests/benchmarks/results/
 
 # Memory of one process and of four at ZeRO 3, with models of 1.5 billion weights. Needs 32 GB of
 # memory and swap, and 20 GB of disk in /tmp, or in FOLDER.
