@@ -138,7 +138,7 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         copy(Path(spec["path"], CARD), temporary / CARD)
     write_atomically(temporary / MANIFEST, f"{text}\n")
     publish(folder)
-    if shared := job.placement["shared_store"]:
+    if shared := job.options.shared_store:
         put_result(folder, Path(shared) / folder.relative_to(STORE), replace=False)
     link_result(spec["path"], folder)
 

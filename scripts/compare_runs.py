@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snakechat.evaluation.comparisons import INITIAL_MODELS
 from snakechat.reporting.comparison import (
     COLUMNS,
     Group,
@@ -26,6 +27,7 @@ from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.labels import (
     CURVES,
     MODELS,
+    MOMENTS,
     PAIRS,
     PERPLEXITIES,
     RESPONSES,
@@ -48,13 +50,13 @@ from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.stored_versions import is_version, read_version_file
 
-# Results of each stage: paths in metrics.json.
+# Results of each stage, and the same of the model before training: paths in metrics.json.
 RESULTS: dict[str, list[str]] = {
-    "sft": [f"after.{key}" for key in PERPLEXITIES],
+    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
     "reward": list(PAIRS),
     "dpo": list(PAIRS),
     "rlhf": [
-        *(f"rlhf.{key}" for key in RESPONSES),
+        *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
         *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
     ],
 }
@@ -93,7 +95,7 @@ def main(job: Job[Any]) -> None:
 def read_run(job: Job[Any], name: str) -> Run:
     """Read a training and its evaluation from the inputs of a job, or from the store."""
     if is_version(name):
-        folders = job.placement["versions"][name]
+        folders = job.options.versions[name]
         folder = folders["training"]
         manifest = json.loads(Path(folder, "manifest.json").read_text())
         path, lineage = manifest["spec"]["path"], merge_lineages([manifest])
@@ -161,10 +163,15 @@ def result_section(
         tables.insert(0, difference_table)
     return Section(
         translate("Results"),
-        panels=metric_panels(columns, metrics, translate),
+        panels=metric_panels(columns, filter(is_of_trained_model, metrics), translate),
         caption=translate("Bars are 95 % intervals; points without a bar have none."),
         tables=tables,
     )
+
+
+def is_of_trained_model(path: str) -> bool:
+    """Return whether a metric is of the trained model, and not of the one before training."""
+    return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
 
 
 def curve_section(

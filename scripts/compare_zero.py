@@ -9,15 +9,19 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.placement import Placement, ZeroStage, placement_values
+from snakechat.workflow.run_options import RunOptions
 from snakechat.workflow.run_record import run_record_path
+from snakechat.workflow.value_types import changed_values
 
-STAGES = range(4)
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 # Without evaluation during training.
 UNEVALUATED = {"eval_steps": 0, "save_strategy": "last", "early_stopping_patience": 0}
 # The command that runs a program in the processes of its placement.
@@ -53,10 +57,8 @@ def main(job: Job[Any]) -> None:
         spec["name"], folder = f"{planned['name']}@zero-{stage}", scratch / f"stage-{stage}"
         spec["path"] = str(folder)
         # A run without checkpoints, in a store of its own.
-        placement = placement_at_stage(job.placement, stage)
-        placement |= {"save_steps": steps + 1, "store": str(scratch / "store")}
-        placement |= {"shared_store": None, "store_max_bytes": None}
-        runs[stage] = train(spec, placement, LAUNCH)
+        options = RunOptions(store=str(scratch / "store"), save_steps=steps + 1)
+        runs[stage] = train(spec, placement_at_stage(job.placement, stage), options, LAUNCH)
         if "failed" not in runs[stage]:
             shutil.copy(folder / "metrics.jsonl", job.result / f"stage-{stage}.jsonl")
         shutil.rmtree(scratch / "store", ignore_errors=True)
@@ -100,23 +102,24 @@ def read_losses(path: Path) -> list[float]:
     return [step[key] for step in steps]
 
 
-def placement_at_stage(placement: Mapping[str, Any], stage: int) -> dict[str, Any]:
+def placement_at_stage(placement: Placement, stage: ZeroStage) -> Placement:
     """Return a placement at a ZeRO stage, with as much of its offload as the stage supports."""
+    offload = placement.offload
+    if offload != "none" and stage < 3:
+        offload = "optimizer" if stage else "none"
     # The critic uses the stage of the actor.
-    kept = {k: v for k, v in placement.items() if k != "critic_zero_stage"}
-    if kept["offload"] != "none" and stage < 3:
-        kept["offload"] = "optimizer" if stage else "none"
-    return kept | {"zero_stage": stage}
+    return replace(placement, zero_stage=stage, critic_zero_stage=None, offload=offload)
 
 
 def train(
-    spec: Mapping[str, Any], placement: Mapping[str, Any], launch: list[str]
+    spec: Mapping[str, Any], placement: Placement, options: RunOptions, launch: list[str]
 ) -> dict[str, Any]:
     """Run a training program.
 
     Args:
         spec: Spec of the training.
         placement: Placement of the training.
+        options: Options of its run.
         launch: Command that runs a program, as words.
 
     Returns:
@@ -128,7 +131,9 @@ def train(
     path = Path(f"{spec['path']}.spec.json")
     path.write_text(json.dumps(spec))
     program = str(Path(__file__).with_name(f"{spec['rule']}.py"))
-    command = [*launch, program, "--spec", str(path), "--placement", json.dumps(placement)]
+    command = [*launch, program, "--spec", str(path)]
+    command += ["--placement", json.dumps(placement_values(placement))]
+    command += ["--options", json.dumps(changed_values(options))]
     log = path.with_suffix(".log")
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode

@@ -36,7 +36,7 @@ def main(job: Job[Any]) -> None:
 
 def compute(job: Job[Any], policy: Policy) -> None:
     """Write the log-probabilities under a model."""
-    max_tokens, max_length = job.placement["micro_batch_tokens"], job.settings.mismatched_max_length
+    max_tokens, max_length = job.placement.micro_batch_tokens, job.settings.mismatched_max_length
     for split in ("train", "eval"):
         pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
         examples = {split: pairs}

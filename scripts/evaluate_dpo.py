@@ -12,7 +12,7 @@ the share of pairs whose margin is not larger.
 """
 
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metrics import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.placement import Placement
 
 DTYPE = "fp32"
 # Pairs that are evaluated a second time, each in a micro-batch by itself.
@@ -60,7 +61,7 @@ def main(job: Job[Any]) -> None:
                         loaded.module,
                         rows,
                         # A limit of 1 token gives each pair a micro-batch by itself.
-                        1 if name == "probes" else placement["micro_batch_tokens"],
+                        1 if name == "probes" else placement.micro_batch_tokens,
                     )
                 )
                 for name, rows in examples.items()
@@ -94,10 +95,10 @@ def main(job: Job[Any]) -> None:
     print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))
 
 
-def fp32_placement(placement: Mapping[str, Any]) -> dict[str, Any]:
+def fp32_placement(placement: Placement) -> Placement:
     """Return a placement with an attention kernel that computes in fp32."""
-    uses_varlen = placement.get("attn_implementation") == "varlen"
-    return {**placement, "attn_implementation": "sdpa"} if uses_varlen else dict(placement)
+    uses_varlen = placement.attn_implementation == "varlen"
+    return replace(placement, attn_implementation="sdpa") if uses_varlen else placement
 
 
 if __name__ == "__main__":

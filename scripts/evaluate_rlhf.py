@@ -165,7 +165,7 @@ class Evaluator:
         self.unreadable: dict[str, dict[str, int]] = {}
         self.placement = job.placement
         start_evaluation(job.placement, self.settings.dtype)
-        self.micro_batch_tokens = job.placement["micro_batch_tokens"]
+        self.micro_batch_tokens = job.placement.micro_batch_tokens
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
@@ -189,9 +189,12 @@ class Evaluator:
             sampled = self._sample(model, settings.temperature, settings.num_generations)
             responses = ModelResponses(self, sampled)
             responses.logprobs = self._logprobs(model, responses)
-            if self.is_correct:
+            if self.is_correct or self.functions:
                 greedy = ModelResponses(self, self._sample(model, 0, 1))
-                responses.metrics["greedy_success"] = greedy.metrics["success"]
+                if self.is_correct:
+                    responses.metrics["greedy_success"] = greedy.metrics["success"]
+                if self.functions:
+                    responses.metrics["greedy_function_score"] = self._function_scores(greedy)
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
@@ -209,6 +212,8 @@ class Evaluator:
         """Add score (reward functions, reward models and LLM judges) and judge_score."""
         for responses in models.values():
             responses.metrics["score"] = self._function_scores(responses)
+            if self.functions:
+                responses.metrics["function_score"] = responses.metrics["score"]
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
             weights = weighted_references(references)

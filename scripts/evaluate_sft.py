@@ -37,7 +37,7 @@ def main(job: Job[Any]) -> None:
     logprobs: Logprobs = {}
     for moment, key in MOMENTS.items():
         with loaded_policy(job.inputs[key], dtype, tokenizer, placement, examples) as model:
-            logprobs[moment] = row_logprobs(model.module, examples, placement["micro_batch_tokens"])
+            logprobs[moment] = row_logprobs(model.module, examples, placement.micro_batch_tokens)
     if rank() > 0:
         return
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}

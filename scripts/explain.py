@@ -44,10 +44,7 @@ def main() -> None:
         print_moved_branches(targets)
         return
     plan = plan_build(targets, options)
-    jobs = {
-        path: StaleJob(job.spec, job.placement.get("source"))
-        for path, job in plan.stale_jobs.items()
-    }
+    jobs = {path: StaleJob(job.spec, job.options.source) for path, job in plan.stale_jobs.items()}
     if not jobs:
         verb = "is" if len(targets) == 1 else "are"
         print(f"{', '.join(targets) or 'all results'} {verb} up to date")
@@ -114,7 +111,7 @@ class StaleJob:
         reported: Every cause found for it or its upstream jobs, so that none is printed twice.
     """
 
-    def __init__(self, spec: dict[str, Any], source: str | None) -> None:
+    def __init__(self, spec: dict[str, Any], source: str = "") -> None:
         self.spec = spec
         self.source = source
         self.causes: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
-from snakechat.data.model_files import model_files
+from snakechat.data.model_files import check_files, model_files
 from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
@@ -30,7 +30,7 @@ def main(job: Job) -> None:
         with unchanged_files(folder / path for path in paths):
             save(job, folder, card_facts(folder), f"hub model {hub} at {commit}")
         return
-    source, files = job.placement["source"], job.spec["files"]
+    source, files = job.options.source, job.spec["files"]
     if is_remote(source):
         with downloaded(source, files, job.result) as folder:
             save(job, folder, card_facts(folder), f"model in {source}")
@@ -51,9 +51,10 @@ def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
         source: Description of the model for errors.
     """
     job.facts |= card
-    if declared := job.placement.get("license"):
+    if declared := job.options.license:
         job.facts["licence"] = declared
     try:
+        check_files(folder)
         load_tokenizer(folder).save_pretrained(job.result)
         copy_model(folder, job.result)
     # The libraries raise exceptions of many classes for invalid files.

@@ -61,9 +61,9 @@ def generate(
     sampler = make_sampler(
         settings,
         ends,
-        job.placement["micro_batch_tokens"],
+        job.placement.micro_batch_tokens,
         folder,
-        job.placement.get("vllm_tensor_parallel_size", 1),
+        job.placement.vllm_tensor_parallel_size,
     )
     sampler.update(model, policy.gathered)
     for number, split in enumerate(SPLITS):

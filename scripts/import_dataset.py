@@ -52,10 +52,10 @@ def main(job: Job) -> None:
             import_splits(job, splits)
     else:
         with source_folder(job) as folder:
-            is_local = not is_remote(job.placement["source"])
+            is_local = not is_remote(job.options.source)
             job.facts |= job.settings.card if is_local else card_facts(folder)
             import_splits(job, splits_of(job, folder))
-    if declared := job.placement.get("license"):
+    if declared := job.options.license:
         job.facts["licence"] = declared
     write_statistics(job)
 
@@ -77,7 +77,7 @@ def generate_toy(job: Job) -> None:
 @contextmanager
 def source_folder(job: Job) -> Iterator[Path]:
     """Return the folder with the planned files of a source with a path, which the context reads."""
-    source = job.placement["source"]
+    source = job.options.source
     planned = {name.partition("/")[2]: digest for name, digest in job.spec["files"].items()}
     if is_remote(source):
         with downloaded(source, planned, job.result) as folder:

@@ -66,7 +66,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def copy_tokenizer(job: Job) -> None:
     """Copy the files of a tokenizer, which must have the planned digests."""
-    source = Path(job.placement["source"])
+    source = Path(job.options.source)
     planned = {source / name: digest for name, digest in job.spec["files"].items()}
     with planned_files(planned):
         for path in planned:

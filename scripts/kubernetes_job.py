@@ -11,7 +11,6 @@ Builds nothing and writes spec files only.
 """
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -26,10 +25,12 @@ from snakechat.planning.changes import job_name
 from snakechat.planning.plan import PlannedJob, upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.command_line import one_line_errors
-from snakechat.workflow.digests import digest
+from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.placement import placement_values
 from snakechat.workflow.spec_files import write_spec
+from snakechat.workflow.value_types import changed_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
@@ -78,24 +79,21 @@ def main() -> None:
 
 def num_processes(job: PlannedJob) -> int:
     """Return the processes that the launcher starts."""
-    placement = job.placement
-    if "nodes" not in placement or job.spec["rule"] == "compare_zero":
-        # Preparation of data, and a program that starts the processes itself.
+    if job.options.starts_processes:
         return 1
-    per_node: int = placement.get("processes_per_node", max(placement["gpus_per_node"], 1))
-    return placement["nodes"] * per_node
+    return job.placement.nodes * max(job.placement.gpus_per_node, 1)
 
 
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
     """Yield a PyTorchJob of the Training Operator: a master (the first node) and workers."""
     template = {"spec": pod_spec(job, folder, profile, "pytorch")}
-    replicas = {"Master": 1, "Worker": job.placement["nodes"] - 1}
+    replicas = {"Master": 1, "Worker": job.placement.nodes - 1}
     yield {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": metadata(job, profile),
         "spec": {
-            "nprocPerNode": str(max(job.placement["gpus_per_node"], 1)),
+            "nprocPerNode": str(max(job.placement.gpus_per_node, 1)),
             "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": {
                 kind: {"replicas": number, "restartPolicy": "OnFailure", "template": template}
@@ -108,7 +106,7 @@ def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Doc
 
 def train_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
     """Yield a TrainingRuntime, which describes a node, and the TrainJob that refers to it."""
-    nodes = job.placement["nodes"]
+    nodes = job.placement.nodes
     # A node that fails ends the others; then all of them restart.
     node = {
         "name": "node",
@@ -171,8 +169,8 @@ def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: st
             f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"
             " in a folder on the volume"
         )
-    threads, gpus = placement["threads"], placement["gpus_per_node"]
-    limits = {"cpu": str(threads), "memory": f"{placement['mem_mb']}M"}
+    threads, gpus = placement.threads, placement.gpus_per_node
+    limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
     container = {
@@ -207,8 +205,10 @@ def command(job: PlannedJob) -> list[str]:
     """Write the spec of a job; return the command that Snakemake would run."""
     names = ("launch", job.spec["rule"])
     programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
-    placement = json.dumps(job.placement, sort_keys=True)
-    return ["python", *programs, "--spec", write_spec(job.spec), "--placement", placement]
+    placement = canonical_json(placement_values(job.placement))
+    options = canonical_json(changed_values(job.options))
+    words = ["python", *programs, "--spec", write_spec(job.spec)]
+    return [*words, "--placement", placement, "--options", options]
 
 
 if __name__ == "__main__":

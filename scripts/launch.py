@@ -2,12 +2,11 @@
 
     python scripts/launch.py scripts/train_sft.py --spec ... --placement '{"nodes": 2, ...}'
 
-A node without GPUs has one process on its CPU; the placement's `processes_per_node` overrides both.
-One process is plain Python; several processes of a node are started by torchrun. For several nodes,
-this program starts itself on each node as a step of its Slurm job (srun). On Kubernetes, a
-PyTorchJob or TrainJob starts it on each node. In both cases the environment has the number of the
-node (PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR and PET_MASTER_PORT,
-or without PET_).
+A node without GPUs has one process on its CPU. One process is plain Python; torchrun starts several
+processes of a node. For several nodes, this program starts itself on each node as a step of its
+Slurm job (srun). On Kubernetes, a PyTorchJob or TrainJob starts it on each node. In both cases the
+environment has the number of the node (PET_NODE_RANK or RANK) and the address of the first one
+(PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables
@@ -23,7 +22,6 @@ Each process reports its own errors, so that torchrun's stack traces are hidden.
 killed cannot report anything: this program reports it.
 """
 
-import json
 import logging
 import os
 import signal
@@ -33,6 +31,8 @@ from collections.abc import Sequence
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
 from snakechat.workflow.job import read_spec, reuse_result
+from snakechat.workflow.placement import SERIAL, parse_placement
+from snakechat.workflow.run_options import parse_options
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -60,23 +60,22 @@ def main() -> None:
     if command[0].startswith("-"):
         run_torchrun(command)
         return
-    placement = json.loads(command[command.index("--placement") + 1])
-    os.environ.update(placement.get("environment", {}))
-    nodes, gpus = placement.get("nodes", 1), placement.get("gpus_per_node", 0)
-    if "launch" in placement:
-        # The program starts the processes itself.
+    placement = parse_placement(word_after("--placement", command, "{}"))
+    options = parse_options(word_after("--options", command, "{}"))
+    os.environ.update(placement.environment or {})
+    nodes, gpus, threads = placement.nodes, placement.gpus_per_node, placement.threads
+    # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
+    # their number: there, the placement decides.
+    if gpus or placement is SERIAL:
+        threads = int(os.environ.get("OMP_NUM_THREADS", threads))
+    if options.starts_processes:
         nodes, gpus = 1, 0
-    # Snakemake lowers the threads of a job to --cores. On the CPU, results depend on their number:
-    # the placement decides.
-    threads = int(os.environ.get("OMP_NUM_THREADS", placement.get("threads", 1)))
-    if not gpus:
-        threads = placement.get("threads", threads)
     node_options = options_of_this_node(nodes)
     # Several nodes that were started separately decide together, in the program.
     decides_alone = nodes == 1 or node_options is None
     if "--spec" in command and decides_alone:
         spec = command[command.index("--spec") + 1]
-        if reuse_result(spec, placement, os.environ.get("SNAKECHAT_LOG")):
+        if reuse_result(spec, options, os.environ.get("SNAKECHAT_LOG")):
             return
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
@@ -86,7 +85,7 @@ def main() -> None:
             # Blocks of memory grow in place: tensors of many sizes leave fewer gaps that are too
             # small for the next one. vLLM has memory pools that this does not work with.
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    processes = placement.get("processes_per_node", max(gpus, 1))
+    processes = max(gpus, 1)
     if nodes == 1 and processes == 1:
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
@@ -99,6 +98,11 @@ def main() -> None:
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
     run_torchrun([*group, f"--nproc-per-node={processes}", *command])
+
+
+def word_after(option: str, command: Sequence[str], default: str) -> str:
+    """Return the value of an option of a command, or a default if it has no such option."""
+    return command[command.index(option) + 1] if option in command else default
 
 
 def samples_by_vllm(command: Sequence[str]) -> bool:

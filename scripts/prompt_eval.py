@@ -37,9 +37,7 @@ Response = dict[str, Any]
 def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write the page."""
     start_evaluation(job.placement, job.settings.dtype)
-    prompts = read_prompts(
-        job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"])
-    )
+    prompts = read_prompts(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
     responses = {}
     for name, folder in evaluated_models(job.inputs).items():
         responses[name] = generate(job, folder, prompts)
@@ -64,7 +62,7 @@ def generate(
     Raises:
         InputError: A prompt contains a special token, or leaves no positions for a response.
     """
-    settings, max_tokens = job.settings, job.placement["micro_batch_tokens"]
+    settings, max_tokens = job.settings, job.placement.micro_batch_tokens
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, settings.template)
     for _, prompt in prompts:

@@ -39,13 +39,13 @@ HEAD = (
 def main(job: Job[Any]) -> None:
     """Score the pairs, then write the scores, the metrics and the page."""
     folder, settings = job.inputs["model"], job.settings
-    pairs = read_pairs(job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"]))
+    pairs = read_pairs(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
     tokenizer = load_tokenizer(folder)
     start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))
     with loaded_scorer(folder, DTYPE, tokenizer, job.placement, examples) as model:
         check_length(examples, model.module.model, folder)
-        scores = response_scores(model.module, examples, job.placement["micro_batch_tokens"])
+        scores = response_scores(model.module, examples, job.placement.micro_batch_tokens)
     if rank() > 0:
         return
     rows = [

@@ -66,7 +66,7 @@ def main(job: Job[GenerationSettings]) -> None:
                     tokenizer,
                     ends,
                     settings.temperature,
-                    job.placement["micro_batch_tokens"],
+                    job.placement.micro_batch_tokens,
                     device,
                 )
                 scores = scorer.score(rollouts, start // BATCH_SIZE, rows)

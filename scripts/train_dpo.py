@@ -40,7 +40,7 @@ def main(job: Job[DpoSettings]) -> None:
     settings = job.settings
     device = init_process_group(job.placement)
     choose_stage(job)
-    max_tokens = job.placement["micro_batch_tokens"]
+    max_tokens = job.placement.micro_batch_tokens
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -51,7 +51,7 @@ def main(job: Job[RewardSettings]) -> None:
     settings = job.settings
     device = init_process_group(job.placement)
     choose_stage(job)
-    max_tokens = job.placement["micro_batch_tokens"]
+    max_tokens = job.placement.micro_batch_tokens
     torch.manual_seed(settings.seed)
 
     # Data.
@@ -85,7 +85,7 @@ def main(job: Job[RewardSettings]) -> None:
     timer = StepTimer(device)
     checkpointer = Checkpointer(job, scorer=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
-        if checkpointer.last_step == 0 and evaluations.is_due(0):
+        if checkpointer.last_step == 0:
             logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate

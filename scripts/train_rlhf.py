@@ -140,7 +140,7 @@ class RlhfTrainer:
     ) -> None:
         settings = self.settings = job.settings
         self.tokenizer, self.models, self.prompts = tokenizer, models, prompts
-        self.device, self.micro_batch_tokens = device, job.placement["micro_batch_tokens"]
+        self.device, self.micro_batch_tokens = device, job.placement.micro_batch_tokens
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
         weighted = weighted_judges(settings.reward, judges)
@@ -166,7 +166,7 @@ class RlhfTrainer:
             self.stop_ids,
             self.micro_batch_tokens,
             job.inputs["actor"],
-            job.placement.get("vllm_tensor_parallel_size", 1),
+            job.placement.vllm_tensor_parallel_size,
         )
         self.actor, self.critic = make_engines(job, models, updates_per_step(settings, batches))
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
@@ -204,13 +204,14 @@ class RlhfTrainer:
             rollouts = self.sample([self.prompts[row] for row in rows])
         self.response_check.check(rollouts, step)
 
+        # 2. Score the responses.
         with self.timer("score"):
-            # 2. Score the responses.
             scores = self.scorer.score(rollouts, step, rows)
             self.score_check.check(scores.sum, step)
             normalized_scores = self.scorer.normalize(scores.sum, rollouts.ended, rollouts.lengths)
 
-            # 3. Evaluate log-probabilities, entropies and values of each token.
+        # 3. Evaluate log-probabilities, entropies and values of each token.
+        with self.timer("logprobs"):
             evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
 
         # 4. Compute rewards, advantages and returns.

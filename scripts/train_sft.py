@@ -37,7 +37,7 @@ def main(job: Job[SftSettings]) -> None:
     with_prompts = settings.train_on_prompt
     device = init_process_group(job.placement)
     choose_stage(job)
-    max_tokens = job.placement["micro_batch_tokens"]
+    max_tokens = job.placement.micro_batch_tokens
     torch.manual_seed(settings.seed)
 
     # Data.

@@ -232,7 +232,7 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
 def config_options(folder: Path) -> list[str]:
     """Return the options of Snakemake that change the config, as a result was built with them."""
     record = read_run_record(folder)
-    options = record["placement"].get("options", []) if record else []
+    options = record["options"].get("snakemake", []) if record else []
     return [str(word) for word in options] if isinstance(options, list) else []
 
 

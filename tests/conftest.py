@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from snakechat.workflow.placement import SERIAL
 from support.browser import browser, find_browser
 from support.program_forks import ProgramForks
 from support.snakemake_fork import run_snakemake
@@ -222,7 +223,7 @@ def group():
     from snakechat.training.process_group import init_process_group
 
     before = dict(os.environ)
-    yield init_process_group({"nodes": 1, "gpus_per_node": 0})
+    yield init_process_group(SERIAL)
     os.environ.clear()
     os.environ.update(before)
 

@@ -28,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,7 +300,7 @@ def rlhf_job(case, folder, result, seed):
     )
     job.settings = RlhfSettings(**settings)
     # make_job has a limit for training alone.
-    job.placement["micro_batch_tokens"] = MICRO_BATCH_TOKENS
+    job.placement = replace(job.placement, micro_batch_tokens=MICRO_BATCH_TOKENS)
     tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
     job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
     return job

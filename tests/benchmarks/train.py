@@ -32,6 +32,9 @@ from types import SimpleNamespace
 
 from data import ROOT, SHARED, peak_mb
 
+from snakechat.workflow.placement import placement_of
+from snakechat.workflow.run_options import RunOptions
+
 STAGES = ("sft", "reward", "dpo")
 ROWS = SHARED / "hh_harmless/train.parquet"
 # The tokenizer of OPT, and one that is trained on the rows.
@@ -234,13 +237,13 @@ def make_job(stage, folder, result):
     settings |= {"learning_rate": RATE, "adam_betas": BETAS, "weight_decay": 0.0}
     settings |= {"unpaired": False, "mismatched_max_length": None, "batches": None}
     del settings["placement"]
-    placement = {**config["deployments"]["cpu"], "threads": THREADS}
-    placement |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "save_steps": 1_000_000}
+    placement = placement_of({"threads": THREADS, "micro_batch_tokens": MICRO_BATCH_TOKENS})
     result.mkdir()
     spec = {"rule": f"train_{stage}", "name": "bench", "path": str(result), "settings": settings}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings),
         placement=placement,
+        options=RunOptions(save_steps=1_000_000),
         inputs={
             "records.hh": folder / "records",
             "rows.hh": folder / "records",

@@ -3,10 +3,9 @@
     python tests/gpu/measure.py OUT.jsonl [SECTION...]
 
 Needs this checkout and a Python with torch (CUDA), transformers, peft and pyarrow: no network, no
-Snakemake, no data, no model. A section that needs DeepSpeed says so where it is missing. Each
-section is a process with a time limit of its own and appends a line of JSON to OUT.jsonl for each
-result as soon as it exists, so that a failure costs no other result. The exit code is 1 if a
-section failed.
+Snakemake, no data, no model. Each section is a process with a time limit of its own and appends a
+line of JSON to OUT.jsonl for each result as soon as it exists, so that a failure costs no other
+result. The exit code is 1 if a section failed.
 
 --rehearse GUARD runs the sections with small models on emulated CUDA (emulated_cuda.py).
 """
@@ -184,21 +183,6 @@ def waits(bench):
     bench.record(steps=bench.size.steps, waits=places)
 
 
-@section(120)
-def kernels(bench):
-    """Compare loss and gradients of each attention kernel in bf16 with a CPU in fp32."""
-    from gpu.passes import KERNEL_MODELS, kernel_errors
-    from gpu.workloads import small_tokenizer
-
-    tokenizer = small_tokenizer()
-    for model in KERNEL_MODELS:
-        for num_responses in (1, 2):
-            for kernel in ("sdpa", "auto", *(() if bench.rehearses else ("flex",))):
-                placement = {"attn_implementation": kernel}
-                errors = kernel_errors(model, num_responses, tokenizer, **placement)
-                bench.record(model=model, responses=num_responses, kernel=kernel, **errors)
-
-
 @section(240)
 def sft(bench):
     """Measure SFT of the large model: speed, memory beside the estimate, kernels."""
@@ -352,48 +336,6 @@ def parts(bench):
             function()
             seconds.append(now() - started)
         bench.record(part=name, milliseconds=round(1000 * statistics.median(seconds[1:]), 3))
-
-
-@section(180)
-def zero(bench):
-    """Train a small model at each ZeRO stage in each dtype, with and without an interruption."""
-    if version("deepspeed") is None:
-        bench.record(skipped="needs deepspeed")
-        return
-    from gpu.worker import CASES, join, run
-
-    placement, device = join("cuda")
-    reference = None
-    # Emulated CUDA has no stage 3.
-    cases = CASES["cuda"] if not bench.rehearses else [(0, "fp32"), (2, "bf16")]
-    for stage, dtype in cases:
-        whole, resumed = (run(stage, dtype, placement, device, each) for each in (False, True))
-        losses = whole["losses"]
-        reference = reference or losses
-        bench.record(
-            stage=stage,
-            dtype=dtype,
-            difference_from_first=relative_difference(losses, reference),
-            difference_resumed=relative_difference(resumed["losses"], losses),
-        )
-
-
-@section(90)
-def deterministic(bench):
-    """Train GRPO twice with deterministic kernels, and compare all metrics."""
-    from snakechat.workflow import deterministic
-
-    # Libraries of a GPU read it once.
-    os.environ.update(deterministic.ENVIRONMENT)
-    deterministic.request_deterministic_kernels()
-    from gpu.workloads import metrics, train
-
-    found = []
-    for _ in range(2):
-        job = bench.tiny_job("grpo", 1, "bf16")
-        train(job, 3)
-        found.append(metrics(job))
-    bench.record(equal=found[0] == found[1], **largest_difference(*found))
 
 
 # --- figures ----------------------------------------------------------------------------------

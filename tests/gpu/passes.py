@@ -10,6 +10,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, choose_device, make_causal
+from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES, WINDOWS, spread
 
 # Of gradients in bf16 of models with large weights: a dense mask has errors of 0.02 to 0.16.
@@ -27,7 +28,7 @@ KERNEL_MODELS = {
 def configured(gpus=1, **placement):
     """Context in which this process is configured for a placement; yields its device."""
     with acceleration.using(acceleration.current()):
-        yield choose_device({"gpus_per_node": gpus, **placement})
+        yield choose_device(placement_of({"gpus_per_node": gpus, **placement}))
 
 
 def long_examples(num_responses):

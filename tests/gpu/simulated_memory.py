@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from snakechat.workflow.placement import placement_of
+
 ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests", "scripts"):
     sys.path.insert(0, str(ROOT / folder))
@@ -62,8 +64,7 @@ def peaks(losses, config, lora_rank, checkpointing):
     )
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
-    placement = {"nodes": 1, "gpus_per_node": 1, "zero_stage": 0, "offload": "none"}
-    placement |= {"activation_checkpointing": checkpointing}
+    placement = placement_of({"gpus_per_node": 1, "activation_checkpointing": checkpointing})
     choices = acceleration.Acceleration(pad_to_multiple_of=128)
     norm = SimpleNamespace(item=lambda: 0.5)
     with contextlib.ExitStack() as stack:

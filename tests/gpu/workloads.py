@@ -31,6 +31,8 @@ from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
+from snakechat.workflow.placement import Placement
+from snakechat.workflow.run_options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -181,7 +183,8 @@ def make_job(stage, inputs, result, placement, **settings):
     rule = f"train_{stage}"
     return SimpleNamespace(
         settings=kind(**values),
-        placement={**hardware, "save_steps": 1 << 30, **placement},
+        placement=Placement(**hardware | placement),
+        options=RunOptions(save_steps=1 << 30),
         inputs=inputs,
         result=result,
         log_folder=result / "logs",

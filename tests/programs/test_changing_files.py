@@ -13,6 +13,8 @@ from snakechat.data import prompt_sets
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import RunOptions
 
 
 def job_of(tmp_path, source, files, **settings):
@@ -20,8 +22,8 @@ def job_of(tmp_path, source, files, **settings):
     spec = {"rule": "any", "name": "mine", "path": str(tmp_path / "result")}
     spec["settings"] = {"card": {}, **settings}
     spec |= {"inputs": {}, "files": {name: file_digest(path) for name, path in files.items()}}
-    placement = {"source": str(source), "store": str(tmp_path / "store")}
-    job = Job(spec, {}, placement, SimpleNamespace)
+    options = RunOptions(source=str(source), store=str(tmp_path / "store"))
+    job = Job(spec, {}, SERIAL, options, SimpleNamespace)
     job.result.mkdir(parents=True)
     # Files that have just been written are compared by their digests in addition.
     time.sleep(0.02)
@@ -91,6 +93,6 @@ def test_prompts_that_were_swapped_are_not_used(tmp_path, monkeypatch):
 
     def read_prompts(job):
         files = job.spec["files"]
-        prompt_sets.read_prompts(["mine"], files, Path(job.placement["source"]))
+        prompt_sets.read_prompts(["mine"], files, Path(job.options.source))
 
     check_that_it_fails(read_prompts, job, path, b"- Ho?\n")

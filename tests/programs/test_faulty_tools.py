@@ -20,12 +20,13 @@ import accept
 from pathlib import Path
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.run_options import RunOptions
 
 path = Path("output/sft/tiny")
 manifest = read_manifest(manifest_path(path))
 spec = copy.deepcopy(manifest["spec"])
 spec["code"] = {"scripts/train_sft.py": "other"}
-job = PlannedJob(spec, {"shared_store": "shared"})
+job = PlannedJob(spec, options=RunOptions(shared_store="shared"))
 accept.plan_build = lambda targets, options: Plan({spec["path"]: job}, {spec["path"]})
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.placement import placement_values
 from support.launching import launch
 from support.stages import stages_of_small_model
 
@@ -110,12 +112,12 @@ def test_two_processes_share_the_prompts(stages):
     spec |= {"path": str(stages.folder / "output/generate_responses/two"), "name": "two"}
     spec |= {"code": code_digests(ROOT / "scripts/generate_responses.py")}
     (stages.folder / "spec.json").write_text(json.dumps(spec))
-    placement = stages.placement("generate_responses", "mine") | {"nodes": 2}
+    placement = stages.placement("generate_responses", "mine")
     # They also share the model.
-    placement |= {"zero_stage": 3}
+    placement = replace(placement, nodes=2, zero_stage=3)
     process = launch(
         *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
-        *("--placement", json.dumps(placement)),
+        *("--placement", json.dumps(placement_values(placement))),
         folder=stages.folder,
     )
     output, _ = process.communicate(timeout=300)

@@ -13,6 +13,8 @@ from snakechat.data.records import read_records
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import RunOptions
 from support.files import write
 
 ALPACA = [
@@ -43,8 +45,8 @@ def imported(tmp_path):
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
         spec |= {"settings": settings, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
-        placement = {"source": str(path.parent), "store": str(tmp_path / "store")}
-        job = Job(spec, {}, placement, SimpleNamespace)
+        options = RunOptions(source=str(path.parent), store=str(tmp_path / "store"))
+        job = Job(spec, {}, SERIAL, options, SimpleNamespace)
         job.result.mkdir(parents=True, exist_ok=True)
         import_dataset.main(job)
         return job.result
@@ -74,15 +76,6 @@ def test_a_column_is_kept_under_the_name_of_a_parameter(imported, tmp_path):
     )
     [cell] = pq.read_table(result / "train.parquet")["kept_solution"].to_pylist()
     assert answers_score(["It is 7."], [cell]) == [1]
-
-
-def test_gsm8k_needs_no_code(imported, shared_data):
-    result = imported(
-        shared_data / "gsm8k/test.jsonl", "prompt", {"prompt": "question"}, {"solution": "answer"}
-    )
-    solutions = pq.read_table(result / "train.parquet")["kept_solution"].to_pylist()
-    assert len(solutions) == 1319
-    assert answers_score(list(map(json.loads, solutions)), solutions) == [1] * 1319
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
 from conftest import ROOT
 from snakechat.data import toy
+from snakechat.workflow.placement import placement_values
 from support.killed_rank import PHASES, VICTIM
 from support.launching import launch
 from support.stages import stages_of_small_model
@@ -53,10 +55,11 @@ def command(tokenizer, tmp_path_factory):
             spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
             (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
-            placement = stages.placement("train_rlhf", name)
-            placement |= {"nodes": PROCESSES, "zero_stage": 3, "save_steps": 1}
+            placement = replace(stages.placement("train_rlhf", name), nodes=PROCESSES, zero_stage=3)
             program = ROOT / "tests/support/killed_rank.py"
-            options = ("--spec", "spec.json", "--placement", json.dumps(placement))
+            options = ["--spec", "spec.json"]
+            options += ["--placement", json.dumps(placement_values(placement))]
+            options += ["--options", json.dumps({"save_steps": 1})]
             process = launch(PROCESSES, program, phase, "died", *options, folder=folder)
             try:
                 output, _ = process.communicate(timeout=400)

@@ -10,7 +10,7 @@ from snakechat.data import toy
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.run_options import RunOptions
 from support.llm_endpoint import (  # noqa: F401
     SECRET,
     compared_responses,
@@ -39,13 +39,13 @@ def contents(folder):
 
 
 def judged(server, folder, **settings):
-    """Return settings and placement of a training whose reward is an LLM judge."""
+    """Return settings and options of a training whose reward is an LLM judge."""
     judges = {"wise": judge_entry(server, **settings)}
-    placement = {"shared_store": str(folder), "llm_judges": judge_access(judges, judges)}
+    options = RunOptions(shared_store=str(folder), llm_judges=judge_access(judges, judges))
     settings = {"reward": "llm_judges/wise", "llm_judges": judge_settings(judges, judges)}
     settings |= {"reward_templates": {}, "algorithm": "rloo", "num_generations": 2}
     settings |= {"kl_in": "loss", "kl_estimator": "k2", "max_steps": 2}
-    return {**settings, "placement": placement, "without": ("reward", "tokens.reward")}
+    return {**settings, "options": options, "without": ("reward", "tokens.reward")}
 
 
 def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
@@ -68,20 +68,6 @@ def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
     assert contents(second.result) == before
     for path in (*tmp_path.rglob("*"), *first.result.rglob("*.json*")):
         assert path.is_dir() or SECRET not in path.read_text()
-
-
-def test_a_judge_is_weighted_with_a_function(server, train, tmp_path):
-    server.replies = ["7"]
-    arguments = judged(server, tmp_path)
-    arguments |= {"reward": [["llm_judges/wise", 0.5]], "max_steps": 1}
-    job = train(
-        **arguments,
-        reward_functions={"length_bounds": {"weight": 2, "arguments": {"min_characters": 8}}},
-    )
-    [line] = [line for line in job.metrics if "objective/scores" in line]
-    assert line["rewards/llm_judges/wise/mean"] == 7
-    expected = 3.5 + 2 * line["rewards/length_bounds/mean"]
-    assert line["objective/scores"] == pytest.approx(expected)
 
 
 # Generations and labels.
@@ -159,11 +145,3 @@ def test_pairs_are_labelled_in_both_orders(stages, server):
     # Both splits have the same rows: each pair is asked once in each order.
     assert len(server.requests) == 16 == job.record["llm_judges"]["wise"]["requests"]
     assert json.loads((job.target / "stats.json").read_text())["train"]["rows"] == len(labelled)
-
-
-def test_verdicts_that_depend_on_the_order_drop_the_pair(stages, server):
-    server.replies = ["A"]
-    with pytest.raises(
-        InputError, match=r"datasets.labelled: the train split has no rows .*'tie': 8"
-    ):
-        stages.run("label_pairs", "labelled")

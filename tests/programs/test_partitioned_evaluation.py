@@ -10,7 +10,7 @@ from conftest import ROOT
 from snakechat.data import toy
 from snakechat.data.tokens import RaggedWriter, whole_lengths_path
 from snakechat.workflow.digests import file_digest
-from support.evaluation import PLACEMENT, evaluation_job  # noqa: F401
+from support.evaluation import evaluation_job  # noqa: F401
 from support.evaluation_worker import run
 from support.launching import launch
 
@@ -80,7 +80,8 @@ def described(jobs, folder, **placement):
         described[program] = {
             "settings": settings,
             "inputs": inputs,
-            "placement": {**PLACEMENT, "source": str(folder.parent), **placement},
+            "placement": {"micro_batch_tokens": 300, **placement},
+            "source": str(folder.parent),
             "spec": {"name": "rlhf/tiny", "files": files},
             "result": str(result),
         }

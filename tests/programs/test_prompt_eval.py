@@ -23,6 +23,7 @@ from snakechat.reporting.pages import CONTROL_SYMBOLS
 from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.run_options import RunOptions
 from support.evaluation import PLACEMENT
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
@@ -50,7 +51,8 @@ def prompt_job(folder, inputs, sets, kind="prompts", language="en"):
     files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, num_beams=3),
-        placement={**PLACEMENT, "source": str(folder)},
+        placement=PLACEMENT,
+        options=RunOptions(source=str(folder)),
         spec={"name": "rlhf/tiny", "files": files},
         inputs=inputs,
         result=result,
@@ -190,7 +192,7 @@ def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
     [[greedy]] = sample_responses(model, [ids], [tokenizer.eos_token_id], 12, 0, 300)
     text = tokenizer.decode(greedy, skip_special_tokens=True)
     assert responses["base", "greedy", PROMPTS[0]]["text"] == text
-    path = Path(job.placement["source"], "prompts/ours.yaml")
+    path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")
     job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
     with pytest.raises(InputError, match="prompt 'Say </s> twice' contains a special token"):
@@ -210,7 +212,7 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
 
 
 def read_sets(read, job):
-    return read(job.settings.prompt_sets, job.spec["files"], Path(job.placement["source"]))
+    return read(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
 
 
 def test_prompts_are_read_in_the_order_of_their_sets(tmp_path):
@@ -256,7 +258,7 @@ def test_every_set_has_prompts_and_pairs():
     files = {path: file_digest(ROOT / path) for name in names for path in both(name)}
     job = SimpleNamespace(
         settings=SimpleNamespace(prompt_sets=sets),
-        placement={"source": str(ROOT)},
+        options=RunOptions(source=str(ROOT)),
         spec={"files": files},
     )
     assert [name for name in dict(read_sets(read_prompts, job))] == sets

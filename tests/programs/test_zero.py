@@ -5,9 +5,10 @@ import json
 import pytest
 
 import compare_zero
-from snakechat.planning.changes import spec_changes
 from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import SERIAL, placement_of
+from snakechat.workflow.run_options import RunOptions
 
 PAGE = "output/zero/sft/tiny.md"
 
@@ -17,10 +18,10 @@ PAGE = "output/zero/sft/tiny.md"
 
 def test_a_placement_at_each_stage():
     def offload_at(stage, offload):
-        placement = {"offload": offload, "zero_stage": 3}
+        placement = placement_of({"offload": offload, "zero_stage": 3, "critic_zero_stage": 2})
         placement = compare_zero.placement_at_stage(placement, stage)
-        assert placement.keys() == {"offload", "zero_stage"} and placement["zero_stage"] == stage
-        return placement["offload"]
+        assert (placement.zero_stage, placement.critic_zero_stage) == (stage, None)
+        return placement.offload
 
     assert [offload_at(stage, "none") for stage in range(4)] == ["none"] * 4
     assert [offload_at(stage, "optimizer") for stage in range(4)] == ["none"] + ["optimizer"] * 3
@@ -35,7 +36,7 @@ def test_a_placement_at_each_stage():
 def train(tmp_path, script):
     """A run whose program is a shell script."""
     spec = {"rule": "train_sft", "name": "tiny@zero-0", "path": str(tmp_path / "stage-0")}
-    return compare_zero.train(spec, {}, ["sh", "-c", script])
+    return compare_zero.train(spec, SERIAL, RunOptions(), ["sh", "-c", script])
 
 
 @pytest.mark.parametrize(
@@ -53,54 +54,6 @@ def test_a_stage_without_enough_memory_is_reported(tmp_path, script):
 def test_any_other_error_ends_the_comparison(tmp_path):
     with pytest.raises(InputError, match=r"^tiny@zero-0: it is broken$"):
         train(tmp_path, 'echo some; echo "error: it is broken" >&2; exit 1')
-
-
-def test_changes_are_reported_once_by_their_keys_in_the_config():
-    training = {"rule": "train_sft", "name": "tiny", "settings": {"epochs": 1}, "files": {}}
-    training |= {
-        "code": {"snakechat/workflow/job.py": "1", "snakechat/training/engine.py": "1"},
-        "requirements": {},
-    }
-    old = training | {
-        "rule": "compare_zero",
-        "name": "sft/tiny",
-        "code": {"snakechat/workflow/job.py": "1"},
-    }
-    old |= {"settings": {"steps": 8, "training": training}}
-    new = json.loads(json.dumps(old))
-    new["settings"]["steps"] = 9
-    new["settings"]["training"]["settings"]["epochs"] = 2
-    new["code"]["snakechat/workflow/job.py"] = new["settings"]["training"]["code"][
-        "snakechat/workflow/job.py"
-    ] = "2"
-    new["settings"]["training"]["code"]["snakechat/training/engine.py"] = "2"
-    assert spec_changes(old, new, {}) == [
-        "zero.steps changed from 8 to 9",
-        "module snakechat/workflow/job.py changed",
-        "sft.epochs changed from 1 to 2",
-        "module snakechat/training/engine.py changed",
-    ]
-
-
-# --- the table ------------------------------------------------------------------------------
-
-
-def test_rows_of_the_table(tmp_path):
-    losses = {1: (4.0, 3.0), 2: (4.0, 3.0), 3: (4.0, 2.5)}
-    runs = {0: {"failed": "out of memory"}}
-    for stage, of_steps in losses.items():
-        lines = [{"step": 0, "eval_loss": 9.0}]
-        lines += [{"step": step, "loss": loss} for step, loss in enumerate(of_steps, start=1)]
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        (tmp_path / f"stage-{stage}.jsonl").write_text(text)
-        runs[stage] = {"seconds_per_step": stage / 4, "peak_memory_mb": 100 * stage}
-    runs[3]["peak_gpu_memory_mb"] = 2000
-    assert list(compare_zero.table_rows(tmp_path, runs)) == [
-        ["0", "out of memory", None, None, None, None, None],
-        ["1", 4.0, 3.0, 0.0, 0.25, 100, None],
-        ["2", 4.0, 3.0, 0.0, 0.5, 200, None],
-        ["3", 4.0, 2.5, 0.5, 0.75, 300, 2000],
-    ]
 
 
 # --- a build --------------------------------------------------------------------------------

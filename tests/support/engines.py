@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from snakechat.training.engine import make_engine
+from snakechat.workflow.placement import placement_of
 
 # After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
@@ -24,17 +25,6 @@ SETTINGS = {
 RATE = 0.01
 
 
-def placement(**changes):
-    return {
-        "nodes": 1,
-        "gpus_per_node": 0,
-        "zero_stage": 0,
-        "offload": "none",
-        "activation_checkpointing": False,
-        "micro_batch_tokens": 8192,
-    } | changes
-
-
 def network():
     """Return matrices, biases and a norm, with the same weights at each call."""
     torch.manual_seed(0)
@@ -43,7 +33,7 @@ def network():
 
 def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
     settings = SimpleNamespace(**{**SETTINGS, **changes})
-    return make_engine(module, settings, rate, num_steps, placement(zero_stage=zero_stage))
+    return make_engine(module, settings, rate, num_steps, placement_of({"zero_stage": zero_stage}))
 
 
 def rows(number, seed=1):

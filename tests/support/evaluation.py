@@ -16,14 +16,10 @@ from snakechat.data.tokens import RaggedWriter
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from snakechat.workflow.placement import placement_of
+from snakechat.workflow.run_options import DEFAULTS
 
-PLACEMENT = {
-    "nodes": 1,
-    "gpus_per_node": 0,
-    "zero_stage": 0,
-    "offload": "none",
-    "micro_batch_tokens": 300,
-}
+PLACEMENT = placement_of({"micro_batch_tokens": 300})
 
 
 @pytest.fixture(name="job")
@@ -73,6 +69,7 @@ def evaluation_job(tokenizer, tmp_path):
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, reward_functions={}),
         placement=PLACEMENT,
+        options=DEFAULTS,
         inputs={**folders, "tokens": tokens},
         result=result,
         facts={},

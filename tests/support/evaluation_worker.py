@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from snakechat.workflow.placement import placement_of
+from snakechat.workflow.run_options import RunOptions
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -18,7 +21,12 @@ def run(program, job):
     paths = {name: Path(path) for name, path in job["inputs"].items()}
     settings = SimpleNamespace(**job["settings"])
     job = SimpleNamespace(
-        **{**job, "settings": settings, "inputs": paths, "result": Path(job["result"])},
+        settings=settings,
+        inputs=paths,
+        placement=placement_of(job["placement"]),
+        options=RunOptions(source=job["source"]),
+        spec=job["spec"],
+        result=Path(job["result"]),
         facts={},
         record={},
     )

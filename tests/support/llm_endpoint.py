@@ -11,6 +11,7 @@ from snakechat.algorithms.chat_client import ChatClient
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.workflow.reply_cache import ReplyCache
+from snakechat.workflow.run_options import RunOptions
 
 SECRET = "sk-very-secret"
 
@@ -98,8 +99,9 @@ def use_judge(job, server, **settings):
     """Give the judge `wise` to a job."""
     judges = {"wise": judge_entry(server, **settings)}
     job.settings.llm_judges = judge_settings(judges, judges)
-    job.placement = {**job.placement, "llm_judges": judge_access(judges, judges)}
-    job.placement["shared_store"] = str(job.result.parent / "shared")
+    job.options = RunOptions(
+        llm_judges=judge_access(judges, judges), shared_store=str(job.result.parent / "shared")
+    )
 
 
 def compared_responses(body):

@@ -30,6 +30,7 @@ from snakechat.training.engine import make_engine  # noqa: E402
 from snakechat.training.evaluated_models import loaded_policy  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
+from snakechat.workflow.placement import placement_of  # noqa: E402
 
 SETTINGS = {
     "weight_decay": 0.1,
@@ -81,13 +82,7 @@ def memory_status():
 
 
 def main(folder, stage, dtype, lora_rank):
-    placement = {
-        "nodes": distributed.world_size(),
-        "gpus_per_node": 0,
-        "zero_stage": stage,
-        "offload": "none",
-        "activation_checkpointing": False,
-    }
+    placement = placement_of({"nodes": distributed.world_size(), "zero_stage": stage})
     settings = SimpleNamespace(**SETTINGS, dtype=dtype)
     init_process_group(placement)
     torch.set_num_threads(1)
@@ -127,7 +122,7 @@ def main(folder, stage, dtype, lora_rank):
 
 def warm_up(folder, tokenizer, settings, placement):
     """Do everything once with a tiny model."""
-    model = load_causal(folder, settings.dtype, tokenizer, deferred=placement["zero_stage"] == 3)
+    model = load_causal(folder, settings.dtype, tokenizer, deferred=placement.zero_stage == 3)
     engine = make_engine(Policy(add_lora(model, 1, 1)), settings, 1e-3, STEPS, placement)
     train(engine)
     sample(engine.module, engine.sampling)

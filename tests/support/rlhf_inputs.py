@@ -17,90 +17,15 @@ from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.placement import SERIAL
+from support.configs import load
 
 NUM_PROMPTS, NUM_PAIRS, NUM_PROBES = 240, 64, 16
-PLACEMENT = {
-    "nodes": 1,
-    "gpus_per_node": 0,
-    "zero_stage": 0,
-    "offload": "none",
-    "activation_checkpointing": False,
-    "micro_batch_tokens": 8192,
-    "save_steps": 20,
-}
-# Two steps of two updates each.
-SETTINGS = {
-    "seed": 1234,
-    "algorithm": "ppo",
-    "actor": "tiny",
-    "reward": "tiny",
-    "ptx": None,
-    "ptx_coef": 27.8,
-    "reward_functions": {},
-    "datasets": [["toy", 1.0]],
-    "max_prompt_length": 48,
-    "max_response_length": 8,
-    "epochs": 1,
-    "max_steps": None,
-    "keep_steps": 0,
-    "save_dtype": None,
-    "eval_steps": 0,
-    "eval_prompts": 0,
-    "save_strategy": "last",
-    "early_stopping_patience": 0,
-    "rollout_batch_size": 120,
-    "num_generations": 1,
-    "generation_backend": "hf",
-    "temperature": 1.0,
-    "importance_sampling_cap": 2.0,
-    "global_batch_size": 60,
-    "ppo_epochs": 1,
-    "actor_learning_rate": 1.0e-3,
-    "critic_learning_rate": 1.0e-3,
-    "lr_schedule": "constant",
-    "critic_lr_schedule": "constant",
-    "warmup_steps": 5,
-    "min_lr_ratio": 0.0,
-    "weight_decay": 0.0,
-    "adam_betas": [0.9, 0.95],
-    "max_grad_norm": 1.0,
-    "critic_warmup_steps": 0,
-    "align_overflow": False,
-    "ema_decay": 0.0,
-    "clip_range": 0.2,
-    "clip_range_high": None,
-    "importance_sampling_level": "token",
-    "loss_aggregation": "token_mean",
-    "scale_by_std": True,
-    "drop_uniform_groups": False,
-    "value_clip_range": 0.0,
-    "gamma": 1.0,
-    "gae_lambda": 0.95,
-    "whiten_rewards": False,
-    "whiten_advantages": True,
-    "max_approx_kl": None,
-    "kl_in": "rewards",
-    "kl_estimator": "k1",
-    "kl_coef": 0.15,
-    "kl_target": None,
-    "kl_horizon": 10000,
-    "standardize_scores": "first",
-    "score_clip": 5.0,
-    "missing_eos_penalty": 1.0,
-    "overlong_buffer": 0,
-    "log_responses_steps": 2,
-    "dtype": "fp32",
-    "lora_rank": 0,
-    "lora_alpha": 1,
-    "lora_learning_rate": None,
-    "train_base": "none",
-    "critic_lora_rank": 0,
-    "critic_lora_alpha": 1,
-    "critic_lora_learning_rate": None,
-    "template": "dialogue",
-    "reward_templates": {"tiny": "dialogue"},
-    "llm_judges": {},
-}
+# The tiny recipe with two steps of two updates each.
+SETTINGS = load().program_settings("rlhf", "tiny")
+SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
+SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
+SETTINGS |= {"template": "dialogue", "reward_templates": {"tiny": "dialogue"}}
 
 
 def make_inputs(folder, tokenizer):
@@ -126,7 +51,7 @@ def make_inputs(folder, tokenizer):
         stats = {"eval": {"kept_of": {"toy": len(held_out)}}}
         (paths[name] / "stats.json").write_text(json.dumps(stats))
     probes = Examples.read(paths["tokens.reward"], "eval", "chosen", "rejected")
-    scores = response_scores(Scorer(scorer).eval(), probes, PLACEMENT["micro_batch_tokens"])
+    scores = response_scores(Scorer(scorer).eval(), probes, SERIAL.micro_batch_tokens)
     facts = {"reward": {"probe_scores": scores.tolist()}}
     for name, path in paths.items():
         spec = {"rule": name, "name": "tiny", "path": str(path)}

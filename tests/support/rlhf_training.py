@@ -11,7 +11,9 @@ import train_rlhf
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_input
-from support.rlhf_inputs import PLACEMENT, SETTINGS, make_inputs
+from snakechat.workflow.placement import placement_of
+from snakechat.workflow.run_options import DEFAULTS
+from support.rlhf_inputs import SETTINGS, make_inputs
 
 
 @pytest.fixture(name="inputs", scope="module")
@@ -29,12 +31,12 @@ def rlhf_training(inputs):
     """A function that trains with changed settings and returns the job."""
     jobs = []
 
-    def train(placement=(), without=(), name="mine", **settings):
+    def train(placement=(), options=DEFAULTS, without=(), name="mine", **settings):
         spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
         manifests = {key: read_input(entry) for key, entry in spec_inputs.items()}
-        job = Job(spec, manifests, PLACEMENT | dict(placement), RlhfSettings)
+        job = Job(spec, manifests, placement_of(dict(placement)), options, RlhfSettings)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)

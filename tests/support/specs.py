@@ -3,6 +3,7 @@
 import json
 
 from snakechat.planning.footprint import SFT, ModelSpec
+from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import KEYS
 
 # An empty value of each key that every run record has.
@@ -18,16 +19,7 @@ SMALL = {
     "vocab_size": 32,
 }
 
-# A placement of one process.
-ONE_GPU = {
-    "nodes": 1,
-    "gpus_per_node": 1,
-    "zero_stage": 0,
-    "offload": "none",
-    "activation_checkpointing": False,
-    "micro_batch_tokens": 8192,
-    "mem_mb": 64000,
-}
+ONE_GPU = placement_of({"gpus_per_node": 1, "mem_mb": 64000})
 
 
 def small_spec(loss=SFT, dtype="bf16", **named):

@@ -47,6 +47,8 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import manifest_path, read_input, result_files
+from snakechat.workflow.placement import SERIAL, placement_of
+from snakechat.workflow.run_options import RunOptions
 from support.configs import load
 from support.dialogues import make_record
 
@@ -120,7 +122,7 @@ class Stages:
         spec |= {"settings": settings, "files": {}, "requirements": {}}
         spec["inputs"] = {key: {"path": str(path)} for key, path in inputs.items()}
         manifests = {key: read_input({"path": path}) for key, path in inputs.items()}
-        job = Job(spec, manifests, self.placement(rule, name), settings_type)
+        job = Job(spec, manifests, self.placement(rule, name), self.options(), settings_type)
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)
@@ -162,18 +164,22 @@ class Stages:
 
     def placement(self, rule, name):
         """Return the placement of a job."""
-        judges = self.config.values["llm_judges"]
-        access = {"llm_judges": judge_access(judges, judges)}
         if rule == "label_pairs":
-            return access
+            return SERIAL
         stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
         if rule in GENERATION:
             stage, name = (
                 "generations",
                 self.config.generated_by(name) if "select" in rule else name,
             )
-        steps = {"save_steps": self.config.values["save_steps"]}
-        return {**self.config.recipe(stage, name)["placement"], **steps, **access}
+        return placement_of(self.config.recipe(stage, name)["placement"])
+
+    def options(self):
+        """Return the options of a run."""
+        judges = self.config.values["llm_judges"]
+        return RunOptions(
+            save_steps=self.config.values["save_steps"], llm_judges=judge_access(judges, judges)
+        )
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,8 @@ from snakechat.training.ema import Ema  # noqa: E402
 from snakechat.training.engine import make_engine, make_frozen  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
+from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.run_options import RunOptions  # noqa: E402
 
 SETTINGS = {
     "weight_decay": 0.1,
@@ -54,14 +57,7 @@ SETTINGS = {
     "dtype": "fp32",
     "lora_learning_rate": None,
 }
-PLACEMENT = {
-    "nodes": distributed.world_size(),
-    "gpus_per_node": 0,
-    "zero_stage": 0,
-    "offload": "none",
-    "activation_checkpointing": False,
-    "save_steps": 3,
-}
+PLACEMENT = placement_of({"nodes": distributed.world_size()})
 # Cases that run twice.
 REPEATED = ("stage 3", "bf16 2", "rollouts 3")
 LEARNING_RATE = 0.01
@@ -113,7 +109,7 @@ def rows_of(step):
 
 def engine_for(module, placement, settings):
     settings = SimpleNamespace(**{**SETTINGS, **settings})
-    return make_engine(module, settings, LEARNING_RATE, STEPS, {**PLACEMENT, **placement})
+    return make_engine(module, settings, LEARNING_RATE, STEPS, replace(PLACEMENT, **placement))
 
 
 def train_step(engine, step):
@@ -174,7 +170,7 @@ def train_with_torch():
 def stop_and_resume(folder, placement, settings=None):
     """Train until a signal to the last rank stops all ranks after step 4; then resume."""
     job = SimpleNamespace(
-        result=folder, states=folder / "states", placement={**PLACEMENT, **placement}, record={}
+        result=folder, states=folder / "states", options=RunOptions(save_steps=3), record={}
     )
     if distributed.rank() == 0:
         folder.mkdir()
@@ -223,26 +219,9 @@ def train_and_average(placement):
     return run
 
 
-def train_and_generate():
-    """Generate with gathered weights between steps, with another number of tokens on each rank."""
-    engine = engine_for(LanguageModel(), {"zero_stage": 3, "activation_checkpointing": True}, {})
-    responses = []
-    for step in range(3):
-        train_step(engine, step)
-        with engine.gathered_weights():
-            ids = rows_of(9)[:2, :3]
-            response = engine.module.causal.generate(
-                ids, max_new_tokens=3 + 4 * distributed.rank(), do_sample=False
-            )
-            responses.append(response[:, :6])
-    return {"responses": responses, "loss": train_step(engine, 3)}
-
-
-def train_and_sample(placement, lora=False):
+def train_and_sample(placement):
     """Sample between steps; two processes have different numbers of prompts."""
     policy = Policy(LanguageModel().model)
-    if lora:
-        add_lora(policy.model, 4, 8)
     engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
     settings = SimpleNamespace(
         num_generations=2,
@@ -275,7 +254,7 @@ def evaluate_frozen(zero_stage, offload):
     rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
     for _ in range(2):
         policy = Policy(LanguageModel().model)
-        frozen = make_frozen(policy, "fp32", PLACEMENT | {"zero_stage": zero_stage}, offload)
+        frozen = make_frozen(policy, "fp32", replace(PLACEMENT, zero_stage=zero_stage), offload)
         with frozen.on_device():
             tables += [rollouts.logprobs(policy) for _ in range(2)]
         weights = list(policy.parameters())
@@ -415,17 +394,19 @@ def choose(folder):
     settings = SETTINGS | {"lora_rank": 0, "train_base": "none", "epochs": 1, "max_steps": None}
     settings |= {"dtype": "bf16", "global_batch_size": 8}
     spec = {"rule": "train_sft", "inputs": inputs, "settings": settings}
-    placement = PLACEMENT | {"gpus_per_node": 1, "micro_batch_tokens": 8192}
-    placement |= {"zero_stage": "auto", "activation_checkpointing": "auto"}
+    placement = replace(
+        PLACEMENT, gpus_per_node=1, zero_stage="auto", activation_checkpointing="auto"
+    )
     torch.cuda.mem_get_info = lambda: (0, (1 << 30) >> 2 * distributed.rank())
-    choose_stage(SimpleNamespace(spec=spec, placement=placement, states=folder / "states"))
-    return placement["zero_stage"], placement["activation_checkpointing"]
+    job = SimpleNamespace(spec=spec, placement=placement, states=folder / "states")
+    choose_stage(job)
+    return job.placement.zero_stage, job.placement.activation_checkpointing
 
 
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
-    cases = {"collectives": collectives, "generate": train_and_generate, "score": score}
+    cases = {"collectives": collectives, "score": score}
     cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
     cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):
@@ -448,9 +429,7 @@ def all_cases(folder):
         placement = {"zero_stage": stage}
         cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
         cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
-        for lora in (False, True):
-            name = f"sampling {'lora ' if lora else ''}{stage}"
-            cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
+        cases[f"sampling {stage}"] = lambda p=placement: train_and_sample(p)
         cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
     cases["ema 3"] = lambda: train_and_average({"zero_stage": 3})
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):

@@ -46,7 +46,8 @@ class Program:
         self.target = tree.folder / self.spec["path"]
         self.stored = self.target.resolve()
         record = json.loads((self.stored / "run.json").read_text())
-        self.placement = {**record["placement"], "shared_store": str(self.shared)}
+        self.placement = record["placement"]
+        self.options = {**record["options"], "shared_store": str(self.shared)}
         self.others, self.expected = self.other_files(), self.contents()
         self.kept = tree.folder / "kept"
 
@@ -87,7 +88,8 @@ class Program:
     def run(self, launcher=(), **named):
         """Run the program, by a launcher or not, with a fault or not; return the process."""
         spec = spec_path(self.rule, self.spec["name"], digest(self.spec))
-        words = ("--spec", str(spec), "--placement", json.dumps(self.placement))
+        words = ["--spec", str(spec), "--placement", json.dumps(self.placement)]
+        words += ["--options", json.dumps(self.options)]
         environment = self.tree.environment
         if named:
             self.tree.environment = environment | fault(self.output, **named)
@@ -148,7 +150,7 @@ def program(request, tree):
     shutil.copytree(program.stored, program.kept)
     with llm_endpoint.serving() as endpoint:
         endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
-        for judge in program.placement.get("llm_judges", {}).values():
+        for judge in program.options.get("llm_judges", {}).values():
             judge["url"] = endpoint.url
         yield program
     shutil.rmtree(program.stored.parent)

@@ -1,6 +1,7 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
 import fcntl
+import re
 import subprocess
 
 import pytest
@@ -175,11 +176,6 @@ def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mydata"]
 
 
-def test_a_rule_as_the_target_is_explained(sources):
-    line = last_line(sources, "train_sft", "-n")
-    assert line.startswith("error: train_sft is a rule") and "snakemake output/sft/NAME," in line
-
-
 @pytest.mark.parametrize("target", ["output/eval/sft/tiny", "output/eval/sft/tiny/metrics.json"])
 def test_folders_and_files_of_results_are_targets(target, built):
     """No rule has them as outputs: the results' manifests are."""
@@ -189,10 +185,76 @@ def test_folders_and_files_of_results_are_targets(target, built):
     assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
 
 
-def test_until_counts_the_jobs_that_run(sources):
-    process = sources.snakemake("output/sft/tiny", "--until", "split_dataset", "--cores", "1")
+PREPARATION = {"import_dataset", "init_model", "split_dataset", "tokenize_sft"}
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        (("--until", "split_dataset"), {"import_dataset", "split_dataset"}),
+        (("--omit-from", "train_sft"), PREPARATION),
+        # The first of the two inputs of the training.
+        (("--batch", "train_sft=1/2"), {"init_model"}),
+    ],
+)
+def test_options_that_select_jobs_do_as_documented(options, rules, sources):
+    process = sources.snakemake("output/sft/tiny", "-n", *options)
     assert process.returncode == 0, process.stdout
-    assert "2 of 2 steps (100%) done" in process.stdout
+    planned = set(re.findall(r"^(?:local)?rule (\w+):", process.stdout, re.MULTILINE))
+    assert planned == rules
+
+
+@pytest.mark.parametrize("option", ["--dag", "--rulegraph", "--filegraph"])
+def test_graphs_are_printed(option, sources):
+    process = sources.snakemake("output/sft/tiny", option)
+    assert process.returncode == 0 and "digraph" in process.stdout
+    assert "train_sft" in process.stdout
+
+
+def test_lint_finds_nothing(sources):
+    process = sources.snakemake("--lint")
+    assert process.returncode == 0, process.stdout
+
+
+def test_with_keep_going_other_jobs_run_after_an_error(sources):
+    (sources.folder / "broken.jsonl").write_text("[]")
+    broken = "datasets={broken: {path: broken.jsonl, format: plain}}"
+    targets = [f"output/data/{name}.manifest.json" for name in ("broken", "toy")]
+    process = sources.snakemake(*targets, "-k", "--cores", "1", "--config", broken)
+    assert process.returncode == 1 and "error: " in process.stdout
+    assert [(sources.folder / target).exists() for target in targets] == [False, True]
+
+
+def test_threads_and_resources_of_a_rule_are_obeyed(sources):
+    """On a CPU, the threads of a job decide about the last digits."""
+    options = ("--set-threads", "train_sft=1", "--set-resources", "train_sft:mem_mb=99")
+    (sources.folder / "rules/sft.smk").write_text(
+        re.sub(r"    message:\n.*\n", "", (sources.folder / "rules/sft.smk").read_text())
+    )
+    process = sources.snakemake("output/sft/tiny", "-n", "-p", "--cores", "4", *options)
+    [block] = [text for text in process.stdout.split("\n\n") if "\nrule train_sft:" in f"\n{text}"]
+    assert "mem_mb=99" in block and "threads: " not in block
+    assert '"threads":1' in block
+
+
+def test_ancient_inputs_change_nothing(tree):
+    options = ("--consider-ancient", "train_sft=tokens")
+    assert "Nothing to be done" in tree.snakemake("output/sft/tiny", "-n", *options).stdout
+    seed = ("--config", "seed=5")
+    process = tree.snakemake("output/sft/tiny", "-n", *options, *seed)
+    assert "train_sft" in process.stdout
+
+
+def test_generated_unit_tests_are_refused(tree):
+    line = last_line(tree, "output/sft/tiny", "--generate-unit-tests", "unit")
+    assert line.startswith("error: --generate-unit-tests") and "make reproduce" in line
+    assert not (tree.folder / "unit").exists()
+
+
+def test_untracked_files_are_those_of_no_rule(tree):
+    (tree.folder / "notes.txt").touch()
+    lines = tree.snakemake("output/sft/tiny", "--list-untracked").stdout.splitlines()
+    assert "notes.txt" in lines and "output/sft/tiny.manifest.json" not in lines
 
 
 def test_no_hooks_is_an_error(sources):

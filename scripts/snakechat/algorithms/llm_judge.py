@@ -146,8 +146,8 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
     if not judges:
         return {}
-    cache = ReplyCache(Path(job.placement.get("shared_store") or "output", REPLIES))
-    access = job.placement[JUDGES]
+    cache = ReplyCache(Path(job.options.shared_store or "output", REPLIES))
+    access = job.options.llm_judges
     return {name: LlmJudge(name, judges[name], access[name], cache) for name in judges}
 
 

@@ -1,12 +1,12 @@
 """The models of RLHF (actor, reference, reward models, critic) and the engines that train them."""
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,6 +26,7 @@ from snakechat.training.engine import Engine, FrozenModel, make_engine, make_fro
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job
+from snakechat.workflow.placement import Placement
 
 RlhfJob = Job[RlhfSettings]
 
@@ -122,7 +123,7 @@ def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel
         check_model(scorer, examples, module.sampling)
         if f"tokens.{key}" in job.inputs:
             check_probes(
-                scorer, folder, job.inputs[f"tokens.{key}"], job.placement["micro_batch_tokens"]
+                scorer, folder, job.inputs[f"tokens.{key}"], job.placement.micro_batch_tokens
             )
     weight = weighted_references(settings.reward)[name]
     return RewardModel("/".join(parse_reference(name, "reward")), module, weight, reader)
@@ -160,14 +161,14 @@ def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | 
 
 def frozen_model(job: RlhfJob, module: Policy | Scorer) -> FrozenModel:
     """Return the reference or a reward model, offloaded with offload_frozen: true."""
-    offload = job.placement.get("offload_frozen", False)
+    offload = job.placement.offload_frozen
     return make_frozen(module, job.settings.dtype, job.placement, offload)
 
 
-def critic_placement(job: RlhfJob) -> dict[str, Any]:
+def critic_placement(job: RlhfJob) -> Placement:
     """Return the placement of the critic, which may have a ZeRO stage of its own."""
-    stage = job.placement.get("critic_zero_stage", job.placement["zero_stage"])
-    return job.placement | {"zero_stage": stage}
+    stage = job.placement.critic_zero_stage
+    return job.placement if stage is None else replace(job.placement, zero_stage=stage)
 
 
 def make_engines(
@@ -183,7 +184,7 @@ def make_engines(
         return actor, None
     critic = make_engine(
         models.critic,
-        dataclasses.replace(
+        replace(
             settings,
             lora_learning_rate=settings.critic_lora_learning_rate,
             lr_schedule=settings.critic_lr_schedule,

@@ -1,42 +1,23 @@
-"""Settings that all training stages share, and the types of their values.
+"""Settings that all training stages share.
 
-The types carry their constraints as keywords of JSON Schema: `snakechat.config.schema` derives the
-schema of config.yaml from them. Standard library only: the workflow and every training program
-import this module.
+Standard library only: the workflow and every training program import this module.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-
-@dataclass(frozen=True)
-class Keyword:
-    """A keyword of JSON Schema that constrains an annotated type: Keyword("minimum", 1)."""
-
-    name: str
-    value: Any = field(hash=False)
-
-
-@dataclass(frozen=True)
-class Written:
-    """The type that a key has in config.yaml, where a program receives another one."""
-
-    type: Any
-
-
-Count = Annotated[int, Keyword("minimum", 1)]
-NonNegativeInt = Annotated[int, Keyword("minimum", 0)]
-Positive = Annotated[float, Keyword("exclusiveMinimum", 0)]
-NonNegative = Annotated[float, Keyword("minimum", 0)]
-Fraction = Annotated[float, Keyword("minimum", 0), Keyword("maximum", 1)]
-DecayRate = Annotated[float, Keyword("minimum", 0), Keyword("exclusiveMaximum", 1)]
-SequenceLength = Annotated[int, Keyword("minimum", 2)]
-Seed = Annotated[int, Keyword("minimum", 0), Keyword("maximum", 2**32 - 1)]
-
-# No slash, no space and no leading dot: a name is a path below output/ that needs no quoting.
-Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)")]
-
-EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
+from snakechat.workflow.value_types import (
+    Count,
+    DecayRate,
+    Fraction,
+    Keyword,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Seed,
+    SequenceLength,
+    Written,
+)
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 SaveDtype = Literal["fp32"]

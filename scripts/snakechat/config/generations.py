@@ -3,17 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from snakechat.config.common import (
-    Blend,
-    Count,
-    Dtype,
-    Name,
-    Positive,
-    Seed,
-    Template,
-    Written,
-)
+from snakechat.config.common import Blend, Dtype, Template
 from snakechat.config.rlhf import WeightedFunction, WeightedModels
+from snakechat.workflow.value_types import Count, Name, Positive, Seed, Written
 
 
 @dataclass(frozen=True, kw_only=True)

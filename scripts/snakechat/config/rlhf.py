@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
-from snakechat.config.common import (
+from snakechat.config.common import LrSchedule, Template, TrainingSettings
+from snakechat.workflow.value_types import (
     Count,
     DecayRate,
     Fraction,
     Keyword,
-    LrSchedule,
     Name,
     NonNegative,
     NonNegativeInt,
     Positive,
-    Template,
-    TrainingSettings,
     Written,
 )
 

@@ -19,17 +19,17 @@ from typing import (
 
 import jsonschema
 
-from snakechat.config.common import Keyword, Name, Written
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.placement import CompletePlacement, CompleteRlhfPlacement
+from snakechat.config.placement import OtherPlacement, RlhfPlacement
 from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.schema_errors import describe
 from snakechat.config.sections import GateKeys, RlhfKeys, Sections
 from snakechat.config.sft import SftSettings
+from snakechat.workflow.value_types import Keyword, Name, Without, Written
 
 Schema = dict[str, Any]
 
@@ -77,6 +77,9 @@ def _annotated(declared: Any, metadata: tuple[Any, ...]) -> Schema:
             schema = schema_of(item.type)
         elif isinstance(item, Keyword):
             schema[item.name] = item.value
+        elif isinstance(item, Without):
+            for key in item.keys:
+                del schema["properties"][key]
     return schema
 
 
@@ -122,7 +125,7 @@ def _record(declared: Any) -> Schema:
 @cache
 def placement_schema(stage: str) -> Schema:
     """Return the schema of a complete placement of a stage."""
-    return schema_of(CompleteRlhfPlacement if stage == "rlhf" else CompletePlacement)
+    return schema_of(RlhfPlacement if stage == "rlhf" else OtherPlacement)
 
 
 def _placement_changes(stage: str) -> Schema:

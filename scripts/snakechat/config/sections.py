@@ -2,7 +2,11 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from snakechat.config.common import (
+from snakechat.config.common import Template
+from snakechat.config.placement import OtherPlacement
+from snakechat.config.rlhf import WeightedModels
+from snakechat.data.formats import FORMATS
+from snakechat.workflow.value_types import (
     Count,
     EnvironmentVariable,
     Keyword,
@@ -10,11 +14,7 @@ from snakechat.config.common import (
     NonNegative,
     Positive,
     Seed,
-    Template,
 )
-from snakechat.config.placement import CompletePlacement
-from snakechat.config.rlhf import WeightedModels
-from snakechat.data.formats import FORMATS
 
 BadRowPolicy = Literal["fail", "skip"]
 NonEmptyText = Annotated[str, Keyword("minLength", 1)]
@@ -302,7 +302,7 @@ class Sections(TypedDict):
     language: Literal["en", "zh"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
-    deployments: dict[Name, CompletePlacement]
+    deployments: dict[Name, OtherPlacement]
     deployment: str | None
     split: Split
     datasets: dict[Name, Dataset]

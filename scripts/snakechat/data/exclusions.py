@@ -16,6 +16,7 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.job import Job
+from snakechat.workflow.run_options import RunOptions
 
 DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -49,7 +50,7 @@ class ExcludedRows(NamedTuple):
 
 
 def load_exclusions(
-    settings: dict[str, Any], files: dict[str, str], placement: dict[str, Any]
+    settings: dict[str, Any], files: dict[str, str], options: RunOptions
 ) -> Exclusions:
     """Return what a job excludes.
 
@@ -57,16 +58,16 @@ def load_exclusions(
         settings: `exclude` of the spec: the digests of `rows`, and the digest and the reason of
             each of the `patterns`.
         files: The sha256 of the external files of the job.
-        placement: `exclude` of the placement: the patterns, and the path of each file of digests.
+        options: The patterns, and the path of each file of digests.
 
     Raises:
         InputError: A file changed since it was planned, or a line of it is not a digest.
     """
-    patterns = placement["patterns"]
+    patterns = options.excluded_patterns
     assert [digest(pattern) for pattern in patterns] == [
         pattern["sha256"] for pattern in settings["patterns"]
     ]
-    planned = {Path(path): files[name] for name, path in placement["files"].items()}
+    planned = {Path(path): files[name] for name, path in options.excluded_files.items()}
     with planned_files(planned):
         listed = frozenset(row for path in planned for row in read_digest_list(path))
     return Exclusions(
@@ -144,7 +145,7 @@ def exclude_rows(
     """Return the numbers of the excluded rows of each split, and record their digests in job.facts.
 
     Args:
-        job: The job, with the spec, the placement and the facts.
+        job: The job, with the spec, the options and the facts.
         settings: `exclude` of the spec.
         paths: The records of each split.
         dataset: Name of the dataset, for errors.
@@ -152,7 +153,7 @@ def exclude_rows(
     Raises:
         InputError: A digest that the config names is that of no row.
     """
-    exclusions = load_exclusions(settings, job.spec["files"], job.placement["exclude"])
+    exclusions = load_exclusions(settings, job.spec["files"], job.options)
     rows = {split: excluded_rows(path, exclusions) for split, path in paths.items()}
     found = frozenset().union(*(split.found for split in rows.values()))
     if missing := sorted(exclusions.digests - found):

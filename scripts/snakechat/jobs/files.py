@@ -135,14 +135,10 @@ def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
     return files
 
 
-def exclude_placement(config: Config, dataset: str) -> dict[str, Any]:
-    """Return the part of a placement with the patterns and files of a dataset's `exclude`."""
-    entries = config.values["datasets"][dataset].get("exclude")
-    if entries is None:
-        return {}
-    patterns = [entry["pattern"] for entry in entries if "pattern" in entry]
-    files = {name: str(path) for name, path in excluded_files(config, dataset).items()}
-    return {"exclude": {"patterns": patterns, "files": files}}
+def excluded_patterns(config: Config, dataset: str) -> list[str]:
+    """Return the regular expressions that exclude rows of a dataset."""
+    entries = config.values["datasets"][dataset].get("exclude", ())
+    return [entry["pattern"] for entry in entries if "pattern" in entry]
 
 
 def model_folder(config: Config, name: str) -> Path | str | None:

@@ -1,22 +1,25 @@
-"""Where and how jobs run: the placement that their program gets, and what Snakemake schedules.
+"""Where and how jobs run: the placement and the options of their program, Snakemake's resources.
 
-No result depends on it: a placement is never part of a spec.
+No result depends on them: they are never part of a spec.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from snakechat.config.licenses import declared_license, declared_licenses
 from snakechat.config.llm_judges import judge_access
-from snakechat.config.placement import MICRO_BATCH_TOKENS
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import RULES
 from snakechat.jobs.files import (
     dataset_folder,
-    exclude_placement,
+    excluded_files,
+    excluded_patterns,
     model_folder,
     tokenizer_folder,
 )
+from snakechat.workflow.placement import SERIAL, Placement
+from snakechat.workflow.run_options import RunOptions
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
@@ -31,26 +34,31 @@ def recipe_of(rule: str, name: str) -> tuple[str, str]:
     return first, recipe
 
 
-def hardware(config: Config, rule: str, name: str) -> dict[str, Any]:
-    """Return the placement of a recipe's job: nodes, GPUs, threads, memory and time.
+def job_placement(config: Config, rule: str, name: str) -> Placement:
+    """Return the placement of a job: nodes, GPUs, threads, memory and time.
 
     An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
-    not fit on one GPU. Then it has all processes.
+    not fit on one GPU. Then it has all processes. A job that runs no model has one process too.
     """
-    placement: dict[str, Any] = config.recipe(*recipe_of(rule, name))["placement"]
-    if RULES[rule].work != "evaluation" or placement["zero_stage"] == 3:
+    if RULES[rule].work is None:
+        return SERIAL
+    placement = Placement(**config.recipe(*recipe_of(rule, name))["placement"])
+    # A training chooses its own, for the memory of its GPUs.
+    if placement.micro_batch_tokens == "auto" and not rule.startswith("train_"):
+        placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)
+    if RULES[rule].work != "evaluation" or placement.zero_stage == 3:
         return placement
-    gpus = placement["gpus_per_node"]
-    threads = max(placement["threads"] // max(gpus, 1), 1)
-    return {**placement, "nodes": 1, "gpus_per_node": min(gpus, 1), "threads": threads}
+    gpus = placement.gpus_per_node
+    threads = max(placement.threads // max(gpus, 1), 1)
+    return replace(placement, nodes=1, gpus_per_node=min(gpus, 1), threads=threads)
 
 
-def job_resources(placement: dict[str, Any], attempt: int) -> dict[str, int | str | None]:
+def job_resources(placement: Placement, attempt: int) -> dict[str, int | str | None]:
     """Return the resources of a job by name; None where the job does not ask for one.
 
     Memory and time grow by half with each attempt.
     """
-    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    nodes, gpus = placement.nodes, placement.gpus_per_node
     many = nodes > 1
     return {
         "nodes": nodes,
@@ -61,84 +69,73 @@ def job_resources(placement: dict[str, Any], attempt: int) -> dict[str, int | st
         "mpi": "srun" if many else None,
         "tasks": nodes if many else None,
         "tasks_per_gpu": 0 if many else None,
-        "mem_mb": placement["mem_mb"] * (1 + attempt) // 2,
-        "runtime": placement["runtime"] * (1 + attempt) // 2,
+        "mem_mb": placement.mem_mb * (1 + attempt) // 2,
+        "runtime": placement.runtime * (1 + attempt) // 2,
     }
 
 
-def program_placement(
-    config: Config, rule: str, name: str, options: Sequence[str]
-) -> dict[str, Any]:
-    """Return the placement that the program of a job gets.
+def run_options(config: Config, rule: str, name: str, snakemake: Sequence[str]) -> RunOptions:
+    """Return the options that the program of a job gets.
 
     Args:
         config: The checked config.
         rule: The rule of the job.
         name: Its name.
-        options: The options of Snakemake with which the result is rebuilt.
+        snakemake: The options of Snakemake with which the result is rebuilt.
     """
+    own: dict[str, Any] = {}
     if RULES[rule].work is not None:
-        own = _models_placement(config, rule, name)
-    else:
-        own = _OWN.get(rule, lambda config, name: {})(config, name)
-    return {
-        "shared_store": config.shared_store,
-        "store_max_bytes": config.store_max_bytes,
-        "options": list(options),
+        own["save_steps"] = config.values["save_steps"]
+        if judges := config.llm_judges(*recipe_of(rule, name)):
+            own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
+    if of_rule := _OPTIONS.get(rule):
+        own |= of_rule(config, name)
+    return RunOptions(
+        shared_store=config.shared_store,
+        store_max_bytes=config.store_max_bytes,
+        snakemake=list(snakemake),
         **own,
-    }
-
-
-def _models_placement(config: Config, rule: str, name: str) -> dict[str, Any]:
-    """Return the placement of a program that runs models."""
-    own: dict[str, Any] = {
-        **hardware(config, rule, name),
-        "save_steps": config.values["save_steps"],
-    }
-    # A training chooses its own, for the memory of its GPUs.
-    if own["micro_batch_tokens"] == "auto" and not rule.startswith("train_"):
-        own["micro_batch_tokens"] = MICRO_BATCH_TOKENS
-    if judges := config.llm_judges(*recipe_of(rule, name)):
-        own |= _access(config, judges)
-    if rule in ("prompt_eval", "rw_eval"):
-        # The folder of the prompt sets.
-        own["source"] = str(config.local_path(""))
-    return own
-
-
-def _access(config: Config, judges: list[str]) -> dict[str, Any]:
-    """Return where and how LLM judges are asked."""
-    return {"llm_judges": judge_access(config.values["llm_judges"], judges)}
+    )
 
 
 def _import_dataset(config: Config, name: str) -> dict[str, Any]:
     source = dataset_folder(config, name)
     return {
-        "source": source and str(source),
+        "source": str(source or ""),
         "license": declared_license(config, "datasets", name),
     }
 
 
 def _fetch_model(config: Config, name: str) -> dict[str, Any]:
     source = model_folder(config, name)
-    return {"source": source and str(source), "license": declared_license(config, "models", name)}
+    return {"source": str(source or ""), "license": declared_license(config, "models", name)}
 
 
 def _init_model(config: Config, name: str) -> dict[str, Any]:
     folder = tokenizer_folder(config, name)
-    tokenizer = config.values["models"][name]["tokenizer"]
-    excluded = {} if folder else exclude_placement(config, tokenizer["train_on"])
-    return {"source": folder and str(folder), **excluded}
+    if folder:
+        return {"source": str(folder)}
+    return _exclusions(config, config.values["models"][name]["tokenizer"]["train_on"])
+
+
+def _exclusions(config: Config, dataset: str) -> dict[str, Any]:
+    files = {name: str(path) for name, path in excluded_files(config, dataset).items()}
+    return {"excluded_patterns": excluded_patterns(config, dataset), "excluded_files": files}
 
 
 def _label_pairs(config: Config, name: str) -> dict[str, Any]:
     judge = config.values["datasets"][name]["llm_judge"]
-    excluded = exclude_placement(config, config.labelled_dataset(name))
-    return {**_access(config, [judge]), **excluded}
+    return {
+        "llm_judges": judge_access(config.values["llm_judges"], [judge]),
+        **_exclusions(config, config.labelled_dataset(name)),
+    }
+
+
+def _prompt_sets(config: Config, name: str) -> dict[str, Any]:
+    return {"source": str(config.local_path(""))}
 
 
 def _compare_runs(config: Config, name: str) -> dict[str, Any]:
-    """Return the folders of the compared versions in the store."""
     versions = config.compared_versions(*name.split("/"))
     return {
         "versions": {
@@ -148,12 +145,16 @@ def _compare_runs(config: Config, name: str) -> dict[str, Any]:
     }
 
 
-_OWN = {
+# The options of single rules, given the config and the name of the job.
+_OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
     "import_dataset": _import_dataset,
     "fetch_model": _fetch_model,
     "init_model": _init_model,
     "label_pairs": _label_pairs,
-    "split_dataset": exclude_placement,
+    "split_dataset": _exclusions,
+    "prompt_eval": _prompt_sets,
+    "rw_eval": _prompt_sets,
     "draw_report": lambda config, name: {"licenses": declared_licenses(config)},
     "compare_runs": _compare_runs,
+    "compare_zero": lambda config, name: {"starts_processes": True},
 }

@@ -6,7 +6,7 @@ apart from rounding. Deterministic kernels are a setting, which configure applie
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from snakechat.workflow import deterministic
+from snakechat.workflow.placement import Placement
 
 T = TypeVar("T")
 
@@ -72,24 +73,24 @@ def using(choices: Acceleration) -> Iterator[None]:
         _current = previous
 
 
-def choose(placement: Mapping[str, Any], device: torch.device) -> Acceleration:
+def choose(placement: Placement, device: torch.device) -> Acceleration:
     """Return the choices of a placement for a device; those that it lacks follow the device."""
     on_gpu = device.type == "cuda"
-    given = {key: value for key, value in placement.items() if value is not None}
+    multiple = GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1
     return Acceleration(
-        pad_to_multiple_of=given.get("pad_to_multiple_of", GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1),
-        prefetch=given.get("prefetch", on_gpu),
+        pad_to_multiple_of=placement.pad_to_multiple_of or multiple,
+        prefetch=on_gpu if placement.prefetch is None else placement.prefetch,
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
         # Only a GPU can capture a graph.
-        cuda_graphs=on_gpu and given.get("cuda_graphs", True),
-        generate_tokens=given.get("generate_tokens"),
+        cuda_graphs=on_gpu and placement.cuda_graphs is not False,
+        generate_tokens=placement.generate_tokens,
         # A CPU has no fused kernels of the others.
-        attn_implementation=given.get("attn_implementation", "auto") if on_gpu else "sdpa",
-        compile=bool(placement.get("compile")),
+        attn_implementation=placement.attn_implementation if on_gpu else "sdpa",
+        compile=bool(placement.compile),
     )
 
 
-def configure(placement: Mapping[str, Any], device: torch.device) -> None:
+def configure(placement: Placement, device: torch.device) -> None:
     """Apply the choices of a placement to this process."""
     global _current
     _current = choose(placement, device)

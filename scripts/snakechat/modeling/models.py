@@ -18,6 +18,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.library_versions import check_libraries
 from snakechat.modeling.partitions import whole_shape
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import Placement
 
 # Progress bars for single files, and reports on score heads that are new on purpose.
 transformers.logging.disable_progress_bar()
@@ -33,14 +34,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def choose_device(placement: Mapping[str, Any]) -> torch.device:
+def choose_device(placement: Placement) -> torch.device:
     """Return the device of a placement, and configure this process for it (acceleration.py).
 
     Raises:
         InputError: it requires a GPU, and torch finds none, or libraries are too old.
     """
     check_libraries()
-    device = torch.device("cuda" if placement["gpus_per_node"] else "cpu")
+    device = torch.device("cuda" if placement.gpus_per_node else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
     acceleration.configure(placement, device)

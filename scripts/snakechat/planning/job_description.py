@@ -21,6 +21,7 @@ from snakechat.planning.plan import Plan
 from snakechat.planning.token_counts import TokenCounts, token_counts
 from snakechat.planning.workload import Generation
 from snakechat.training.zero_stages import is_partitioned, samples_whole
+from snakechat.workflow.placement import Placement
 
 # Assumed limit of the responses that vLLM samples at a time: max_num_seqs is 256 on most GPUs.
 VLLM_MAX_SEQUENCES = 256
@@ -35,7 +36,7 @@ class JobDescription:
     def __init__(
         self,
         spec: Mapping[str, Any],
-        placement: Mapping[str, Any],
+        placement: Placement,
         plan: Plan,
         gpu_memory: float = 0,
     ) -> None:
@@ -61,7 +62,7 @@ class JobDescription:
             dtype or settings["dtype"],
             settings.get(f"{lora}_rank", 0) if lora else 0,
             settings.get("train_base", "none") if lora == "lora" else "none",
-            bool(lora) and self.placement["activation_checkpointing"],
+            bool(lora) and self.placement.activation_checkpointing,
         )
 
     def scorers(self, *keys: str) -> list[str]:
@@ -100,14 +101,14 @@ class JobDescription:
 
         max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
         """
-        sequences = max(1, (max_tokens or self.placement["micro_batch_tokens"]) // length)
-        on_gpu = self.placement["gpus_per_node"] > 0
+        sequences = max(1, (max_tokens or self.placement.micro_batch_tokens) // length)
+        on_gpu = self.placement.gpus_per_node > 0
         dense_mask = not on_gpu or self.has_dense_mask()
         return BatchShape(sequences, length, num_targets, on_gpu, dense_mask)
 
     def has_dense_mask(self) -> bool:
         """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
-        choice = self.placement.get("attn_implementation") or "auto"
+        choice = self.placement.attn_implementation or "auto"
         one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
         uses_varlen = one_response and self.settings.get("dtype") != "fp32"
         return choice == "sdpa" or (choice in ("auto", "varlen") and not uses_varlen)
@@ -120,10 +121,10 @@ class JobDescription:
         Args:
             num_responses: Those that are sampled at a time, in all processes.
         """
-        limit = self.placement.get("generate_tokens") or default_generate_tokens(
+        limit = self.placement.generate_tokens or default_generate_tokens(
             load_config(model),
             BYTES_PER_ELEMENT[model.dtype],
-            self.placement["micro_batch_tokens"],
+            self.placement.micro_batch_tokens,
             MEMORY_FRACTION * self.gpu_memory,
         )
         shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
@@ -147,18 +148,19 @@ class JobDescription:
         gathers_layers = is_partitioned(self.placement, model.dtype) and not samples_whole(
             weight_bytes(model), self.gpu_memory
         )
-        is_on = self.placement.get("cuda_graphs") is not False
+        is_on = self.placement.cuda_graphs is not False
         return is_on and not gathers_layers and can_be_captured(model)
 
     def prompt_files(self) -> tuple[list[str], dict[str, str], Path]:
         """Return the prompt sets of the job, the digests of their files, and their folder."""
-        return self.settings["prompt_sets"], self.spec["files"], Path(self.placement["source"])
+        folder = self.plan.jobs[self.spec["path"]].options.source
+        return self.settings["prompt_sets"], self.spec["files"], Path(folder)
 
     def vllm_ranks(self) -> int:
         """Return the processes of a vLLM engine that samples; 0 without vLLM."""
         if self.settings.get("generation_backend") != "vllm":
             return 0
-        return self.placement.get("vllm_tensor_parallel_size", 1)
+        return self.placement.vllm_tensor_parallel_size
 
 
 def with_responses(prompts: TokenCounts, num_generations: int, response_length: int) -> TokenCounts:

@@ -1,6 +1,7 @@
 """What a planned job needs: GPU memory, time and disk, and settings with which it fits."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
@@ -14,6 +15,7 @@ from snakechat.planning.stage_choice import determine_stage
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.placement import Placement
 from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # Values that are suggested for a job that does not fit: the LoRA rank of DeepSpeed-Chat, the GPUs
@@ -39,7 +41,7 @@ class JobEstimate:
     """
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
-        self.spec, self.placement = plan.jobs[path]
+        self.spec, self.placement, _ = plan.jobs[path]
         self.plan, self.gpu, self.stale = plan, gpu, path in plan.stale
         self.workload: Workload | None = None
         self.moment: str | None = None
@@ -53,7 +55,7 @@ class JobEstimate:
         self.num_gpus = 0
         try:
             chosen, reason = determine_stage(self.spec, self.placement, plan, gpu.memory)
-            self.placement = {**self.placement, **chosen}
+            self.placement = replace(self.placement, **chosen)
             self.workload = self._workload(self.spec, self.placement)
             if self.workload:
                 self._estimate(self.workload, reason)
@@ -65,9 +67,9 @@ class JobEstimate:
     def __str__(self) -> str:
         return job_name(self.spec)
 
-    def _workload(self, spec: Mapping[str, Any], placement: Mapping[str, Any]) -> Workload | None:
+    def _workload(self, spec: Mapping[str, Any], placement: Placement) -> Workload | None:
         """Return the workload of the job with a spec and a placement; None if it needs no GPU."""
-        gpu_memory = self.gpu.memory if placement.get("gpus_per_node") else 0
+        gpu_memory = self.gpu.memory if placement.gpus_per_node else 0
         return job_workload(spec, placement, self.plan, gpu_memory)
 
     def _estimate(self, workload: Workload, reason: str) -> None:
@@ -76,7 +78,7 @@ class JobEstimate:
         reason: Why the ZeRO stage was chosen; empty if it was not.
         """
         placement = self.placement
-        self.num_gpus = placement["nodes"] * placement["gpus_per_node"]
+        self.num_gpus = placement.nodes * placement.gpus_per_node
         self.moment, self.memory = workload.memory(
             placement, self.gpu.memory if self.num_gpus else 0
         )
@@ -137,52 +139,52 @@ class JobEstimate:
     def _host_memory_warnings(self) -> list[str]:
         """Return a warning if the job does not fit into the CPU memory of its nodes."""
         assert self.host_memory is not None
-        if self.host_memory <= self.placement["mem_mb"] << 20:
+        if self.host_memory <= self.placement.mem_mb << 20:
             return []
         return [
             f"needs {format_bytes(self.host_memory)} of CPU memory on each node, mem_mb is"
-            f" {self.placement['mem_mb']}"
+            f" {self.placement.mem_mb}"
         ]
 
     def _suggestions(self, workload: Workload) -> Iterator[dict[str, Any]]:
         """Yield changes of settings that reduce memory, the smallest changes first."""
         placement = self.placement
         if workload.vllm_ranks:
-            gpus = placement["gpus_per_node"]
+            gpus = placement.gpus_per_node
             for size in range(workload.vllm_ranks + 1, gpus + 1):
                 if gpus % size == 0:
                     yield {"vllm_tensor_parallel_size": size}
-        tokens = placement["micro_batch_tokens"] // 2
+        tokens = placement.micro_batch_tokens // 2
         while tokens >= max(MIN_MICRO_BATCH_TOKENS, workload.largest.length):
             yield {"micro_batch_tokens": tokens}
             tokens //= 2
         if not workload.trained:
             yield from self._suggested_partitions(workload)
             return
-        if not placement["activation_checkpointing"]:
+        if not placement.activation_checkpointing:
             yield {"activation_checkpointing": True}
-        if "offload_frozen" not in placement and self.spec["rule"] == "train_rlhf":
+        if not placement.offload_frozen and self.spec["rule"] == "train_rlhf":
             yield {"offload_frozen": True}
         if num_processes(placement) > 1:
-            for stage in range(max(placement["zero_stage"], 1) + 1, 4):
+            for stage in range(max(placement.zero_stage, 1) + 1, 4):
                 yield {"zero_stage": stage}
-        if placement["offload"] == "none":
-            yield {"zero_stage": max(placement["zero_stage"], 2), "offload": "optimizer"}
+        if placement.offload == "none":
+            yield {"zero_stage": max(placement.zero_stage, 2), "offload": "optimizer"}
         yield from self._suggested_partitions(workload)
         if self.spec["settings"]["lora_rank"] == 0:
             yield {"lora_rank": SUGGESTED_LORA_RANK}
 
     def _suggested_partitions(self, workload: Workload) -> Iterator[dict[str, Any]]:
         """Yield changes with which an evaluation partitions its models."""
-        if self.placement["offload"] != "parameters":
+        if self.placement.offload != "parameters":
             yield {"zero_stage": 3, "offload": "parameters"}
-        if 0 < self.placement["gpus_per_node"] < SUGGESTED_GPUS_PER_NODE:
+        if 0 < self.placement.gpus_per_node < SUGGESTED_GPUS_PER_NODE:
             yield {"zero_stage": 3, "gpus_per_node": SUGGESTED_GPUS_PER_NODE}
 
     def memory_limit(self) -> float:
         """Return the bytes that the tensors of a process may occupy."""
         if self.num_gpus == 0:
-            return self.placement["mem_mb"] << 20
+            return self.placement.mem_mb << 20
         return self.gpu.memory * USABLE_MEMORY
 
     def _vllm_limit(self) -> float:
@@ -198,10 +200,10 @@ class JobEstimate:
         settings = self.spec["settings"]
         if lora_rank:
             settings = settings | {"lora_rank": lora_rank}
-        changed = self.placement | placement
+        changed = replace(self.placement, **placement)
         workload = self._workload(self.spec | {"settings": settings}, changed)
         assert workload
-        gpu_memory = self.gpu.memory if changed["gpus_per_node"] else 0
+        gpu_memory = self.gpu.memory if changed.gpus_per_node else 0
         _, memory = workload.memory(changed, gpu_memory)
         return sum(memory.values()) <= self.memory_limit() and self._vllm_fits(workload)
 

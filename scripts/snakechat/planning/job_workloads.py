@@ -1,6 +1,7 @@
 """The workload of each kind of job, from its spec."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from snakechat.planning.job_description import JobDescription
 from snakechat.planning.memory import USABLE_MEMORY
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload
+from snakechat.workflow.placement import Placement
 
 TRAININGS: dict[str, Callable[[JobDescription], Workload]] = {
     "train_sft": training.train_sft,
@@ -33,7 +35,7 @@ WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
 
 
 def job_workload(
-    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan, gpu_memory: float = 0
+    spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float = 0
 ) -> Workload | None:
     """Return the workload of a job; None if the job needs no GPU.
 
@@ -46,10 +48,10 @@ def job_workload(
     if describe is None:
         return None
     workload = describe(JobDescription(spec, placement, plan, gpu_memory))
-    if workload and workload.generation and gpu_memory and "generate_tokens" not in placement:
+    if workload and workload.generation and gpu_memory and placement.generate_tokens is None:
         _, memory = workload.memory(placement, gpu_memory)
         if sum(memory.values()) > gpu_memory * USABLE_MEMORY:
             # A batch that samples is smaller where less memory is free.
-            smallest = {**placement, "generate_tokens": placement["micro_batch_tokens"]}
+            smallest = replace(placement, generate_tokens=placement.micro_batch_tokens)
             return describe(JobDescription(spec, smallest, plan, gpu_memory))
     return workload

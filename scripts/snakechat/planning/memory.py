@@ -5,8 +5,9 @@ adds. Sizes and activations come from snakechat/planning/footprint.py. Units are
 docstring says elements.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, NUM_TOKENS
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
@@ -27,6 +28,7 @@ from snakechat.training.zero_stages import (
     stage_used,
     zero_buffers,
 )
+from snakechat.workflow.placement import Placement
 
 GIB = 1 << 30
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -38,7 +40,6 @@ USABLE_MEMORY = 0.93
 Memory = dict[str, float]
 # The name of a phase, and its memory.
 Phase = tuple[str, Memory]
-Placement = Mapping[str, Any]
 
 
 class TrainedModel(NamedTuple):
@@ -60,7 +61,7 @@ def add_components(*memories: Memory) -> Memory:
 
 def num_processes(placement: Placement) -> int:
     """Return the number of processes of a job: one per GPU, or one per node without GPUs."""
-    return placement["nodes"] * max(placement["gpus_per_node"], 1)
+    return placement.nodes * max(placement.gpus_per_node, 1)
 
 
 # --- peaks --------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def training_memory(
         partitions = num_partitions(trained[0], placement)
         resident.append({"optimizer": 4 * measure_size(trained[0].model).trained / partitions})
     frozen_weights = 0.0
-    if not placement.get("offload_frozen"):
+    if not placement.offload_frozen:
         frozen_weights = sum(frozen_bytes(model, placement) for model in frozen)
     resident.append({"weights": frozen_weights})
     phases = [*training_phases(trained, frozen, placement, largest, buffers)]
@@ -128,7 +129,7 @@ def inference_memory(
         vllm_ranks: processes of a vLLM engine; 0 if the first model itself generates.
     """
     entries = [evaluated_entry(model, placement) for model in models]
-    offloaded = placement["offload"] == "parameters"
+    offloaded = placement.offload == "parameters"
     weights: Memory = {
         "weights": sum(
             weight_bytes(entry.model) / num_partitions(entry, placement)
@@ -196,15 +197,15 @@ def host_memory(
     transformers creates a model in the CPU's memory, in each process, one model at a time. With
     ZeRO 3, a process reads its partition of one weight at a time.
     """
-    local_processes = max(placement["gpus_per_node"], 1)
+    local_processes = max(placement.gpus_per_node, 1)
     loaded = [loading_bytes(entry, placement) for entry in trained]
     loaded += [loading_bytes(frozen_entry(model, placement), placement) for model in frozen]
     offloaded: float = 0
-    if placement.get("offload_frozen"):
+    if placement.offload_frozen:
         offloaded = sum(frozen_bytes(model, placement) for model in frozen) * local_processes
     for entry in trained:
         on_gpu = resident_memory(entry, placement)
-        without_offload = resident_memory(entry, {**placement, "offload": "none"})
+        without_offload = resident_memory(entry, replace(placement, offload="none"))
         offloaded += local_processes * sum(
             without_offload[component] - on_gpu[component] for component in without_offload
         )
@@ -213,10 +214,10 @@ def host_memory(
 
 def inference_host_memory(models: Sequence[ModelSpec], placement: Placement) -> float:
     """Return the bytes of a node's own memory in a job that evaluates models."""
-    local_processes = max(placement["gpus_per_node"], 1)
+    local_processes = max(placement.gpus_per_node, 1)
     entries = [evaluated_entry(model, placement) for model in models]
     offloaded: float = 0
-    if placement["offload"] == "parameters":
+    if placement.offload == "parameters":
         partitions = (
             weight_bytes(e.model) / num_partitions(e, placement) for e in entries if e.stage
         )
@@ -275,9 +276,9 @@ def resident_memory(
         "optimizer": 12 * size.trained / n,
         "buffers": bucket_bytes(entry, buffers) if entry.stage == 3 else 0,
     }
-    if placement["offload"] != "none":
+    if placement.offload != "none":
         memory |= {"gradients": 0, "optimizer": 0}
-    if placement["offload"] == "parameters":
+    if placement.offload == "parameters":
         memory["weights"] = 0
     return memory
 
@@ -312,7 +313,7 @@ def training_phases(
                 scoring = inference_activations(entry.model, largest)
                 yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
     for model in frozen:
-        offloaded = placement.get("offload_frozen")
+        offloaded = placement.offload_frozen
         loaded = gathered_bytes(frozen_entry(model, placement), buffers)
         if offloaded and not is_partitioned(placement, model.dtype):
             loaded = weight_bytes(model)

@@ -25,22 +25,22 @@ def model_config(path: str, plan: Plan) -> str:
     Raises:
         InputError: The config of the base model is not known before the download.
     """
-    spec, placement = plan.jobs[path]
+    spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
     settings = spec["settings"]
     if spec["rule"] == "init_model":
-        size = vocabulary_size(settings["tokenizer"], placement)
+        size = vocabulary_size(settings["tokenizer"], source)
         return json.dumps({**settings["init"], "vocab_size": size})
     if spec["rule"] == "fetch_model":
-        for folder in (path, placement.get("source")):
+        for folder in (path, source):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
         # A model with a path is of an object store.
-        source = settings.get("hub", placement.get("source"))
-        if source not in MODEL_CONFIGS:
+        name = settings.get("hub", source)
+        if name not in MODEL_CONFIGS:
             raise InputError(
-                f"the size of {source} is not known before its download: build {path} first"
+                f"the size of {name} is not known before its download: build {path} first"
             )
-        return json.dumps(MODEL_CONFIGS[source])
+        return json.dumps(MODEL_CONFIGS[name])
     key = "actor" if spec["rule"] == "train_rlhf" else "model"
     return model_config(spec["inputs"][key]["path"], plan)
 
@@ -55,10 +55,10 @@ def base_model_bytes(path: str, plan: Plan) -> float | None:
     return model_folder_bytes(ModelSpec(config, loss, dtype))
 
 
-def vocabulary_size(tokenizer: Mapping[str, Any], placement: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a tokenizer: of the one to be trained, or of its files."""
+def vocabulary_size(tokenizer: Mapping[str, Any], folder: str) -> int:
+    """Return the number of tokens of a tokenizer: of the one to be trained, or of its folder."""
     if "vocab_size" in tokenizer:
         return tokenizer["vocab_size"]
-    content = json.loads(Path(placement["source"], "tokenizer.json").read_text())
+    content = json.loads(Path(folder, "tokenizer.json").read_text())
     ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
     return max(ids) + 1

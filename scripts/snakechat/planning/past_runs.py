@@ -14,6 +14,7 @@ from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import read_run_record
 
 ENDING = ".manifest.json"
@@ -52,7 +53,7 @@ def past_runs(output: Path, gpu: Gpu) -> list[PastRun]:
         run = manifest and read_run_record(result, digest(manifest["spec"]))
         if not manifest or not run:
             continue
-        jobs[result] = PlannedJob(manifest["spec"], run["placement"])
+        jobs[result] = PlannedJob(manifest["spec"], placement_of(run["placement"]))
         if (
             gpu.name
             and gpu_kind(run.get("gpu", "")) == gpu.name

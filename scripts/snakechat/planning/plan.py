@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from snakechat.workflow.placement import SERIAL, Placement
+from snakechat.workflow.run_options import DEFAULTS, RunOptions
+
 
 class PlannedJob(NamedTuple):
     """A job of a build.
 
-    spec: Its spec. placement: Where and how it would run.
+    spec: Its spec. placement: Where and how it would run. options: What else its run would use.
     """
 
     spec: dict[str, Any]
-    placement: dict[str, Any]
+    placement: Placement = SERIAL
+    options: RunOptions = DEFAULTS
 
 
 class Plan(NamedTuple):

@@ -14,7 +14,7 @@ from snakechat.config.config_files import check_config_files
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.jobs.descriptions import RULES, Job
-from snakechat.jobs.placements import program_placement
+from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
@@ -71,7 +71,9 @@ def plan_build(targets: list[str], options: list[str]) -> Plan:
     words = config_options(options)
     planned = {
         specs.result(rule, name): PlannedJob(
-            specs.spec(rule, name)[0], program_placement(config, rule, name, words)
+            specs.spec(rule, name)[0],
+            job_placement(config, rule, name),
+            run_options(config, rule, name, words),
         )
         for rule, name in jobs
     }

@@ -5,12 +5,12 @@ GPUs. A training program and scripts/estimate.py choose by the same estimate of 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 
-from snakechat.config.placement import MICRO_BATCH_TOKENS
 from snakechat.modeling.compilation import can_compile
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
 from snakechat.modeling.models import choose_device
@@ -26,6 +26,7 @@ from snakechat.training.checkpointing import saved_zero_stage
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.distributed import all_reduce_max, broadcast_from_first, rank
 from snakechat.workflow.job import Job
+from snakechat.workflow.placement import SERIAL, Placement
 
 AUTO = "auto"
 # A model is compiled by default if it has more weights, and is trained for longer, than these. A
@@ -35,7 +36,7 @@ COMPILED_WEIGHTS, COMPILED_SECONDS = MAX_FP32_WEIGHTS, 600
 KEYS = ("zero_stage", "activation_checkpointing", "micro_batch_tokens")
 # Values of micro_batch_tokens in the order in which they are tried: smaller ones before activations
 # are checkpointed or more is partitioned.
-SMALLER_TOKENS = (MICRO_BATCH_TOKENS, 4096, 2048)
+SMALLER_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
 # A few percent faster; taken if they need at most this fraction of the GPU's memory.
 LARGER_TOKENS, MEMORY_OF_LARGER = (16384, 32768), 0.7
 # Values of the first two KEYS, the fastest first. Checkpointing computes each forward pass a second
@@ -51,8 +52,8 @@ def choose_stage(job: Job[Any]) -> None:
     A run that resumes keeps the ZeRO stage of its checkpoint.
     """
     placement, index, tokens, compiles = job.placement, 0, 0, False
-    on_gpu = placement["gpus_per_node"] > 0
-    may_compile = on_gpu and placement.get("compile") is None and not job.spec.get("deterministic")
+    on_gpu = placement.gpus_per_node > 0
+    may_compile = on_gpu and placement.compile is None and not job.spec.get("deterministic")
     if not (_is_open(placement) or may_compile):
         return
     gpu_memory = torch.cuda.mem_get_info()[1] if on_gpu else 0
@@ -60,12 +61,12 @@ def choose_stage(job: Job[Any]) -> None:
     gpu_memory = -all_reduce_max(-gpu_memory)
     if rank() == 0:
         plan = plan_of_inputs(job)
-        saved = saved_zero_stage(job.states) if placement["zero_stage"] == AUTO else None
-        known = placement if saved is None else {**placement, "zero_stage": saved}
+        saved = saved_zero_stage(job.states) if is_auto(placement.zero_stage) else None
+        known = placement if saved is None else replace(placement, zero_stage=saved)
         chosen, reason = determine_stage(job.spec, known, plan, gpu_memory)
-        known = known | chosen
-        index = CHOICES.index((known["zero_stage"], known["activation_checkpointing"]))
-        tokens = known["micro_batch_tokens"]
+        known = replace(known, **chosen)
+        index = CHOICES.index((known.zero_stage, known.activation_checkpointing))
+        tokens = known.micro_batch_tokens
         if reason:
             print(reason, flush=True)
         peak = peak_flops(torch.cuda.get_device_name()) if may_compile and can_compile() else None
@@ -76,10 +77,11 @@ def choose_stage(job: Job[Any]) -> None:
         if compiles:
             print(f"compile: true: the training takes more than {COMPILED_SECONDS // 60} minutes")
     chosen_pair = CHOICES[broadcast_from_first(index)]
-    placement.update(zip(KEYS, (*chosen_pair, broadcast_from_first(tokens)), strict=True))
+    chosen = dict(zip(KEYS, (*chosen_pair, broadcast_from_first(tokens)), strict=True))
+    job.placement = replace(placement, **chosen)
     if broadcast_from_first(compiles):
-        placement["compile"] = True
-        choose_device(placement)
+        job.placement = replace(job.placement, compile=True)
+        choose_device(job.placement)
 
 
 def is_worth_compiling(workload: Workload, peak: float) -> bool:
@@ -96,7 +98,7 @@ def is_worth_compiling(workload: Workload, peak: float) -> bool:
 
 
 def determine_stage(
-    spec: Mapping[str, Any], placement: Mapping[str, Any], plan: Plan, gpu_memory: float
+    spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
 ) -> tuple[dict[str, Any], str]:
     """Return the keys of a placement that `auto` stands for, and why they have their values.
 
@@ -109,18 +111,18 @@ def determine_stage(
         return {}, ""
 
     def fraction_needed(chosen: dict[str, Any]) -> float:
-        changed = {**placement, **chosen}
+        changed = replace(placement, **chosen)
         workload = job_workload(spec, changed, plan, gpu_memory)
         assert workload
         return sum(workload.memory(changed, gpu_memory)[1].values()) / gpu_memory
 
-    given = placement["micro_batch_tokens"]
+    given: object = placement.micro_batch_tokens
     choices = [
         dict(zip(KEYS, (*pair, tokens), strict=True))
         for pair in possible_choices(placement, spec["settings"]["dtype"])
         for tokens in (SMALLER_TOKENS if given == AUTO else (given,))
     ]
-    if not placement["gpus_per_node"]:
+    if not placement.gpus_per_node:
         return choices[0], ""
     for chosen in choices:
         needed = fraction_needed(chosen)
@@ -140,30 +142,36 @@ def determine_stage(
     )
 
 
-def possible_choices(placement: Mapping[str, Any], dtype: str) -> list[tuple[int, bool]]:
+def possible_choices(placement: Placement, dtype: str) -> list[tuple[int, bool]]:
     """Return the CHOICES that a placement allows, in their order. At least one is among them."""
     stages = [stage for stage in range(4) if stage_used(stage, dtype) == stage]
-    if placement["offload"] != "none":
+    if placement.offload != "none":
         # DeepSpeed offloads only what ZeRO partitions.
         stages = [stage for stage in stages if stage > 0]
-    if placement.get("compile"):
+    if placement.compile:
         # Stage 3 runs no compiled layers.
         stages.remove(3)
     if num_processes(placement) == 1:
         # There is nothing to partition.
         del stages[1:]
-    if placement["zero_stage"] != AUTO:
-        stages = [placement["zero_stage"]]
+    if not is_auto(placement.zero_stage):
+        stages = [placement.zero_stage]
+    given: object = placement.activation_checkpointing
     return [
         (stage, recomputes)
         for stage, recomputes in CHOICES
-        if stage in stages and placement["activation_checkpointing"] in (AUTO, recomputes)
+        if stage in stages and given in (AUTO, recomputes)
     ]
 
 
-def _is_open(placement: Mapping[str, Any]) -> bool:
+def _is_open(placement: Placement) -> bool:
     """Return whether a placement has `auto` for a key."""
-    return AUTO in [placement.get(key) for key in KEYS]
+    return any(is_auto(getattr(placement, key)) for key in KEYS)
+
+
+def is_auto(value: object) -> bool:
+    """Return whether a key of a placement is still open."""
+    return value == AUTO
 
 
 def plan_of_inputs(job: Job[Any]) -> Plan:
@@ -173,5 +181,5 @@ def plan_of_inputs(job: Job[Any]) -> Plan:
         # Any model's folder has a config, as a downloaded model has.
         rule = entry.get("rule")
         rule = rule if rule in FIELDS else "fetch_model"
-        planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}}, {})
+        planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}})
     return Plan(planned, set())

@@ -18,7 +18,7 @@ def train_sft(job: JobDescription) -> Workload:
     tokens, model = job.tokens(), job.model("model", SFT, lora="lora")
     flops = product(job.rows_trained(tokens), training_flops(model, tokens))
     return Workload(
-        trained=[TrainedModel(model, job.placement["zero_stage"])],
+        trained=[TrainedModel(model, job.placement.zero_stage)],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
         flops=flops,
@@ -32,7 +32,7 @@ def train_on_pairs(job: JobDescription, loss: str) -> Workload:
     tokens, model = job.tokens(), job.model("model", loss, lora="lora")
     flops = product(job.rows_trained(tokens), training_flops(model, tokens))
     return Workload(
-        trained=[TrainedModel(model, job.placement["zero_stage"])],
+        trained=[TrainedModel(model, job.placement.zero_stage)],
         frozen=[],
         largest=job.micro_batch(tokens.longest, tokens.longest // 2),
         flops=flops,
@@ -43,7 +43,7 @@ def train_on_pairs(job: JobDescription, loss: str) -> Workload:
 
 def train_rlhf(job: JobDescription) -> Workload:
     """Return the workload of PPO, RLOO or GRPO."""
-    settings, prompts, zero_stage = job.settings, job.tokens(), job.placement["zero_stage"]
+    settings, prompts, zero_stage = job.settings, job.tokens(), job.placement.zero_stage
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]
     tokens = with_responses(prompts, num_generations, response_length)
     actor, reference = job.model("actor", POLICY, lora="lora"), job.model("actor", POLICY)
@@ -55,7 +55,7 @@ def train_rlhf(job: JobDescription) -> Workload:
         frozen.append(reference)
     if settings["algorithm"] == "ppo":
         critic = job.model(job.critic_origin(), SCORE, lora="critic_lora")
-        critic_stage = job.placement.get("critic_zero_stage")
+        critic_stage = job.placement.critic_zero_stage
         trained.append(TrainedModel(critic, zero_stage if critic_stage is None else critic_stage))
     evaluated = [entry.model for entry in trained] + [reference] + rewards
     flops = [forward_flops(model, tokens) for model in evaluated]

@@ -1,7 +1,7 @@
 """The work of a job on GPUs: models, micro-batches, operations."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from snakechat.planning.compute_time import (
     LORA_FLOPS_UTILIZATION,
@@ -24,6 +24,7 @@ from snakechat.planning.memory import (
     weight_bytes,
 )
 from snakechat.training.zero_stages import DEFAULT_BUFFERS, ZeroBuffers
+from snakechat.workflow.placement import Placement
 
 
 class Generation(NamedTuple):
@@ -78,7 +79,7 @@ class Workload(NamedTuple):
 
     def memory(
         self,
-        placement: Mapping[str, Any],
+        placement: Placement,
         gpu_memory: float = 0,
         buffers: ZeroBuffers = DEFAULT_BUFFERS,
     ) -> tuple[str, dict[str, float]]:
@@ -126,7 +127,7 @@ class Workload(NamedTuple):
         response = cache_bytes(model, self.generation._replace(sequences=1))
         return (weight_bytes(model) + response) / self.vllm_ranks
 
-    def host_memory(self, placement: Mapping[str, Any]) -> float:
+    def host_memory(self, placement: Placement) -> float:
         """Return the bytes of a node's CPU memory."""
         if self.trained:
             return host_memory(self.trained, self.frozen, placement)

@@ -1,16 +1,16 @@
 """The README.md of a model folder: what the model is, what it was made from and how to load it."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from snakechat.data.licenses import is_hub_license, source_licenses
-from snakechat.reporting.origins import describe_origin
+from snakechat.reporting.origins import describe_origin, rebuild_command
 from snakechat.reporting.pages import MARKDOWN
 from snakechat.workflow.digests import digest
 from snakechat.workflow.lineage import lineage_columns
 from snakechat.workflow.manifest import Manifest
+from snakechat.workflow.placement import Placement, placement_of
 
 # The class that loads the model of each rule, and what the model is.
 KINDS = {
@@ -44,10 +44,9 @@ def model_card(
         declared_licenses: The licences in the config, by the path of a source.
     """
     spec, lineage = manifest["spec"], manifest["lineage"]
-    path, placement, found = spec["path"], record["placement"], record["versions"]
+    path, found = spec["path"], record["versions"]
     auto_class, description = KINDS[spec["rule"]]
     licenses = source_licenses(lineage, declared_licenses)
-    options = shlex.join(placement.get("options", ()))
     return MARKDOWN.get_template("model_card.md").render(
         name=spec["name"],
         path=path,
@@ -63,9 +62,9 @@ def model_card(
             for column in lineage_columns(lineage)
             for upstream in column
         ],
-        command=f"snakemake --cores 1 {path} {options}".rstrip(),
+        command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
-        processors=processors(placement),
+        processors=processors(placement_of(record["placement"])),
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
         changed_weights=manifest["facts"].get("changed_weights"),
         saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
@@ -87,12 +86,12 @@ def source_row(path: str, job: Mapping[str, Any], license: str | None) -> list[s
     return [path, origin, languages, ", ".join(rows), job["spec"][:16]]
 
 
-def processors(placement: Mapping[str, Any]) -> str:
+def processors(placement: Placement) -> str:
     """Describe what a model was trained on: on the CPU, results depend on the threads."""
-    nodes, gpus = placement["nodes"], placement["gpus_per_node"]
+    nodes, gpus = placement.nodes, placement.gpus_per_node
     if gpus:
         return f"{nodes * gpus} GPU{'s' * (nodes * gpus > 1)}"
-    return f"CPU, {placement['threads']} threads (placement.threads, whatever --cores is)"
+    return f"CPU, {placement.threads} threads (placement.threads, whatever --cores is)"
 
 
 def hub_ids(lineage: dict[str, Any]) -> dict[str, list[str]]:

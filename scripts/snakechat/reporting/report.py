@@ -16,6 +16,7 @@ from snakechat.reporting.page_parts import Card, Section, Table, value_table
 from snakechat.reporting.remarks import remarks_on
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.results import headline, result_section
+from snakechat.reporting.training_tables import training_tables
 from snakechat.reporting.translations import translator
 from snakechat.workflow.job import Job
 from snakechat.workflow.lineage import lineage_columns
@@ -86,16 +87,26 @@ class Report:
         ]
 
     def training(self) -> list[Section]:
-        """Return the curves of each training."""
+        """Return the curves of each training, its held-out metrics and its epochs."""
         return [
-            curve_section(self.translate(STAGES[stage]), steps, CURVES[stage], self.translate)
+            curve_section(
+                self.translate(STAGES[stage]), steps, CURVES[stage], self.translate
+            )._replace(tables=self.training_tables(stage))
             for stage, steps in self.steps.items()
         ]
+
+    def training_tables(self, stage: str) -> list[Table]:
+        """Return the tables of the training of a stage."""
+        settings = self.job.lineage[str(self.job.inputs[f"train_{stage}"])]["settings"]
+        num_rows = self.statistics[f"tokens.{stage}"]["train"]["rows"]
+        return training_tables(
+            stage, settings, self.metrics[stage], self.steps[stage], num_rows, self.translate
+        )
 
     def lineage(self) -> list[Section]:
         """Return the table of the jobs that the report was made from, each below its inputs."""
         translate, lineage = self.translate, self.job.lineage
-        licenses = source_licenses(lineage, self.job.placement["licenses"])
+        licenses = source_licenses(lineage, self.job.options.licenses)
         rows = [
             [
                 path.removeprefix("output/"),
@@ -124,7 +135,9 @@ class Report:
             train = self.statistics[f"tokens.{stage}"]["train"]
             if run := self.runs[path]:
                 settings = self.job.lineage[path]["settings"]
-                sections.append(run_section(stage, settings, run, steps, train, self.translate))
+                sections.append(
+                    run_section(stage, path, settings, run, steps, train, self.translate)
+                )
         return sections
 
     def responses(self) -> list[Section]:

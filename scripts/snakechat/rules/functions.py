@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from snakechat.jobs.descriptions import RULES, Job
 from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
     RESOURCES,
-    hardware,
+    job_placement,
     job_resources,
-    program_placement,
     recipe_of,
+    run_options,
 )
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
@@ -40,6 +41,7 @@ from snakechat.workflow.errors import (
 from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.placement import Placement, placement_values
 from snakechat.workflow.preflight import (
     check_folders,
     check_gpus,
@@ -49,6 +51,7 @@ from snakechat.workflow.preflight import (
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
 from snakechat.workflow.store import PARTS, replace_link
+from snakechat.workflow.value_types import changed_values
 
 # The lock of the build.
 LOCK = Path("output/.lock")
@@ -136,7 +139,7 @@ class RuleFunctions:
         self._spec_files: dict[str, str] = {}
         # A recipe whose planned jobs need a GPU, on a machine that seems to have none.
         self._without_gpu: str | None = None
-        self._hardware = functools.cache(functools.partial(hardware, self.config))
+        self._placement = functools.cache(self._find_placement)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
 
     # --- jobs ---------------------------------------------------------------------------------
@@ -161,30 +164,39 @@ class RuleFunctions:
         return lookup
 
     def params(self, rule: str) -> dict[str, Any]:
-        """Return the words of a job's command: its program, spec file and placement."""
+        """Return the words of a job's command: its program, spec file, placement and options."""
 
         @fails_in_one_line
         def placement(wildcards: Any) -> str:
             name = name_of(wildcards)
-            found = program_placement(self.config, rule, name, self._options)
-            if found.get("gpus_per_node"):
+            found = self._placement(rule, name)
+            if found.gpus_per_node:
                 self._warn_without_gpu("/".join(recipe_of(rule, name)))
-            return canonical_json(found)
+            return canonical_json(placement_values(found))
+
+        @fails_in_one_line
+        def options(wildcards: Any) -> str:
+            found = run_options(self.config, rule, name_of(wildcards), self._options)
+            return canonical_json(changed_values(found))
 
         def spec_file(wildcards: Any, output: Any) -> str:
             # Snakemake has asked for the inputs already.
             return self._spec_files[output[0]]
 
         program = f"{self.snapshot.folder}/scripts/{RULES[rule].program}.py"
-        return {"spec": spec_file, "program": program, "placement": placement}
+        return {
+            "spec": spec_file,
+            "program": program,
+            "placement": placement,
+            "options": options,
+        }
 
     def threads(self, rule: str) -> RuleFunction:
         """Return a function of wildcards: CPU threads of a job of a recipe on each node."""
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> int:
-            threads: int = self._hardware(rule, name_of(wildcards))["threads"]
-            return threads
+            return self._placement(rule, name_of(wildcards)).threads
 
         return lookup
 
@@ -194,7 +206,7 @@ class RuleFunctions:
         def resource(key: str) -> RuleFunction:
             @fails_in_one_line
             def lookup(wildcards: Any, attempt: int) -> int | str | None:
-                return job_resources(self._hardware(rule, name_of(wildcards)), attempt)[key]
+                return job_resources(self._placement(rule, name_of(wildcards)), attempt)[key]
 
             return lookup
 
@@ -251,7 +263,6 @@ class RuleFunctions:
         """
         snakemake_adapter.check_scheduler(self.workflow)
         restrict_pods(self.workflow)
-        snakemake_adapter.count_steps(self.workflow)
         self._lock()
         jobs_run_here = snakemake_adapter.jobs_share_environment(self.workflow)
         if self._without_gpu and jobs_run_here:
@@ -350,6 +361,12 @@ class RuleFunctions:
         from snakechat.planning.causes import causes_of
 
         return "; ".join(causes_of(spec))
+
+    def _find_placement(self, rule: str, name: str) -> Placement:
+        """Return the placement of a job, with the threads that --set-threads gives its rule."""
+        placement = job_placement(self.config, rule, name)
+        threads = snakemake_adapter.threads_option(self.workflow, rule)
+        return placement if threads is None else replace(placement, threads=threads)
 
     def _find_unread_files(self, rule: str, dataset: str) -> None:
         """Print a warning if a dataset to import has data files that belong to no split."""

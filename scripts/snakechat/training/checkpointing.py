@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
+from snakechat.training.gpu_record import gpu_record
 from snakechat.workflow.distributed import (
     all_reduce_max,
     barrier,
@@ -34,6 +35,7 @@ from snakechat.workflow.distributed import (
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import result_files
+from snakechat.workflow.placement import ZeroStage
 
 CHECKPOINTS_KEPT = 2
 # Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.
@@ -62,6 +64,7 @@ class Checkpointer:
         self.job = job
         self.components: dict[str, Stateful] = {**components, "generators": Generators()}
         self.next_save = 0.0
+        self.gpu_record = gpu_record() if torch.cuda.is_available() else {}
         self.last_step = self._restore()
         job.record.update(
             resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
@@ -85,7 +88,7 @@ class Checkpointer:
                 seconds.append(time.monotonic() - started)
                 self._update_record(seconds)
                 stop = stop_signal(signals)
-                due = step % self.job.placement["save_steps"] == 0
+                due = step % self.job.options.save_steps == 0
                 if stop or (due and broadcast_from_first(time.monotonic() >= self.next_save)):
                     self._save(step)
                     # A signal may have arrived during the save.
@@ -101,7 +104,7 @@ class Checkpointer:
         """Update the measurements of the job; after every step, as the loop may end early."""
         self.job.record["seconds_per_step"] = round(statistics.median(seconds), 6)
         if peak := torch.cuda.max_memory_allocated():
-            self.job.record["gpu"] = torch.cuda.get_device_name()
+            self.job.record |= self.gpu_record
             self.job.record["peak_gpu_memory_mb"] = round(peak / 2**20)
 
     def _save(self, step: int) -> None:
@@ -186,7 +189,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.name.isdigit() and path.is_dir())
 
 
-def saved_zero_stage(states: Path) -> int | None:
+def saved_zero_stage(states: Path) -> ZeroStage | None:
     """Return the ZeRO stage of the first engine in the last checkpoint, None without one."""
     for folder in reversed(checkpoints(states)):
         with contextlib.suppress(OSError, ValueError):

@@ -22,6 +22,7 @@ from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_dev
 from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.placement import Placement
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,7 +39,7 @@ def make_engine(
     settings: TrainingSettings,
     learning_rate: float,
     num_steps: int,
-    placement: Mapping[str, Any],
+    placement: Placement,
 ) -> "Engine":
     """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
 
@@ -52,11 +53,11 @@ def make_engine(
     Raises:
         InputError: The device cannot train in the dtype of the recipe.
     """
-    if placement["activation_checkpointing"]:
+    if placement.activation_checkpointing:
         checkpoint_activations(cast(PreTrainedModel, module.model))
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
-    stage = stage_used(placement["zero_stage"], settings.dtype)
+    stage = stage_used(placement.zero_stage, settings.dtype)
     if stage < 3:
         module.to(choose_device(placement))
     if stage == 0:
@@ -64,7 +65,7 @@ def make_engine(
     # That module imports this one.
     from snakechat.training.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement["offload"])
+    return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
 def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
@@ -81,9 +82,7 @@ def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
             engine.step()
 
 
-def make_frozen(
-    module: M, dtype: str, placement: Mapping[str, Any], offload: bool
-) -> "FrozenModel[M]":
+def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "FrozenModel[M]":
     """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
 
     Args:

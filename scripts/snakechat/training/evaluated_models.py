@@ -5,9 +5,8 @@ of them. Each process evaluates its share of the rows, and all get all results.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,8 +19,7 @@ from snakechat.modeling.models import choose_device
 from snakechat.training.engine import FrozenModel, M, make_frozen
 from snakechat.training.zero_stages import evaluates_partitioned
 from snakechat.workflow.distributed import world_size
-
-Placement = Mapping[str, Any]
+from snakechat.workflow.placement import Placement
 
 
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
@@ -99,5 +97,5 @@ def load_frozen_scorer(
 def freeze(module: M, dtype: str, placement: Placement) -> FrozenModel[M]:
     """Return a module on the device of this process, or partitioned over all of them."""
     if evaluates_partitioned(placement, dtype):
-        return make_frozen(module, dtype, placement, placement["offload"] == "parameters")
+        return make_frozen(module, dtype, placement, placement.offload == "parameters")
     return FrozenModel(module, choose_device(placement), offload=False)

@@ -3,15 +3,14 @@
 import atexit
 import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import torch
 
 from snakechat.modeling.models import choose_device
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import Placement
 
 # Other processes wait while the first one writes a large model, scores responses with slow reward
 # functions or asks LLM judges. The launcher ends all of them if one dies, so that a long timeout
@@ -19,7 +18,7 @@ from snakechat.workflow.errors import InputError
 TIMEOUT = timedelta(hours=12)
 
 
-def init_process_group(placement: Mapping[str, Any]) -> torch.device:
+def init_process_group(placement: Placement) -> torch.device:
     """Join the process group of the job and return the device that this process trains on.
 
     The group is left when the program ends.
@@ -27,7 +26,7 @@ def init_process_group(placement: Mapping[str, Any]) -> torch.device:
     Raises:
         InputError: The number of processes or GPUs differs from the one in the placement.
     """
-    nodes, gpus_per_node = placement["nodes"], placement["gpus_per_node"]
+    nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
     started, expected = world_size(), nodes * max(gpus_per_node, 1)
     if started != expected:
         raise InputError(

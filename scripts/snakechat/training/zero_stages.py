@@ -1,8 +1,9 @@
 """The ZeRO stage of a run. Apart from the engine, so that pages and planning need no torch."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from snakechat.workflow.placement import Placement
 
 # Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
 # scaling.
@@ -14,18 +15,18 @@ def stage_used(zero_stage: int, dtype: str) -> int:
     return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage
 
 
-def is_partitioned(placement: Mapping[str, Any], dtype: str) -> bool:
+def is_partitioned(placement: Placement, dtype: str) -> bool:
     """Return whether the processes partition the weights of a model (ZeRO 3)."""
-    return stage_used(placement["zero_stage"], dtype) == 3
+    return stage_used(placement.zero_stage, dtype) == 3
 
 
-def evaluates_partitioned(placement: Mapping[str, Any], dtype: str) -> bool:
+def evaluates_partitioned(placement: Placement, dtype: str) -> bool:
     """Return whether a job that trains no model partitions the weights of those that it evaluates.
 
     A process that is alone and keeps them on its device has nothing to gain.
     """
-    several = placement["nodes"] > 1 or placement["gpus_per_node"] > 1
-    return is_partitioned(placement, dtype) and (several or placement["offload"] == "parameters")
+    several = placement.nodes > 1 or placement.gpus_per_node > 1
+    return is_partitioned(placement, dtype) and (several or placement.offload == "parameters")
 
 
 # Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.

@@ -35,6 +35,7 @@ WITHOUT_EFFECT = {
     for name in (
         *("store", "shared_store", "store_space"),
         *("code_digests", "pins", "errors", "gpus", "input_checks", "locks", "run_record"),
+        *("placement", "run_options", "progress_lines"),
     )
 } | {("snakechat", "planning", "stage_choice")}
 # It imports torch to connect the processes of a job; programs that compute import it themselves.

@@ -44,6 +44,13 @@ from snakechat.workflow.manifest import (
     result_files,
 )
 from snakechat.workflow.pins import check_installed
+from snakechat.workflow.placement import (
+    SERIAL,
+    Placement,
+    parse_placement,
+    placement_values,
+)
+from snakechat.workflow.run_options import DEFAULTS, RunOptions, parse_options
 from snakechat.workflow.run_record import run_record, run_record_path
 from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.snapshot import read_build
@@ -72,6 +79,7 @@ class Job(Generic[S]):
         spec: The spec file, parsed.
         settings: The settings of the spec, as an instance of the program's settings class.
         placement: Where and how the job runs (processes, memory settings), from the command line.
+        options: What else the run uses that its result does not depend on, from the command line.
         inputs: Result folders of the upstream jobs, by name.
         target: Path of the result, a link to `stored`.
         stored: Folder of the result in the store.
@@ -89,12 +97,13 @@ class Job(Generic[S]):
         self,
         spec: dict[str, Any],
         manifests: Mapping[str, Manifest],
-        placement: dict[str, Any],
+        placement: Placement,
+        options: RunOptions,
         settings_type: Callable[..., S],
     ) -> None:
         self.spec = spec
         self.settings = settings_type(**spec["settings"])
-        self.placement = placement
+        self.placement, self.options = placement, options
         self.inputs = {name: Path(entry["path"]) for name, entry in spec["inputs"].items()}
         self.input_digests = {
             name: input_digest(spec, manifest) for name, manifest in manifests.items()
@@ -102,8 +111,7 @@ class Job(Generic[S]):
         self.lineage = merge_lineages(manifests.values())
         self.key = store_key(spec, self.input_digests)
         self.target = Path(spec["path"])
-        store = Path(placement.get("store", STORE))
-        self.stored = stored_folder(store, spec["rule"], spec["name"], self.key)
+        self.stored = stored_folder(Path(options.store), spec["rule"], spec["name"], self.key)
         self.result = temporary_folder(self.stored)
         self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
@@ -127,10 +135,15 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
+    if "--spec" not in sys.argv:
+        sys.exit(f"error: {describe_start(Path(sys.argv[0]))}")
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True, help="spec file of the job")
     parser.add_argument(
-        "--placement", default="{}", type=json.loads, help="JSON: where and how the job runs"
+        "--placement", default=SERIAL, type=parse_placement, help="JSON: hardware and its use"
+    )
+    parser.add_argument(
+        "--options", default=DEFAULTS, type=parse_options, help="JSON: paths and limits"
     )
     arguments = parser.parse_args()
     started = time.time()
@@ -144,7 +157,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if rank() == 0:
             lock(spec)
         manifests = read_manifests(spec)
-        job = Job(spec, manifests, arguments.placement, settings_type)
+        job = Job(spec, manifests, arguments.placement, arguments.options, settings_type)
         if world_size() == 1:
             recover(job)
 
@@ -176,7 +189,20 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         os._exit(0)
 
 
-def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None = None) -> bool:
+def describe_start(program: Path) -> str:
+    """Return how users start a program of the build: by the target that it makes."""
+    verb, _, stage = program.stem.partition("_")
+    targets = {
+        "prompt_eval": "output/prompt_eval/STAGE/RECIPE.html",
+        "rw_eval": "output/rw_eval/reward/RECIPE.html",
+    }
+    if verb == "train":
+        targets[program.stem] = f"output/{stage}/RECIPE"
+    target = targets.get(program.stem, "TARGET")
+    return f"Snakemake runs {program}: call snakemake --cores 1 {target}"
+
+
+def reuse_result(spec_file: str, options: RunOptions, log: str | None = None) -> bool:
     """Link the result of a job without running its program, if it exists already.
 
     It exists if its inputs were rebuilt and came out the same, if the job was killed between the
@@ -184,7 +210,7 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None =
 
     Args:
         spec_file: Path of the spec.
-        placement: Where and how the job would run.
+        options: The options of the run.
         log: Path of the log of the job. It is emptied unless the store has the result, as it
             belongs to another one.
 
@@ -199,13 +225,13 @@ def reuse_result(spec_file: str, placement: Mapping[str, Any], log: str | None =
         nonlocal published
         spec = read_spec(spec_file)
         descriptor = lock(spec)
-        job = Job(spec, read_manifests(spec), dict(placement), SimpleNamespace)
+        job = Job(spec, read_manifests(spec), SERIAL, options, SimpleNamespace)
         recover(job)
         published = publish_existing(job, log)
         # The first process of the program takes it, while this one may wait for its end.
         os.close(descriptor)
 
-    report_errors(work, spec_file, placement)
+    report_errors(work, spec_file)
     return published
 
 
@@ -229,7 +255,7 @@ def publish_existing(job: Job[Any], log: str | None) -> bool:
     return True
 
 
-def report_errors(work: Callable[[], None], spec_file: str, placement: Mapping[str, Any]) -> None:
+def report_errors(work: Callable[[], None], spec_file: str, placement: Placement = SERIAL) -> None:
     """Call a function; exit with code 1 and one line at an error that the user can act on."""
     try:
         work()
@@ -245,7 +271,7 @@ def report_errors(work: Callable[[], None], spec_file: str, placement: Mapping[s
             target = read_spec(spec_file)["path"]
         except (InputError, OSError):
             target = spec_file
-        line = describe_environment_error(error, target, placement)
+        line = describe_environment_error(error, target, placement_values(placement))
         if line is None:
             raise
         exit_with_line(f"error: {line}")
@@ -340,7 +366,9 @@ def write_manifest(job: Job[Any], started: float) -> None:
         "facts": job.facts,
         "files": result_files(job.result),
     }
-    run_record_path(job.result).write_text(run_record(job.spec, job.placement, job.record, started))
+    run_record_path(job.result).write_text(
+        run_record(job.spec, job.placement, job.options, job.record, started)
+    )
     for path in sorted(job.result.rglob("*"), reverse=True):
         fsync(path)
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
@@ -360,8 +388,10 @@ def compare_with_old(job: Job[Any]) -> None:
 
 def shared_folder(job: Job[Any]) -> Path | None:
     """Return the folder of the result of a job in the shared store, if there is such a store."""
-    shared = job.placement.get("shared_store")
-    return shared and stored_folder(Path(shared), job.spec["rule"], job.spec["name"], job.key)
+    shared = job.options.shared_store
+    if shared is None:
+        return None
+    return stored_folder(Path(shared), job.spec["rule"], job.spec["name"], job.key)
 
 
 def recover(job: Job[Any]) -> None:
@@ -379,7 +409,7 @@ def finish(job: Job[Any]) -> None:
     for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)
     link_result(job.target, job.stored)
-    limit = job.placement.get("store_max_bytes")
+    limit = job.options.store_max_bytes
     keep_limit(STORE, lambda: linked_folders(Path("output")), limit)
-    if shared:
-        keep_limit(Path(job.placement["shared_store"]), set, limit)
+    if job.options.shared_store:
+        keep_limit(Path(job.options.shared_store), set, limit)

@@ -15,6 +15,9 @@ from typing import Any
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.pins import PYTHON, installed_versions
+from snakechat.workflow.placement import Placement, placement_values
+from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.value_types import changed_values
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
 # that is set during the run does not change its duration.
@@ -29,13 +32,15 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "platform": str,
     "python": str,
     "placement": dict,
+    "options": dict,
     "versions": dict,
 }
 
 
 def run_record(
     spec: Mapping[str, Any],
-    placement: Mapping[str, Any],
+    placement: Placement,
+    options: RunOptions,
     measurements: Mapping[str, Any],
     started: float,
 ) -> str:
@@ -44,6 +49,7 @@ def run_record(
     Args:
         spec: The spec of the job; the record has its digest.
         placement: Where and how the job ran.
+        options: What else the run used.
         measurements: What the program measured (throughput, GPU memory).
         started: Unix time of the start, in seconds.
     """
@@ -58,7 +64,8 @@ def run_record(
         "cpus": os.cpu_count(),
         "platform": platform.platform(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "placement": placement,
+        "placement": placement_values(placement),
+        "options": changed_values(options),
         "python": platform.python_version(),
         "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
     }

@@ -52,8 +52,7 @@ def adapt(workflow: Any) -> None:
     hide_messages(workflow)
     keep_published_files()
     repeat_errors()
-    refuse_listings(workflow)
-    explain_rule_targets()
+    refuse_options(workflow)
     complete_targets(workflow)
     use_shared_volume(workflow)
 
@@ -76,6 +75,12 @@ def command_line_config(workflow: Any) -> dict[str, Any]:
 def command_line_configfiles(workflow: Any) -> list[Path]:
     """Return the files of --configfile."""
     return list(workflow.config_settings.configfiles)
+
+
+def threads_option(workflow: Any, rule: str) -> int | None:
+    """Return the threads that --set-threads gives to the jobs of a rule, if any."""
+    threads: int | None = workflow.resource_settings.overwrite_threads.get(rule)
+    return threads
 
 
 class Options(NamedTuple):
@@ -200,10 +205,11 @@ def config_options(arguments: list[str] | None = None) -> list[str]:
     return options
 
 
-def refuse_listings(workflow: Any) -> None:
-    """Have --summary and --list-*-changes fail: they know nothing of specs and contents.
+def refuse_options(workflow: Any) -> None:
+    """Have options fail that take a manifest for the whole result.
 
-    So does --delete-all-output, which would delete manifests and leave the results.
+    --summary and --list-*-changes know nothing of specs and contents, --delete-all-output would
+    leave the results, and --generate-unit-tests copies manifests alone.
     """
 
     def fail(*_: Any, **__: Any) -> NoReturn:
@@ -222,31 +228,14 @@ def refuse_listings(workflow: Any) -> None:
             )
         delete_output(only_temp=only_temp, dryrun=dryrun)
 
+    def refuse_tests(*_: Any, **__: Any) -> NoReturn:
+        sys.exit(
+            "error: --generate-unit-tests copies the manifests of results and not their files: to"
+            " build a result again and compare it, run make reproduce TARGET=output/..."
+        )
+
     workflow.summary = workflow.list_changes = fail
-    workflow.delete_output = delete
-
-
-def explain_rule_targets() -> None:
-    """Have a rule that is given as the target fail with a line that shows what a target is."""
-
-    # Elsewhere than in Snakemake, importing it first is an error (circular imports).
-    from snakemake.dag import DAG
-
-    async def make_job(dag: Any, rule: Any) -> Any:
-        if rule.has_wildcards():
-            output = str(rule.output[0])
-            # A result that is a target without its manifest too, as users write it.
-            folder = output.removesuffix(".manifest.json")
-            if any(folder in map(str, other.output) for other in dag.workflow.rules):
-                output = folder
-            target = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), output)
-            sys.exit(
-                f"error: {rule.name} is a rule, and targets are results: snakemake {target}, with"
-                " names of your config (--until and --forcerun take rules)"
-            )
-        return await dag.new_job(rule)
-
-    DAG.rule2job = make_job
+    workflow.delete_output, workflow.generate_unit_tests = delete, refuse_tests
 
 
 def complete_targets(workflow: Any) -> None:
@@ -384,11 +373,6 @@ def jobs_to_run(workflow: Any) -> Iterator[JobToRun]:
         if not job.is_norun:
             forced = _is_forced(workflow.dag, job.rule.name, job.output)
             yield JobToRun(job.rule.name, "/".join(job.wildcards), forced)
-
-
-def count_steps(workflow: Any) -> None:
-    """Have the progress count the jobs that will run: Snakemake counts those behind --until too."""
-    workflow.dag._len = sum(1 for _ in workflow.dag.needrun_jobs())
 
 
 # --- messages and settings --------------------------------------------------------------------

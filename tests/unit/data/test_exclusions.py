@@ -8,6 +8,7 @@ from snakechat.data.exclusions import exclude_rows, read_digest_list
 from snakechat.data.records import RecordWriter, read_digests, record_digest
 from snakechat.workflow.digests import digest, file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.run_options import RunOptions
 from support.dialogues import make_record
 
 ROWS = [("Ann?", " Yes.", " No."), ("Bob?", " Yes.", None), ("Cid?", " Ann.", ""), ("Bob?", "", "")]
@@ -23,15 +24,13 @@ def records(tmp_path):
 
 
 def job(exclude, patterns=(), files=()):
-    """A job with `exclude` in its spec, and what its placement has for it."""
+    """A job with `exclude` in its spec, and its options."""
     return SimpleNamespace(
         spec={"files": {path.name: file_digest(path) for path in files}},
-        placement={
-            "exclude": {
-                "patterns": list(patterns),
-                "files": {path.name: str(path) for path in files},
-            }
-        },
+        options=RunOptions(
+            excluded_patterns=list(patterns),
+            excluded_files={path.name: str(path) for path in files},
+        ),
         facts={},
         exclude={"rows": [row.hex() for row in exclude],
                  "patterns": [{"sha256": digest(p), "because": "a request"} for p in patterns]},

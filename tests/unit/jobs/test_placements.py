@@ -1,27 +1,26 @@
 """Placements and resources of jobs."""
 
+from dataclasses import asdict, replace
+
 import pytest
 
-from snakechat.jobs.placements import RESOURCES, hardware, job_resources
+from snakechat.jobs.placements import RESOURCES, job_placement, job_resources, run_options
+from snakechat.workflow.placement import SERIAL, placement_of, placement_values
+from support.configs import load
 
-PLACEMENT = {
-    "nodes": 1,
-    "gpus_per_node": 8,
-    "zero_stage": 2,
-    "threads": 64,
-    "mem_mb": 1000,
-    "runtime": 60,
-}
+PLACEMENT = placement_of(
+    {"gpus_per_node": 8, "zero_stage": 2, "threads": 64, "mem_mb": 1000, "runtime": 60}
+)
 
 
 class OneRecipe:
     """A config whose recipes all have one placement."""
 
     def __init__(self, **placement):
-        self.placement = {**PLACEMENT, **placement}
+        self.placement = replace(PLACEMENT, **placement)
 
     def recipe(self, stage, name):
-        return {"placement": self.placement}
+        return {"placement": asdict(self.placement)}
 
 
 @pytest.mark.parametrize(
@@ -36,13 +35,13 @@ class OneRecipe:
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     config = OneRecipe(**placement)
-    assert hardware(config, "train_sft", "a") == config.placement
-    assert hardware(config, "evaluate_sft", "a") == config.placement | expected
+    assert job_placement(config, "train_sft", "a") == config.placement
+    assert job_placement(config, "evaluate_sft", "a") == replace(config.placement, **expected)
 
 
 def test_evaluations_of_partitioned_models_have_all_processes():
     config = OneRecipe(nodes=4, zero_stage=3)
-    assert hardware(config, "evaluate_sft", "a") == config.placement
+    assert job_placement(config, "evaluate_sft", "a") == config.placement
 
 
 def test_resources_of_one_node():
@@ -61,18 +60,30 @@ def test_resources_of_one_node():
 
 
 def test_resources_of_several_nodes_are_those_of_each_node():
-    resources = job_resources(PLACEMENT | {"nodes": 4}, attempt=1)
+    resources = job_resources(replace(PLACEMENT, nodes=4), attempt=1)
     assert resources["gpu"] is None and resources["gres"] == "gpu:8"
     assert (resources["mpi"], resources["tasks"], resources["tasks_per_gpu"]) == ("srun", 4, 0)
 
 
 def test_a_job_without_gpus_asks_for_none():
-    resources = job_resources(PLACEMENT | {"gpus_per_node": 0}, attempt=1)
+    resources = job_resources(replace(PLACEMENT, gpus_per_node=0), attempt=1)
     assert resources["gpu"] is None and resources["gres"] is None
-    assert job_resources(PLACEMENT | {"gpus_per_node": 0, "nodes": 2}, 1)["gres"] is None
+    assert job_resources(replace(PLACEMENT, gpus_per_node=0, nodes=2), 1)["gres"] is None
 
 
 @pytest.mark.parametrize(("attempt", "factor"), [(1, 1), (2, 1.5), (3, 2)])
 def test_memory_and_time_grow_by_half_with_each_attempt(attempt, factor):
     resources = job_resources(PLACEMENT, attempt)
     assert (resources["mem_mb"], resources["runtime"]) == (1000 * factor, 60 * factor)
+
+
+def test_only_the_comparison_of_zero_stages_starts_its_processes_itself():
+    config = load()
+    names = {"train_sft": "tiny", "evaluate_sft": "tiny", "compare_zero": "sft/tiny"}
+    options = {rule: run_options(config, rule, name, ()) for rule, name in names.items()}
+    assert [rule for rule in names if options[rule].starts_processes] == ["compare_zero"]
+
+
+def test_a_job_without_models_has_a_process_on_the_cpu():
+    assert job_placement(load(), "split_dataset", "toy") is SERIAL
+    assert placement_values(SERIAL) == {}

@@ -15,10 +15,10 @@ from snakechat.modeling.batching import (
     bucket_by_size,
     distribute_rows,
     global_batches,
-    num_steps,
     training_batches,
 )
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import placement_of
 
 CPU = torch.device("cpu")
 
@@ -28,15 +28,6 @@ CPU = torch.device("cpu")
 
 def batches(*arguments):
     return [rows.tolist() for rows in global_batches(*arguments)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "size", "epochs", "steps"),
-    [(8, 4, 1, 2), (9, 4, 1, 3), (10, 4, 3, 9), (1, 4, 2, 2), (4, 1, 1, 4)],
-)
-def test_num_steps_is_the_number_of_batches(rows, size, epochs, steps):
-    assert num_steps(rows, size, epochs) == steps
-    assert len(batches(rows, size, epochs, 0)) == steps
 
 
 # Examples.
@@ -125,25 +116,6 @@ def test_rows_of_a_micro_batch_are_in_the_order_of_its_sequences(examples):
         assert sorted(micro_batch.rows) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_all_ranks_have_the_same_number_of_micro_batches(
-    world_size, packing, examples, monkeypatch
-):
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    counted, numbers = [], set()
-    for rank in range(world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        # Two rows in a micro-batch at most.
-        micro_batches = list(examples.micro_batches(np.arange(3), 12, packing, CPU))
-        is_last = [micro_batch.is_last for micro_batch in micro_batches]
-        assert is_last == [False] * (len(micro_batches) - 1) + [True]
-        counted += [row for each in micro_batches if each.counted for row in each.rows]
-        numbers.add(len(micro_batches))
-    assert sorted(counted) == [0, 1, 2]
-    assert len(numbers) == 1
-
-
 # Buckets.
 
 
@@ -169,25 +141,6 @@ def lognormal_lengths(seed, number):
 def batch_size_in_tokens(sequences, size_of):
     """Tokens of a micro-batch, padding included."""
     return len(sequences) * max(sum(size_of[row] for row in rows) for rows in sequences)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("packing", [True, False])
-def test_every_row_is_in_one_micro_batch_within_the_token_limit(packing, seed, monkeypatch):
-    # More rows than are considered for one micro-batch.
-    monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
-    random = np.random.default_rng(seed)
-    rows = random.permutation(1000)[: random.integers(1, 60)]
-    sizes = random.integers(1, 41, size=len(rows))
-    size_of = dict(zip(rows.tolist(), sizes.tolist(), strict=True))
-    distributed = distribute_rows(rows, sizes, 100, packing)
-    micro_batches = [packed for packed, counted in distributed if counted]
-    found = [row for packed in micro_batches for sequence in packed for row in sequence]
-    assert sorted(found) == sorted(size_of)
-    for packed in micro_batches:
-        assert batch_size_in_tokens(packed, size_of) <= 100
-        if not packing:
-            assert {len(sequence) for sequence in packed} == {1}
 
 
 # Measured: 0.110, 0.037 and 0.058; with one row per sequence 0.188, 0.038 and 0.417.
@@ -238,8 +191,6 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
 
 # Acceleration on a GPU.
 
-ON_GPU = choose({}, torch.device("cuda"))
-
 
 def rows_of_chat_data(number):
     """Prompts and responses with lengths as in hh-rlhf: log-normal, at most 512 together."""
@@ -247,36 +198,6 @@ def rows_of_chat_data(number):
     prompts = np.exp(random.normal(4.8, 0.7, number)).clip(8, 384).astype(int)
     responses = np.exp(random.normal(3.9, 0.8, number)).clip(2, 512 - prompts).astype(int)
     return Examples(*([[7] * length for length in lengths] for lengths in (prompts, responses)))
-
-
-def shapes_of_an_epoch(examples, batch_size=32, tokens=2048):
-    """(shape, tokens that are not padding) of each micro-batch of an epoch."""
-    return [
-        (tuple(micro_batch.batch.inputs.input_ids.shape), int(lengths[micro_batch.rows].sum()))
-        for lengths in [examples.prompt_lengths + examples.response_lengths[0]]
-        for rows in global_batches(len(examples), batch_size, 1, 1)
-        for micro_batch in examples.micro_batches(rows, tokens, True, CPU)
-    ]
-
-
-def test_shapes_repeat_on_a_gpu(monkeypatch):
-    examples = rows_of_chat_data(1500)
-    free = shapes_of_an_epoch(examples)
-    monkeypatch.setattr(acceleration, "_current", ON_GPU)
-    padded = shapes_of_an_epoch(examples)
-    assert len(free) > 100
-    assert len({shape for shape, _ in free}) > 0.6 * len(free)
-    assert len({shape for shape, _ in padded}) <= 20
-    assert {shape[1] % ON_GPU.pad_to_multiple_of for shape, _ in padded} == {0}
-    for micro_batches in (free, padded):
-        assert max(rows * width for (rows, width), _ in micro_batches) <= 2048
-
-    def padding(micro_batches):
-        positions = sum(rows * width for (rows, width), _ in micro_batches)
-        return 1 - sum(tokens for _, tokens in micro_batches) / positions
-
-    # It costs little.
-    assert padding(padded) < padding(free) + 0.06
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -335,7 +256,7 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
     ],
 )
 def test_acceleration_follows_the_placement_and_the_device(device, placement, expected):
-    assert choose(placement, torch.device(device)) == expected
+    assert choose(placement_of(placement), torch.device(device)) == expected
 
 
 @pytest.mark.parametrize(("num_rows", "warns"), [(7, True), (8, False)])

@@ -17,13 +17,13 @@ from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations, choose_device, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.training.engine import make_engine
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES, spread
 
 CPU = torch.device("cpu")
@@ -104,25 +104,14 @@ def test_adapters_and_checkpointed_activations_can_be_compiled(policy, kernel, m
     assert_equal(loss_and_gradients(policy), expected)
 
 
-def test_sampling_with_a_cache_compiles_nothing(policy):
-    def sample():
-        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 4096, 1)
-
-    expected = sample()
-    counter = CompileCounter()
-    compile_layers(policy.model, counter)
-    assert sample() == expected
-    assert counter.frame_count == 0
-
-
 @pytest.mark.slow
 def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, monkeypatch):
     def losses(compile_setting):
         monkeypatch.setattr(acceleration, "_current", acceleration.current())
-        placement = {"gpus_per_node": 0, "zero_stage": 0, "activation_checkpointing": False}
-        choose_device(placement | compile_setting)
+        placement = placement_of(compile_setting)
+        choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))
-        engine = make_engine(module, SETTINGS, 1e-3, 3, placement | compile_setting)
+        engine = make_engine(module, SETTINGS, 1e-3, 3, placement)
         values = []
         for _ in range(3):
             values.append(0.0)

@@ -14,6 +14,7 @@ from snakechat.workflow.deterministic import (
     missing_kernel,
     request_deterministic_kernels,
 )
+from snakechat.workflow.placement import SERIAL
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def deterministic(monkeypatch):
         monkeypatch.delenv(name)
     filled = torch.utils.deterministic.fill_uninitialized_memory
     request_deterministic_kernels()
-    choose_device({"gpus_per_node": 0})
+    choose_device(SERIAL)
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled
@@ -52,7 +53,7 @@ def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
     rows = [([3 + prompt, 9], [[20 + i, 5, 6, 2] for i in range(8)]) for prompt in range(40)]
     torch.set_num_threads(2)
     try:
-        device = choose_device({"gpus_per_node": 0})
+        device = choose_device(SERIAL)
         policy, batch = Policy(model), collate([[row] for row in rows], True, device)
         weights = list(policy.model.parameters())
         first, *others = (torch.autograd.grad(policy(batch).sum(), weights) for _ in range(8))

@@ -6,13 +6,14 @@ import torch
 from conftest import INIT
 from snakechat.modeling.models import choose_device, make_causal
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import placement_of
 from support.models import weights_equal
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_raises():
     with pytest.raises(InputError, match="gpus_per_node: 0"):
-        choose_device({"gpus_per_node": 1})
+        choose_device(placement_of({"gpus_per_node": 1}))
 
 
 def test_the_seed_determines_the_weights(model, tokenizer):

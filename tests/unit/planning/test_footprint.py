@@ -1,6 +1,7 @@
 """Sizes and activation memory of models, from models of a few layers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from snakechat.planning.footprint import (
     SFT,
     BatchShape,
     ModelSpec,
-    inference_peak,
     measure_size,
     training_peaks,
 )
@@ -20,8 +20,9 @@ from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.job_description import JobDescription
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES
-from support.specs import SMALL, small_spec
+from support.specs import small_spec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,15 +40,9 @@ def test_sizes_are_extrapolated_to_all_layers(family):
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
-        # The hub's counts of their safetensors files.
-        ("facebook/opt-125m", 125_239_296),
         ("facebook/opt-350m", 331_196_416),
-        ("facebook/opt-1.3b", 1_315_758_080),
-        ("facebook/opt-6.7b", 6_658_473_984),
         ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
         ("bigscience/bloom-1b1", 1_065_314_304),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
-        ("Qwen/Qwen3-0.6B-Base", 596_049_920),
         ("meta-llama/Llama-3.2-1B", 1_235_814_400),
     ],
 )
@@ -98,20 +93,6 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
-def test_inference_keeps_no_activations():
-    shape = BatchShape(sequences=2, length=32, targets=16)
-    assert inference_peak(opt_spec(6), shape) == inference_peak(opt_spec(7), shape)
-    assert inference_peak(opt_spec(6), shape) < training_peaks(opt_spec(6), shape)[0] / 4
-
-
-def test_a_gpu_converts_a_whole_chunk_of_logits_to_fp32():
-    model = small_spec(POLICY)._replace(config=json.dumps(SMALL | {"vocab_size": 1 << 15}))
-    # With this vocabulary 1024 tokens fill a chunk of 2^25 logits. A CPU converts 2^21 at a time.
-    shape = BatchShape(sequences=64, length=16, targets=16)
-    difference = inference_peak(model, shape) - inference_peak(model, shape._replace(on_gpu=False))
-    assert difference == pytest.approx(4 * (2**25 - 2**21), rel=1e-3)
-
-
 GROUPED = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -147,21 +128,16 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
     ("choice", "rule", "num_generations", "gpus", "dense"),
     [
         (None, "train_sft", None, 1, False),
-        ("sdpa", "train_sft", None, 1, True),
         ("auto", "train_dpo", None, 1, True),
-        ("flex", "train_dpo", None, 1, False),
         ("varlen", "train_dpo", None, 1, True),
-        ("varlen", "train_sft", None, 1, False),
         ("varlen", "train_rlhf", 1, 1, False),
-        ("varlen", "train_rlhf", 4, 1, True),
         ("auto", "train_sft", None, 0, True),
     ],
 )
 def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generations, gpus, dense):
     settings = {} if num_generations is None else {"num_generations": num_generations}
-    placement = {"micro_batch_tokens": 64, "gpus_per_node": gpus}
-    if choice:
-        placement["attn_implementation"] = choice
+    placement = placement_of({"micro_batch_tokens": 64, "gpus_per_node": gpus})
+    placement = replace(placement, attn_implementation=choice or "auto")
     job = JobDescription({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
     assert job.micro_batch(32, 16).dense_mask == dense
 
@@ -183,9 +159,8 @@ def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generatio
 def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
     gpu_memory, generate_tokens, num_responses, sequences
 ):
-    placement = {"micro_batch_tokens": 128, "nodes": 1, "gpus_per_node": 2}
-    if generate_tokens:
-        placement["generate_tokens"] = generate_tokens
+    placement = placement_of({"micro_batch_tokens": 128, "gpus_per_node": 2})
+    placement = replace(placement, generate_tokens=generate_tokens)
     spec = {"rule": "train_rlhf", "settings": {}, "inputs": {}}
     job = JobDescription(spec, placement, None, gpu_memory)
     prompts = TokenCounts(None, 0, 0, 24, [])

@@ -1,6 +1,7 @@
 """Workloads of jobs that sample and evaluate, by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.digests import file_digest
+from snakechat.workflow.run_options import RunOptions
 from support.specs import ONE_GPU
 
 H100 = GPUS["h100"]
@@ -33,9 +35,9 @@ def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.
     digests = {name: file_digest(folder / name) for name in files}
     specs["job"] = {"rule": rule, "settings": {"dtype": "bf16", **settings}, "inputs": entries}
     specs["job"]["files"] = digests
-    placement = ONE_GPU | {"source": str(folder)} | placement
+    placement, options = replace(ONE_GPU, **placement), RunOptions(source=str(folder))
     plan = {
-        path: PlannedJob({"name": "a", "path": path, **spec}, placement)
+        path: PlannedJob({"name": "a", "path": path, **spec}, placement, options)
         for path, spec in specs.items()
     }
     return JobEstimate("job", Plan(plan, set(plan)), H100)
@@ -63,36 +65,6 @@ def test_responses_to_prompt_sets(tmp_path):
     seconds += generation_seconds(model, 8, beams, H100, 1, is_captured=False)
     compute = workload.flops / H100.flops / 0.4
     assert job.seconds == pytest.approx(2 * seconds + compute)
-
-
-def test_batches_of_prompts_are_bounded_by_the_memory_of_the_gpu(tmp_path):
-    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300] * 100)
-    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
-    job = estimate("prompt_eval", settings, ("base",), ["prompts/mine.yaml"], folder=tmp_path)
-    # All of them: an eighth of 80 GiB has keys and values of many more.
-    assert job.workload.generation.sequences == 100
-
-
-def test_scores_of_prompt_sets(tmp_path):
-    pair = {"prompt": "a" * 30, "chosen": "b" * 60, "rejected": "c" * 90}
-    prompt_sets(tmp_path, "prompts/pairs/mine.yaml", [pair] * 3)
-    files = ["prompts/pairs/mine.yaml"]
-    job = estimate("rw_eval", {"prompt_sets": ["mine"]}, files=files, folder=tmp_path)
-    largest = job.workload.largest
-    assert (largest.length, largest.sequences) == (60, 3)
-    # Reward models score in fp32.
-    [model] = job.workload.frozen
-    assert job.memory["weights"] == weight_bytes(model) > 4 * 1.3e9
-    assert job.notes == ["assumed: a token of a text has 3 bytes"]
-
-
-def test_an_invalid_prompt_set_is_a_warning(tmp_path):
-    prompt_sets(tmp_path, "prompts/mine.yaml", [12])
-    files = ["prompts/mine.yaml"]
-    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
-    job = estimate("prompt_eval", settings, files=files, folder=tmp_path)
-    [warning] = job.warnings
-    assert "entry 1: expected a text, found 12" in warning
 
 
 def test_an_evaluation_compares_all_models_of_a_recipe():
@@ -138,7 +110,7 @@ def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
 )
 def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
     spec = {"rule": "generate_responses", "settings": {"generation_backend": "vllm"}, "inputs": {}}
-    placement = ONE_GPU | {"gpus_per_node": 8, "vllm_tensor_parallel_size": 4}
+    placement = replace(ONE_GPU, gpus_per_node=8, vllm_tensor_parallel_size=4)
     job = JobDescription(spec, placement, Plan({}, set()), H100.memory)
     config = json.dumps(MODEL_CONFIGS[f"facebook/opt-{model}"])
     prompts = TokenCounts(100, 100, 0, 100, [])
@@ -153,6 +125,8 @@ def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses
 
 
 EVALUATION = {**SAMPLED, "num_prompts": 10, "reward": [], "judge": []}
+
+
 NO_GRAPHS = "assumed: without CUDA graphs, each layer takes 1 ms to sample a token"
 
 
@@ -174,10 +148,3 @@ def test_cuda_graphs_sample_by_default(placement, is_captured):
     # 24 layers of 1 ms; with a graph, 2.5 GiB and the cache of 20 responses are read.
     per_token = generation.seconds(H100, job.num_gpus) / 64
     assert per_token == pytest.approx(0.0022 if is_captured else 0.024, rel=0.1)
-
-
-def test_layers_that_are_gathered_are_not_captured():
-    placement = {"gpus_per_node": 8, "zero_stage": 3}
-    inputs = ("sft", "rlhf", "tokens")
-    job = estimate("evaluate_rlhf", EVALUATION, inputs, model="66b", **placement)
-    assert NO_GRAPHS in job.notes

@@ -1,37 +1,29 @@
-"""Estimated memory and disk, by hand and compared with measured peaks of training programs."""
+"""Estimated memory and disk, by hand."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from conftest import ROOT
 from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.job_workloads import job_workload
 from snakechat.planning.memory import (
     TrainedModel,
-    checkpoint_bytes,
     generation_memory,
     host_memory,
     inference_host_memory,
     inference_memory,
-    model_folder_bytes,
     resident_memory,
     training_memory,
     vllm_memory,
     weight_bytes,
 )
 from snakechat.training.zero_stages import DEFAULT_BUFFERS, samples_whole
-from support import peaks
+from snakechat.workflow.placement import placement_of
 from support.specs import small_spec
 
 
 def placement(**changes):
-    defaults = {"nodes": 1, "gpus_per_node": 4, "offload": "none", "zero_stage": 0}
-    return defaults | changes
+    return placement_of({"gpus_per_node": 4, **changes})
 
 
 @pytest.mark.parametrize(
@@ -110,36 +102,6 @@ def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
         assert inference_host_memory([evaluated], eight) < 4 << 30
 
 
-def test_evaluations_offload_parameters():
-    model, offloading = small_spec(), placement(zero_stage=3, offload="parameters")
-    batch = BatchShape(1, 64, 1)
-    memory = [
-        inference_memory([model], {**offloading, "offload": offload}, batch)[1]["weights"]
-        for offload in ("none", "parameters")
-    ]
-    assert memory[0] - memory[1] == weight_bytes(model) / 4
-    assert inference_host_memory([model], offloading) > weight_bytes(model)
-
-
-def test_an_evaluation_in_one_process_has_the_whole_model():
-    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
-    alone = placement(gpus_per_node=1, zero_stage=3)
-    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
-    assert memory["weights"] == weight_bytes(model)
-
-
-def test_a_small_model_in_16_bits_is_compared_in_fp32():
-    model, alone = small_spec(), placement(gpus_per_node=1)
-    moment, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
-    assert moment == "comparison"
-    # The weights of 2 bytes, and a copy of 4 bytes.
-    assert memory["weights"] == 6 * measure_size(model).weights
-    # A model in fp32 has no copy.
-    model = small_spec(dtype="fp32")
-    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
-    assert memory["weights"] == 4 * measure_size(model).weights
-
-
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
     whole = 2 * measure_size(model).weights
@@ -179,49 +141,3 @@ def test_generation_holds_keys_and_values():
     # Keys and values of 5120 dimensions in 40 layers, for 4096 tokens, and again for the prompts,
     # which are half of the tokens.
     assert memory["cache"] == 2 * 40 * 5120 * 2 * 4096 * 1.5
-
-
-def test_a_saved_model_has_the_dtype_of_training():
-    adapted = small_spec(lora_rank=1)
-    # Merged weights, and adapters of 256 elements.
-    assert model_folder_bytes(adapted) == 2 * measure_size(small_spec()).weights + 2 * 256
-    assert model_folder_bytes(small_spec(dtype="fp32")) == 4 * measure_size(small_spec()).weights
-    assert checkpoint_bytes([TrainedModel(adapted, 3)]) == 12 * 256
-
-
-# Measured peaks.
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """The peak bytes of the first process in each case, and the folder of its inputs."""
-    results = {}
-    for processes in peaks.CASES:
-        folder = tmp_path_factory.mktemp("peaks")
-        command = ["scripts/launch.py", "--standalone", f"--nproc-per-node={processes}"]
-        # The profiler does not see weights that other threads load.
-        environment = {"HF_DEACTIVATE_ASYNC_LOAD": "1", "OMP_NUM_THREADS": "1"}
-        process = subprocess.run(
-            [sys.executable, *command, "tests/support/peaks.py", str(folder)],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-        )
-        assert process.returncode == 0, process.stderr[-5000:]
-        by_case = json.loads((folder / "0.json").read_text())
-        results |= {(processes, name): (peak, folder) for name, peak in by_case.items()}
-    return results
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("processes", "name"),
-    [(processes, name) for processes, cases in peaks.CASES.items() for name in cases],
-)
-def test_estimated_memory_is_within_15_percent_of_the_measured_peak(processes, name, measured):
-    peak, folder = measured[processes, name]
-    spec, case_placement = peaks.training(peaks.CASES[processes][name], processes, folder)
-    workload = job_workload(spec, case_placement, peaks.plan_of(folder))
-    _, memory = workload.memory(case_placement, buffers=peaks.BUFFERS)
-    assert sum(memory.values()) == pytest.approx(peak, rel=0.15)

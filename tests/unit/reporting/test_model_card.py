@@ -5,6 +5,7 @@ import yaml
 
 from snakechat.reporting.model_card import model_card, processors
 from snakechat.workflow.digests import digest
+from snakechat.workflow.placement import placement_of
 from support import lineages
 
 
@@ -33,10 +34,11 @@ def card_of(rule="train_sft", lineage=LINEAGE, options=None, licenses=(), **chan
     """Return the metadata and the text of a card."""
     path = f"output/{rule.removeprefix('train_')}/mine"
     spec = {"rule": rule, "name": "mine", "path": path, "settings": SETTINGS}
-    placement = {"nodes": 1, "gpus_per_node": 0, "threads": 2}
-    if options is not None:
-        placement["options"] = options
-    record = {"placement": placement, "versions": {"peft": "4.5", "torch": "1.2.3+cpu"}}
+    record = {
+        "placement": {"threads": 2},
+        "options": {"snakemake": options or []},
+        "versions": {"peft": "4.5", "torch": "1.2.3+cpu"},
+    }
     manifest = {"spec": spec, "lineage": lineage, "facts": {}, **changes}
     card = model_card(manifest, record, dict(licenses))
     _, metadata, text = card.split("---\n", 2)
@@ -81,7 +83,7 @@ def test_a_card_names_accepted_changes():
     ],
 )
 def test_a_card_names_what_changes_the_rounding(placement, text):
-    assert processors(placement).startswith(text)
+    assert processors(placement_of(placement)).startswith(text)
 
 
 def test_a_reward_model_is_no_chat_model():

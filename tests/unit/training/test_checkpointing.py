@@ -401,10 +401,8 @@ def program(monkeypatch):
     def start(main, save_steps=2):
         spec = {**make_job().spec, "code": code_digests(path)}
         Path("spec.json").write_text(json.dumps(spec))
-        placement = json.dumps({"save_steps": save_steps})
-        monkeypatch.setattr(
-            sys, "argv", [str(path), "--spec", "spec.json", "--placement", placement]
-        )
+        options = json.dumps({"save_steps": save_steps})
+        monkeypatch.setattr(sys, "argv", [str(path), "--spec", "spec.json", "--options", options])
         run(main)
 
     return start

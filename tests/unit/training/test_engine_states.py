@@ -7,6 +7,7 @@ import torch
 
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.run_options import RunOptions
 from support.engines import RATE, cosine, engine_for, network, rows, run_step, weights_of
 
 # After snakechat, which sets DS_ACCELERATOR.
@@ -54,8 +55,8 @@ def make_job(tmp_path):
         result.mkdir(parents=True, exist_ok=True)
         (result / "metrics.jsonl").touch()
         states = tmp_path / name / "states"
-        placement = {"save_steps": 3}
-        return SimpleNamespace(result=result, states=states, placement=placement, record={})
+        options = RunOptions(save_steps=3)
+        return SimpleNamespace(result=result, states=states, options=options, record={})
 
     return job
 

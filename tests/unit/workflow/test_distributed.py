@@ -80,7 +80,7 @@ def test_only_rank_0_logs(monkeypatch, tmp_path, capsys):
 
 
 PROGRAM = '''
-"""A job of four steps in several processes, with one event that the placement names."""
+"""A job of four steps in several processes, with the event EVENT."""
 
 import atexit
 import os
@@ -112,7 +112,7 @@ class Counter:
 def main(job):
     distributed.init_process_group("gloo")
     atexit.register(distributed.destroy_process_group)
-    event, is_last_rank = job.placement["event"], rank() == world_size() - 1
+    event, is_last_rank = os.environ["EVENT"], rank() == world_size() - 1
     if event == "abort at exit":
         atexit.register(os.abort)
     if event == "error":
@@ -159,15 +159,15 @@ def job(tmp_path):
 
     def start(number, event):
         """Start the program in a number of processes."""
-        placement = {"save_steps": 10, "event": event, "micro_batch_tokens": 64, "zero_stage": 0}
-        options = ("--spec", "spec.json", "--placement", json.dumps(placement))
-        return launch(number, program, *options, folder=tmp_path)
+        options = ["--spec", "spec.json", "--options", json.dumps({"save_steps": 10})]
+        options += ["--placement", json.dumps({"micro_batch_tokens": 64})]
+        return launch(number, program, *options, folder=tmp_path, EVENT=event)
 
     def run(number, event):
-        """Run the program; return its exit code and its lines without the progress bar."""
+        """Run the program; return its exit code and its lines, without those about the progress."""
         process = start(number, event)
         output, _ = process.communicate(timeout=120)
-        lines = [line for line in output.splitlines() if line and "train_sft: " not in line]
+        lines = [line for line in output.splitlines() if line and "train_sft tiny: " not in line]
         return process.returncode, lines
 
     return SimpleNamespace(start=start, run=run, target=tmp_path / "output/sft/tiny")
@@ -223,7 +223,8 @@ def test_a_complete_result_is_not_built_again(job):
         (
             "out of memory",
             "error: output/sft/tiny: out of memory: placement has micro_batch_tokens: 64,"
-            " zero_stage: 0; lower micro_batch_tokens to use less memory",
+            " activation_checkpointing: False, zero_stage: 0, offload: none; lower"
+            " micro_batch_tokens to use less memory",
         ),
     ],
 )

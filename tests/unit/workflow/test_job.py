@@ -19,10 +19,13 @@ from snakechat.workflow.job import (
     read_spec,
     recover,
     reuse_result,
+    run,
     write_manifest,
 )
 from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import result_files
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import DEFAULTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +51,27 @@ def make_job(spec, settings_type, content="a", **facts):
     upstream |= {"settings": {}, "inputs": {}, "files": {}}
     files = {"rows": {"size": 1, "sha256": content}}
     manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": files}
-    return Job(spec, {"data": manifest}, {"nodes": 1}, settings_type)
+    return Job(spec, {"data": manifest}, SERIAL, DEFAULTS, settings_type)
 
 
 def test_settings_are_an_instance_of_the_settings_class(spec):
     assert make_job(spec, Settings).settings == Settings(epochs=3)
     assert make_job(spec, SimpleNamespace).settings.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [
+        ("prompt_eval", "output/prompt_eval/STAGE/RECIPE.html"),
+        ("rw_eval", "output/rw_eval/reward/RECIPE.html"),
+        ("train_sft", "output/sft/RECIPE"),
+    ],
+)
+def test_a_program_that_a_user_starts_names_its_target(program, target, monkeypatch):
+    arguments = [f"scripts/{program}.py", "--model_name_or_path", "x"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit, match=f"call snakemake --cores 1 {target}$"):
+        run(print)
 
 
 def test_settings_that_the_class_does_not_have_are_an_error(spec):
@@ -152,7 +170,7 @@ def test_the_launcher_holds_no_lock_while_it_waits_for_the_program(job):
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
     # The rule has not created the log yet.
-    assert not reuse_result("spec.json", {}, "none.log")
+    assert not reuse_result("spec.json", DEFAULTS, "none.log")
     os.close(acquire_lock("output/sft/.tiny.lock"))
 
 

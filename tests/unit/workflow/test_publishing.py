@@ -34,11 +34,12 @@ if __name__ == "__main__":
 """
 # Takes a result from the shared store, as the launcher does.
 LAUNCHER = """
-import sys, json
+import sys
 from snakechat.workflow.job import reuse_result
+from snakechat.workflow.run_options import parse_options
 
-_, _, spec, _, placement = sys.argv
-if not reuse_result(spec, json.loads(placement)):
+_, _, spec, _, options = sys.argv
+if not reuse_result(spec, parse_options(options)):
     sys.exit("error: the program has to run")
 """
 
@@ -58,8 +59,8 @@ class Build:
         spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
         spec |= {"requirements": {}, "code": {}, "settings": {"text": text}}
         Path("spec.json").write_text(json.dumps(spec))
-        placement = json.dumps({"shared_store": str(SHARED)})
-        words = (f"scripts/{program}.py", "--spec", "spec.json", "--placement", placement)
+        options = json.dumps({"shared_store": str(SHARED)})
+        words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", options)
         return self.worker.run(*words, **named)
 
 

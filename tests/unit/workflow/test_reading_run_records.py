@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import DEFAULTS
 from snakechat.workflow.run_record import KEYS, read_run_record, run_record
 
 SPEC = {"requirements": {}}
-RECORD = json.loads(run_record(SPEC, {"nodes": 1}, {"steps": 3}, time.time()))
+RECORD = json.loads(run_record(SPEC, SERIAL, DEFAULTS, {"steps": 3}, time.time()))
 
 
 def test_what_jobs_write_is_read(tmp_path):

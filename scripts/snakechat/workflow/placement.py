@@ -1,0 +1,82 @@
+"""Placement: where and how a job runs. It is never part of what a result is made from.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from snakechat.workflow.value_types import (
+    Count,
+    EnvironmentVariable,
+    NonNegativeInt,
+    Written,
+    changed_values,
+)
+
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "parameters"]
+# As transformers' argument of this name.
+AttnImplementation = Literal["auto", "sdpa", "varlen", "flex"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Hardware of a job, and how the job uses it.
+
+    threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
+    `auto` (snakechat.planning.stage_choice). Those with defaults are optional:
+    snakechat.modeling.acceleration has the defaults for each device, scripts/launch.py sets
+    environment, and critic_zero_stage defaults to zero_stage.
+    """
+
+    nodes: Count
+    gpus_per_node: NonNegativeInt
+    zero_stage: Annotated[ZeroStage, Written(Literal["auto"] | ZeroStage)]
+    offload: Offload
+    activation_checkpointing: Annotated[bool, Written(Literal["auto", True, False])]
+    micro_batch_tokens: Annotated[int, Written(Literal["auto"] | Count)]
+    threads: Count
+    mem_mb: Count
+    runtime: Count
+    generate_tokens: Count | None = None
+    pad_to_multiple_of: Count | None = None
+    prefetch: bool | None = None
+    cuda_graphs: bool | None = None
+    attn_implementation: AttnImplementation = "auto"
+    compile: bool | None = None
+    vllm_tensor_parallel_size: Count = 1
+    environment: dict[EnvironmentVariable, str] | None = None
+    critic_zero_stage: ZeroStage | None = None
+    offload_frozen: bool = False
+
+
+# Of jobs that run no model: a process on a CPU. Snakemake's own defaults limit memory and time.
+SERIAL = Placement(
+    nodes=1,
+    gpus_per_node=0,
+    zero_stage=0,
+    offload="none",
+    activation_checkpointing=False,
+    micro_batch_tokens=8192,
+    threads=1,
+    mem_mb=0,
+    runtime=0,
+)
+
+
+def placement_values(placement: Placement) -> dict[str, Any]:
+    """Return the values of a placement that differ from their defaults; none of SERIAL."""
+    return {} if placement is SERIAL else changed_values(placement)
+
+
+def placement_of(values: Mapping[str, Any]) -> Placement:
+    """Return the placement with some values. The others are those of SERIAL."""
+    return replace(SERIAL, **values) if values else SERIAL
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement with the values in a JSON text."""
+    return placement_of(json.loads(text))

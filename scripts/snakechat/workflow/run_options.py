@@ -1,0 +1,54 @@
+"""What a run of a job uses that its result does not depend on, apart from its placement.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from snakechat.workflow.store import STORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Paths, addresses and limits of a run.
+
+    Attributes:
+        store: Folder of the store.
+        shared_store: Folder of the store that several builds share, if any.
+        store_max_bytes: Bytes that a store may use, None for any.
+        snakemake: The options of Snakemake with which the result is rebuilt.
+        save_steps: Steps between two checkpoints.
+        starts_processes: Whether the program itself starts the processes of its placement.
+        source: Folder or URL of the external files of the job; empty if it has none.
+        license: The licence of the dataset or model that the config declares, if any.
+        licenses: All licences that the config declares, by the path of the import or the fetch.
+        excluded_patterns: Regular expressions of excluded rows.
+        excluded_files: Files with digests of excluded rows, by their names in the spec.
+        llm_judges: Where and how LLM judges are asked, by name.
+        versions: Folders in the store of compared versions, by recipe and kind of result.
+    """
+
+    store: str = str(STORE)
+    shared_store: str | None = None
+    store_max_bytes: int | None = None
+    snakemake: list[str] = field(default_factory=list)
+    save_steps: int = 1
+    starts_processes: bool = False
+    source: str = ""
+    license: str | None = None
+    licenses: Mapping[str, str] = field(default_factory=dict)
+    excluded_patterns: list[str] = field(default_factory=list)
+    excluded_files: Mapping[str, str] = field(default_factory=dict)
+    llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    versions: Mapping[str, dict[str, str]] = field(default_factory=dict)
+
+
+DEFAULTS = RunOptions()
+
+
+def parse_options(text: str) -> RunOptions:
+    """Return the options in a JSON text of the values that differ from their defaults."""
+    return RunOptions(**json.loads(text))
