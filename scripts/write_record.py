@@ -1,4 +1,4 @@
-"""Write a training record: a page about one training, with its curves.
+"""Write a training record: a page about one training, with its curves, as HTML and as Markdown.
 
 It contains times, memory and the machine (run.json), which differ between two builds.
 """
@@ -6,13 +6,13 @@ It contains times, memory and the machine (run.json), which differ between two b
 from typing import Any
 
 from snakechat.reporting.page_parts import Page
-from snakechat.reporting.pages import write_page
+from snakechat.reporting.pages import write_page, write_record
 from snakechat.reporting.report import Report
 from snakechat.workflow.job import Job, run
 
 
 def main(job: Job[Any]) -> None:
-    """Write the page."""
+    """Write the page in both forms."""
     report = Report(job)
     page = Page(
         eyebrow=report.translate("Training record"),
@@ -22,6 +22,7 @@ def main(job: Job[Any]) -> None:
         sections=[*report.training(), *report.results(), *report.data(), *report.costs()],
     )
     write_page(job.result / "record.html", job.settings.language, page)
+    write_record(job.result, page)
 
 
 if __name__ == "__main__":

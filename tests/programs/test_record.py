@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shutil
+from statistics import fmean
 
 import pytest
 
@@ -59,6 +60,14 @@ def test_a_record_has_the_numbers_of_the_build(recorded):
     assert rows["global_batch_size"] == ["16"]
     assert rows["micro_batch_tokens"] == ["8192"]
     assert rows["host"] == ["a|&lt;script&gt;"]
+    assert rows["command"][0].startswith("snakemake --cores 1 output/sft/tiny")
+    assert not rows.keys() & {"licenses", "options"}
+    steps = [json.loads(line) for line in (folder / "sft/tiny/metrics.jsonl").open()]
+    losses, tokens = ([line[key] for line in steps] for key in ("loss", "tokens"))
+    assert rows["1"] == [format_number(fmean(losses, tokens))]
+    markdown = (folder / "record/sft/tiny/record.md").read_text()
+    assert f"| 1 | {rows['1'][0]} |\n" in markdown and "![learning rate](figure-2.svg)" in markdown
+    assert (folder / "record/sft/tiny/figure-2.svg").exists()
     assert "|<script" not in page
 
 
@@ -74,6 +83,10 @@ def test_each_stage_has_its_own_metrics_and_curves(recorded):
         rows = rows_in(page)
         assert names <= rows.keys()
         assert rows["flops_per_second"]
+        if stage == "reward":
+            accuracy, after = rows["accuracy"]
+            assert accuracy.endswith("%") and after.endswith("%")
+            assert len(rows["mean score of chosen responses"]) == 2
     assert json.loads(html.unescape(rows["models"][0])).keys() == {"actor", "critic"}
     titles = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert {"value loss", "explained variance of the returns"} <= set(titles)

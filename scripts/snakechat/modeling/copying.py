@@ -127,12 +127,13 @@ def _stored_tensors(path: Path) -> Tensors:
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except SafetensorError as error:
-        raise InputError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path.name} is damaged ({reason}): download it again") from None
     except pickle.UnpicklingError:
         # torch's message recommends to load them anyway.
         raise InputError(
-            "the weights file is damaged or has pickled objects other than tensors: use a"
-            " repository with safetensors"
+            f"{path.name} is damaged or has pickled objects other than tensors: download it again,"
+            " or use a repository with safetensors"
         ) from None
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 

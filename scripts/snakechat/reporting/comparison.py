@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.evaluation.comparisons import initial_model
+from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.curves import points_of
 from snakechat.reporting.figures import Figure, read_figure
 from snakechat.reporting.intervals import difference_interval, mean_interval
@@ -39,10 +39,12 @@ class Run(NamedTuple):
     def result(self, path: str) -> Figure | None:
         """Return a metric (path: keys joined by dots), or None.
 
-        Of the win rates, those against the model that RLHF started from are results.
+        Of the models behind RLHF, the one that it started from counts, and so do the win rates
+        against it.
         """
         keys = path.split(".")
-        if keys[0] == "wins" and keys[2] != initial_model(self.metrics):
+        compared = keys[2] if keys[0] == "wins" else keys[0]
+        if compared in INITIAL_MODELS and compared != initial_model(self.metrics):
             return None
         return read_figure(self.metrics, path)
 

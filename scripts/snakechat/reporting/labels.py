@@ -5,6 +5,7 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 
 import math
 
+from snakechat.evaluation.comparisons import INITIAL_MODELS
 from snakechat.reporting.translations import Translate
 
 
@@ -23,7 +24,13 @@ STAGES = {
 }
 
 # Steps of a training, by stage.
-_PAIR_CURVES = {"loss": N_("loss (nats per pair)"), "accuracy": N_("accuracy")}
+_PAIR_CURVES = {
+    "loss": N_("loss (nats per pair)"),
+    "accuracy": N_("accuracy"),
+    "chosen_score": N_("mean score of chosen responses"),
+    "rejected_score": N_("mean score of rejected responses"),
+    "learning_rate": N_("learning rate"),
+}
 CURVES = {
     "sft": {"loss": N_("loss (nats per token)"), "learning_rate": N_("learning rate")},
     "reward": _PAIR_CURVES,
@@ -37,10 +44,16 @@ CURVES = {
         "value/loss": N_("value loss"),
         "value/explained_var": N_("explained variance of the returns"),
         "policy/clipfrac_high": N_("ratios clipped above (share of tokens)"),
+        "policy/learning_rate": N_("learning rate"),
     },
 }
 
 # Evaluations of held-out rows.
+MOMENTS = {"before": N_("before training"), "after": N_("after training")}
+TOKEN_LOSSES = {
+    "response_perplexity": N_("loss of responses (nats per token)"),
+    "perplexity": N_("loss of prompts and responses (nats per token)"),
+}
 PERPLEXITIES = {
     "response_perplexity": N_("perplexity of responses"),
     "perplexity": N_("perplexity of prompts and responses"),
@@ -59,6 +72,8 @@ PAIRS = {
 RESPONSES = {
     "score": N_("score"),
     "judge_score": N_("score by the judge"),
+    "function_score": N_("score by reward functions"),
+    "greedy_function_score": N_("score by reward functions with greedy decoding"),
     "success": N_("correct"),
     "greedy_success": N_("correct with greedy decoding"),
     "kl_to_sft": N_("KL to the SFT model (nats per response)"),
@@ -86,6 +101,7 @@ FRACTIONS = {
 # Metrics that are better if they are higher, and if they are lower; others are neither.
 HIGHER_IS_BETTER = {
     *("accuracy", "score", "judge_score", "success", "greedy_success", "ended_by_eos", "llm_judge"),
+    *("function_score", "greedy_function_score"),
 }
 LOWER_IS_BETTER = {*PERPLEXITIES, "loss", "calibration_error", "repetition"}
 
@@ -105,7 +121,12 @@ def label_of(path: str, translate: Translate) -> str:
             other=model_label(keys[2]),
             criterion=translate(WIN_CRITERIA[keys[3]]),
         )
-    return translate(METRICS[keys[-1]])
+    label = translate(METRICS[keys[-1]])
+    if keys[0] == "before":
+        return translate("{metric} before training", metric=label)
+    if keys[0] in INITIAL_MODELS:
+        return translate("{metric} of {model}", metric=label, model=model_label(keys[0]))
+    return label
 
 
 def key_of(path: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from snakechat.reporting.figures import Figure
-from snakechat.reporting.formatting import format_interval, format_metric
+from snakechat.reporting.formatting import format_estimate
 from snakechat.reporting.labels import better_sign, is_fraction, label_of
 from snakechat.reporting.page_parts import Cell, Table
 from snakechat.reporting.plots import Panel, draw_estimates
@@ -71,10 +71,10 @@ def figure_cells(
 def figure_cell(path: str, figure: Figure, is_difference: bool = False) -> Cell:
     """Return the cell of a metric, or of a difference: better or worse if it excludes 0."""
     value, interval, n = figure
-    small = format_interval(path, interval, is_difference)
+    text, small = format_estimate(path, value, interval, is_difference)
     if n > 1:
         small = f"{small} n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{n}".strip()
-    cell = Cell(format_metric(path, value, is_difference), small)
+    cell = Cell(text, small)
     sign = better_sign(path)
     if is_difference and sign and excludes_zero(figure):
         return cell._replace(tone="better" if sign * value > 0 else "worse")

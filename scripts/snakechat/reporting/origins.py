@@ -1,9 +1,16 @@
 """Where the data and models of a lineage come from, as text."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from snakechat.reporting.translations import Translate
+
+
+def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
+    """Return the command that builds a result as its run did."""
+    options = shlex.join(run["options"].get("snakemake", ()))
+    return f"snakemake --cores 1 {path} {options}".rstrip()
 
 
 def describe_origin(

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from snakechat.reporting.formatting import format_cell
 from snakechat.reporting.page_parts import Card, Page
+from snakechat.reporting.plots import Panel
 from snakechat.reporting.translations import translator
 from snakechat.workflow.printable import CONTROL_CODES
 
@@ -32,6 +33,18 @@ def write_page(path: Path, language: str, page: Page) -> None:
     """Write an HTML page."""
     values = {"language": language, "_": translator(language), **page._asdict()}
     path.write_text(HTML.get_template("page.html").render(values), encoding="utf-8")
+
+
+def write_record(folder: Path, page: Page) -> None:
+    """Write record.md with its figures, for sites that show Markdown, as GitHub does."""
+    figures: dict[Panel, str] = {}
+    for section in page.sections:
+        for panel in section.panels:
+            name = f"figure-{len(figures) + 1}.svg"
+            figures[panel] = name
+            (folder / name).write_text(str(panel.svg), encoding="utf-8")
+    text = MARKDOWN.get_template("record.md").render(page._asdict(), figures=figures)
+    (folder / "record.md").write_text(text, encoding="utf-8")
 
 
 def write_headline(path: Path, cards: Sequence[Card]) -> None:

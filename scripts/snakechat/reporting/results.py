@@ -5,9 +5,10 @@ from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.figures import Figure, read_figure
-from snakechat.reporting.formatting import format_interval, format_metric, format_number
+from snakechat.reporting.formatting import format_estimate, format_number
 from snakechat.reporting.labels import (
     MODELS,
+    MOMENTS,
     N_,
     PAIRS,
     PERPLEXITIES,
@@ -67,10 +68,8 @@ def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
                     initial=model_label(initial),
                     metric=label,
                 )
-            value = format_metric(metric, figure.value, is_difference)
-            cards.append(
-                Card(label, value, format_interval(metric, figure.interval, is_difference))
-            )
+            text = format_estimate(metric, figure.value, figure.interval, is_difference)
+            cards.append(Card(label, *text))
     [count] = [key for key in COUNTS if key in metrics]
     return [*cards, Card(translate(COUNTS[count]), format_number(metrics[count]))]
 
@@ -82,7 +81,7 @@ def result_section(stage: str, metrics: Metrics, translate: Translate) -> Sectio
         return rlhf_section(title, metrics, translate)
     by_dataset = metrics.get("by_dataset", {})
     if stage == "sft":
-        moments = {"before": translate("before training"), "after": translate("after training")}
+        moments = {moment: translate(label) for moment, label in MOMENTS.items()}
         columns = {
             f"{name} {moment}".strip(): partial(figure_at, of, when)
             for name, of in {"": metrics, **by_dataset}.items()

@@ -41,7 +41,9 @@ def throughput(
     lengths = {name: tokens["sum"] / train["rows"] for name, tokens in train["tokens"].items()}
     counts = dict.fromkeys(lengths, 1)
     if stage == "rlhf":
-        lengths["response"] = sum(line["response/length"] for line in steps) / len(steps)
+        # An evaluation before training (step 0) has no responses of a step.
+        sampled = [line["response/length"] for line in steps if "response/length" in line]
+        lengths["response"] = sum(sampled) / len(sampled)
         counts["response"] = settings["num_generations"]
     tokens = sum(length * counts.get(name, 1) for name, length in lengths.items())
     batch = settings["rollout_batch_size" if stage == "rlhf" else "global_batch_size"]

@@ -99,9 +99,7 @@ class MetricsLogger:
         self._add_scalars(step, values)
         evaluated = [name for name in values if name.startswith(EVALUATED)]
         if evaluated:
-            held_out = [
-                f"{name.removeprefix(EVALUATED)} {values[name]:.4g}" for name in evaluated
-            ]
+            held_out = [f"{name.removeprefix(EVALUATED)} {values[name]:.4g}" for name in evaluated]
             self.progress.print(step, f"on held-out rows: {', '.join(held_out)}")
         elif self.progress.is_due(step):
             self._print_progress(step, shown, values)

@@ -10,17 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from import_dataset import import_split
-from snakechat.data.formats import DroppedRow, columns_of, has_pairs, record_of
+from snakechat.data.dataset_files import split_files
+from snakechat.data.formats import DroppedRow, columns_of, record_of
 from snakechat.data.records import read_texts, texts_of
 from snakechat.data.sources import read_rows
 from support.formats import (
     DATASETS,
-    DIALOGUE,
-    PLAIN,
-    PLAIN_RECORD,
-    QUESTION,
-    ULTRAFEEDBACK,
-    messages,
     question,
 )
 
@@ -86,15 +81,6 @@ MKQA = {
     },
 }
 ROWS = {
-    "rlhf-reward-datasets": (
-        # Prompts end before the last marker; responses repeat the dialogue.
-        {
-            "prompt": f"{DIALOGUE}\n\n",
-            "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
-            "rejected": f"{DIALOGUE}\n\nAssistant: A stone.",
-        },
-        PLAIN_RECORD,
-    ),
     "webgpt_comparisons": (
         WEBGPT,
         (
@@ -113,18 +99,6 @@ ROWS = {
             " Raspberry juice will likely work.",
         ),
     ),
-    "sharegpt_alpaca_oa_vicuna_format": (
-        {
-            "prompt": "USER: Hello.\nHow are you? ASSISTANT: Fine.  USER: Name a fruit. ASSISTANT:",
-            "label": "An apple.",
-        },
-        (
-            "\n\nHuman: Hello.\nHow are you?\n\nAssistant: Fine.\n\nHuman: Name a fruit."
-            "\n\nAssistant:",
-            " An apple.",
-            None,
-        ),
-    ),
     "miracl-zh": (
         MIRACL_ZH,
         (
@@ -134,18 +108,6 @@ ROWS = {
         ),
     ),
     "mkqa-zh": (MKQA, (question("法国首都"), " 巴黎", None)),
-    "hh-rlhf": (
-        {
-            "chosen": f"{DIALOGUE}\n\nAssistant: An apple.",
-            "rejected": f"{DIALOGUE}\n\nAssistant: A stone.",
-        },
-        PLAIN_RECORD,
-    ),
-    "smol-smoltalk": (
-        {"messages": messages(*QUESTION, ("assistant", "An apple.")), "source": "everyday"},
-        (PLAIN["prompt"], PLAIN["chosen"], None),
-    ),
-    "ultrafeedback": (ULTRAFEEDBACK, PLAIN_RECORD),
 }
 
 
@@ -165,11 +127,19 @@ def test_row_in_a_file_becomes_a_record(name, tmp_path):
     assert [of_config(name, found) for _, found in read_rows(path)] == [record]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_rejected_response_exists_if_the_format_has_pairs(name):
-    _, (_, _, rejected) = ROWS[name]
-    dataset = DATASETS[name]
-    assert has_pairs(dataset["format"], dataset.get("columns")) == (rejected is not None)
+@pytest.mark.parametrize(
+    ("train", "held_out", "test"),
+    [
+        # The branch of the config, and a clone of the main branch.
+        ("default/train/0000.parquet", "default/validation/0000.parquet", "default/test/0.parquet"),
+        ("askbaking/train.json", "askbaking/validation.json", "askbaking/test.json"),
+    ],
+)
+def test_both_layouts_of_shp_are_read(train, held_out, test):
+    paths = [".git/config", ".gitattributes", "README.md", test, train, held_out]
+    dataset = DATASETS["SHP"]
+    globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
+    assert split_files(paths, globs) == {"train": [train], "eval": [held_out]}
 
 
 def imported(folder, name, rows):

@@ -127,7 +127,7 @@ def lead_outside(folder):
 
 
 DAMAGES = {
-    cut: r"model-00002-of-00003\.safetensors is damaged: ",
+    cut: r"model-00002-of-00003\.safetensors is damaged \(",
     remove_file: rf"{INDEX} names model-00002-of-00003\.safetensors, which the folder does not",
     lead_outside: rf"{INDEX} names \.\./model-00002-of-00003\.safetensors, which the folder does",
     change_shape: r"weights do not have the model's shape: model\.decoder\.",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compare_runs import result_section, setting_section
+from compare_runs import RESULTS, result_section, setting_section
 from snakechat.reporting.comparison import (
     Group,
     Run,
@@ -107,6 +107,24 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
             None,
         ],
     ]
+
+
+def test_results_before_training_stand_beside_those_after_it():
+    groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
+    section = result_section(groups, RESULTS["rlhf"], str.format)
+    rows = texts_of(section.tables[0].rows)
+    assert rows[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
+    # Figures are of the trained model alone.
+    assert len(section.panels) == 4
+    perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
+    groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
+    rows = texts_of(result_section(groups, RESULTS["sft"], str.format).tables[0].rows)
+    assert rows == [
+        ["perplexity of responses before training", "8.40"],
+        ["perplexity of responses", "5.90"],
+    ]
+    run = a_run("a", 1, metrics={**METRICS, "base": {"score": 0.5}})
+    assert run.result("base.score") is None and run.result("sft.score").value == 1
 
 
 def test_the_data_have_a_row_of_each_mean_and_of_each_seed():

@@ -5,7 +5,7 @@ import pytest
 from snakechat.reporting.formatting import (
     format_cell,
     format_duration,
-    format_interval,
+    format_estimate,
     format_memory,
     format_metric,
     format_number,
@@ -48,8 +48,23 @@ def test_differences_have_a_sign_and_percentage_points():
     assert [format_number(value, signed=True) for value in (2.0, 0.0)] == ["+2.00", "0"]
     assert format_metric("ties", 0.5) == "50.0\N{NO-BREAK SPACE}%"
     assert format_metric("ties", -0.0123, signed=True) == "\N{MINUS SIGN}1.2\N{NO-BREAK SPACE}pp"
-    assert format_interval("score", [-1.0, 2.0], signed=True) == "[\N{MINUS SIGN}1.00, +2.00]"
-    assert format_interval("score", None) == ""
+    estimate = format_estimate("score", 0.5, [-1.0, 2.0], signed=True)
+    assert estimate == ("+0.500", "[\N{MINUS SIGN}1.00, +2.00]")
+    assert format_estimate("score", 0.5, None) == ("0.500", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "texts"),
+    [
+        (48912.3, [48893.1, 48931.6], ("48,910", "[48,890, 48,930]")),
+        (1.23456, [1.23446, 1.23466], ("1.2346", "[1.2345, 1.2347]")),
+        # Equal bounds, and a distance that the usual digits show.
+        (12345.6, [12345.6, 12345.6], ("12,300", "[12,300, 12,300]")),
+        (12345.6, [11111.1, 13333.3], ("12,300", "[11,100, 13,300]")),
+    ],
+)
+def test_narrow_intervals_keep_the_digits_in_which_their_bounds_differ(value, interval, texts):
+    assert format_estimate("score", value, interval) == texts
 
 
 def test_memory_is_in_gigabytes_from_1000_megabytes_on():

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from snakechat.reporting import pages
 from snakechat.reporting.page_parts import Card, Cell, Page, Section, Table
-from snakechat.reporting.pages import HTML, MARKDOWN, write_page
+from snakechat.reporting.pages import HTML, MARKDOWN, write_page, write_record
 from snakechat.reporting.plots import COLOURS, Panel
 
 ATTACK = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
@@ -28,6 +28,52 @@ def test_values_are_escaped_and_control_characters_visible():
 def test_a_value_that_a_template_does_not_get_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         HTML.from_string("{{ missing }}").render()
+
+
+def test_a_record_in_markdown_has_its_tables_and_figures(tmp_path):
+    panels = [Panel("loss", Markup("<svg>1</svg>")), Panel("<i>", Markup("<svg>2</svg>"))]
+    head = ["", "before", "after"]
+    table = Table("Held | out", head, [["loss", Cell("2.13", "[2, 3]"), 0.98765]], "Note.")
+    settings = Table("Settings", [], [["a", "x|y"]])
+    section = Section("SFT", panels, tables=[table], folded=[settings])
+    cards = [Card("accuracy", "61 %", "[58 %, 64 %]"), Card("pairs", "2,041")]
+    write_record(tmp_path, Page("Training record", "sft/mine", [section], cards=cards))
+    assert (
+        (tmp_path / "record.md").read_text()
+        == """\
+# sft/mine
+
+Training record
+
+- accuracy: 61 % [58 %, 64 %]
+- pairs: 2,041
+
+## SFT
+
+loss:
+
+![loss](figure-1.svg)
+
+&lt;i&gt;:
+
+![&lt;i&gt;](figure-2.svg)
+
+Held &#124; out:
+
+|  | before | after |
+|---|---|---|
+| loss | 2.13 [2, 3] | 0.988 |
+
+Note.
+
+Settings:
+
+|  |  |
+|---|---|
+| a | x&#124;y |
+"""
+    )
+    assert (tmp_path / "figure-2.svg").read_text() == "<svg>2</svg>"
 
 
 def test_pages_load_nothing_and_follow_the_theme(tmp_path):

@@ -337,10 +337,23 @@ def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
 
 
 def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
-    [table] = run_section("sft", SETTINGS, RUN, [], TRAIN, english).tables
+    run = RUN | {
+        "started": "2026-05-01T23:59:30.25+00:00",
+        "seconds": 75.0,
+        "options": {"snakemake": ["--config", "seed=1 2"]},
+    }
+    steps = [{"step": 1}, {"step": 2, "skipped_steps": 1}]
+    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN, english).tables
     rows = {label: value for label, value in table.rows}
     assert (rows["saving_seconds"], rows["tokens_per_second"]) == ("1.25", "80.0")
-    assert not {"spec", "placement", "versions"} & rows.keys()
-    run = {key: value for key, value in RUN.items() if key != "seconds_per_step"}
-    [table] = run_section("sft", SETTINGS, run, [], TRAIN, english).tables
+    assert rows["command"] == "snakemake --cores 1 output/sft/a --config 'seed=1 2'"
+    assert (rows["started"], rows["ended"], rows["time"]) == (
+        "2026-05-01 23:59:30 UTC",
+        "2026-05-02 00:00:45 UTC",
+        "0:01:15",
+    )
+    assert rows["skipped_steps"] == "1"
+    assert not {"spec", "placement", "versions", "options", "licenses"} & rows.keys()
+    del run["seconds_per_step"]
+    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN, english).tables
     assert "tokens_per_second" not in dict(table.rows)

@@ -1,0 +1,85 @@
+"""The files of a model: incomplete downloads."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from snakechat.data.model_files import check_files
+from snakechat.workflow.errors import InputError
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 548105171\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The files of a model with a tokenizer of two files."""
+    for name in ("config.json", "vocab.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "merges.txt").write_text("a b")
+    save_file({"a": torch.ones(1000)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def message_of(folder):
+    with pytest.raises(InputError) as error:
+        check_files(folder)
+    return str(error.value)
+
+
+def test_complete_files(folder):
+    check_files(folder)
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    (folder / "tokenizer.model").write_bytes(b"x")
+    check_files(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "config.json"])
+def test_a_pointer_of_git_lfs(folder, name):
+    (folder / name).write_text(POINTER)
+    assert message_of(folder) == (
+        f"{name} is a Git LFS pointer instead of the file: run git lfs pull in its repository"
+    )
+
+
+@pytest.mark.parametrize("kept", [-1, 60])
+def test_truncated_weights(folder, kept):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:kept])
+    size = int.from_bytes(content[:8], "little")
+    # 4000 bytes of weights; a truncated header does not say so.
+    expected = len(content) if kept == -1 else 8 + size
+    assert expected == 8 + size + (4000 if kept == -1 else 0)
+    assert message_of(folder) == (
+        f"model.safetensors is truncated: it has {len(content[:kept]):,} of {expected:,} bytes:"
+        " download it again"
+    )
+
+
+def test_a_header_that_is_no_json_is_left_to_safetensors(folder):
+    (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"nope")
+    check_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        (["merges.txt"], "merges.txt is missing beside vocab.json: add it from the repository"),
+        (["vocab.json"], "vocab.json is missing beside merges.txt: add it from the repository"),
+        (["config.json"], "config.json is missing: add it from the repository"),
+        (["vocab.json", "merges.txt"], "there is no tokenizer: expected tokenizer.json, "),
+    ],
+)
+def test_a_missing_file(folder, missing, message):
+    for name in missing:
+        (folder / name).unlink()
+    assert message_of(folder).startswith(message)
+
+
+def test_a_tokenizer_in_one_file_needs_no_others(folder):
+    (folder / "merges.txt").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps({}))
+    check_files(folder)
