@@ -132,7 +132,7 @@ WITHOUT_KEY = {
     "preprocessing_num_workers": "the jobs that prepare data choose their processes",
     "print_loss": "the log and metrics.jsonl have the loss of each step",
     "release_inference_cache": NO_HYBRID_ENGINE,
-    "sft_only_data_path": "it is phases: [sft] of an entry of datasets",
+    "sft_only_data_path": "it is split: [sft] of an entry of datasets",
     "tensorboard_path": TENSORBOARD,
     "tp_gather_partition_size": NO_HYBRID_ENGINE,
     "unpin_actor_parameters": NO_HYBRID_ENGINE,

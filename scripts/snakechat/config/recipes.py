@@ -303,9 +303,13 @@ class Config:
 
     def split_weights(self, dataset: str) -> dict[str, float]:
         """Return the weight of each phase in the split of a dataset."""
-        settings = self.values["datasets"][dataset]
-        if "split" in settings:
-            weights: dict[str, float] = settings["split"]
+        settings, defaults = self.values["datasets"][dataset], self.values["split"]["weights"]
+        split = settings.get("split")
+        weights: dict[str, float]
+        if isinstance(split, list):
+            weights = {phase: float(phase in split) for phase in defaults}
+        elif split:
+            weights = split
         elif "label" in settings:
             weights = {"sft": 0.0, "reward": 1.0, "rlhf": 0.0}
         elif "generations" in settings:
@@ -314,7 +318,7 @@ class Config:
         elif "format" in settings and not has_responses(settings["format"]):
             weights = {"sft": 0.0, "reward": 0.0, "rlhf": 1.0}
         else:
-            weights = self.values["split"]["weights"]
+            weights = defaults
         return weights
 
     def kept_columns(self, dataset: str) -> list[str]:

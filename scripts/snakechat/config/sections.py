@@ -57,6 +57,15 @@ SplitWeights = Annotated[
         "anyOf",
         [{"properties": {phase: {"exclusiveMinimum": 0}}} for phase in ("sft", "reward", "rlhf")],
     ),
+    Keyword("title", "weights of the phases"),
+]
+
+# The phases that share the rows equally.
+PhaseList = Annotated[
+    list[Literal["sft", "reward", "rlhf"]],
+    Keyword("minItems", 1),
+    Keyword("uniqueItems", True),
+    Keyword("title", "a list of phases"),
 ]
 
 
@@ -106,7 +115,7 @@ class SourceDataset(TypedDict):
     eval: NotRequired[Glob]
     follow_links: NotRequired[bool]
     on_bad_row: NotRequired[BadRowPolicy]
-    split: NotRequired[SplitWeights]
+    split: NotRequired[SplitWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -118,7 +127,7 @@ class GeneratedDataset(TypedDict):
     rows: Count
     eval_rows: Count
     seed: NotRequired[Seed]
-    split: NotRequired[SplitWeights]
+    split: NotRequired[SplitWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -130,7 +139,7 @@ class SelectedDataset(TypedDict):
     select: Literal["best", "best_and_worst"]
     min_score: NotRequired[float]
     min_margin: NotRequired[NonNegative]
-    split: NotRequired[SplitWeights]
+    split: NotRequired[SplitWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -140,7 +149,7 @@ class LabelledDataset(TypedDict):
 
     label: str
     llm_judge: str
-    split: NotRequired[SplitWeights]
+    split: NotRequired[SplitWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 

@@ -1,10 +1,10 @@
 """Recipes with all their settings, and what their names refer to."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
+from snakechat.config.errors import ConfigError
 from snakechat.config.schema import SETTINGS
 from support.configs import load
 
@@ -85,6 +85,27 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, expe
     assert config.recipe("sft", "mine")["placement"] == expected
 
 
+@pytest.mark.parametrize(
+    ("split", "weights"),
+    [
+        (["sft"], {"sft": 1, "reward": 0, "rlhf": 0}),
+        (["reward", "rlhf"], {"sft": 0, "reward": 1, "rlhf": 1}),
+        ({"sft": 3, "reward": 0, "rlhf": 1}, {"sft": 3, "reward": 0, "rlhf": 1}),
+        (None, {"sft": 2, "reward": 4, "rlhf": 4}),
+    ],
+)
+def test_the_split_of_a_dataset_is_weights_or_phases(split, weights):
+    dataset = {"path": "mine", "format": "instruct"} | ({} if split is None else {"split": split})
+    assert load({"datasets": {"mine": dataset}}).split_weights("mine") == weights
+
+
+@pytest.mark.parametrize("split", [[], ["sft", "sft"], ["dpo"], "sft"])
+def test_an_invalid_list_of_phases_is_an_error(split):
+    dataset = {"path": "mine", "format": "instruct", "split": split}
+    with pytest.raises(ConfigError, match=r"config: datasets\.mine"):
+        load({"datasets": {"mine": dataset}})
+
+
 def test_models_behind_a_recipe():
     config = load({"dpo": {"recipes": {"base": {"model": "opt-125m"}}}})
     assert config.base_model("sft", "tiny") == ("init_model", "tiny")
@@ -94,43 +115,3 @@ def test_models_behind_a_recipe():
     for stage in SETTINGS:
         assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
     assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
-
-
-def test_paths_are_relative_to_the_snakefile(tmp_path, monkeypatch):
-    config = load()
-    config.root = tmp_path / "project"
-    monkeypatch.chdir(tmp_path)
-    assert config.source_of("datasets", "local") == Path("project/data")
-    assert config.source_of("datasets", "toy") is None
-    assert config.local_path("/data/mine").resolve() == Path("/data/mine")
-
-
-# Scripts of DeepSpeed-Chat by recipe: batch size over all GPUs, learning rate, epochs, LoRA rank.
-SCRIPTS = {
-    "sft/1.3b-single-node": (64, 9.65e-6, 16, 0),
-    "sft/1.3b-single-node-lora": (64, 5e-4, 16, 128),
-    "sft/6.7b-single-gpu": (128, 5e-4, 16, 128),
-    "sft/llama2-7b-lora": (32, 5e-4, 4, 128),
-    "reward/350m-single-node": (32, 5e-5, 1, 0),
-    "reward/350m-multi-node": (128, 5e-5, 1, 0),
-    "reward/llama2-7b-lora": (64, 5e-4, 1, 128),
-    "dpo/350m-single-node": (32, 5e-5, 1, 0),
-    "dpo/350m-multi-node": (128, 5e-5, 1, 0),
-    "dpo/llama2-7b-lora": (32, 5e-4, 1, 128),
-    "rlhf/1.3b-single-node": (32, 9.65e-6, 1, 0),
-    "rlhf/1.3b-single-node-lora": (32, 5e-4, 1, 128),
-    "rlhf/6.7b-single-gpu": (128, 5e-4, 1, 128),
-    "rlhf/llama2-7b-lora": (8, 5e-4, 1, 64),
-}
-
-
-def test_recipes_have_the_numbers_of_the_scripts_of_deepspeed_chat():
-    config = load({})
-    found = {}
-    for name in SCRIPTS:
-        recipe = config.recipe(*name.split("/"))
-        rate = recipe["actor_learning_rate" if name.startswith("rlhf") else "learning_rate"]
-        found[name] = recipe["global_batch_size"], rate, recipe["epochs"], recipe["lora_rank"]
-    assert found == SCRIPTS
-    single_node, single_gpu = (config.recipe("rlhf", name) for name in ("1.3b-single-node", "1.3b"))
-    assert (single_node["ema_decay"], single_gpu["ema_decay"]) == (0.992, 0)
