@@ -334,7 +334,20 @@ def _turn(message: Any, name: str) -> Turn:
     text = message.get("value") if message.get("content") is None else message["content"]
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"{name} has a turn with role {role!r}, expected one of {', '.join(ROLES)}")
+    if isinstance(text, list):
+        text = _joined(text, name)
     return ROLES[role], _text(text, f"{name}: the text of a turn")
+
+
+def _joined(parts: list[Any], name: str) -> str:
+    """Return the text of a message whose content is a list of parts, all of them texts."""
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind != "text":
+            raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
+        texts.append(_text(part.get("text"), f"{name}: the text of a part"))
+    return "".join(texts)
 
 
 def _turns(value: Any, name: str, role_of_text: str) -> list[Turn]:
