@@ -55,7 +55,6 @@ def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     check_cycles(config)
     _check_llm_judges(config)
-    _check_deterministic(config)
     _check_urls(config)
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
@@ -114,20 +113,6 @@ def _check_llm_judges(config: Config) -> None:
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
-
-
-def _check_deterministic(config: Config) -> None:
-    """Check that no recipe samples by vLLM where kernels have to be deterministic."""
-    if not config.values["deterministic"]:
-        return
-    for stage in ("rlhf", "generations"):
-        for name in config.values[stage]["recipes"]:
-            if config.recipe(stage, name)["generation_backend"] == "vllm":
-                raise ConfigError(
-                    f"config: deterministic: true, and {stage}.recipes.{name} has"
-                    " generation_backend: vllm, whose responses depend on how it batches prompts:"
-                    " set generation_backend: hf"
-                )
 
 
 def _check_labels(config: Config, name: str) -> None:

@@ -2,14 +2,18 @@
 
 An engine has one or more adjacent processes, which divide its weights (tensor parallelism). Each of
 them calls it with the same prompts and seeds, and gets the same responses. While the processes
-train, the engine sleeps: its weights and its cache take no memory of a GPU.
+train, the engine sleeps: its weights and its cache take no memory of a GPU. On a CPU, which is for
+tests, it stays awake.
 
-vLLM is not among the requirements. Only its documented interface is used: LLM and SamplingParams.
+vLLM is not among the requirements. Only its documented interface is used, LLM and SamplingParams,
+and the engine's shutdown. vLLM's interface for RL, update_weights, transfers weights between
+processes over NCCL or CUDA IPC. Here, both models are in one process, and reload_weights reads the
+trained one.
 """
 
+import atexit
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,22 @@ from snakechat.modeling.generation import Generations, GenerationSettings
 from snakechat.modeling.lora import merged_layers
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.workflow import deterministic
 from snakechat.workflow.errors import InputError
 
 # Fraction of a GPU's memory for vLLM's weights, keys and values. Training uses the rest.
 GPU_MEMORY_FRACTION = 0.3
+# Options of vLLM on a CPU alone.
+CPU_OPTIONS = {
+    # A fraction of the memory would depend on other programs, and with it how vLLM batches prompts.
+    "kv_cache_memory_bytes": 1 << 30,
+    # vLLM would compile the model each time it starts.
+    "enforce_eager": True,
+    # vLLM cannot sample with seeds from parts of prompts: a CPU's generator cannot be set back.
+    "enable_chunked_prefill": False,
+}
+# Compute capability of the oldest GPUs for which vLLM has batch-invariant kernels.
+BATCH_INVARIANT_CAPABILITY = (8, 0)
 
 
 class VllmSampler:
@@ -48,11 +64,17 @@ class VllmSampler:
             num_ranks: processes of an engine, a divisor of those of the job.
 
         Raises:
-            InputError: vLLM cannot be imported.
+            InputError: vLLM cannot be imported, or has no deterministic kernels for the GPU.
         """
+        if deterministic.are_requested() and torch.cuda.is_available():
+            _request_batch_invariance()
         # Read when vllm is imported: the engine then runs in this process, so that weights are
         # passed without a copy and requests are scheduled in a fixed order.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # The threads of this process stay where they are.
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        # Without two lines a step.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         try:
             import vllm  # type: ignore[import-not-found]  # optional
         except ImportError as error:
@@ -72,7 +94,7 @@ class VllmSampler:
         The first call starts vLLM, in all processes at once.
         """
         if self.llm is None:
-            self.llm = self._start()
+            self.llm = self._start(model.device.type == "cuda")
             if self.num_ranks > 1:
                 self.device = model.device
                 self.engine_group, _ = torch.distributed.new_subgroups(self.num_ranks)
@@ -80,8 +102,10 @@ class VllmSampler:
             # vLLM has an allocator of its own, which cannot use what torch's keeps.
             torch.cuda.empty_cache()
             self.llm.wake_up(tags=["weights"])
-        for layer in merged_layers(model, gather):
-            self.llm.apply_model(partial(_load_weights, layer))
+        layers = merged_layers(model, gather)
+        weights = (weight for layer in layers for weight in layer)
+        # As from a checkpoint: vLLM converts weights to the layout of its kernels.
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if self.is_asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self.is_asleep = False
@@ -89,17 +113,18 @@ class VllmSampler:
         self.llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Free the memory of vLLM's weights and cache; update wakes it up."""
-        # Level 2 discards the weights: the next update has others.
-        self.llm.sleep(level=2)
-        self.is_asleep = True
+        """Free the memory of vLLM's weights and cache on a GPU; update wakes it up."""
+        if self.on_gpu:
+            # Level 2 discards the weights: the next update has others.
+            self.llm.sleep(level=2)
+            self.is_asleep = True
 
-    def _start(self) -> Any:
-        settings = self.settings
+    def _start(self, on_gpu: bool) -> Any:
+        settings, self.on_gpu = self.settings, on_gpu
         # vLLM seeds torch's generator.
         state = torch.get_rng_state()
         try:
-            return self.vllm.LLM(
+            llm = self.vllm.LLM(
                 model=str(self.folder),
                 dtype=str(DTYPES[settings.dtype]).removeprefix("torch."),
                 max_model_len=settings.max_prompt_length + settings.max_response_length,
@@ -110,12 +135,13 @@ class VllmSampler:
                 distributed_executor_backend="external_launcher",
                 # The same in all processes of an engine.
                 seed=0,
-                enable_sleep_mode=True,
+                enable_sleep_mode=on_gpu,
                 # Input and output are token ids; sampling settings of the folder do not apply.
                 skip_tokenizer_init=True,
                 generation_config="vllm",
                 # Of the distribution that is sampled from: after temperature.
                 logprobs_mode="processed_logprobs",
+                **({} if on_gpu else CPU_OPTIONS),
             )
         except ValueError as error:
             raise InputError(
@@ -123,14 +149,18 @@ class VllmSampler:
             ) from None
         finally:
             torch.set_rng_state(state)
+        # An engine that is deleted ends the job's process group. This one stays until the process
+        # ends, and then ends before torch.distributed, which has groups of it.
+        atexit.register(llm.llm_engine.engine_core.shutdown)
+        return llm
 
     def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
         """Sample responses; see generation.Sampler.sample.
 
         All processes of an engine call this function with the same prompts. Each prompt's seed
         comes from torch's generator, so steps differ and a resumed run draws the same seeds. The
-        same seeds give the same tokens as far as vLLM's arithmetic is reproducible: on the same
-        hardware and version, and not across batches.
+        same seeds give the same tokens as far as vLLM's arithmetic is reproducible: with the same
+        version on the same CPU, or on the same kind of GPU with deterministic kernels.
         """
         seeds = torch.randint(1 << 62, (len(prompts),))
         if self.num_ranks > 1:
@@ -166,13 +196,22 @@ class VllmSampler:
         )
 
     def close(self) -> None:
-        """Free vLLM's copy of the model."""
+        """Free the memory of vLLM's copy of the model on a GPU."""
+        if self.llm is not None and not self.is_asleep:
+            self.sleep()
         self.llm, self.is_asleep = None, False
 
 
-def _load_weights(weights: list[tuple[str, torch.Tensor]], copy: Any) -> None:
-    """Load some weights into vLLM's copy of the model."""
-    copy.load_weights(weights)
+def _request_batch_invariance() -> None:
+    """Have vLLM compute each response as it would alone; call this before vllm is imported."""
+    capability = torch.cuda.get_device_capability()
+    if capability < BATCH_INVARIANT_CAPABILITY:
+        found, needed = (".".join(map(str, c)) for c in (capability, BATCH_INVARIANT_CAPABILITY))
+        raise InputError(
+            f"deterministic: true, and generation_backend: vllm needs a GPU of compute capability"
+            f" {needed} or later, not {found}: set generation_backend: hf"
+        )
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
 
 
 def _token_logprobs(response: Any) -> list[float]:

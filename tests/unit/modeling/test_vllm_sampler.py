@@ -1,20 +1,25 @@
 """Generation by vLLM: its arguments and its outputs.
 
-vLLM needs a GPU and is not installed. A stub generates with transformers in its place. It accepts
-exactly the documented arguments that we use; the behaviour of vLLM itself is not tested.
+vLLM is not installed. A stub generates with transformers in its place, and accepts exactly the
+arguments that we use. `make test-vllm` trains with vLLM itself (tests/programs/test_vllm.py), on a
+CPU: only the stub sleeps, like vLLM on a GPU.
 """
 
 import contextlib
+import gc
 import os
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from snakechat.modeling.generation import HfSampler, make_sampler
 from snakechat.modeling.lora import add_lora
+from snakechat.modeling.vllm_sampler import CPU_OPTIONS
+from snakechat.workflow import deterministic
 from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
@@ -28,13 +33,21 @@ SAMPLING = {"n", "temperature", "top_p", "top_k", "max_tokens", "stop_token_ids"
 SAMPLING |= {"detokenize", "seed"}
 
 
+class EngineCore:
+    """Stub of what an engine runs in; an engine that is deleted would end the process group."""
+
+    def shutdown(self):
+        """End the engine."""
+
+
 class Llm:
     """Stub of vllm.LLM with its own copy of the model in a folder."""
 
     def __init__(self, **options):
-        assert set(options) == ENGINE
+        assert set(options) - CPU_OPTIONS.keys() == ENGINE
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         self.options, self.events = options, []
+        self.llm_engine = SimpleNamespace(engine_core=EngineCore())
         self.missing = set()
         self.asleep = set()
         self.model = AutoModelForCausalLM.from_pretrained(options["model"]).eval()
@@ -43,7 +56,7 @@ class Llm:
 
     def sleep(self, level):
         """Discard the cache, and at level 2 the weights."""
-        assert level == 2 and not self.asleep
+        assert self.options["enable_sleep_mode"] and level == 2 and not self.asleep
         self.events.append("sleep")
         self.asleep = {"weights", "kv_cache"}
         with torch.no_grad():
@@ -57,21 +70,15 @@ class Llm:
         self.events.append(f"wake up {' '.join(tags)}")
         self.asleep -= {*tags}
 
-    def apply_model(self, function):
-        """Call a function with the model of each worker."""
-        copy = SimpleNamespace(load_weights=self.load_weights)
-        assert function(copy) is None
-
-    def load_weights(self, weights):
-        """Copy weights, which have the names of the folder's weights. Returns the names."""
-        assert "weights" not in self.asleep
+    def collective_rpc(self, method, kwargs):
+        """Copy weights, which have the names of the folder's weights."""
+        assert method == "reload_weights" and "weights" not in self.asleep
         own = self.model.state_dict()
-        names = {name for name, _ in weights}
-        for name, weight in weights:
+        for name, weight in kwargs.pop("weights_iterator"):
             own[name].copy_(weight)
-        self.missing -= names
-        self.events.append(min(names))
-        return names
+            self.missing.discard(name)
+            self.events.append(name)
+        assert not kwargs
 
     def reset_prefix_cache(self):
         """Clear the prefix cache."""
@@ -118,6 +125,7 @@ def vllm(monkeypatch):
     module.LLM, module.SamplingParams = Llm, sampling_params
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
     return module
 
 
@@ -129,6 +137,12 @@ SETTINGS = SimpleNamespace(
     max_prompt_length=10,
     max_response_length=6,
 )
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Models that say that they are on a GPU."""
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))
 
 
 @pytest.fixture
@@ -156,20 +170,10 @@ def test_update_copies_the_current_weights_with_merged_adapters(sampler, model, 
     assert engine.events.count("reset") == 2 and engine.events[-1] == "reset"
 
 
-# The first weight of each call that loads weights.
-BLOCKS = [
-    "model.decoder.embed_tokens.weight",
-    "model.decoder.embed_positions.weight",
-    "model.decoder.final_layer_norm.bias",
-    "model.decoder.final_layer_norm.weight",
-    "model.decoder.layers.0.fc1.bias",
-    "model.decoder.layers.1.fc1.bias",
-    "lm_head.weight",
-]
-
-
 @pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.usefixtures("gpu")
 def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, model, rank):
+    weights = list(model.state_dict())
     if rank:
         model = add_lora(model, rank, 4)
     gathered = []
@@ -182,18 +186,57 @@ def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, mo
     torch.manual_seed(1)
     sampler.update(model, gather)
     first = sampler.sample(PROMPTS)
-    assert sorted(sampler.llm.events[:-1]) == sorted(BLOCKS)
+    assert sampler.llm.events == [*weights, "reset"]
+    assert not sampler.llm.options.keys() & CPU_OPTIONS.keys()
     # 16 weights of each block, and the adapters of its 6 layers.
     assert gathered == [1] * 4 + [16 + 6 * rank] * 2 + [1]
     sampler.llm.events.clear()
     sampler.sleep()
     sampler.update(model, gather)
-    assert sampler.llm.events[:2] == ["sleep", "wake up weights"]
-    assert sorted(sampler.llm.events[2:-2]) == sorted(BLOCKS)
-    assert sampler.llm.events[-2:] == ["wake up kv_cache", "reset"]
+    ends = ["wake up kv_cache", "reset"]
+    assert sampler.llm.events == ["sleep", "wake up weights", *weights, *ends]
     torch.manual_seed(1)
     sampler.update(model, gather)
     assert sampler.sample(PROMPTS) == first
+
+
+def test_the_engine_stays_awake_on_a_cpu(sampler, model):
+    sampler.update(model)
+    sampler.sleep()
+    sampler.update(model)
+    sampler.sample(PROMPTS)
+    assert "sleep" not in sampler.llm.events
+    assert sampler.llm.options.items() >= CPU_OPTIONS.items()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model):
+    sampler = make_sampler(SETTINGS, STOPS, 8192, folder)
+    sampler.close()
+    sampler.update(model)
+    events, engine = sampler.llm.events, weakref.ref(sampler.llm.llm_engine.engine_core)
+    sampler.close()
+    sampler.close()
+    assert events[-1] == "sleep"
+    del sampler
+    gc.collect()
+    assert engine()
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_deterministic_kernels_do_not_depend_on_the_batch(capability, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    make_sampler(SETTINGS, STOPS, 8192, folder)
+    assert os.environ["VLLM_BATCH_INVARIANT"] == "0"
+    monkeypatch.setenv(deterministic.REQUEST, "1")
+    if capability < (8, 0):
+        with pytest.raises(InputError, match=r"capability 8\.0 or later, not 7\.5"):
+            make_sampler(SETTINGS, STOPS, 8192, folder)
+    else:
+        make_sampler(SETTINGS, STOPS, 8192, folder)
+        assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
 
 
 def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):
