@@ -5,9 +5,7 @@ import shlex
 
 import pytest
 
-from conftest import INIT, ROOT
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
+from conftest import ROOT
 from support.files import as_jsonl
 
 GPU_RECIPE = "output/rlhf/1.3b"
@@ -73,26 +71,6 @@ def test_the_example_with_own_data_plans_on_a_cpu(page, without_gpu):
     process = without_gpu.snakemake(*command, "-n")
     assert process.returncode == 0, process.stdout
     assert "needs a GPU" not in process.stdout
-
-
-@pytest.mark.exhaustive
-def test_the_example_with_own_data_runs_on_a_cpu(without_gpu, tokenizer):
-    folder = without_gpu.folder
-    command = write_example("README.md", folder)
-    model = make_causal({**INIT, "max_position_embeddings": 1024}, tokenizer, 1)
-    save_model(model, tokenizer, folder / "model")
-    (folder / "copies.yaml").write_text(
-        "models: {opt-125m: {path: model}, opt-350m: {path: model}}\n"
-        "rlhf: {defaults: {max_response_length: 8}}\n"
-        "evaluation: {num_prompts: 4, num_generations: 1, bootstrap_resamples: 100}\n"
-    )
-    process = without_gpu.snakemake(*command, "copies.yaml")
-    assert process.returncode == 0, process.stdout
-    assert (folder / "output/rlhf/mine/model.safetensors").exists()
-    # The data is small, and each training says so with the numbers.
-    assert re.search(r"warning: \d+ training rows are fewer than a batch of 128", process.stdout)
-    warning = r"warning: \d+ optimizer steps are fewer than warmup_steps \(\d+\)"
-    assert re.search(warning, process.stdout)
 
 
 def write_example(page, folder):

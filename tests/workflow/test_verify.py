@@ -5,12 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
-from verify import file_properties
 
 MENDS = "  to mend it: "
 
@@ -116,13 +114,6 @@ DAMAGES = {
     ),
     "a missing file": (
         lambda tree: (tree / "rlhf/tiny/config.json").unlink(),
-        ["output/rlhf/tiny/config.json: missing"],
-    ),
-    "a link to nothing": (
-        lambda tree: (
-            (tree / "rlhf/tiny/config.json").unlink(),
-            (tree / "rlhf/tiny/config.json").symlink_to("nothing"),
-        ),
         ["output/rlhf/tiny/config.json: missing"],
     ),
     "an added file": (
@@ -234,13 +225,6 @@ def test_a_folder_without_results_is_a_usage_error(tree, folder, message):
     code, lines = verify(tree.parent, folder)
     assert code == 2
     assert lines[-1] == f"verify.py: error: {message}"
-
-
-def test_a_file_that_cannot_be_read_has_its_error_as_a_property(tmp_path):
-    assert file_properties(Path(tmp_path, "gone")) == {
-        "size": 0,
-        "error": "No such file or directory",
-    }
 
 
 MENDED = {
