@@ -119,16 +119,6 @@ def test_sequences_arrays_and_tensors_of_numbers_are_accepted(write, values):
     assert mine().tolist() == [1, 0, 2]
 
 
-def test_a_function_may_have_the_name_of_a_module(write):
-    before = dict(sys.modules)
-    write("[3.0] * len(responses)", "json")
-    assert scores_of({"json": 1}, [""], [""]).tolist() == [3]
-    import json
-
-    assert json.loads("[1]") == [1]
-    assert sys.modules == before
-
-
 def test_an_edited_function_is_read_again(write, tmp_path):
     # Same size and same second: cached bytecode would be stale.
     for number in (1.0, 2.0):
@@ -246,20 +236,6 @@ def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypat
         mine()
 
 
-def test_a_function_may_write_and_warn(write, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(
-        "import warnings\n\n\ndef score(prompts, responses):\n"
-        "    open('scores.log', 'a').write('scored')\n"
-        "    open('own.txt', 'w').write('own')\n"
-        "    assert open('own.txt').read() == 'own'\n"
-        "    warnings.warn('odd', stacklevel=3)\n    return [1.0] * len(responses)\n"
-    )
-    with pytest.warns(UserWarning, match="odd"):
-        assert mine().tolist() == [1] * 3
-    assert (tmp_path / "scores.log").read_text() == "scored"
-
-
 MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
     "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
@@ -273,17 +249,9 @@ MISTAKES = {
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
         " number",
     ),
-    "too large": (
-        "[10 ** 400, 2.0, 1.0]",
-        f"score returned 1{'0' * 59}… for the response '', expected a finite number",
-    ),
     "raises elsewhere": (
         "import json\n\n\ndef score(prompts, responses):\n    return json.loads('[')\n",
         "line 5: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
-    ),
-    "raises in lines": (
-        'def score(prompts, responses):\n    raise ValueError("one\\n\\ntwo")\n',
-        "line 2: ValueError: one two",
     ),
     "ends the program": (
         "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",

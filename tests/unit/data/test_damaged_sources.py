@@ -29,12 +29,6 @@ def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     assert "git lfs pull" in message
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.json"])
-def test_html_page_instead_of_a_file_is_an_error(tmp_path, name):
-    (tmp_path / name).write_text("<html>\n<body>401: log in first</body>\n</html>\n")
-    read_error(tmp_path / name)
-
-
 @pytest.mark.parametrize("share", [0.01, 0.999])
 def test_truncated_parquet_file_is_an_error(tmp_path, share):
     path = write(tmp_path, "rows.parquet", numbered(1000))

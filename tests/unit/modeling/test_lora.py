@@ -1,7 +1,6 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.pytorch_utils import Conv1D
 
 from conftest import INIT, SEQUENCES
@@ -26,7 +24,6 @@ from snakechat.modeling.lora import (
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.planning.footprint import MemoryTracker
-from snakechat.training.engine import make_engine
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LINEAR_LAYERS
 
@@ -34,19 +31,6 @@ from support.families import FAMILIES, LINEAR_LAYERS
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 IDS = torch.tensor(SEQUENCES[:1])
-
-SETTINGS = SimpleNamespace(
-    weight_decay=0.0,
-    adam_betas=[0.9, 0.95],
-    lr_schedule="constant",
-    warmup_steps=0,
-    min_lr_ratio=0.0,
-    max_grad_norm=1.0,
-    dtype="fp32",
-    lora_learning_rate=None,
-)
-PLACEMENT = {"nodes": 1, "gpus_per_node": 0, "micro_batch_tokens": 8192}
-PLACEMENT |= {"offload": "none", "activation_checkpointing": False}
 
 
 def logits_of(model):
@@ -149,23 +133,6 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").dtype == DTYPES[dtype]
 
 
-def test_updates_below_the_precision_of_bf16_are_only_in_the_adapter(folder, tokenizer, tmp_path):
-    model = add_lora(load_causal(folder, "bf16", tokenizer), 2, 1)
-    name = "model.decoder.layers.1.fc1"
-    layer = model.get_submodule(name)
-    with torch.no_grad():
-        # Weights of 1 and updates of a quarter of the distance to the next number, 2**-7.
-        layer.base_layer.weight.fill_(1)
-        layer.lora_A["default"].weight.fill_(2**-5)
-        layer.lora_B["default"].weight.fill_(2**-4)
-    save_model(model, tokenizer, tmp_path)
-    merged = load_file(tmp_path / "model.safetensors")[f"{name}.weight"]
-    assert torch.equal(merged, torch.ones_like(merged))
-    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    lora_a, lora_b = (adapter[f"base_model.model.{name}.lora_{m}.weight"].float() for m in "AB")
-    assert torch.equal(lora_b @ lora_a / 2, torch.full(merged.shape, 2**-9))
-
-
 def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
     init = INIT | {"num_hidden_layers": 8, "hidden_size": 256, "ffn_dim": 1024}
     model = make_causal(init | {"word_embed_proj_dim": 256}, tokenizer, 1)
@@ -179,26 +146,6 @@ def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
     assert sum(weight.nbytes for weight in model.parameters()) > 40 * largest
 
 
-def test_weights_that_are_computed_for_the_files_are_merged(folder, tokenizer, tmp_path):
-    model = randomize_adapters(add_lora(load_causal(folder, "bf16", tokenizer), 2, 1))
-    # The files have one matrix for two of the model.
-    model._weight_conversions = [
-        WeightConverter(
-            "self_attn.qk.weight",
-            ["self_attn.q_proj.weight", "self_attn.k_proj.weight"],
-            [Chunk(dim=0)],
-        )
-    ]
-    save_model(model, tokenizer, tmp_path / "saved")
-    saved = load_file(tmp_path / "saved/model.safetensors")
-    merged = dict(merged_weights(model))
-    layer = "model.decoder.layers.1.self_attn"
-    queries, keys = saved.pop(f"{layer}.qk.weight").chunk(2)
-    assert torch.equal(queries, merged[f"{layer}.q_proj.weight"])
-    assert torch.equal(keys, merged[f"{layer}.k_proj.weight"])
-    assert torch.equal(saved[f"{layer}.v_proj.weight"], merged[f"{layer}.v_proj.weight"])
-
-
 def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
     model = randomize_adapters(add_lora(scorer, 2, 1)).to(torch.bfloat16)
     before = logits_of(model)
@@ -209,23 +156,6 @@ def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tm
     assert all(torch.equal(weights[name], weight) for name, weight in saved.items())
     # The adapters do not apply a second time.
     torch.testing.assert_close(logits_of(model), before, rtol=0.05, atol=0.05)
-
-
-def test_a_zero_3_model_is_merged_one_weight_at_a_time(folder, tokenizer, tmp_path, group):
-    saved = []
-    for stage in (0, 3):
-        torch.manual_seed(1)
-        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
-        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
-        for _ in range(2):
-            engine.backward(engine(IDS).logits.square().mean(), last=True)
-            engine.step()
-        save_model(model, tokenizer, tmp_path / str(stage), engine.gathered)
-        saved.append(AutoModelForCausalLM.from_pretrained(tmp_path / str(stage)))
-    torch.testing.assert_close(logits_of(saved[1]), logits_of(saved[0]))
-    assert files(tmp_path / "0") == files(tmp_path / "3")
-    before = logits_of(load_causal(folder, "fp32", tokenizer))
-    assert (logits_of(saved[1]) - before).abs().max() > 0.01
 
 
 # Disabled adapters give the reference model of a policy.
@@ -241,31 +171,6 @@ def test_disabled_adapters_give_the_logits_of_the_base_model(tokenizer):
         torch.testing.assert_close(logits_of(adapted), before, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(logits_of(adapted), after, rtol=1e-5, atol=1e-6)
     assert (after - before).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_disabling_adapters_between_steps_does_not_change_training(stage, folder, tokenizer, group):
-    plain = logits_of(load_causal(folder, "fp32", tokenizer))
-    runs = []
-    for disable in (False, True):
-        torch.manual_seed(1)
-        model = add_lora(load_causal(folder, "fp32", tokenizer), 2, 1)
-        engine = make_engine(model, SETTINGS, 0.01, 10, PLACEMENT | {"zero_stage": stage})
-        losses = []
-        for _ in range(4):
-            if disable:
-                with torch.no_grad(), disable_adapters(model):
-                    torch.testing.assert_close(model(IDS).logits, plain, rtol=1e-5, atol=1e-6)
-            # Two micro-batches, whose gradients add up.
-            for last in (False, True):
-                loss = engine(IDS).logits.square().mean()
-                engine.backward(loss, last)
-            engine.step()
-            losses.append((loss.item(), engine.grad_norm))
-        runs.append(losses)
-    # fp32 rounding: each run loads the weights again.
-    assert runs[1] == [pytest.approx(metrics, rel=1e-4) for metrics in runs[0]]
-    assert runs[0][-1][0] < runs[0][0][0]
 
 
 # Files.
@@ -300,6 +205,8 @@ def test_the_adapter_of_a_reward_model_has_its_head(family, tokenizer, tmp_path)
 # Models that are not made of linear layers alone.
 
 SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+
+
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
 
 
