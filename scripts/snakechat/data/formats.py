@@ -335,11 +335,11 @@ def _turn(message: Any, name: str) -> Turn:
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"{name} has a turn with role {role!r}, expected one of {', '.join(ROLES)}")
     if isinstance(text, list):
-        text = _joined(text, name)
+        text = _text_of_parts(text, name)
     return ROLES[role], _text(text, f"{name}: the text of a turn")
 
 
-def _joined(parts: list[Any], name: str) -> str:
+def _text_of_parts(parts: list[Any], name: str) -> str:
     """Return the text of a message whose content is a list of parts, all of them texts."""
     texts = []
     for part in parts:

@@ -291,10 +291,29 @@ RESPONSES = {
 }
 
 
+@pytest.mark.parametrize(
+    "responses",
+    [
+        {"chosen": "An apple.", "rejected": "A stone."},
+        {name: turns[0] for name, turns in RESPONSES.items()},
+    ],
+)
+def test_responses_of_message_pairs_may_be_texts_or_single_messages(responses):
+    assert (
+        read({"prompt": messages(*QUESTION), **responses}, "message_pairs", **PAIRED)
+        == PLAIN_RECORD
+    )
+
+
 @pytest.mark.parametrize(("cell", "turns"), [("chosen", []), ("rejected", messages(("user", "a")))])
 def test_message_pairs_that_end_without_a_response_are_bad(cell, turns):
     row = {"prompt": "Name a fruit.", **RESPONSES, cell: turns}
     assert bad(row, "message_pairs", **PAIRED) == f"{cell} does not end with a response"
+
+
+def test_message_pairs_without_a_question_are_dropped():
+    assert dropped(RESPONSES, "message_pairs") == "no prompt"
+    assert dropped({"prompt": [], **RESPONSES}, "message_pairs", **PAIRED) == "no prompt"
 
 
 # --- kto ------------------------------------------------------------------------------------
@@ -306,6 +325,19 @@ def test_message_pairs_that_end_without_a_response_are_bad(cell, turns):
 )
 def test_a_prompt_alone_is_a_text_or_messages(prompt):
     assert read({"prompt": prompt}, "prompt") == (question("Name a fruit."), None, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"instruction": "Translate.", "input": "cat"}, "Translate.\ncat"),
+        ({"instruction": "Name a color.", "input": None}, "Name a color."),
+        ({"instruction": "", "input": "cat"}, "cat"),
+    ],
+)
+def test_columns_are_joined_by_newlines_without_the_empty_ones(row, prompt):
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    assert read({**row, "output": "a"}, "instruct", **columns) == (question(prompt), " a", None)
 
 
 # Joined columns.
@@ -401,6 +433,18 @@ def test_unknown_field_error_lists_the_fields():
     assert str(error.value) == (
         "format plain has no field respones, response (fields: prompt, chosen, rejected)"
     )
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ValueError) as error:
+        columns_of("instruct", {"prompt": "q"})
+    assert str(error.value) == (
+        "format instruct requires chosen (fields: prompt, chosen, rejected)"
+    )
+    # An optional field is listed, but not required.
+    with pytest.raises(ValueError, match="requires messages") as error:
+        columns_of("messages", {"system": "s"})
+    assert "(fields: messages, system)" in str(error.value)
 
 
 # --- real rows in the layout of other datasets ----------------------------------------------
