@@ -1,0 +1,49 @@
+"""Modules that no code digest counts: what trainings get from them cannot reach a result.
+
+A result stays up to date when such a module changes. A function that returns something to a
+training is listed here with the reason why no byte of the result depends on it.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from conftest import ROOT
+from support.staleness import program_of
+
+pytestmark = pytest.mark.slow
+
+PLACE = "where the result is stored, which no file of it says"
+RUN = "whether the program runs at all"
+RECORD = "for run.json, which is not part of the result"
+REASONS = {
+    "code_digests.code_digests": RUN,
+    "locks.acquire_lock": RUN,
+    "pins.installed_versions": RECORD,
+    "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
+    "run_record.peak_memory_mb": RECORD,
+    "run_record.run_record": RECORD,
+    "run_record.run_record_path": RECORD,
+    "store.is_undamaged": RUN,
+    "store.store_key": PLACE,
+    "store.stored_folder": PLACE,
+    "store.temporary_folder": PLACE,
+}
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "rlhf"])
+def test_trainings_get_nothing_that_reaches_a_result(stage, quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    result = copy.folder / f"output/{stage}/tiny"
+    spec, before = copy.spec_of(f"output/{stage}/tiny"), (result / "manifest.json").read_bytes()
+    shutil.rmtree(result.resolve())
+    (copy.folder / "spec.json").write_text(json.dumps(spec))
+    tracer, program = ROOT / "tests/support/traced_program.py", program_of(spec["rule"])
+    process = copy.run(
+        *("python", tracer, "found.json", f"scripts/{program.name}", "--spec", "spec.json")
+    )
+    assert process.returncode == 0, process.stdout[-3000:]
+    assert (result / "manifest.json").read_bytes() == before
+    found = set(json.loads((copy.folder / "found.json").read_text()))
+    assert found == REASONS.keys()
