@@ -4,6 +4,7 @@
 # make test-all    those, and the exhaustive ones
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
+# make test-vllm   trainings that sample with vLLM, on the CPU
 # make bench-gpu   checks, speed and memory of training on one GPU, about ten minutes
 # make clean-output  delete all results and logs in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
@@ -13,19 +14,20 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, TRL, the conversion of GGUF, object stores and uv have environments of
-# their own.
+# The documentation tools, TRL, the conversion of GGUF, object stores, vLLM and uv have environments
+# of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 QUALITY := .venv-quality
 STORAGE := .venv-storage
+VLLM := .venv-vllm
 LOCK := .venv-lock
 
 # Byte-identical results need the same number of cores.
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-all test-slurm test-gpu lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-quality bench-memory lock clean clean-output
+.PHONY: demo test-quick test test-all test-slurm test-gpu test-vllm lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-quality bench-memory lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -40,7 +42,7 @@ test: $(VENV)/test $(STORAGE)/ready lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
 test-all: $(VENV)/test $(STORAGE)/ready lint
-	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slurm and not gpu"
+	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slurm and not gpu and not vllm"
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
 test-slurm: export PATH := $(PATH):/usr/sbin
@@ -53,6 +55,9 @@ test-slurm: $(VENV)/test
 # Also those of tests/gpu that run on a CPU. Without a GPU the others skip with a reason.
 test-gpu: $(VENV)/test
 	$(ACTIVATE) pytest -m "gpu or not gpu" tests/gpu
+
+test-vllm: $(VLLM)/ready
+	. $(VLLM)/bin/activate && pytest -m vllm tests/programs/test_vllm.py
 
 lint: $(VENV)/test
 	$(ACTIVATE) ruff check .
@@ -120,7 +125,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(STORAGE) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(STORAGE) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -158,4 +163,13 @@ $(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo
 $(STORAGE)/ready: tests/requirements-storage.txt $(VENV)/demo
 	rm -rf $(STORAGE)
 	$(ACTIVATE) pip install --quiet --no-deps --target $(STORAGE) --requirement $<
+	touch $@
+
+# 3.5 GB: all of our own environment, and vLLM for CPUs.
+$(VLLM)/ready: tests/requirements-vllm.txt requirements.txt requirements-test.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --no-deps --require-hashes --requirement requirements.txt
+	$(VLLM)/bin/pip install --quiet $(TORCH)
+	$(VLLM)/bin/pip install --quiet --no-deps --require-hashes --requirement requirements-test.txt
+	$(VLLM)/bin/pip install --quiet --no-deps --requirement $<
 	touch $@

@@ -2,13 +2,11 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
 from gpu.passes import GRADIENT_ERROR, KERNEL_MODELS, configured, kernel_errors, loss_and_gradients
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import DTYPES, make_causal
 from support.families import FAMILIES, spread
@@ -83,41 +81,3 @@ def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, de
     model.to(device)
     with configured(device.type == "cuda", cuda_graphs=cuda_graphs):
         assert sample() == expected
-
-
-@pytest.mark.gpu
-def test_vllm_has_the_logprobs_of_training(tokenizer, tmp_path):
-    pytest.importorskip("vllm", reason="needs vLLM, which is not among the requirements")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU: torch finds none")
-    from types import SimpleNamespace
-
-    from snakechat.modeling.saving import save_model
-    from snakechat.modeling.vllm_sampler import VllmSampler
-
-    init = {**FAMILIES["opt"], "hidden_size": 128, "word_embed_proj_dim": 128}
-    model = make_causal(init | {"num_attention_heads": 2}, tokenizer, 1).eval()
-    save_model(model, tokenizer, tmp_path / "model")
-    settings = SimpleNamespace(
-        dtype="fp32",
-        max_prompt_length=16,
-        max_response_length=16,
-        num_generations=1,
-        temperature=1.0,
-    )
-    sampler = VllmSampler(settings, [tokenizer.eos_token_id], tmp_path / "model")
-    sampler.update(model.to("cuda"))
-    sampler.sample(PROMPTS)
-    # All weights come back.
-    sampler.sleep()
-    sampler.update(model)
-    responses, logprobs = sampler.sample(PROMPTS)
-    sampler.close()
-    policy = Policy(model)
-    [micro_batch] = Examples(PROMPTS, *responses).micro_batches(
-        np.arange(len(PROMPTS)), 4096, policy.supports_packing, model.device
-    )
-    with torch.no_grad():
-        expected = policy(micro_batch.batch).tolist()
-    actual = [value for row in micro_batch.rows for value in logprobs[0][row]]
-    assert actual == pytest.approx(expected, abs=0.02)

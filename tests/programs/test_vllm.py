@@ -1,0 +1,137 @@
+"""Trainings whose responses vLLM itself samples, on a GPU if there is one.
+
+They need an environment with vLLM: make test-vllm. The other tests have a stub in its place
+(tests/unit/modeling/test_vllm_sampler.py).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from statistics import mean
+
+import pytest
+import torch
+import yaml
+
+from conftest import INIT, ROOT, Workflow, copy_sources
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from support.launching import launch
+
+pytestmark = pytest.mark.vllm
+
+WORKER = ROOT / "tests/support/vllm_worker.py"
+GPUS = int(torch.cuda.is_available())
+TINY = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["recipes"]
+SHORT = {"judge": None, "epochs": 1, "placement": {"deployment": "cpu", "gpus_per_node": GPUS}}
+PPO = TINY["tiny"] | SHORT
+GRPO = TINY["tiny-grpo"] | SHORT | {"datasets": [{"toy": 0.35}], "lora_rank": 8}
+VLLM = {"generation_backend": "vllm"}
+RECIPES = {"ppo": PPO, "ppo-vllm": PPO | VLLM, "grpo": GRPO, "grpo-vllm": GRPO | VLLM}
+# The same training as ppo-vllm.
+RECIPES["killed"] = RECIPES["ppo-vllm"]
+CONFIG = {
+    "deterministic": True,
+    "save_steps": 1,
+    "deployments": {"cpu": {"threads": 1}},
+    "rlhf": {"recipes": RECIPES},
+}
+BUILT = set(RECIPES) - {"killed"}
+
+
+# Processes, those of an engine, and the rank of adapters. On a CPU, processes of an engine share
+# memory. A killed test leaves it as /dev/shm/*-cpushm_*, and the next one fails until it is gone.
+ENGINES = {"one": (1, 1, 0), "lora": (1, 1, 8), "two engines": (2, 1, 0), "divided": (2, 2, 8)}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_logprobs_are_those_of_training_after_each_update(name, tokenizer, tmp_path):
+    processes, num_ranks, lora_rank = ENGINES[name]
+    if GPUS and processes > torch.cuda.device_count():
+        pytest.skip(f"needs {processes} GPUs")
+    # The attention of vLLM for CPUs needs heads of at least 32 dimensions.
+    model = make_causal({**INIT, "hidden_size": 64, "word_embed_proj_dim": 64}, tokenizer, 1)
+    save_model(model, tokenizer, tmp_path / "model")
+    device = "cuda" if GPUS else "cpu"
+    process = launch(processes, WORKER, tmp_path, num_ranks, lora_rank, device=device)
+    output = process.communicate()[0]
+    assert process.returncode == 0 and "destroy_process_group" not in output, output[-5000:]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(processes)]
+    for updates in ranks:
+        differences, responses = zip(*updates, strict=True)
+        assert max(differences) < (0.02 if GPUS else 1e-4)
+        # Other weights, other responses.
+        assert len(set(map(str, responses))) == len(responses)
+    # The processes of an engine have the same responses.
+    sampled = [[responses for _, responses in updates] for updates in ranks]
+    assert all((each == sampled[0]) == (num_ranks == 2) for each in sampled[1:])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A workflow with all recipes but `killed`."""
+    folder = tmp_path_factory.mktemp("vllm") / "tree"
+    copy_sources(folder)
+    (folder / "vllm.yaml").write_text(yaml.safe_dump(CONFIG))
+    tree = Workflow(folder, "--configfile", "config.yaml", "vllm.yaml")
+    tree.build(*(f"output/rlhf/{name}.manifest.json" for name in sorted(BUILT)))
+    return tree
+
+
+def metrics_of(tree, name):
+    lines = (tree.folder / f"output/rlhf/{name}/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_a_training_learns_as_with_our_own_sampler(algorithm, tree):
+    own, vllm = (metrics_of(tree, name) for name in (algorithm, f"{algorithm}-vllm"))
+    assert len(own) == len(vllm)
+    for line in vllm:
+        assert line["policy/sampler_difference"] < (0.02 if GPUS else 1e-5)
+        assert line["policy/first_ratio"] == pytest.approx(1, abs=1e-4)
+    own_scores, scores = ([line["objective/scores"] for line in run] for run in (own, vllm))
+    assert mean(scores[-5:]) > mean(scores[:5]) + 1
+    assert mean(scores[-5:]) == pytest.approx(mean(own_scores[-5:]), abs=1)
+
+
+def test_the_spec_has_the_version_of_vllm(tree):
+    pins = {name: tree.spec_of(f"output/rlhf/{name}")["requirements"] for name in BUILT}
+    for name in ("ppo-vllm", "grpo-vllm"):
+        assert pins[name]["vllm"].split()[0] == vllm_version()
+    assert "vllm" not in pins["ppo"].keys() | pins["grpo"].keys()
+
+
+def vllm_version():
+    import vllm
+
+    return vllm.__version__.partition("+")[0]
+
+
+def test_a_killed_training_resumes_to_the_same_bytes(tree):
+    target = "output/rlhf/killed.manifest.json"
+    with (tree.folder / "killed.log").open("w") as log:
+        process = subprocess.Popen(
+            ["snakemake", target, "--cores", "1", *tree.options],
+            cwd=tree.folder,
+            env={**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    states = tree.folder / "output/state/train_rlhf/killed"
+    deadline = time.monotonic() + 600
+    while process.poll() is None and not any(states.glob("*/0*")):
+        assert time.monotonic() < deadline, "no state after ten minutes"
+        time.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, (tree.folder / "killed.log").read_text()[-5000:]
+    assert "resuming after step" in tree.build(target)
+    killed, whole = (tree.folder / f"output/rlhf/{name}" for name in ("killed", "ppo-vllm"))
+    for file in ("metrics.jsonl", "model.safetensors"):
+        assert (killed / file).read_bytes() == (whole / file).read_bytes(), file
