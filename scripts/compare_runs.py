@@ -50,11 +50,12 @@ from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.stored_versions import is_version, read_version_file
 
+PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
 # Results of each stage, and the same of the model before training: paths in metrics.json.
 RESULTS: dict[str, list[str]] = {
     "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
-    "reward": list(PAIRS),
-    "dpo": list(PAIRS),
+    "reward": PAIR_RESULTS,
+    "dpo": PAIR_RESULTS,
     "rlhf": [
         *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
         *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
@@ -107,14 +108,29 @@ def read_run(job: Job[Any], name: str) -> Run:
         steps = Path(path, "metrics.jsonl").read_text()
         metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
     record = read_run_record(folder, lineage[path]["spec"])
+    lines = [json.loads(line) for line in steps.splitlines()]
     return Run(
         name=name,
         seed=lineage[path]["settings"]["seed"],
         settings=comparable_settings(lineage, path),
-        steps=[json.loads(line) for line in steps.splitlines()],
-        metrics=json.loads(metrics),
+        steps=lines,
+        metrics=with_metrics_before(json.loads(metrics), lines),
         seconds=record["seconds"] if record else None,
     )
+
+
+def with_metrics_before(
+    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return metrics.json with the evaluation before a training on pairs, if it had one."""
+    if "accuracy" not in metrics or not steps or steps[0]["step"] > 0:
+        return metrics
+    before = {
+        key.removeprefix("eval_"): value
+        for key, value in steps[0].items()
+        if key.startswith("eval_")
+    }
+    return {**metrics, "before": before}
 
 
 def write_data(folder: Path, groups: Sequence[Group], metrics: Sequence[str]) -> None:

@@ -14,12 +14,16 @@ from snakechat.workflow.job import Job, run
 def main(job: Job[Any]) -> None:
     """Write the page in both forms."""
     report = Report(job)
+    training = [
+        section._replace(title=report.translate("Training: {model}", model=section.title))
+        for section in report.training()
+    ]
     page = Page(
         eyebrow=report.translate("Training record"),
         title=job.spec["name"],
         cards=report.headline(),
         remarks=report.remarks(),
-        sections=[*report.training(), *report.results(), *report.data(), *report.costs()],
+        sections=[*training, *report.results(), *report.data(), *report.costs()],
     )
     write_page(job.result / "record.html", job.settings.language, page)
     write_record(job.result, page)
