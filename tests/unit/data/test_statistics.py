@@ -1,9 +1,7 @@
 """Statistics of a few rows, counted by hand, and of real datasets."""
 
-import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.records import COLUMNS
 from snakechat.data.statistics import DatasetStatistics, count_shared, fingerprint
 from support.dialogues import make_record
 
@@ -101,21 +99,3 @@ def test_shared_counts_rows_and_not_prompts():
     assert count_shared([1, 3, 4], [1, 1, 2, 3]) == 2
     assert count_shared([1, 2], [3]) == 0
     assert count_shared([], [1]) == count_shared([1], []) == 0
-
-
-def statistics_of(shared_data, *paths):
-    rows = [row for path in paths for row in pq.ParquetFile(shared_data / path).read().to_pylist()]
-    return summary(*(tuple(row.get(name, "") for name in COLUMNS) for row in rows))
-
-
-# The numbers in ../shared/data/README.md.
-def test_real_rows_of_pandalm(shared_data):
-    found = statistics_of(shared_data, "pandalm/train.parquet", "pandalm/test.parquet")
-    assert (found["rows"], found["pairs"]) == (888, 888)
-    # 51 rows whose rejected response is one blank, and one whose chosen response is.
-    assert found["empty_response"] == 52
-    assert found["repeated_rows"] == 106
-    # 158 prompts in all.
-    assert found["repeated_prompts"] == 888 - 158
-    # 599 of 888 chosen responses.
-    assert found["chosen_longer_share"] == 0.6745

@@ -116,6 +116,25 @@ def test_rows_of_a_micro_batch_are_in_the_order_of_its_sequences(examples):
         assert sorted(micro_batch.rows) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_all_ranks_have_the_same_number_of_micro_batches(
+    world_size, packing, examples, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    counted, numbers = [], set()
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        # Two rows in a micro-batch at most.
+        micro_batches = list(examples.micro_batches(np.arange(3), 12, packing, CPU))
+        is_last = [micro_batch.is_last for micro_batch in micro_batches]
+        assert is_last == [False] * (len(micro_batches) - 1) + [True]
+        counted += [row for each in micro_batches if each.counted for row in each.rows]
+        numbers.add(len(micro_batches))
+    assert sorted(counted) == [0, 1, 2]
+    assert len(numbers) == 1
+
+
 # Buckets.
 
 
@@ -141,6 +160,25 @@ def lognormal_lengths(seed, number):
 def batch_size_in_tokens(sequences, size_of):
     """Tokens of a micro-batch, padding included."""
     return len(sequences) * max(sum(size_of[row] for row in rows) for rows in sequences)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("packing", [True, False])
+def test_every_row_is_in_one_micro_batch_within_the_token_limit(packing, seed, monkeypatch):
+    # More rows than are considered for one micro-batch.
+    monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
+    random = np.random.default_rng(seed)
+    rows = random.permutation(1000)[: random.integers(1, 60)]
+    sizes = random.integers(1, 41, size=len(rows))
+    size_of = dict(zip(rows.tolist(), sizes.tolist(), strict=True))
+    distributed = distribute_rows(rows, sizes, 100, packing)
+    micro_batches = [packed for packed, counted in distributed if counted]
+    found = [row for packed in micro_batches for sequence in packed for row in sequence]
+    assert sorted(found) == sorted(size_of)
+    for packed in micro_batches:
+        assert batch_size_in_tokens(packed, size_of) <= 100
+        if not packing:
+            assert {len(sequence) for sequence in packed} == {1}
 
 
 # Measured: 0.110, 0.037 and 0.058; with one row per sequence 0.188, 0.038 and 0.417.

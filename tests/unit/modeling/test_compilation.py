@@ -17,6 +17,7 @@ from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations, choose_device, make_causal
@@ -102,6 +103,17 @@ def test_adapters_and_checkpointed_activations_can_be_compiled(policy, kernel, m
     checkpoint_activations(policy.model)
     compile_layers(policy.model, "aot_eager")
     assert_equal(loss_and_gradients(policy), expected)
+
+
+def test_sampling_with_a_cache_compiles_nothing(policy):
+    def sample():
+        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 4096, 1)
+
+    expected = sample()
+    counter = CompileCounter()
+    compile_layers(policy.model, counter)
+    assert sample() == expected
+    assert counter.frame_count == 0
 
 
 @pytest.mark.slow

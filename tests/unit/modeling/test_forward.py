@@ -16,7 +16,6 @@ from snakechat.algorithms.preference import (
     per_token_loss,
 )
 from snakechat.modeling import acceleration, forward, logprobs
-from snakechat.modeling import packing as packing_module
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import (
@@ -222,54 +221,6 @@ def test_logprobs_and_scores_equal_those_of_separate_sequences(
 
 
 # The comparisons above detect wrong masks and positions.
-
-
-def attend_to_other_responses(row_ids, segment_ids, mask=packing_module.packed_attention_mask):
-    return mask(row_ids, torch.zeros_like(segment_ids))
-
-
-def attend_to_other_rows(row_ids, segment_ids, mask=packing_module.packed_attention_mask):
-    return mask((row_ids > 0).long(), segment_ids)
-
-
-@pytest.mark.parametrize("leak", [attend_to_other_responses, attend_to_other_rows])
-@pytest.mark.parametrize("family", ["opt", "llama"], indirect=True, scope="module")
-def test_a_leaking_mask_changes_the_gradients(family, leak, monkeypatch):
-    # Wide sequences hold many rows: the more there are, the more leaks.
-    monkeypatch.setattr(packing_module, "WIDTH_FACTORS", (4,))
-    monkeypatch.setattr(packing_module, "packed_attention_mask", leak)
-    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
-    assert relative_error(gradients(family.policy, actual), grads) > 0.05
-
-
-@pytest.mark.parametrize("family", ["opt", "llama"], indirect=True, scope="module")
-def test_positions_by_column_change_the_gradients(family, monkeypatch):
-    def with_column_positions(model, batch):
-        columns = torch.arange(batch.inputs.input_ids.shape[1])
-        inputs = batch.inputs._replace(position_ids=columns.expand_as(batch.inputs.input_ids))
-        return original(model, batch._replace(inputs=inputs))
-
-    original = forward.hidden_states
-    monkeypatch.setattr(packing_module, "WIDTH_FACTORS", (4,))
-    monkeypatch.setattr(forward, "hidden_states", with_column_positions)
-    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
-    assert relative_error(gradients(family.policy, actual), grads) > 0.05
-
-
-def ignore_the_window(mask, position_ids, window):
-    return mask
-
-
-def count_columns(mask, position_ids, window, windowed=packing_module.sliding_window_mask):
-    return windowed(mask, torch.arange(mask.shape[-1]).expand_as(position_ids), window)
-
-
-@pytest.mark.parametrize("wrong", [ignore_the_window, count_columns])
-@pytest.mark.parametrize("family", ["mistral, window"], indirect=True, scope="module")
-def test_a_wrong_window_changes_the_gradients(family, wrong, monkeypatch):
-    monkeypatch.setattr(forward, "sliding_window_mask", wrong)
-    actual, grads = compute_loss(family.policy, "dpo", "packed"), expected(family, "dpo")[1]
-    assert relative_error(gradients(family.policy, actual), grads) > 0.05
 
 
 # Policies.

@@ -260,23 +260,6 @@ def test_fixed_shapes_have_the_logprobs_of_the_reference_path(member, tokenizer,
     torch.testing.assert_close(torch.cat(tables, dim=1), reference, rtol=1e-5, atol=1e-5)
 
 
-def test_ended_rows_leave_a_batch_of_fixed_shapes(ending, tokenizer, monkeypatch):
-    with_choices(monkeypatch, cuda_graphs=True)
-    generations = []
-    shapes = forward_shapes(
-        ending,
-        monkeypatch,
-        lambda: generations.extend(sample_several(ending, tokenizer, PROMPTS, 8, length=24)),
-    )
-    lengths = [len(response) for responses in generations for response in responses]
-    assert len(shapes) == max(lengths)
-    for step, (inputs, _) in enumerate(shapes[1:], start=1):
-        unfinished = sum(length > step for length in lengths)
-        assert unfinished <= inputs[0] < max(2 * unfinished, fixed_decoding.SMALLEST_GRAPH)
-    # Each of them is captured once.
-    assert {rows for (rows, _), _ in shapes[1:]} <= {40, 20, 10, 5}
-
-
 @pytest.mark.parametrize(
     ("choices", "temperature", "value"),
     [

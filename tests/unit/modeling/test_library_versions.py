@@ -1,8 +1,10 @@
 """Versions of torch and transformers other than the locked ones."""
 
 import pytest
+import torch
 
 from snakechat.modeling import library_versions
+from snakechat.modeling.compilation import compile_up_to
 from snakechat.modeling.library_versions import check_libraries
 from snakechat.modeling.models import choose_device
 from snakechat.workflow.errors import InputError
@@ -42,3 +44,19 @@ def test_an_older_version_is_an_error_of_one_line(versions, line, monkeypatch):
     with pytest.raises(InputError) as error:
         choose_device(SERIAL)
     assert str(error.value) == line
+
+
+def test_the_limit_of_compiled_versions_without_an_argument_for_it(monkeypatch):
+    """As in torch 2.11: the limit of the process grows, and never shrinks."""
+    calls = []
+
+    def compile_without_limit(model=None, *, fullgraph=False):
+        calls.append((model, fullgraph))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_without_limit)
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
+    for limit in (64, 16):
+        assert compile_up_to(limit, len, fullgraph=True) is len
+        assert torch.compiler.config.recompile_limit == 64
+    assert calls == [(len, True)] * 2

@@ -13,6 +13,7 @@ from snakechat.planning.footprint import (
     SFT,
     BatchShape,
     ModelSpec,
+    inference_peak,
     measure_size,
     training_peaks,
 )
@@ -91,6 +92,12 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
     shape = BatchShape(sequences=2, length=32, targets=16)
     deep, deeper = (training_peaks(opt_spec(layers, **named), shape)[0] for layers in (6, 7))
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
+
+
+def test_inference_keeps_no_activations():
+    shape = BatchShape(sequences=2, length=32, targets=16)
+    assert inference_peak(opt_spec(6), shape) == inference_peak(opt_spec(7), shape)
+    assert inference_peak(opt_spec(6), shape) < training_peaks(opt_spec(6), shape)[0] / 4
 
 
 GROUPED = {

@@ -1,6 +1,7 @@
 """Estimated memory and disk, by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,12 @@ from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, m
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import (
     TrainedModel,
+    checkpoint_bytes,
     generation_memory,
     host_memory,
     inference_host_memory,
     inference_memory,
+    model_folder_bytes,
     resident_memory,
     training_memory,
     vllm_memory,
@@ -102,6 +105,36 @@ def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
         assert inference_host_memory([evaluated], eight) < 4 << 30
 
 
+def test_evaluations_offload_parameters():
+    model, offloading = small_spec(), placement(zero_stage=3, offload="parameters")
+    batch = BatchShape(1, 64, 1)
+    memory = [
+        inference_memory([model], replace(offloading, offload=offload), batch)[1]["weights"]
+        for offload in ("none", "parameters")
+    ]
+    assert memory[0] - memory[1] == weight_bytes(model) / 4
+    assert inference_host_memory([model], offloading) > weight_bytes(model)
+
+
+def test_an_evaluation_in_one_process_has_the_whole_model():
+    model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
+    alone = placement(gpus_per_node=1, zero_stage=3)
+    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert memory["weights"] == weight_bytes(model)
+
+
+def test_a_small_model_in_16_bits_is_compared_in_fp32():
+    model, alone = small_spec(), placement(gpus_per_node=1)
+    moment, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert moment == "comparison"
+    # The weights of 2 bytes, and a copy of 4 bytes.
+    assert memory["weights"] == 6 * measure_size(model).weights
+    # A model in fp32 has no copy.
+    model = small_spec(dtype="fp32")
+    _, memory = inference_memory([model], alone, BatchShape(1, 64, 1))
+    assert memory["weights"] == 4 * measure_size(model).weights
+
+
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     model = ModelSpec(json.dumps(MODEL_CONFIGS["facebook/opt-13b"]), POLICY, "bf16")
     whole = 2 * measure_size(model).weights
@@ -141,3 +174,11 @@ def test_generation_holds_keys_and_values():
     # Keys and values of 5120 dimensions in 40 layers, for 4096 tokens, and again for the prompts,
     # which are half of the tokens.
     assert memory["cache"] == 2 * 40 * 5120 * 2 * 4096 * 1.5
+
+
+def test_a_saved_model_has_the_dtype_of_training():
+    adapted = small_spec(lora_rank=1)
+    # Merged weights, and adapters of 256 elements.
+    assert model_folder_bytes(adapted) == 2 * measure_size(small_spec()).weights + 2 * 256
+    assert model_folder_bytes(small_spec(dtype="fp32")) == 4 * measure_size(small_spec()).weights
+    assert checkpoint_bytes([TrainedModel(adapted, 3)]) == 12 * 256

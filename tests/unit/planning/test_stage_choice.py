@@ -14,6 +14,7 @@ from snakechat.planning.stage_choice import (
     CHOICES,
     choose_stage,
     determine_stage,
+    is_worth_compiling,
     possible_choices,
 )
 from support.specs import ONE_GPU
@@ -121,9 +122,22 @@ def test_stages_that_a_placement_allows(dtype, changes, stages):
     assert choices == [choice for choice in CHOICES if choice in choices]
 
 
+def test_checkpointing_comes_before_stage_3():
+    assert possible_choices(NODE, "bf16") == [
+        *((0, False), (2, False)),
+        *((0, True), (2, True)),
+        *((3, False), (3, True)),
+    ]
+
+
 def test_a_cpu_has_the_smallest_stage_without_checkpointing():
     assert determine(0, replace(NODE, gpus_per_node=0)) == ((0, False, 4096), "")
     assert determine(0, replace(NODE, gpus_per_node=0, zero_stage=2)) == ((2, False, 4096), "")
+
+
+def test_jobs_that_train_no_model_choose_nothing():
+    plan = Plan({}, set())
+    assert determine_stage(sft_spec("evaluate_sft"), NODE, plan, 80 * GIB) == ({}, "")
 
 
 # --- in a training program ----------------------------------------------------------------------
@@ -180,6 +194,14 @@ def test_a_run_that_resumes_keeps_its_stage(make_job):
     assert (job.placement.zero_stage, job.placement.activation_checkpointing) == (3, False)
 
 
+def test_a_damaged_state_is_ignored(make_job):
+    job = make_job(8 * GIB, gpus_per_node=8)
+    save_state(job, 9, **{"policy.zero_stage": 2})
+    (job.states / "00000010").mkdir()
+    choose_stage(job)
+    assert job.placement.zero_stage == 2
+
+
 def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, capsys):
     job = make_job(GIB)
     monkeypatch.setattr(stage_choice, "rank", lambda: 1)
@@ -189,6 +211,25 @@ def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, c
     chosen = {"zero_stage": 2, "activation_checkpointing": True, "micro_batch_tokens": 4096}
     assert job.placement == replace(ONE_GPU, **chosen)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("weights", "flops", "stage", "is_worth"),
+    [
+        # 40 % of 1e15 operations per second for 600 seconds.
+        (1e9, 2.5e17, 0, True),
+        (1e9, 2.3e17, 0, False),
+        (1e9, None, 0, False),
+        (1e9, 2.5e17, 3, False),
+        # Its comparison with transformers is in fp32.
+        (5e8, 2.5e17, 0, False),
+    ],
+)
+def test_long_trainings_of_large_models_are_compiled(weights, flops, stage, is_worth, monkeypatch):
+    monkeypatch.setattr(stage_choice, "measure_size", lambda _: SimpleNamespace(weights=weights))
+    trained = SimpleNamespace(stage=stage, model=None)
+    workload = SimpleNamespace(trained=[trained], flops=flops)
+    assert is_worth_compiling(workload, 1e15) == is_worth
 
 
 # --- compilation --------------------------------------------------------------------------------

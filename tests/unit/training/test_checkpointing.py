@@ -17,6 +17,8 @@ from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import RunOptions
 
 STEPS = 8
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -84,7 +86,8 @@ def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **setti
     return Job(
         {**spec, "settings": settings, "requirements": {}},
         {"tokens": {**manifest, "facts": {}}},
-        {"save_steps": save_steps},
+        SERIAL,
+        RunOptions(save_steps=save_steps),
         SimpleNamespace,
     )
 
