@@ -1,15 +1,9 @@
 """Which files of a dataset belong to its splits."""
 
-import os
-
 import pytest
-import yaml
 
-from conftest import ROOT
-from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files, unread_files
+from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files
 from snakechat.workflow.errors import InputError
-
-DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
 
 
 def splits_of(*paths, **globs):
@@ -112,20 +106,6 @@ def test_eval_files_alone_are_an_error():
         " path: rename it, or set train: data/validation.parquet"
     )
     assert error_of("test.jsonl").startswith("no training files: test.jsonl was read as eval")
-
-
-# --- files that are not read ----------------------------------------------------------------
-
-
-def unread(*paths):
-    paths = sorted(paths)
-    return unread_files(paths, split_files(paths, {}))
-
-
-def test_no_remark_without_files_that_may_have_rows():
-    described = ["README.md", "LICENSE", "licence.txt", "load.py", "CITATION.cff", "plot.png"]
-    cached = [".gitattributes", ".cache/a.tsv", "cache-1f.arrow", "dataset_info.json"]
-    assert unread("train.jsonl", "validation.jsonl", "test.jsonl", *described, *cached) is None
 
 
 # --- shards ---------------------------------------------------------------------------------
@@ -246,14 +226,6 @@ def test_local_paths_follow_links(tmp_path):
     assert local_paths(tmp_path / "link") == local_paths(folder)
 
 
-def test_link_to_a_parent_folder_does_not_repeat_files(tmp_path):
-    fill(tmp_path, "data/train.json")
-    (tmp_path / "data/here").symlink_to(tmp_path, target_is_directory=True)
-    # Each file once.
-    reached = [os.path.realpath(tmp_path / path) for path in local_paths(tmp_path)]
-    assert reached == [os.path.realpath(tmp_path / "data/train.json")]
-
-
 def test_folders_that_link_to_one_another_have_too_many_paths(tmp_path, monkeypatch):
     monkeypatch.setattr("snakechat.data.dataset_files.MAX_LINKED_FOLDERS", 100)
     names = "abcdef"
@@ -274,48 +246,3 @@ def test_link_to_a_folder_outside_is_an_error_unless_links_are_followed(tmp_path
     with pytest.raises(InputError, match=r"outside is a link to .*/other, outside of the folder"):
         local_paths(folder, follow_links=False)
     assert local_paths(folder)[-1] == "outside/y.json"
-
-
-def convert(*splits):
-    """Return paths of the branch refs/convert/parquet."""
-    return [f"default/{split}/0000.parquet" for split in splits]
-
-
-HH = ["harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"]
-
-ULTRAFEEDBACK = {
-    f"{split}_{rows}": f"data/{split}_{rows}-00000-of-00001.parquet"
-    for split in ("train", "test")
-    for rows in ("prefs", "sft", "gen")
-}
-# Files of some repositories for which config.yaml has globs, and the splits that they select.
-REPOSITORIES = {
-    "SHP": (
-        convert("test", "train", "validation"),
-        {"train": convert("train"), "eval": convert("validation")},
-    ),
-    "hh-rlhf": (
-        [
-            ".gitattributes",
-            "README.md",
-            *(f"{name}/{split}.jsonl.gz" for name in HH for split in ("test", "train")),
-            # Without pairs.
-            "red-team-attempts/red_team_attempts.jsonl.gz",
-        ],
-        {
-            "train": [f"{name}/train.jsonl.gz" for name in HH],
-            "eval": [f"{name}/test.jsonl.gz" for name in HH],
-        },
-    ),
-    "ultrafeedback": (
-        ["README.md", *ULTRAFEEDBACK.values()],
-        {"train": [ULTRAFEEDBACK["train_prefs"]], "eval": [ULTRAFEEDBACK["test_prefs"]]},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REPOSITORIES)
-def test_globs_of_the_config_select_the_right_files(name):
-    paths, expected = REPOSITORIES[name]
-    globs = {split: DATASETS[name][split] for split in ("train", "eval") if split in DATASETS[name]}
-    assert splits_of(*paths, **globs) == expected

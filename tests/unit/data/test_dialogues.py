@@ -1,6 +1,5 @@
 """Dialogues as text, and back."""
 
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
@@ -102,16 +101,3 @@ def test_the_chat_template_gives_the_ids_of_the_prompt(make, question):
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     expected = tokenizer(render_prompt([("user", question)])).input_ids
     assert tokenizer(text, add_special_tokens=False).input_ids == expected
-
-
-SETS = ("hh_harmless", "dpo_demo_zh")
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_real_prompts_are_reproduced_from_their_turns(shared_data, name):
-    for split in ("train", "test"):
-        table = pq.read_table(shared_data / name / f"{split}.parquet", columns=["prompt"])
-        for prompt in table["prompt"].to_pylist():
-            turns = parse_prompt(prompt)
-            assert turns[-1][0] == "user"
-            assert render_prompt(turns) == prompt

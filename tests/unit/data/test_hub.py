@@ -143,22 +143,6 @@ def test_killed_download_keeps_finished_files(hub, tmp_path):
     assert hub.loads(DATASET)["a.parquet"] == [(0, len(DATA["a.parquet"]))]
 
 
-def test_two_processes_download_a_file_once(hub, tmp_path):
-    hub.faults[DATASET] = "stall"
-    processes = [start(hub.endpoint, tmp_path, "lab/data") for _ in range(2)]
-    until = time.monotonic() + 30
-    while len([r for r in hub.requests if "/api/" in r.path]) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    time.sleep(0.5)
-    hub.thaw.set()
-    hub.faults.clear()
-    for process in processes:
-        out, _ = process.communicate(timeout=60)
-        check(json.loads(out), hub.commit(DATASET))
-    check_resumed(hub.loads(DATASET))
-
-
 def test_damaged_file_is_downloaded_again(hub, tmp_path):
     hub.faults[DATASET] = "damaged once"
     (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data")
@@ -341,13 +325,3 @@ def test_branches_that_moved_since_the_import_are_described(hub):
     assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1
     line = branches_of(hub, results, HF_HUB_OFFLINE="1")
     assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line
-
-
-def test_requests_to_a_busy_hub_are_retried(hub, tmp_path):
-    hub.faults[DATASET] = "busy"
-    (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", before=NO_WAITS)
-    check(result, hub.commit(DATASET))
-    assert re.search("500 Internal Server Error.*: next attempt in 1 s", err)
-    assert re.search("429 Too Many Requests.*: next attempt in 2 s", err)
-    # huggingface_hub waits as long as the hub requests.
-    assert "Rate limited. Waiting 56.0s" in err

@@ -85,15 +85,6 @@ def test_phases_equal_deepspeed_chat_if_its_bounds_ascend():
     assert compared >= 0.9 * len(weights_without_zero) * len(NUMBERS)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("number", NUMBERS)
-def test_phases_are_disjoint_and_cover_all_rows(number, weights):
-    phases = split_rows(number, weights, 5)
-    assert len(phases) == len(weights)
-    assert all_rows(phases) == list(range(number))
-    assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
-
-
 def test_sizes_deviate_from_the_weights_by_at_most_one_row_per_phase():
     for number in range(0, 200, 7):
         for weights in WEIGHTS:
@@ -127,15 +118,6 @@ def test_groups_of_one_row_are_split_like_rows():
     groups = np.random.default_rng(1).permutation(101)
     phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
     assert [rows.tolist() for rows in phases] == [rows.tolist() for rows in expected]
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_few_groups_all_belong_to_phases_with_a_weight(number, weights):
-    groups = np.repeat(np.arange(number), 2)
-    phases = split_groups(groups, weights, 5)
-    assert all_rows(phases) == list(range(2 * number))
-    assert all(weight or not len(rows) for rows, weight in zip(phases, weights, strict=True))
 
 
 def test_weight_one_half_draws_half_of_the_rows():

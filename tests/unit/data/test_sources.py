@@ -1,6 +1,5 @@
 """Rows of source files of every kind, and bad rows in them."""
 
-import gzip
 import json
 import re
 import subprocess
@@ -29,12 +28,6 @@ SCRIPTS = ROOT / "scripts"
 
 
 # --- valid files ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_gives_the_same_rows(tmp_path, name):
-    rows = numbered(257)
-    assert read(write(tmp_path, name, rows)) == rows
 
 
 TEXTS = [
@@ -92,13 +85,6 @@ def test_empty_lines_are_skipped(tmp_path):
     found = list(read_rows(put(tmp_path / "rows.jsonl", content)))
     # Numbers are those of lines, as an editor shows them.
     assert found == [(1, {"a": 1}), (4, {"a": 2}), (7, {"a": 3})]
-
-
-def test_concatenated_gzip_members_are_read(tmp_path):
-    # As cat a.gz b.gz makes them.
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(b"".join(gzip.compress(b'{"a": %d}\n' % n) for n in (1, 2)))
-    assert read(path) == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -215,9 +201,6 @@ def test_rows_that_are_not_utf_8_are_bad_rows(tmp_path, kind, where):
             assert row.startswith("bad: text that is not UTF-8")
         else:
             assert row == {"a": texts[number] if where == "text" else [texts[number]]}
-
-
-# --- number of rows -------------------------------------------------------------------------
 
 
 # --- memory ---------------------------------------------------------------------------------

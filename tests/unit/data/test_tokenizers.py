@@ -6,7 +6,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from snakechat.data.dialogues import chat_template, parse_prompt
-from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.data.tokenizers import (
     Encoder,
     load_tokenizer,
@@ -14,20 +13,12 @@ from snakechat.data.tokenizers import (
 )
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
-from support.texts import TEXTS, texts_of
+from support.texts import TEXTS
 
 
 @pytest.fixture(scope="module")
 def dialogue(trained):
     return Encoder(trained, "dialogue")
-
-
-@pytest.fixture(scope="module")
-def opt(shared_data):
-    return load_tokenizer(shared_data / "tokenizer_opt")
-
-
-# --- tokenizers -------------------------------------------------------------------------------
 
 
 # --- ids of dialogues -------------------------------------------------------------------------
@@ -135,11 +126,6 @@ def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     # It is one token, and not its letters, to the tokenizer.
     assert len(encoder.responses([text])[0]) < len(text)
     assert encoder.has_special_token(text)
-
-
-@pytest.mark.parametrize("text", ["<|im_start |>"])
-def test_text_similar_to_special_tokens_is_not_special(chat_tokenizer, text):
-    assert not Encoder(chat_tokenizer(), "chat").has_special_token(text)
 
 
 # --- prompt and response as one text -----------------------------------------------------------
@@ -263,25 +249,6 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
 
 # --- real tokenizers --------------------------------------------------------------------------
 
-# Pad token, end of a turn and number of tokens.
-REAL = {
-    "tokenizer_opt": ("<pad>", "</s>", 50_265),
-    "tokenizers/llama2": ("<unk>", "</s>", 32_000),
-    "tokenizers/llama3_1": ("<|reserved_special_token_0|>", "<|eot_id|>", 128_256),
-}
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_tokenizers_have_pad_and_end_of_turn(shared_data, name, tmp_path):
-    pad, end, size = REAL[name]
-    load_tokenizer(shared_data / name).save_pretrained(tmp_path)
-    for folder in (shared_data / name, tmp_path):
-        tokenizer = load_tokenizer(folder)
-        assert tokenizer.pad_token == pad
-        assert tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer)) == end
-        assert tokenizer.pad_token_id != end_of_turn_id(tokenizer)
-        assert len(tokenizer) == size
-
 
 @pytest.mark.parametrize(
     ("name", "template"),
@@ -302,19 +269,3 @@ def test_rows_have_the_ids_of_one_text_with_real_tokenizers(shared_data, name, t
         if template == "chat":
             prompts = ["\n\nHuman:" + prompt.rpartition("\n\nHuman:")[2] for prompt in prompts]
         assert all(encoder.are_joint(list(map(parse_prompt, prompts)), responses))
-
-
-# --- OPT's tokenizer --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dataset", ["dpo_demo_zh"])
-def test_opt_ids_are_those_of_transformers(opt, shared_data, dataset):
-    texts = texts_of(shared_data / dataset / "test.parquet", 88)
-    texts += ["", " ", "</s>", "a<pad></s>b", "<|endoftext|>", "<mask>", "\x00\ufffd\u2028"]
-    theirs = load_tokenizer(shared_data / "tokenizer_opt")
-    encoder = Encoder(opt, "dialogue")
-    expected = theirs(texts, split_special_tokens=True)["input_ids"]
-    assert encoder.prompts(list(map(parse_prompt, texts))) == expected
-    # Without </s> at the start, and with </s> at the end.
-    assert encoder.responses(texts) == [[*ids[1:], 2] for ids in expected]
-    assert all(2 not in ids[1:] for ids in expected)

@@ -49,15 +49,6 @@ def test_rows_are_views_of_the_file_that_cannot_be_written(tmp_path):
         ragged[1][0] = 7
 
 
-@pytest.mark.parametrize(
-    "array", [np.arange(5), np.zeros(0, np.int64), np.ones((2, 3, 4), np.float32)[..., :2]]
-)
-def test_an_array_is_saved_as_numpy_does(tmp_path, array):
-    save_array(tmp_path / "ours.npy", array)
-    np.save(tmp_path / "numpy.npy", np.ascontiguousarray(array))
-    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
-
-
 @pytest.mark.parametrize("number", [100, 5000])
 def test_an_array_that_the_disk_cannot_hold_is_an_error(tmp_path, number):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,13 +1,8 @@
 """Rows that exceed the maximum length keep their last user turn."""
 
-from types import SimpleNamespace
-
-import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.dialogues import UNMARKED, parse_prompt
-from snakechat.data.tokenization import encode_responses
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.dialogues import UNMARKED
 from snakechat.data.truncation import divide_turns, fitting_prompt
 
 
@@ -64,30 +59,3 @@ def test_a_prompt_without_some_turns_starts_with_a_user_turn():
     assert divide_turns([SYSTEM, SYSTEM, *TURNS]) == (2, [2, 4, 6])
     assert divide_turns([("assistant", "Hi."), *TURNS]) == (0, [1, 3, 5])
     assert divide_turns([(UNMARKED, "start"), *TURNS]) == (0, [0, 1, 3, 5])
-
-
-@pytest.mark.parametrize(("name", "kind"), [("hh_harmless", "sft"), ("dpo_demo_en", "pairs")])
-def test_real_rows_keep_their_whole_last_user_turn(shared_data, name, kind):
-    encoder = Encoder(load_tokenizer(shared_data / "tokenizer_opt"), "dialogue")
-    columns = ["prompt", "chosen", "rejected"][: 2 if kind == "sft" else 3]
-    rows = pq.read_table(shared_data / name / "train.parquet", columns=columns).to_pylist()[:300]
-    rows = [row for row in rows if all(row[column].strip() for column in columns)]
-    prompts = [parse_prompt(row["prompt"]) for row in rows]
-    responses = [[row[column] for row in rows] for column in columns[1:]]
-    limit = SimpleNamespace(max_length=128)
-    last = encoder.prompts([turns[divide_turns(turns)[1][-1] :] for turns in prompts])
-    num_cut = 0
-    found = encode_responses(encoder, limit, prompts, *responses)
-    for row, core in zip(found, last, strict=True):
-        if row == "last user turn too long":
-            assert len(core) >= 128
-        elif not isinstance(row, str):
-            prompt, *ids, _, what = row
-            assert prompt[0] == encoder.tokenizer.bos_token_id
-            # All but bos.
-            assert prompt[1 - len(core) :] == core[1:]
-            assert all(ids) and len(prompt) + max(map(len, ids)) <= 128
-            ended = all(response[-1] == encoder.end_id for response in ids)
-            assert ended == ("response" not in what)
-            num_cut += bool(what)
-    assert num_cut

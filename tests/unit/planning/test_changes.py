@@ -1,13 +1,11 @@
 """Changes between two specs, as sentences."""
 
 import pytest
-import yaml
 
 from snakechat.planning.changes import (
     changed_code,
     changed_settings,
     config_key,
-    format_yaml,
     replaced_inputs,
     spec_changes,
     summarize,
@@ -59,16 +57,6 @@ def test_deterministic_is_compared_although_specs_have_it_only_if_it_is_true():
     new = {**old, "deterministic": True}
     assert spec_changes(old, new, {}) == ["deterministic changed from false to true"]
     assert spec_changes(new, old, {}) == ["deterministic changed from true to false"]
-
-
-TEXTS = ["a b", "", "1e-5", "1_000", "0x1f", "1", "true", "No", "null", "none", "-", "~", "a: b"]
-TEXTS += ["data/*.json", "sft/tiny", "1.3b", "x_y-2", "\u00fc", "it's"]
-
-
-@pytest.mark.parametrize("value", TEXTS)
-def test_yaml_of_a_string_reads_back_as_the_string(value):
-    assert yaml.safe_load(format_yaml(value)) == value
-    assert yaml.safe_load(format_yaml([value, {"key": value}])) == [value, {"key": value}]
 
 
 def test_inputs_are_compared_by_job():
