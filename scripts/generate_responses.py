@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
@@ -29,6 +28,7 @@ from snakechat.training.evaluated_models import loaded_policy
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Prompts that are sampled, and saved, at a time.
 BATCH_SIZE = 256
@@ -91,12 +91,12 @@ def generate(
 
 
 def progress(split: str, num_prompts: int) -> Iterator[int]:
-    """Yield the first row of each batch, with a progress bar over the prompts."""
-    disable = rank() > 0
-    with tqdm(total=num_prompts, desc=split, unit="prompt", mininterval=2, disable=disable) as bar:
-        for start in range(0, num_prompts, BATCH_SIZE):
-            yield start
-            bar.update(min(BATCH_SIZE, num_prompts - start))
+    """Yield the first row of each batch; print lines about the progress over the prompts."""
+    lines = ProgressLines(split, "prompts", num_prompts, next_line=FIRST_LINE)
+    for start in range(0, num_prompts, BATCH_SIZE):
+        yield start
+        if rank() == 0:
+            lines.update(min(start + BATCH_SIZE, num_prompts))
 
 
 def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:

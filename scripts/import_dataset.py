@@ -7,13 +7,11 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import split_files, unread_files
@@ -37,6 +35,7 @@ from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Rows in which unused columns are looked for.
 CHECKED_ROWS = 100
@@ -166,11 +165,7 @@ def convert_files(
     if split == "train":
         print_unused_columns(job.spec["name"], next(iter(files.values())), used)
     rows = rows_with_progress(split, files, used, position)
-    # An error is printed after the progress bar has ended its line.
-    with (
-        closing(rows),
-        RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer,
-    ):
+    with RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer:
         for name, number, row in rows:
             source_rows[f"{split}/{name}"] += 1
             try:
@@ -249,19 +244,21 @@ def print_unused_columns(dataset: str, path: Path, used: Collection[str]) -> Non
 def rows_with_progress(
     split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
 ) -> Generator[tuple[str, int, Any], None, None]:
-    """Yield (name of the file, row number, row) of all files, with a progress bar over rows."""
+    """Yield (name of the file, row number, row) of all files; print lines about the progress."""
     counts = []
     for index, path in enumerate(files.values()):
         position.set(index, 0)
         counts.append(count_rows(path))
     total = sum(count for count in counts if count is not None) if None not in counts else None
-    with tqdm(total=total, desc=f"import {split}", unit="row", mininterval=2) as bar:
-        for index, (name, path) in enumerate(files.items()):
-            position.set(index, 0)
-            for number, row in read_rows(path, columns):
-                yield name, number, row
-                position.set(index, number)
-                bar.update()
+    progress = ProgressLines(f"import {split}", "rows", total, next_line=FIRST_LINE)
+    done = 0
+    for index, (name, path) in enumerate(files.items()):
+        position.set(index, 0)
+        for number, row in read_rows(path, columns):
+            yield name, number, row
+            position.set(index, number)
+            done += 1
+            progress.update(done)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.data.dialogues import render_prompt
@@ -21,6 +20,7 @@ from snakechat.data.records import RecordWriter, read_records
 from snakechat.data.statistics import write_statistics
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Pairs that are compared at a time.
 BATCH_SIZE = 256
@@ -41,7 +41,9 @@ def main(job: Job[SimpleNamespace]) -> None:
         rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
         num_swapped, dropped = 0, Counter[str]()
         with RecordWriter(job.result / f"{split}.parquet") as writer:
-            for start in tqdm(range(0, len(rows), BATCH_SIZE), split, unit="batch", mininterval=2):
+            progress = ProgressLines(split, "rows", len(rows), next_line=FIRST_LINE)
+            for start in range(0, len(rows), BATCH_SIZE):
+                progress.update(start)
                 records = list(read_records(path, rows[start : start + BATCH_SIZE]))
                 pairs = [(p, a, b) for p, a, b in records if a is not None and b is not None]
                 dropped["no pair"] += len(records) - len(pairs)

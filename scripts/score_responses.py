@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.algorithms.reward_functions import load_functions
@@ -30,6 +29,7 @@ from snakechat.modeling.model_check import prompt_examples
 from snakechat.training.evaluated_models import load_frozen_scorer, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Prompts whose responses are scored at a time.
 BATCH_SIZE = 256
@@ -51,8 +51,8 @@ def main(job: Job[GenerationSettings]) -> None:
         all_scores = []
         unreadable: Counter[str] = Counter()
         with open_on_first_rank(job.result / f"{split}.parquet") as write:
-            starts = range(0, len(prompts), BATCH_SIZE)
-            for start in tqdm(starts, split, unit="batch", mininterval=2, disable=rank() > 0):
+            progress = ProgressLines(split, "prompts", len(prompts), next_line=FIRST_LINE)
+            for start in range(0, len(prompts), BATCH_SIZE):
                 rows = range(start, min(start + BATCH_SIZE, len(prompts)))
                 rollouts = Rollouts(
                     [prompts[row] for row in rows],
@@ -73,6 +73,8 @@ def main(job: Job[GenerationSettings]) -> None:
                 write(scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist()))
                 all_scores += scores.sum.tolist()
                 unreadable.update(scores.unreadable)
+                if rank() == 0:
+                    progress.update(start + len(rows))
         job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
         if judges:
             job.facts[f"unreadable_replies_{split}"] = dict(unreadable)

@@ -16,7 +16,6 @@ from threading import Event, Lock
 from typing import Any
 
 import httpx2
-from tqdm import tqdm
 
 from snakechat.config.llm_judges import api_key
 from snakechat.config.references import JUDGES
@@ -24,6 +23,7 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
 
 # Seconds without data, and in total, after which an attempt has failed.
@@ -34,8 +34,6 @@ MAX_BYTES = 16 << 20
 ATTEMPTS, FIRST_WAIT, MAX_WAIT = 8, 1, 60
 # Requests until a reply is readable; after the last one, the unreadable reply is kept.
 READ_ATTEMPTS = 3
-# Seconds after which a progress bar appears.
-BAR_DELAY = 10
 # Characters of an endpoint's text that a message quotes.
 MAX_QUOTED = 200
 
@@ -110,17 +108,13 @@ class ChatClient:
                 key: pool.submit(self._reply, body, is_readable)
                 for key, body in dict(zip(keys, bodies, strict=True)).items()
             }
-            bar = tqdm(
-                futures.items(),
-                self.place,
-                unit="reply",
-                mininterval=2,
-                delay=BAR_DELAY,
-                leave=False,
-                disable=rank() > 0,
-            )
+            progress = ProgressLines(self.place, "replies", len(futures), next_line=FIRST_LINE)
+            texts = {}
             try:
-                texts = {key: future.result().text for key, future in bar}
+                for key, future in futures.items():
+                    texts[key] = future.result().text
+                    if rank() == 0:
+                        progress.update(len(texts))
             except BaseException as error:
                 self.stop.set()
                 pool.shutdown(cancel_futures=True)

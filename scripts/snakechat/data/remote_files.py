@@ -17,6 +17,7 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import changed_since_planned
 from snakechat.workflow.pins import LOCK, read_lock
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 
 class Scheme(NamedTuple):
@@ -108,21 +109,19 @@ def downloaded(url: str, planned: Mapping[str, str], parent: Path) -> Iterator[P
         InputError: As list_files; or a file has another version than planned, before the download
             or after it.
     """
-    # It only displays.
-    from tqdm import tqdm
-
     filesystem, files = _find(url)
     _check_versions(url, planned, files)
     names = list(planned.keys() | ({CARD} & files.keys()))
     with TemporaryDirectory(prefix=".download-", dir=parent) as folder:
-        size = sum(files[name].size for name in names)
-        with tqdm(total=size, desc="download", unit="B", unit_scale=True, mininterval=2) as bar:
-            for name in names:
-                target = Path(folder, name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with _one_line_errors(url):
-                    filesystem.get_file(files[name].path, str(target))
-                bar.update(files[name].size)
+        size, done = sum(files[name].size for name in names), 0
+        progress = ProgressLines("download", "bytes", size, next_line=FIRST_LINE)
+        for name in names:
+            target = Path(folder, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _one_line_errors(url):
+                filesystem.get_file(files[name].path, str(target))
+            done += files[name].size
+            progress.update(done)
         _check_versions(url, planned, _find(url)[1])
         try:
             yield Path(folder)

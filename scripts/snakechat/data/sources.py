@@ -37,7 +37,7 @@ DAMAGES: tuple[type[Exception], ...] = (
     MemoryError,
     RecursionError,
 )
-# Bytes of lines that are counted for a progress bar.
+# Bytes of lines that are counted for lines about the progress.
 COUNTED_BYTES = 256 << 20
 
 
@@ -82,7 +82,7 @@ def read_rows(
 
 
 def count_rows(path: str | Path) -> int | None:
-    """Return the approximate number of rows for a progress bar.
+    """Return the approximate number of rows, for lines about the progress.
 
     Returns None if only reading the file would give the number.
     """

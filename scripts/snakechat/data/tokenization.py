@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from snakechat.data.dialogues import Turn, is_empty
 from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
@@ -25,6 +24,7 @@ from snakechat.data.tokens import Ragged, RaggedWriter, save_array, whole_length
 from snakechat.data.truncation import fitting_prompt
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 SPLITS = ("train", "eval")
 # Rows of each dataset that check_rows encodes a second time.
@@ -227,7 +227,7 @@ def _tokenize_split(
             kept_names = sorted({name for path in paths for name in kept_columns(path)})
             write_texts = stack.enter_context(open_prompt_texts(job.result, split, kept_names))
             columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
-        bar = stack.enter_context(tqdm(total=total, desc=split, unit="row", mininterval=2))
+        progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
         records = batches(job, split, rows, columns)
         for dataset, batch, encoded in map_in_order(encode_batch, records):
             valid = [row for row in encoded if not isinstance(row, str)]
@@ -240,7 +240,8 @@ def _tokenize_split(
                 writer.write(ids)
             if write_texts:
                 write_texts(batch, [not isinstance(row, str) for row in encoded])
-            bar.update(len(encoded))
+            done += len(encoded)
+            progress.update(done)
     if not kept.total():
         phase = PHASE_OF_RULE[job.spec["rule"]]
         raise InputError(

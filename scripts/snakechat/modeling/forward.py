@@ -33,10 +33,7 @@ from snakechat.modeling.packing import (
     sliding_window_mask,
 )
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
-from snakechat.workflow.progress_lines import ProgressLines
-
-# Seconds of an evaluation without a line about its progress.
-FIRST_LINE = 5
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 
 class Policy(nn.Module):
@@ -232,6 +229,6 @@ def evaluate_sequences(
             values[:, micro_batch.rows] = batch_values
         # The other processes have evaluated about as many rows.
         done = min(done + len(micro_batch.rows) * world_size(), len(rows))
-        if rank() == 0 and progress.is_due(done):
-            progress.print(done)
+        if rank() == 0:
+            progress.update(done)
     return all_reduce_sum(values).numpy()

@@ -283,8 +283,6 @@ def exit_with_line(line: str) -> NoReturn:
         # The launcher ends this process as soon as rank 0 ends with the same error.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(REPORT_DELAY)
-        # The cursor may stand behind the progress bar of rank 0.
-        line = f"\n{line}"
     # In a log, what was printed before stands before the error.
     with suppress(OSError):
         sys.stdout.flush()

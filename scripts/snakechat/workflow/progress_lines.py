@@ -6,6 +6,8 @@ The output of a job goes to a terminal and to its log at once, so it never rewri
 import sys
 import time
 
+# Seconds without a line, of a job that may be short.
+FIRST_LINE = 5
 # Seconds between two lines: a part of the time so far, within these limits.
 SHORTEST, LONGEST = 10, 60
 PART_OF_TIME = 1 / 30
@@ -17,13 +19,13 @@ class ProgressLines:
     Args:
         name: What makes progress, at the start of each line.
         unit: What is counted, in the plural.
-        total: Their number at the end.
+        total: Their number at the end; None if it is unknown.
         done: Those that are done already, by an earlier run.
         next_line: Seconds until the first line.
     """
 
     def __init__(
-        self, name: str, unit: str, total: int, done: int = 0, next_line: float = 0
+        self, name: str, unit: str, total: int | None, done: int = 0, next_line: float = 0
     ) -> None:
         self.name, self.unit, self.total, self.initial = name, unit, total, done
         self.started = time.monotonic()
@@ -34,13 +36,19 @@ class ProgressLines:
         """Return whether it is time for a line; at the end it is, if there were lines before."""
         return time.monotonic() >= self.next or (done == self.total and self.has_printed)
 
+    def update(self, done: int) -> None:
+        """Print a line without details, if it is time."""
+        if self.is_due(done):
+            self.print(done)
+
     def print(self, done: int, *details: str) -> None:
         """Print a line with the time left, and set the time of the next one."""
         self.has_printed, now = True, time.monotonic()
         seconds = now - self.started
         self.next = now + min(max(seconds * PART_OF_TIME, SHORTEST), LONGEST)
-        parts = [f"{done:,} of {self.total:,} {self.unit}", *details]
-        if done > self.initial and done < self.total:
+        of_total = "" if self.total is None else f" of {self.total:,}"
+        parts = [f"{done:,}{of_total} {self.unit}", *details]
+        if self.total is not None and self.initial < done < self.total:
             left = seconds / (done - self.initial) * (self.total - done)
             parts.append(f"{format_duration(left)} left")
         print(f"{self.name}: {', '.join(parts)}", file=sys.stderr, flush=True)
