@@ -49,7 +49,10 @@ MISTAKES = {
         yaml.safe_load("sft: {recipes: {tiny: {learning_rate: 1e-5}}}"),
         "sft.recipes.tiny.learning_rate",
     ),
+    "unknown model": (tiny("sft", model="tinny"), "sft.recipes.tiny.model"),
+    "unknown dataset": (tiny("reward", datasets=["toy", "toys"]), "reward.recipes.tiny.datasets"),
     "unknown recipe": (tiny("rlhf", actor="tinny"), "rlhf.recipes.tiny.actor"),
+    "unknown deployment": (tiny("sft", placement="laptop"), "sft.recipes.tiny.placement"),
     "name outside of output": ({"rlhf": {"recipes": {"../x": {"actor": "tiny"}}}}, "rlhf.recipes"),
     "glob outside of the dataset": (with_dataset(train="../*.parquet"), "datasets.mine.train"),
     "no source": ({"datasets": {"mine": {"format": "plain"}}}, "datasets.mine"),
@@ -77,6 +80,13 @@ MISTAKES = {
         },
         "models.mine.tokenizer.train_on",
     ),
+    "pairs of single responses": (
+        {
+            "datasets": {"mine": {"generations": "tiny", "select": "best", "split": ALL_PHASES}},
+            "dpo": {"recipes": {"mine": {"datasets": ["mine"]}}},
+        },
+        "dpo.recipes.mine.datasets",
+    ),
     "best model without evaluations": (
         tiny("reward", save_strategy="best"),
         "reward.recipes.tiny.save_strategy",
@@ -85,10 +95,13 @@ MISTAKES = {
         with_dataset("reward", split={"sft": 1, "reward": 0, "rlhf": 0}),
         "reward.recipes.mine.datasets",
     ),
+    "dataset twice": (tiny("sft", datasets=["toy", {"toy": 2}]), "sft.recipes.tiny.datasets"),
+    "stage of an actor": (tiny("rlhf", actor="reward/tiny"), "rlhf.recipes.tiny.actor"),
     "tokenizer of a model to compare with": (
         tiny("rlhf", compare_with=["dpo/1.3b"]),
         "rlhf.recipes.tiny.compare_with",
     ),
+    "tokenizer of ptx": (tiny("rlhf", ptx="125m"), "rlhf.recipes.tiny.ptx"),
     "label smoothing of a loss without it": (
         tiny("dpo", loss="ipo", label_smoothing=0.1),
         "dpo.recipes.tiny.label_smoothing",
@@ -119,15 +132,24 @@ MISTAKES = {
         tiny("rlhf", reward_functions={"needs": {"weight": 1, "arguments": {"bonus": 2}}}),
         "rlhf.recipes.tiny.reward_functions",
     ),
+    "argument that a reward function does not take": (
+        tiny("rlhf", reward_functions={"needs": {"weight": 1, "arguments": {"bonsu": 2}}}),
+        "rlhf.recipes.tiny.reward_functions",
+    ),
     "kept columns of the same name": (
         with_dataset(keep=["first.answer", "second.answer"]),
         "datasets.mine.keep",
+    ),
+    "reward function with a syntax error": (
+        tiny("rlhf", reward_functions={"shop": 1, "broken": 1}),
+        "rlhf.recipes.tiny.reward_functions",
     ),
     "offloaded optimizer without ZeRO": (
         tiny("sft", placement={"offload": "optimizer"}),
         "sft.recipes.tiny.placement.zero_stage",
     ),
     "password in an address": (judge(url="https://me:secret@host/v1"), "llm_judges.wise.url"),
+    "unknown judge as reward": (tiny("rlhf", reward="llm_judges/wise"), "rlhf.recipes.tiny.reward"),
     "labels of responses of a model that they train": (
         judge()
         | {
