@@ -42,6 +42,7 @@ shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
 LAUNCHER = f"{FUNCTIONS.snapshot.folder}/scripts/launch.py"
 TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
 ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
+ARGUMENTS += " --options {params.options:q}"
 RUN = f"SNAKECHAT_LOG={{log:q}} PYTHONSAFEPATH= python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
 # The end of a command that writes a page, which appears as a whole.
 TO_PAGE = " {output.page:q}.tmp && mv {output.page:q}.tmp {output.page:q}"

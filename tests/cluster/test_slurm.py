@@ -221,12 +221,12 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     assert (job["NumNodes"], job["NodeList"]) == ("2", "n[1-2]")
     assert job["TresPerNode"] == "gres:gpu:1"
     here = slow_tree.copy(tmp_path / "here").folder
-    manifest = here / SLOW
+    result = (here / "output/sft/slow").resolve(strict=True)
+    manifest = result / "manifest.json"
     spec, on_slurm = tmp_path / "spec.json", manifest.read_text()
     spec.write_text(json.dumps(json.loads(on_slurm)["spec"]))
-    record = json.loads(manifest.with_name("slow/run.json").read_text())
-    shutil.rmtree(here / "output/sft/slow")
-    manifest.unlink()
+    record = json.loads((result / "run.json").read_text())
+    shutil.rmtree(result)
     # Start the nodes as Kubernetes does.
     command = ["scripts/launch.py", "scripts/train_sft.py", "--spec", str(spec)]
     command += ["--placement", json.dumps(record["placement"])]

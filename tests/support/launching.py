@@ -6,10 +6,10 @@ import subprocess
 from conftest import ROOT, program_forks
 
 
-def launch(number, program, *arguments, folder=None, device="cpu"):
+def launch(number, program, *arguments, folder=None, device="cpu", **environment):
     """Start a program in a number of processes; return the launcher, whose output is text.
 
-    device: cpu or cuda, on which the program computes.
+    device: cpu or cuda, on which the program computes. environment: Further variables.
     """
     command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone"]
     return subprocess.Popen(
@@ -22,6 +22,7 @@ def launch(number, program, *arguments, folder=None, device="cpu"):
             "DS_ACCELERATOR": device,
             # An option of torchrun that torch 2.11 does not have.
             "PET_SHUTDOWN_TIMEOUT": "60",
+            **environment,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -42,11 +42,11 @@ def causes_of(spec: dict[str, Any]) -> list[str]:
     Args:
         spec: The spec of today.
     """
-    found = find_changes(spec, None, ())
+    found = find_changes(spec, "", ())
     return list(map(printable_line, found.own + found.inputs)) or ["made from other inputs"]
 
 
-def find_changes(spec: dict[str, Any], source: str | None, planned: Container[str]) -> Changes:
+def find_changes(spec: dict[str, Any], source: str, planned: Container[str]) -> Changes:
     """Describe what changed since a result was made.
 
     Args:

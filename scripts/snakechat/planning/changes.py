@@ -42,9 +42,7 @@ def job_name(job: Spec) -> str:
     return f"{job['rule']} {job['name']}"
 
 
-def spec_changes(
-    old: Spec, new: Spec, facts: Mapping[str, Any], source: str | None = None
-) -> list[str]:
+def spec_changes(old: Spec, new: Spec, facts: Mapping[str, Any], source: str = "") -> list[str]:
     """Describe the differences of two specs of a result, except those of its upstream jobs.
 
     Args:
@@ -200,9 +198,7 @@ def changed_pins(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return summarize(names, describe, "{} more libraries changed")
 
 
-def changed_files(
-    old: Spec, new: Spec, old_rows: Mapping[str, int], source: str | None
-) -> list[str]:
+def changed_files(old: Spec, new: Spec, old_rows: Mapping[str, int], source: str) -> list[str]:
     """Describe the external files that differ.
 
     Args:
@@ -232,14 +228,14 @@ def changed_files(
     return summarize(changed, describe, f"{owner}{{}} more files changed")
 
 
-def count_rows(source: str | None, name: str) -> int | None:
+def count_rows(source: str, name: str) -> int | None:
     """Return the rows of a dataset file as the import counts them; None if that takes long.
 
     Args:
         source: Folder of the dataset.
         name: Name of the file in the spec: the split, a slash, the path in the folder.
     """
-    if source is None:
+    if not source:
         return None
     path = Path(source, name.partition("/")[2])
     try:
