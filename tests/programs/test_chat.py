@@ -1,21 +1,11 @@
 """chat.py: input, commands, output and interruption."""
 
 import io
-import os
-import pty
-import select
-import struct
-import subprocess
-import sys
-import termios
-import time
-from fcntl import ioctl
 from types import SimpleNamespace
 
 import pytest
 
 import chat
-from conftest import ROOT
 from snakechat.evaluation.chat_session import load
 from snakechat.workflow.printable import printable_text
 from support.talking import make_folders, pieces_of_response, script_response
@@ -186,80 +176,18 @@ def test_ctrl_c_ends_a_pipe(folders, run_chat, monkeypatch):
     assert code == 130 and "Yes indeed.".startswith(output)
 
 
-# Makes standard input the controlling terminal, so that Ctrl-C works, and executes a program.
-# preexec_fn would fork the process of the tests, which may be too large for that.
-WITH_TERMINAL = """
-import fcntl, os, signal, sys, termios
-os.setsid()
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-class Terminal:
-    """chat.py on a pseudo-terminal."""
-
-    def __init__(self, *arguments):
-        self.ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WITH_TERMINAL, ROOT / "scripts/chat.py", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
-        )
-        os.close(theirs)
-        self.unread = ""
-
-    def resize(self, columns):
-        """Set the width."""
-        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-
-    def type(self, text):
-        """Send a text."""
-        os.write(self.ours, text.encode())
-
-    def interrupt(self):
-        """Press Ctrl-C at the prompt; return the exit code.
-
-        Python notices a Ctrl-C between the display of the prompt and the wait for a key only at
-        the next key.
-        """
-        for _ in range(6):
-            self.type("\x03")
-            try:
-                return self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                pass
-        raise AssertionError("the program is still running")
-
-    def until(self, text, seconds=60):
-        """Return the unread output up to a text; fail if the text does not appear in time."""
-        deadline = time.monotonic() + seconds
-        while text not in self.unread:
-            ready, _, _ = select.select([self.ours], [], [], max(0, deadline - time.monotonic()))
-            assert ready, self.unread
-            self.unread += os.read(self.ours, 4096).decode(errors="replace")
-        shown, found, self.unread = self.unread.partition(text)
-        return shown + found
-
-
-def test_on_a_terminal(folders):
-    rlhf, sft = str(folders["rlhf"]), str(folders["sft"])
-    terminal = Terminal(rlhf, "--compare", sft, "--max-tokens", "5")
-    terminal.resize(79)
-    assert f"{rlhf}: " in terminal.until("\r\n> ")
-    terminal.type("Why?\n")
-    under = terminal.until(f"{sft}:\r\n")
-    assert under.index("Why?") < under.index(f"{rlhf}:\r\n")
-    terminal.resize(300)
-    terminal.type("/nonsense\n")
-    terminal.until("error: unknown command /nonsense: /help lists the commands")
-    terminal.type("Why?\n")
-    # rich shows the cursor again after both responses.
-    lines = terminal.until("\x1b[?25h").splitlines()
-    assert any(rlhf in line and sft in line for line in lines)
-    # At the prompt, Ctrl-C ends the program; before it, Ctrl-C ends a response.
-    terminal.until("> ")
-    assert terminal.interrupt() == 130
+def test_on_a_wide_terminal_responses_are_side_by_side(folders, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+    rlhf, sft = folders["rlhf"], folders["sft"]
+    settings = {"seed": 1, "temperature": 0, "max_tokens": 5}
+    program = chat.Chat(SimpleNamespace(model=rlhf, compare=sft, **settings))
+    program.is_terminal = True
+    lines = iter(["/nonsense", "Why?"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
+    program.run()
+    printed = capsys.readouterr()
+    assert f"{rlhf}: " in printed.err
+    # An error does not end a terminal.
+    assert "error: unknown command /nonsense: /help lists the commands" in printed.err
+    assert any(str(rlhf) in line and str(sft) in line for line in printed.out.splitlines())
