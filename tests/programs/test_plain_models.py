@@ -3,7 +3,6 @@
 import json
 import random
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,9 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from conftest import INIT, Workflow, copy_sources
 from init_model import train_tokenizer
 from snakechat.data import toy
-from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -138,15 +135,3 @@ def test_the_evaluation_compares_with_the_base_model(built):
         assert judged == pytest.approx(2 * metrics[model]["score"], rel=1e-4)
     page = (output / "report/rlhf/plain/results.html").read_text()
     assert "models/actor" in page and "models/scorer" in page and "RLHF \N{MINUS SIGN} base" in page
-
-
-def test_prompt_texts_are_those_of_the_arrays(built):
-    workflow, _ = built
-    tokens = workflow.folder / "output/tokens/rlhf/plain"
-    tokenizer = AutoTokenizer.from_pretrained(workflow.folder / "actor")
-    for split in ("train", "eval"):
-        ids = Ragged(tokens, f"{split}.prompt")
-        texts = PromptTexts(tokens, split).prompts(range(len(ids)))
-        assert len(ids) == len(texts)
-        for row in (0, len(ids) // 2, len(ids) - 1):
-            assert np.array_equal(ids[row], tokenizer(texts[row]).input_ids)

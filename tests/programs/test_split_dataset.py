@@ -5,7 +5,6 @@ from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import split_dataset
@@ -93,13 +92,6 @@ def test_rows_equal_the_permutation_of_deepspeed_chat(split):
         expected = split_rows(number, [2, 4, 4], 7)
         for phase, found in zip(PHASES, expected, strict=True):
             assert rows[f"{phase}.{split_name}"].tolist() == sorted(found)
-
-
-def test_numbers_of_rows_as_in_rm_static(split):
-    rows, stats = split([""] * 76256, [""] * 5103)
-    assert lengths(rows, "train") == [15252, 30502, 30502]
-    assert lengths(rows, "eval") == [1021, 2041, 2041]
-    assert [stats[name]["rows"] for name in NAMES] == [15252, 30502, 30502, 1021, 2041, 2041]
 
 
 # --- the held-out tenth -----------------------------------------------------------------------
@@ -195,43 +187,3 @@ def test_prompts_are_compared_without_whitespace_around_them(split):
     _, stats = split([" a", "a\n", "a"] * 10, ["e"], by="prompt")
     assert sorted(counts["rows"] for counts in stats.values()) == [0, 0, 0, 0, 1, 30]
     assert shared_prompts(stats) == {}
-
-
-def real_prompts(shared_data, dataset):
-    return [
-        pq.ParquetFile(shared_data / dataset / f"{split_name}.parquet").read()["prompt"].to_pylist()
-        for split_name in ("train", "test")
-    ]
-
-
-# Nearly all prompts of these two datasets occur in several rows, none in both files.
-@pytest.mark.parametrize("dataset", ["pandalm"])
-def test_real_prompts_occur_in_several_phases_if_split_by_row(split, shared_data, dataset):
-    train, held_out = real_prompts(shared_data, dataset)
-    rows, stats = split(train, held_out)
-    assert shared_prompts(stats) == overlaps(rows, train, held_out)
-    # Phases of the same split share prompts, phases of different splits do not.
-    for split_name in ("train", "eval"):
-        names = {f"{phase}.{split_name}" for phase in PHASES}
-        assert all(shared_prompts(stats)[name].keys() == names - {name} for name in names)
-    # The reward model was trained on most prompts of RLHF.
-    assert shared_prompts(stats)["rlhf.train"]["reward.train"] > 0.8 * len(rows["rlhf.train"])
-
-
-@pytest.mark.parametrize("dataset", ["pandalm"])
-def test_real_prompts_occur_in_one_phase_if_split_by_prompt(split, shared_data, dataset):
-    train, held_out = real_prompts(shared_data, dataset)
-    rows, stats = split(train, held_out, by="prompt")
-    assert overlaps(rows, train, held_out) == shared_prompts(stats) == {}
-    assert all_rows(rows, "train") == list(range(len(train)))
-    assert all_rows(rows, "eval") == list(range(len(held_out)))
-    rows, stats = split(train, by="prompt")
-    assert overlaps(rows, train, train) == shared_prompts(stats) == {}
-    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(len(train)))
-
-
-@pytest.mark.parametrize("by", ["row", "prompt"])
-@pytest.mark.parametrize("number", [1, 3])
-def test_few_rows_are_split(split, by, number):
-    rows, _ = split(numbers("p", number), by=by)
-    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(number))

@@ -1,9 +1,6 @@
 """tokenize_phase: the tokens and statistics of a phase."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +9,10 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import tokenize_phase
-from conftest import ROOT
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.phase_splits import PHASE_OF_RULE
-from snakechat.data.records import ROWS_AT_A_TIME, RecordWriter
+from snakechat.data.records import RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged, whole_lengths_path
 from snakechat.workflow.errors import InputError, warn
@@ -158,19 +154,6 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(toke
     }
 
 
-def test_both_responses_of_a_pair_follow_the_same_prompt(tokenize):
-    done = tokenize("reward")
-    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it?"]
-    assert done.texts("chosen") == [" No.</s>", " One reply withou"]
-    assert done.texts("rejected") == [" Yes, very.</s>", " Yes.</s>"]
-    assert done.stats["train"]["dropped"] == {
-        "empty prompt": 1,
-        "empty response": 1,
-        "equal responses": 1,
-        "last user turn too long": 1,
-    }
-
-
 def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
     # 5 and 9 letters with </s>, truncated to 4 tokens each behind a prompt of 5.
     rows = [("1234", " " + "a" * 4, " " + "b" * 8), ("1234", " c", " dd")]
@@ -219,13 +202,6 @@ def test_responses_that_are_labelled_good_or_bad_need_no_other_one(tokenize):
     assert done.stats["train"]["dropped"] == {"no chosen response": 1}
 
 
-@pytest.mark.parametrize("name", ["sft", "dpo"])
-def test_bad_responses_are_dropped_for_sft_and_for_losses_of_pairs(name, tokenize):
-    done = tokenize(name, [*UNPAIRED, ("Who?", " Me.", " You.")])
-    assert done.texts("prompt") == (["<s>Why?"] if name == "sft" else []) + ["<s>Who?"]
-    assert done.stats["train"]["dropped"]["no chosen response"] == 2
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
@@ -245,29 +221,9 @@ def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, expected
     assert done.stats["train"]["truncated"] == {}
 
 
-@pytest.mark.parametrize(
-    ("template", "prompt"), [("dialogue", " \n"), ("chat", render_prompt([("user", "")]))], ids=repr
-)
-def test_prompt_without_text_is_empty(tokenize, chat_tokenizer, template, prompt):
-    rows = [(prompt, " So.", " No."), (render_prompt([("user", "Why?")]), " So.", " No.")]
-    done = tokenize("sft", rows, tokenizer=chat_tokenizer, template=template, max_length=100)
-    assert done.stats["train"]["dropped"] == {"empty prompt": 1}
-
-
 # --- templates --------------------------------------------------------------------------------
 
 QUESTION = render_prompt([("system", "Be brief."), ("user", "Why?")])
-
-
-def test_special_tokens_in_a_dialogue_are_kept_as_text(tokenize):
-    rows = [("Is </s> it?", " a<s>b", " </s>"), ("Is it?", " Yes.", " No.")]
-    done = tokenize("reward", rows, max_length=100)
-    assert done.stats["train"]["dropped"] == {}
-    assert done.texts("rejected")[0] == " </s></s>"
-    rejected = Ragged(done.result, "train.rejected")[0].tolist()
-    # Five letters, and the token at the end.
-    assert len(rejected) == 6
-    assert rejected.count(2) == 1
 
 
 @pytest.mark.parametrize(("phase_name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)])
@@ -346,16 +302,6 @@ def test_datasets_are_concatenated(phase):
     assert prompts(done, "eval") == ["B1", "A0", "A3"]
     assert done.stats["train"]["rows_of"] == {"b": 2, "a": 1}
     assert done.stats["eval"]["rows_of"] == {"b": 1, "a": 2}
-
-
-def test_rows_of_many_batches_keep_their_order(phase):
-    number = 3 * ROWS_AT_A_TIME + 1
-    rows = [(f"{i:06}", " yes", None) for i in range(number)]
-    done = phase("rlhf").add("mine", train=rows, eval=rows, eval_rows=[0]).run()
-    # <s> and six digits each; digits are neighbours among the ids.
-    ids = Ragged(done.result, "train.prompt").ids.reshape(number, 7).astype(int)
-    digits = ids[:, 1:] - ids[0, 1]
-    assert (digits @ 10 ** np.arange(5, -1, -1)).tolist() == list(range(number))
 
 
 def test_weights_apply_to_training_rows_only(phase):
@@ -440,48 +386,3 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
         "special_tokens": {"end_of_turn": "</s>", "pad": "<pad>"},
         "rows_as_one_text": {"equal": 4, "checked": 4},
     }
-
-
-# --- the same bytes ---------------------------------------------------------------------------
-
-# Runs tokenize_phase on the job that argv[1] holds as JSON.
-RUN = """
-import json, sys
-from pathlib import Path
-from types import SimpleNamespace
-sys.path.insert(0, "scripts")
-import tokenize_phase
-
-job = json.loads(sys.argv[1])
-settings, inputs = SimpleNamespace(**job["settings"]), job["inputs"]
-inputs = {name: Path(path) for name, path in inputs.items()}
-result = Path(job["result"])
-tokenize_phase.main(
-    SimpleNamespace(
-        spec={"rule": "tokenize_reward"}, settings=settings, inputs=inputs, result=result, facts={}
-    )
-)
-"""
-
-
-def test_the_number_of_threads_does_not_matter(phase, tmp_path):
-    rows = [(f"{i}" * (i % 9), f" {i}" * (i % 7), f" {i}" * (i % 5)) for i in range(10_000)]
-    job = phase("reward").add("a", 0.5, train=rows, eval=rows[:100])
-    inputs = {name: str(path) for name, path in job.inputs.items()}
-    result = tmp_path / "one thread"
-    result.mkdir()
-    spec = {"settings": job.settings, "inputs": inputs, "result": str(result)}
-    subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(spec)],
-        cwd=ROOT,
-        env={**os.environ, "RAYON_NUM_THREADS": "1"},
-        check=True,
-    )
-    # This process has a thread for each core.
-    found = contents(job.run().result)
-    assert len(found) == 15
-    assert found == contents(result)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -7,16 +7,14 @@ import shutil
 import pytest
 import torch
 
-from snakechat.data.dialogues import chat_template, render_prompt
-from snakechat.data.tokenizers import Encoder, load_tokenizer, load_training_tokenizer
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.dialogues import DIALOGUES
 from support.talking import (
     CHAT_INIT,
-    CHATML,
     GREEDY,
     SAMPLED,
     make_folders,
@@ -156,11 +154,6 @@ def test_prompts_are_encoded_as_in_training(dialogue):
     assert dialogue.tokenizer.decode(ids) == f"<s>{text}"
 
 
-def test_with_the_dialogue_template_special_tokens_are_text(dialogue):
-    ids, _ = dialogue.encode("What is </s>?", 40)
-    assert dialogue.tokenizer.eos_token_id not in ids
-
-
 def test_prompts_of_a_chat_template_are_rendered_by_it(chatml):
     script_response(chatml, "Hi.")
     chatml.system = "Be brief."
@@ -206,29 +199,6 @@ def test_a_prompt_that_is_too_long_is_an_error_and_drops_no_turns(dialogue):
 
 
 # Chat templates.
-
-
-def messages_of(turns):
-    return [{"role": role, "content": text} for role, text in turns]
-
-
-@pytest.mark.parametrize("name", DIALOGUES)
-def test_the_chat_template_renders_the_text_of_training(dialogue, name):
-    turns, prompt = DIALOGUES[name]
-    messages, tokenizer = messages_of(turns), dialogue.tokenizer
-    options = {"add_generation_prompt": True}
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    assert text == f"<s>{prompt}"
-    ids = tokenizer.apply_chat_template(messages, return_dict=False, **options)
-    assert ids == Encoder(tokenizer, "dialogue").prompts([turns])[0]
-
-
-@pytest.mark.parametrize("template", ["dialogue", "chat"])
-def test_a_tokenizer_is_saved_with_the_template_it_is_trained_with(folders, template):
-    # The template of the recipe replaces that of the base model.
-    tokenizer = load_training_tokenizer(folders["chatml"], template)
-    expected = {"chat": CHATML, "dialogue": chat_template(tokenizer)}
-    assert tokenizer.chat_template == expected[template]
 
 
 # Folders.
@@ -298,8 +268,3 @@ def test_a_folder_without_a_chat_model_is_an_error_of_one_line(folders, name, mo
         load(folders["rlhf"])
     assert str(folders["rlhf"]) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_reward_model_is_an_error(scorer_folder):
-    with pytest.raises(InputError, match="is a reward model, which scores responses"):
-        load(scorer_folder)
