@@ -21,25 +21,6 @@ def test_code_edited_after_planning_is_an_error(quick, tmp_path):
     )
 
 
-def test_values_below_the_top_level_can_be_set_on_the_command_line(sources):
-    changed = {
-        "epochs": 3,
-        "learning_rate": 2.0e-3,
-        "train_on_prompt": False,
-        "eval_steps": 5,
-        "save_strategy": "best",
-    }
-    changed |= {"lora_learning_rate": None, "adam_betas": [0.8, 0.9]}
-    values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
-    options = ("--config", "seed=7", f"sft={{recipes: {{tiny: {{{values}}}}}}}")
-    process = sources.snakemake("output/sft/tiny", "-n", *options)
-    assert process.returncode == 0, process.stdout
-    settings = sources.planned_specs("output/sft/tiny", *options)["output/sft/tiny"]["settings"]
-    assert {key: settings[key] for key in changed} == changed
-    assert settings["seed"] == 7
-    assert settings["dtype"] == "fp32"
-
-
 def test_a_damaged_input_is_an_error(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     weights = copy.folder / "output/sft/tiny/model.safetensors"
