@@ -125,7 +125,7 @@ def reward_job(tokenizer, tmp_path, monkeypatch, group):
         result = tmp_path / "result"
         result.mkdir()
         return SimpleNamespace(
-            spec={"rule": "train_reward"},
+            spec={"rule": "train_reward", "name": "tiny"},
             settings=RewardSettings(**REWARD_SETTINGS | settings),
             placement=PLACEMENT,
             options=RunOptions(save_steps=20),
