@@ -107,6 +107,20 @@ def test_averages_of_bf16_weights_are_in_fp32(zero_stage):
 
 
 @pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
+def test_training_is_unchanged_by_a_swap_of_weights_and_averages(zero_stage, dtype):
+    plain, _ = make(zero_stage, dtype)
+    engine, ema = make(zero_stage, dtype)
+    for seed in range(6):
+        run_step(plain, seed)
+        run_step(engine, seed)
+        ema.update()
+        with ema.average_weights(), engine.gathered_weights():
+            assert not same(engine.module.parameters(), weights_of(plain))
+        assert same(weights_of(engine), weights_of(plain))
+    assert same(masters_of(engine), masters_of(plain))
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), STAGES)
 def test_averages_resume_from_their_state(zero_stage, dtype):
     engine, ema = make(zero_stage, dtype)
     for seed in range(3):
