@@ -43,26 +43,12 @@ ROWS, HELD_OUT = pairs("train", 40), pairs("test", 10)
 # Each function writes ROWS into a folder and returns the dataset's section of the config.
 
 
-def folder_of_parquet(folder):
-    write(folder / "train-00000-of-00002.parquet", ROWS[:25])
-    write(folder / "train-00001-of-00002.parquet", ROWS[25:])
-    return {"path": folder.name}
-
-
 def glob(folder):
     write(folder / "part1.jsonl", ROWS[:20])
     write(folder / "part2.jsonl", ROWS[20:])
     write(folder / "old.jsonl", HELD_OUT)
     write(folder / "train.csv", HELD_OUT)
     return {"path": folder.name, "train": "part*.jsonl"}
-
-
-def linked_folder(folder):
-    write(folder / "real/a.jsonl", ROWS[:10])
-    write(folder / "elsewhere/c.jsonl", ROWS[10:])
-    (folder / "real/b").symlink_to("../elsewhere", target_is_directory=True)
-    (folder / "link").symlink_to("real", target_is_directory=True)
-    return {"path": f"{folder.name}/link", "follow_links": True}
 
 
 def odd_names(folder):
@@ -80,7 +66,7 @@ def other_columns(folder):
     return {"path": folder.name, "columns": columns}
 
 
-# These write HELD_OUT in addition to ROWS.
+# This one writes HELD_OUT in addition.
 
 
 def git_clone(folder):
@@ -94,16 +80,7 @@ def git_clone(folder):
     return {"path": folder.name}
 
 
-def wget(folder):
-    write(folder / "train-00000-of-00002-6a7b.parquet?download=true", ROWS[:1])
-    write(folder / "train-00001-of-00002-6a7b.parquet?download=true", ROWS[1:])
-    write(folder / "test-00000-of-00001-9d0e.parquet?download=true", HELD_OUT)
-    return {"path": folder.name}
-
-
-ONE_SPLIT = [folder_of_parquet, glob, linked_folder, odd_names, other_columns]
-TWO_SPLITS = [git_clone, wget]
-SOURCES = {form.__name__: form for form in ONE_SPLIT + TWO_SPLITS}
+SOURCES = {form.__name__: form for form in (glob, odd_names, other_columns, git_clone)}
 
 # Bad rows of every kind as lines of a file, and the start of the reason.
 BAD_LINES = [
@@ -155,20 +132,13 @@ def kto(folder):
     return {"path": folder.name, "format": "kto"}
 
 
-def few_of_many(folder):
-    write(folder / "pairs.jsonl", ROWS)
-    return {"path": folder.name, "max_rows": 10}
-
-
 def few(folder):
     write(folder / "pairs.jsonl", ROWS[:3])
     return {"path": folder.name}
 
 
-OTHERS = [bad_lines, messages, kto, few, few_of_many]
-
-SPLIT = ["folder_of_parquet", "git_clone", "few_of_many"]
-BLEND = ["glob", {"wget": 2}, {"git_clone": 0.5}, "messages", "kto"]
+OTHERS = [bad_lines, messages, kto, few]
+BLEND = [{"glob": 2}, {"git_clone": 0.5}, "messages", "kto"]
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +160,7 @@ def imported(tmp_path_factory):
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
-    results = [f"data/{name}" for name in datasets]
-    results += [f"split/{name}" for name in SPLIT] + ["tokens/sft/blend"]
+    results = [*(f"data/{name}" for name in datasets), "tokens/sft/blend"]
     workflow.targets = [f"output/{result}.manifest.json" for result in results]
     workflow.process = workflow.snakemake(*workflow.targets, "--cores", "2", "--keep-going")
     return workflow
@@ -227,15 +196,8 @@ def test_every_source_gives_the_same_records(imported, source):
     assert manifest(imported, "data", source)["facts"]["dropped"]["train"] == {}
 
 
-@pytest.mark.parametrize("source", [form.__name__ for form in TWO_SPLITS])
-def test_eval_files_become_the_eval_split(imported, source):
-    assert records(imported, source, "eval") == HELD_OUT
-
-
-def test_train_split_alone_is_imported(imported):
-    # split_dataset holds out a tenth.
-    files = manifest(imported, "data", "odd_names")["files"]
-    assert set(files) == {"train.parquet", "stats.json"}
+def test_eval_files_become_the_eval_split(imported):
+    assert records(imported, "git_clone", "eval") == HELD_OUT
 
 
 def test_bad_rows_are_skipped_counted_and_listed(imported):
@@ -263,33 +225,6 @@ def phases(workflow, name):
     return {phase: facts["rows"] for phase, facts in stats(workflow, "split", name).items()}
 
 
-def test_tenth_is_held_out_without_an_eval_split(imported):
-    # 36 and 4 of 40 rows, each split 2 : 4 : 4.
-    found = phases(imported, "folder_of_parquet")
-    assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 36
-    assert sum(found[f"{phase}.eval"] for phase in ("sft", "reward", "rlhf")) == 4
-    assert found["reward.train"] in (14, 15) and found["sft.train"] in (7, 8)
-
-
-def test_nothing_is_held_out_with_an_eval_split(imported):
-    found = phases(imported, "git_clone")
-    assert found == {
-        "sft.train": 8,
-        "reward.train": 16,
-        "rlhf.train": 16,
-        "sft.eval": 2,
-        "reward.eval": 4,
-        "rlhf.eval": 4,
-    }
-
-
-def test_max_rows_limits_the_dataset(imported):
-    found = phases(imported, "few_of_many")
-    assert sum(found[f"{phase}.train"] for phase in ("sft", "reward", "rlhf")) == 10
-    # All rows are imported, so that another max_rows does not repeat the import.
-    assert len(records(imported, "few_of_many")) == len(ROWS)
-
-
 def test_messages_become_prompts_and_responses_without_pairs(imported):
     assert records(imported, "messages")[7] == {
         "prompt": "\n\nSystem: Be kind.\n\nHuman: Question 7?\n\nAssistant:",
@@ -309,12 +244,12 @@ def test_responses_are_labelled_good_or_bad(imported):
 
 def test_blend_of_formats_with_training_weights(imported):
     found = stats(imported, "tokens/sft", "blend")
-    names = ["glob", "wget", "git_clone", "messages", "kto"]
+    names = ["glob", "git_clone", "messages", "kto"]
     rows = {name: phases(imported, name) for name in names}
-    assert all(rows[name]["sft.train"] for name in names) and rows["wget"]["sft.eval"]
+    assert all(rows[name]["sft.train"] for name in names) and rows["git_clone"]["sft.eval"]
     assert found["train"]["rows_of"] == {
         **{name: rows[name]["sft.train"] for name in names},
-        "wget": 2 * rows["wget"]["sft.train"],
+        "glob": 2 * rows["glob"]["sft.train"],
         "git_clone": rows["git_clone"]["sft.train"] // 2,
     }
     assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}

@@ -12,8 +12,11 @@ from snakechat.config.rlhf import RlhfSettings
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_input
 from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import DEFAULTS
+from snakechat.workflow.run_options import RunOptions
 from support.rlhf_inputs import SETTINGS, make_inputs
+
+# No run of a few steps saves a checkpoint.
+OPTIONS = RunOptions(save_steps=20)
 
 
 @pytest.fixture(name="inputs", scope="module")
@@ -31,7 +34,7 @@ def rlhf_training(inputs):
     """A function that trains with changed settings and returns the job."""
     jobs = []
 
-    def train(placement=(), options=DEFAULTS, without=(), name="mine", **settings):
+    def train(placement=(), options=OPTIONS, without=(), name="mine", **settings):
         spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
