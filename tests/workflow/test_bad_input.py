@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from conftest import Workflow, copy_sources
-from support.files import KINDS, as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet, as_table
+from support.files import KINDS, as_gz, as_jsonl, as_parquet
 
 # The checks of the config are in tests/unit/config/test_checks.py: these are ways into them.
 CONFIGS = {
@@ -18,14 +18,6 @@ CONFIGS = {
     "reference": (
         "rlhf: {recipes: {tiny: {actor: tinny}}}",
         "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes",
-    ),
-    "key written twice": (
-        "sft:\n  recipes: {tiny: {epochs: 1}}\nseed: 1\nsft: {}\n",
-        "mine.yaml: sft is written twice, in lines 1 and 4: ",
-    ),
-    "unknown key": (
-        "rlhf: {recipes: {tiny: {num_generation: 4}}}",
-        "config: rlhf.recipes.tiny: Additional properties are not allowed ('num_generation' was",
     ),
 }
 
@@ -40,28 +32,6 @@ def test_mistake_in_the_config_is_one_line(sources, mistake):
     assert last.startswith(f"error: {expected}"), process.stdout
     assert "Traceback" not in process.stdout
     assert not (sources.folder / "output").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("sft:\n\trecipes: {}\n", "line 2 is indented with a tab: use spaces"),
-        ("seed: 1\nseed: 2\n", "seed is written twice, in lines 1 and 2: keep one of them"),
-    ],
-)
-def test_mistake_in_the_text_of_the_project_config_is_one_line(sources, text, problem):
-    (sources.folder / "config.yaml").write_text(text)
-    process = sources.snakemake("-n", "output/rlhf/tiny")
-    assert process.returncode == 1
-    assert process.stdout.strip().splitlines()[-1].startswith(f"error: config.yaml: {problem}")
-    assert "Traceback" not in process.stdout
-
-
-@pytest.mark.parametrize("target", ["output/rlhf/nothing", "output/rlhf/../x"])
-def test_target_that_is_not_a_recipe(sources, target):
-    process = sources.snakemake("-n", target)
-    assert process.returncode == 1
-    assert "Traceback" not in process.stdout
 
 
 def test_unknown_recipe_is_reported_with_the_available_ones(sources):
@@ -117,67 +87,25 @@ def with_cell(cell):
     return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
 
 
-def overwritten(content, start, stop):
-    """Return content with the bytes from start to stop overwritten."""
-    return content[:start] + b"\xff" * len(content[start:stop]) + content[stop:]
-
-
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
 TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
-MANY = [{**row, "chosen": f" {n * 7919}"} for n, row in enumerate(GOOD * 100)]
 
 # Content of the second file of a dataset, and the error after the name of the file. The first file
 # is good.
 TRUNCATED = "damaged or truncated after row"
 DAMAGES = {
     "null.jsonl": (as_jsonl(with_cell(None)), "row 8: column chosen is null"),
-    "null.parquet": (as_parquet(with_cell(None)), "row 8: column chosen is null"),
-    "number.json": (as_json(with_cell(7)), "row 8: chosen is int, expected text"),
-    "numbers.parquet": (
-        as_parquet([{**row, "chosen": 0.5} for row in GOOD]),
-        "row 1: chosen is float, expected text",
-    ),
-    "list.jsonl.gz": (as_gz(with_cell(["a"])), "row 8: chosen is list, expected text"),
     "column.parquet": (
         as_parquet(TWO_COLUMNS),
         "column rejected is missing; the file has prompt, chosen",
-    ),
-    "column.csv": (
-        as_csv(TWO_COLUMNS),
-        "row 1: column rejected is missing; the row has prompt, chosen",
     ),
     "bytes.jsonl": (
         as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
         r"row 8: text that is not UTF-8: '\udcc3(",
     ),
-    "bytes.csv": (as_csv(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
-    "bytes.json": (as_json(GOOD).replace(b" 7.", b"\xc3("), "row 8: text that is not UTF-8: "),
-    "surrogate.jsonl": (as_jsonl(with_cell(" \ud83d")), "row 8: "),
-    "deep.jsonl": (b"[" * 100_000, "row 1: "),
-    "truncated.jsonl": (as_jsonl(GOOD)[:-30], "row 20: invalid JSON: "),
-    "truncated.json": (as_json(GOOD)[:-30], f"{TRUNCATED} 19 ("),
     "truncated.jsonl.gz": (as_gz(GOOD)[:-10], TRUNCATED),
-    "truncated.csv": (
-        as_csv(with_cell("a\n\nb"))[:-1][: as_csv(GOOD).index(b"7.") + 3],
-        f"{TRUNCATED} 7 (",
-    ),
     "truncated.parquet": (as_parquet(GOOD)[:-20], f"{TRUNCATED} 0 ("),
-    "truncated.arrow": (as_arrow(GOOD)[:-60], TRUNCATED),
-    # The footer of a parquet file; its pages.
-    "footer.parquet": (overwritten(as_parquet(GOOD), -208, -8), f"{TRUNCATED} 0 ("),
-    "pages.parquet": (overwritten(as_parquet(MANY, compression="zstd"), 5000, 5300), TRUNCATED),
-    "empty.parquet": (b"", f"{TRUNCATED} 0 (0 bytes)"),
-    "empty.arrow": (b"", f"{TRUNCATED} 0 (0 bytes)"),
     "empty.json": (b"", "no rows"),
-    "empty.jsonl": (b"", "no rows"),
-    "empty.csv": (b"", "no rows"),
-    "rows.parquet": (as_parquet(as_table(GOOD)[:0]), "no rows"),
-    "rows.json": (b"[]", "no rows"),
-    "rows.csv": (b"prompt,chosen,rejected\r\n", "no rows"),
-    "object.json": (
-        json.dumps({"data": GOOD}, indent=1).encode(),
-        "expected an array of objects or one object per line",
-    ),
     "pointer.parquet": (POINTER, "a Git LFS pointer instead of the file: run git lfs pull"),
 }
 
@@ -294,34 +222,12 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
 # Files of a dataset, its settings, and the error.
 FOLDERS = {
     "no-folder": ((), {}, "config: datasets.no-folder.path: no-folder does not exist"),
-    "no-data": (
-        ("notes.txt", "dataset_info.json"),
-        {},
-        "config: datasets.no-data: no-data: no training files: expected parquet, arrow,",
-    ),
-    "no-match": (
-        ("train.jsonl",),
-        {"train": "part*.jsonl"},
-        "config: datasets.no-match: no-match: train: no file matches 'part*.jsonl'",
-    ),
-    "no-match-for-eval": (
-        ("train.jsonl",),
-        {"train": "train.jsonl", "eval": "dev.jsonl"},
-        "config: datasets.no-match-for-eval: no-match-for-eval: eval: no file matches",
-    ),
     "no-shard": (
         ("data/train-00000-of-00003.jsonl", "data/train-00002-of-00003.jsonl"),
         {},
         "config: datasets.no-shard: no-shard: data/train: 2 of 3 shards found, shard 1 is missing",
     ),
-    "two-kinds": (
-        ("train.jsonl", "train.csv"),
-        {},
-        "config: datasets.two-kinds: two-kinds: files of several kinds (csv, jsonl): select"
-        " the files to import by train:",
-    ),
     "lost-file": (("train-1.jsonl",), {}, "config: datasets.lost-file: lost-file"),
-    "unknown-kind": (("rows.txt",), {"path": "unknown-kind/rows.txt"}, ""),
     "unknown-kind-by-glob": (("rows.txt",), {"train": "rows.*"}, ""),
 }
 
