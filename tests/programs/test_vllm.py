@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from conftest import INIT, ROOT, Workflow, copy_sources
+from snakechat.data.tokens import Ragged
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.launching import launch
@@ -26,11 +27,15 @@ pytestmark = pytest.mark.vllm
 
 WORKER = ROOT / "tests/support/vllm_worker.py"
 GPUS = int(torch.cuda.is_available())
-TINY = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]["recipes"]
-SHORT = {"judge": None, "epochs": 1, "placement": {"deployment": "cpu", "gpus_per_node": GPUS}}
-PPO = TINY["tiny"] | SHORT
-GRPO = TINY["tiny-grpo"] | SHORT | {"datasets": [{"toy": 0.35}], "lora_rank": 8}
+OURS = yaml.safe_load((ROOT / "config.yaml").read_text())
+PLACEMENT = {"placement": {"deployment": "cpu", "gpus_per_node": GPUS}}
+SHORT = {"judge": None, "epochs": 1, **PLACEMENT}
+PPO = OURS["rlhf"]["recipes"]["tiny"] | SHORT
+GRPO = OURS["rlhf"]["recipes"]["tiny-grpo"] | SHORT
+GRPO |= {"datasets": [{"toy": 0.35}], "lora_rank": 8}
 VLLM = {"generation_backend": "vllm"}
+GENERATIONS = OURS["generations"]["recipes"]["tiny"] | VLLM | PLACEMENT
+GENERATIONS |= {"datasets": [{"toy": 0.1}]}
 RECIPES = {"ppo": PPO, "ppo-vllm": PPO | VLLM, "grpo": GRPO, "grpo-vllm": GRPO | VLLM}
 # The same training as ppo-vllm.
 RECIPES["killed"] = RECIPES["ppo-vllm"]
@@ -39,6 +44,7 @@ CONFIG = {
     "save_steps": 1,
     "deployments": {"cpu": {"threads": 1}},
     "rlhf": {"recipes": RECIPES},
+    "generations": {"recipes": {"vllm": GENERATIONS}},
 }
 BUILT = set(RECIPES) - {"killed"}
 
@@ -97,6 +103,13 @@ def test_a_training_learns_as_with_our_own_sampler(algorithm, tree):
     own_scores, scores = ([line["objective/scores"] for line in run] for run in (own, vllm))
     assert mean(scores[-5:]) > mean(scores[:5]) + 1
     assert mean(scores[-5:]) == pytest.approx(mean(own_scores[-5:]), abs=1)
+
+
+def test_vllm_generates_the_responses_to_a_dataset(tree):
+    tree.build("output/generations/vllm.manifest.json")
+    responses = Ragged(tree.folder / "output/generations/vllm", "train.responses")
+    prompts = Ragged(tree.folder / "output/tokens/generations/vllm", "train.prompt")
+    assert len(responses) == GENERATIONS["num_generations"] * len(prompts) > 0
 
 
 def test_the_spec_has_the_version_of_vllm(tree):
