@@ -219,9 +219,26 @@ def train_and_average(placement):
     return run
 
 
-def train_and_sample(placement):
+def train_and_generate():
+    """Generate with gathered weights between steps, with another number of tokens on each rank."""
+    engine = engine_for(LanguageModel(), {"zero_stage": 3, "activation_checkpointing": True}, {})
+    responses = []
+    for step in range(3):
+        train_step(engine, step)
+        with engine.gathered_weights():
+            ids = rows_of(9)[:2, :3]
+            response = engine.module.causal.generate(
+                ids, max_new_tokens=3 + 4 * distributed.rank(), do_sample=False
+            )
+            responses.append(response[:, :6])
+    return {"responses": responses, "loss": train_step(engine, 3)}
+
+
+def train_and_sample(placement, lora=False):
     """Sample between steps; two processes have different numbers of prompts."""
     policy = Policy(LanguageModel().model)
+    if lora:
+        add_lora(policy.model, 4, 8)
     engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
     settings = SimpleNamespace(
         num_generations=2,
@@ -406,7 +423,7 @@ def choose(folder):
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
-    cases = {"collectives": collectives, "score": score}
+    cases = {"collectives": collectives, "generate": train_and_generate, "score": score}
     cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
     cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):
@@ -429,7 +446,9 @@ def all_cases(folder):
         placement = {"zero_stage": stage}
         cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
         cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
-        cases[f"sampling {stage}"] = lambda p=placement: train_and_sample(p)
+        for lora in (False, True):
+            name = f"sampling {'lora ' if lora else ''}{stage}"
+            cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
         cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
     cases["ema 3"] = lambda: train_and_average({"zero_stage": 3})
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
