@@ -192,6 +192,11 @@ def test_globs_override_split_words():
     }
 
 
+def test_a_file_of_both_splits_is_an_error():
+    message = error_of("a.csv", "b.csv", train="*.csv", eval="b.csv")
+    assert message.startswith("b.csv is both in the train and in the eval split: ")
+
+
 @pytest.mark.parametrize(
     ("globs", "split", "glob"),
     [
