@@ -15,13 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from snakechat.workflow.placement import placement_of
-
 ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests", "scripts"):
     sys.path.insert(0, str(ROOT / folder))
 
 from gpu.guard import load_guard  # noqa: E402
+from snakechat.workflow.placement import placement_of  # noqa: E402
 
 OPT = {"model_type": "opt", "num_hidden_layers": 24, "hidden_size": 2048, "ffn_dim": 8192}
 OPT |= {"word_embed_proj_dim": 2048, "num_attention_heads": 32, "max_position_embeddings": 2048}

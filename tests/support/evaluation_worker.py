@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import RunOptions
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+
+from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.run_options import RunOptions  # noqa: E402
 
 
 def run(program, job):

@@ -123,6 +123,7 @@ SETTINGS = {
     "datasets.train": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
     "datasets.eval": mine(IMPORTED, train="train-**.jsonl", eval="more.jsonl"),
     "datasets.on_bad_row": mine(IMPORTED, on_bad_row="skip"),
+    "datasets.split": mine(SPLIT, split=["sft", "rlhf"]),
     "datasets.split.sft": mine(SPLIT, split={**SHARES, "sft": 3}),
     "datasets.split.reward": mine(SPLIT, split={**SHARES, "reward": 3}),
     "datasets.split.rlhf": mine(SPLIT, split={**SHARES, "rlhf": 3}),

@@ -78,9 +78,10 @@ def command_line_configfiles(workflow: Any) -> list[Path]:
 
 
 def threads_option(workflow: Any, rule: str) -> int | None:
-    """Return the threads that --set-threads gives to the jobs of a rule, if any."""
-    threads: int | None = workflow.resource_settings.overwrite_threads.get(rule)
-    return threads
+    """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
+    resource = workflow.resource_settings.overwrite_threads.get(rule)
+    threads = getattr(resource, "raw", None)
+    return threads if isinstance(threads, int) else None
 
 
 class Options(NamedTuple):
