@@ -49,8 +49,9 @@ CONFIG = {
 BUILT = set(RECIPES) - {"killed"}
 
 
-# Processes, those of an engine, and the rank of adapters. On a CPU, processes of an engine share
-# memory. A killed test leaves it as /dev/shm/*-cpushm_*, and the next one fails until it is gone.
+# Processes of the job, processes of an engine, and the rank of adapters. On a CPU, the processes of
+# an engine share memory. A killed test leaves it as /dev/shm/*-cpushm_*, and the next test fails
+# until it is deleted.
 ENGINES = {"one": (1, 1, 0), "lora": (1, 1, 8), "two engines": (2, 1, 0), "divided": (2, 2, 8)}
 
 

@@ -1,6 +1,5 @@
 """A headless browser (Chromium), controlled over its debugging pipe."""
 
-import base64
 import contextlib
 import json
 import os
@@ -136,7 +135,3 @@ class Browser:
         while not self.run(script):
             assert time.time() < end, f"never true: {script}"
             time.sleep(0.05)
-
-    def photograph(self, path):
-        """Save the visible part of the page as a PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

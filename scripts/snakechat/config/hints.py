@@ -58,7 +58,7 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "warmup_ratio": ("warmup_steps",),
 }
 # The same for the flags of DeepSpeed-Chat's programs for SFT, reward models, DPO and RLHF, and for
-# the constants in its ppo_trainer.py. Flags that are keys of the same name are missing.
+# the constants in its ppo_trainer.py. Flags with the name of their key need no hint.
 DEEPSPEED_CHAT: dict[str, tuple[str, ...]] = {
     "actor_gradient_checkpointing": ("placement.activation_checkpointing",),
     "actor_lora_dim": ("lora_rank",),
@@ -103,11 +103,11 @@ DEEPSPEED_CHAT: dict[str, tuple[str, ...]] = {
 }
 NO_DROPOUT = "dropout is always off"
 ALL_LAYERS = "adapters cover all linear layers of the transformer blocks"
-NO_HYBRID_ENGINE = "there is no hybrid engine: generation_backend: vllm samples faster"
+NO_HYBRID_ENGINE = "the hybrid engine is not supported: generation_backend: vllm samples faster"
 TENSORBOARD = "TensorBoard is always on, in output/logs"
 TEMPLATE_END = "a response ends as the template ends a turn"
 PLACEMENT = "placement has the keys of DeepSpeed"
-# What replaces a flag of DeepSpeed-Chat that is no key of a recipe.
+# What replaces flags of DeepSpeed-Chat without a corresponding key of a recipe.
 WITHOUT_KEY = {
     "actor_dropout": NO_DROPOUT,
     "actor_lora_module_name": ALL_LAYERS,

@@ -59,7 +59,7 @@ def check_files(folder: Path) -> None:
         )
     if not names & {*pair, *TEXTS}:
         raise InputError(
-            "there is no tokenizer: expected tokenizer.json, vocab.json and merges.txt, or"
+            "the tokenizer is missing: expected tokenizer.json, vocab.json and merges.txt, or"
             " tokenizer.model: add them from the repository of the model"
         )
 

@@ -53,7 +53,7 @@ class Placement:
     offload_frozen: bool = False
 
 
-# Of jobs that run no model: a process on a CPU. Snakemake's own defaults limit memory and time.
+# A job without models runs in one process on a CPU. Snakemake's defaults limit its memory and time.
 SERIAL = Placement(
     nodes=1,
     gpus_per_node=0,
@@ -73,7 +73,7 @@ def placement_values(placement: Placement) -> dict[str, Any]:
 
 
 def placement_of(values: Mapping[str, Any]) -> Placement:
-    """Return the placement with some values. The others are those of SERIAL."""
+    """Return the placement with these values, and otherwise the values of SERIAL."""
     return replace(SERIAL, **values) if values else SERIAL
 
 

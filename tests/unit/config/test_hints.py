@@ -7,7 +7,7 @@ from snakechat.config.hints import DEEPSPEED_CHAT, NAMES_ELSEWHERE, WITHOUT_KEY
 from snakechat.config.schema import SETTINGS, check_schema, placement_schema, recipe_schema
 from support.configs import load
 
-# The flags of main.py of each step, without --help and those of the launcher.
+# The flags of each step's main.py, except --help and the flags of the launcher.
 SHARED_FLAGS = """
     data_path data_split data_output_path model_name_or_path per_device_train_batch_size
     per_device_eval_batch_size max_seq_len learning_rate weight_decay num_train_epochs

@@ -70,7 +70,7 @@ def test_a_header_that_is_no_json_is_left_to_safetensors(folder):
         (["merges.txt"], "merges.txt is missing beside vocab.json: add it from the repository"),
         (["vocab.json"], "vocab.json is missing beside merges.txt: add it from the repository"),
         (["config.json"], "config.json is missing: add it from the repository"),
-        (["vocab.json", "merges.txt"], "there is no tokenizer: expected tokenizer.json, "),
+        (["vocab.json", "merges.txt"], "the tokenizer is missing: expected tokenizer.json, "),
     ],
 )
 def test_a_missing_file(folder, missing, message):
