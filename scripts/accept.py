@@ -31,20 +31,21 @@ from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     Manifest,
-    check_files,
     input_digest,
     manifest_path,
+    read_manifest,
 )
 from snakechat.workflow.shared_store import copy_result, put_result
 from snakechat.workflow.store import (
     STORE,
+    Damaged,
+    check_files,
     link_result,
     publish,
     store_key,
     stored_folder,
     temporary_folder,
 )
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")
@@ -94,7 +95,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
     Raises:
         InputError: The result is missing, damaged, or differs in anything else.
     """
-    manifest = read_valid_manifest(manifest_path(spec["path"]))
+    manifest = read_manifest(manifest_path(spec["path"]))
     if manifest is None:
         raise InputError(f"{job_name(spec)} has no result: build it")
     recorded = manifest["spec"]
@@ -106,13 +107,16 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
             f" {'; '.join(changes) or 'it reads other inputs'}: build it again"
         )
     for key, entry in spec["inputs"].items():
-        upstream = read_valid_manifest(manifest_path(entry["path"]))
+        upstream = read_manifest(manifest_path(entry["path"]))
         if upstream is not None and input_digest(spec, upstream) != manifest["inputs"].get(key):
             raise InputError(
                 f"{job_name(spec)}: {job_name(entry)} was rebuilt with other content, and only"
                 " changes of code and libraries can be accepted: build it again"
             )
-    check_files(spec["path"], manifest)
+    try:
+        check_files(Path(spec["path"]), manifest)
+    except Damaged as damage:
+        raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
     code = changed_code(recorded, spec)
     return manifest, code + changed_pins(recorded["requirements"], spec["requirements"])
 

@@ -22,9 +22,8 @@ from snakechat.planning.plan import upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 @one_line_errors()
@@ -67,7 +66,7 @@ def print_moved_branches(targets: list[str]) -> None:
 
     sources: Lineage = {}
     for target in targets:
-        manifest = read_valid_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
         if manifest is None:
             sys.exit(f"error: {target} has no result: build it first")
         sources |= merge_lineages([manifest])
@@ -141,9 +140,9 @@ def replaced_versions(targets: list[str]) -> list[str]:
     """Describe the jobs upstream of results that were done again since, with the same content."""
     lines: dict[str, None] = {}
     for target in targets:
-        manifest = read_valid_manifest(manifest_path(target.removesuffix(".manifest.json")))
+        manifest = read_manifest(manifest_path(target.removesuffix(".manifest.json")))
         for path, recorded in manifest["lineage"].items() if manifest else ():
-            if current := read_valid_manifest(manifest_path(path)):
+            if current := read_manifest(manifest_path(path)):
                 [now] = merge_lineages([{**current, "lineage": {}}]).values()
                 if now["spec"] != recorded["spec"] and now["content"] == recorded["content"]:
                     changes = "; ".join(recorded_changes(recorded, now))

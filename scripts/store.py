@@ -16,10 +16,9 @@ from pathlib import Path
 from snakechat.planning.changes import replaced_inputs, spec_changes
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest
+from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 from snakechat.workflow.store import STORE, linked_folder, linked_folders
 from snakechat.workflow.store_space import StoredResult, collect, parse_size, stored_results
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 @one_line_errors()
@@ -84,7 +83,7 @@ def list_versions(store: Path, target: str) -> None:
         raise InputError(f"no version of {path} in {store}")
     results.sort(key=lambda result: result.made)
     current = linked_folder(path)
-    manifests = [read_valid_manifest(result.folder / MANIFEST) for result in results]
+    manifests = [read_manifest(result.folder / MANIFEST) for result in results]
     for number in reversed(range(len(results))):
         result = results[number]
         mark = "  current" if current and result.folder.name == current.name else ""

@@ -26,11 +26,16 @@ from tqdm import tqdm
 
 from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.manifest import MANIFEST, UNLISTED_FILES, Manifest, input_digest
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    UNLISTED_FILES,
+    Manifest,
+    input_digest,
+    read_manifest,
+)
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.store import KEY, linked_folder
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
@@ -142,7 +147,7 @@ def find_problems(folder: Path, files: Properties) -> Iterator[str]:
     if not folder.is_dir():
         yield f"{folder}: missing"
         return
-    manifest = read_valid_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder / MANIFEST)
     if manifest is None:
         problem = "cannot be read" if (folder / MANIFEST).exists() else "missing"
         yield f"{folder / MANIFEST}: {problem}"
@@ -154,7 +159,7 @@ def find_problems(folder: Path, files: Properties) -> Iterator[str]:
 
 def acceptances(folder: Path) -> list[str]:
     """Describe the changes that a person accepted for a result (scripts/accept.py)."""
-    manifest = read_valid_manifest(folder / MANIFEST) or {}
+    manifest = read_manifest(folder / MANIFEST) or {}
     return [
         f"{folder}: accepted on {entry['date']} because {entry['because']}:"
         f" {'; '.join(entry['changes'])}"
@@ -189,7 +194,7 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
     tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
         path = tree.joinpath(*Path(entry["path"]).parts[1:], MANIFEST)
-        upstream = read_valid_manifest(path)
+        upstream = read_manifest(path)
         if not path.exists():
             problem = "is missing"
         elif upstream is None:
@@ -212,7 +217,7 @@ def mending_command(folder: Path, problems: Collection[str]) -> str:
         return ""
     depth = len(absolute.parts) - 1 - absolute.parts[::-1].index("output")
     root, path = Path(*absolute.parts[:depth]), "/".join(absolute.parts[depth:])
-    manifest = read_valid_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder / MANIFEST)
     if not folder.is_symlink() or (manifest and manifest["spec"]["path"] != path):
         # An earlier version, or a copy that somebody put here.
         return shlex.join(["rm", "-rf", str(folder)])
@@ -243,7 +248,7 @@ def find_differences(
     folder: Path, twin: Path, properties: Mapping[Path, Properties]
 ) -> Iterator[str]:
     """Yield the differences between a result and that of another build, one line each."""
-    manifest, twin_manifest = (read_valid_manifest(path / MANIFEST) for path in (folder, twin))
+    manifest, twin_manifest = (read_manifest(path / MANIFEST) for path in (folder, twin))
     if twin_manifest is None:
         yield f"{twin}: has no manifest"
     elif manifest is not None and manifest["spec"] != twin_manifest["spec"]:

@@ -207,7 +207,7 @@ def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_j
 def write_manifest(path):
     """Write the manifest of a folder that no program made."""
     spec = {"rule": path.name, "name": path.name, "path": str(path)}
-    spec |= {"settings": {}, "inputs": {}, "files": {}}
+    spec |= {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(path)
     manifest_path(path).write_text(json.dumps(manifest))

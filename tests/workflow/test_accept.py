@@ -113,7 +113,8 @@ def test_a_damaged_result_cannot_be_accepted(quick, tmp_path):
     with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
         process = accept(workflow)
     assert process.returncode == 1
-    assert "output/sft/tiny/config.json does not match its manifest" in process.stdout
+    damage = "output/sft/tiny: config.json has another size"
+    assert f"{damage}: delete it and build it again" in process.stdout
 
 
 def test_without_changes_there_is_nothing_to_accept(quick):

@@ -32,7 +32,7 @@ def test_a_damaged_input_is_an_error(quick, tmp_path):
     job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
     assert job.returncode == 1
     assert job.stdout == (
-        "error: output/sft/tiny/model.safetensors does not match its manifest:"
+        "error: output/sft/tiny: model.safetensors has other content:"
         " delete output/sft/tiny and start the build again\n"
     )
 

@@ -17,13 +17,11 @@ import numpy as np
 from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import Manifest, content_digest
-from snakechat.workflow.valid_manifests import read_valid_manifest
+from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 
 # The rules that write records.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
 SPLITS = ("train", "eval")
-MANIFEST = "manifest.json"
 
 # Digests of rows.
 Rows = frozenset[bytes]
@@ -75,7 +73,7 @@ def find_results(trees: Iterable[Path]) -> list[Result]:
     for tree in trees:
         for folder, folders, files in os.walk(tree):
             folders.sort()
-            manifest = read_valid_manifest(Path(folder, MANIFEST)) if MANIFEST in files else None
+            manifest = read_manifest(Path(folder, MANIFEST)) if MANIFEST in files else None
             if manifest is not None:
                 folders.clear()
                 results.append(Result(Path(folder), manifest))

@@ -24,6 +24,7 @@ from snakechat.workflow.manifest import (
     content_digest,
     input_digest,
     manifest_path,
+    read_manifest,
 )
 from snakechat.workflow.store import (
     STORE,
@@ -33,7 +34,6 @@ from snakechat.workflow.store import (
     stored_folder,
     stored_folders,
 )
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 
 class Stored(NamedTuple):
@@ -83,7 +83,7 @@ class Staleness:
 
     def _is_stale_by_inputs_alone(self, spec: dict[str, Any]) -> bool:
         """Return whether a result is stale only because an existing input is made again first."""
-        linked = read_valid_manifest(manifest_path(spec["path"]))
+        linked = read_manifest(manifest_path(spec["path"]))
         return (
             linked is not None
             and digest(linked["spec"]) == digest(spec)
@@ -180,7 +180,7 @@ class Staleness:
 
 def complete_result(folder: Path) -> Stored | None:
     """Return the result in a folder of the store, if its files exist and have their sizes."""
-    manifest = read_valid_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder / MANIFEST)
     if manifest is None or store_key(manifest["spec"], manifest["inputs"]) != folder.name:
         return None
     for name, properties in manifest["files"].items():

@@ -14,10 +14,15 @@ from snakechat.planning.changes import (
     summarize,
 )
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import MANIFEST, Manifest, input_digest, manifest_path
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    Manifest,
+    input_digest,
+    manifest_path,
+    read_manifest,
+)
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.spec_files import spec_path
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 NEVER_BUILT = "has never been built"
 
@@ -70,7 +75,7 @@ def find_changes(spec: dict[str, Any], source: str, planned: Container[str]) -> 
 def recorded_manifest(path: str) -> tuple[Manifest | None, list[str]]:
     """Return the manifest of a result, if any, and what is wrong with the result."""
     manifest_file = Path(path, MANIFEST)
-    if manifest := read_valid_manifest(manifest_file):
+    if manifest := read_manifest(manifest_file):
         return manifest, []
     if manifest_file.exists():
         problem = f"{manifest_file} cannot be read"
@@ -106,7 +111,7 @@ def rebuilt_inputs(manifest: Manifest, spec: dict[str, Any], planned: Container[
     changes: dict[str, None] = {}
     for key, entry in spec["inputs"].items():
         recorded = manifest["spec"]["inputs"].get(key)
-        current = read_valid_manifest(manifest_path(entry["path"]))
+        current = read_manifest(manifest_path(entry["path"]))
         if entry["path"] in planned or recorded != entry or current is None:
             continue
         if input_digest(spec, current) != manifest["inputs"].get(key):

@@ -14,9 +14,8 @@ from snakechat.planning.plan import Plan
 from snakechat.planning.stage_choice import determine_stage
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.placement import Placement
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # Values that are suggested for a job that does not fit: the LoRA rank of DeepSpeed-Chat, the GPUs
 # of a usual node, and the smallest micro-batch that makes sense.
@@ -227,7 +226,7 @@ class JobEstimate:
 
 def result_bytes(path: str) -> float | None:
     """Return the bytes of an existing result according to its manifest, None without one."""
-    manifest = read_valid_manifest(manifest_path(path))
+    manifest = read_manifest(manifest_path(path))
     if manifest is None:
         return None
     return sum(entry["size"] for entry in manifest["files"].values())

@@ -22,9 +22,8 @@ from snakechat.reporting.figures import read_figure
 from snakechat.reporting.model_card import model_card
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_record import read_run_record
-from snakechat.workflow.valid_manifests import read_valid_manifest
 
 # The metrics that a card has, by stage: keys of metrics.json joined by dots.
 METRICS = {
@@ -80,7 +79,7 @@ def new_card(folder: Path, declared: Mapping[str, str]) -> str | None:
 
     declared: The licences in the config, by the path of a source.
     """
-    manifest, record = read_valid_manifest(manifest_path(folder)), read_run_record(folder)
+    manifest, record = read_manifest(manifest_path(folder)), read_run_record(folder)
     if manifest is None or record is None or not folder.is_dir():
         return None
     return model_card(manifest, record, declared)

@@ -34,7 +34,7 @@ WITHOUT_EFFECT = {
     (*WORKFLOW, name)
     for name in (
         *("store", "shared_store", "store_space"),
-        *("code_digests", "pins", "errors", "gpus", "input_checks", "locks", "run_record"),
+        *("code_digests", "pins", "errors", "gpus", "locks", "run_record"),
         *("placement", "run_options", "progress_lines"),
     )
 } | {("snakechat", "planning", "stage_choice")}

@@ -9,15 +9,15 @@ import hashlib
 import json
 import os
 import re
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from snakechat.workflow.progress_lines import ProgressLines
 
 AnyPath = TypeVar("AnyPath", bound=str | Path)
 
@@ -30,8 +30,8 @@ RECENT = 3.0
 UNSAVED_SECONDS = 1.0
 # Reading from more disks or servers at once than this rarely helps.
 MAX_THREADS = 8
-# Seconds before the first line of progress, and between the later ones in a terminal and in a log.
-FIRST_PROGRESS, TERMINAL_PROGRESS, LOG_PROGRESS = 2.0, 0.5, 30.0
+# Seconds before the first line of progress.
+FIRST_PROGRESS = 2.0
 
 # Size, modification and change time in ns, and inode of a file: an edit changes at least one of
 # them, unless it follows another one within RECENT. ctime is among them because an edit can restore
@@ -56,109 +56,51 @@ def digest(value: Any) -> str:
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_digest(path: str | Path, report: Callable[[int], None] = lambda _: None) -> str:
+def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
     """Return the sha256 (hex) of the bytes of a file.
 
-    report: Called with the number of bytes of each chunk that was read.
+    Raises:
+        CancelledError: is_cancelled returned true while the file was read.
+        OSError: The file cannot be read.
     """
     sha = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
+            if is_cancelled():
+                raise CancelledError
             sha.update(chunk)
-            report(len(chunk))
     return sha.hexdigest()
 
 
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     """Return the sha256 (hex) of many files, in the order of the paths.
 
-    Several threads read them, because hashlib releases the interpreter's lock. Progress appears on
-    standard error if it takes longer than two seconds.
+    Several threads read them, because hashlib releases the interpreter's lock. Lines of progress
+    appear on standard error if it takes longer than two seconds.
 
     Raises:
         OSError: A file cannot be read.
     """
-    order = dict.fromkeys(paths)
-    queue = deque(order)
-    size = sum(os.stat(path).st_size for path in queue)
-    if len(queue) < 2 and size <= CHUNK_BYTES:
+    order = list(dict.fromkeys(paths))
+    if len(order) == 1 and os.stat(order[0]).st_size <= CHUNK_BYTES:
         # A thread would cost more.
-        return {path: file_digest(path) for path in queue}
-    progress = _Progress(len(queue), size)
+        return {order[0]: file_digest(order[0])}
+    progress = ProgressLines("reading", "files", len(order), next_line=FIRST_PROGRESS)
+    cancelled = threading.Event()
+    pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1))
+    tasks = {path: pool.submit(file_digest, path, cancelled.is_set) for path in order}
     digests: dict[AnyPath, str] = {}
-    stopped = threading.Event()
-
-    def report(size: int) -> None:
-        if stopped.is_set():
-            raise _Stopped
-        progress.add_bytes(size)
-
-    def work() -> None:
-        try:
-            while True:
-                # The methods of a deque are atomic: each path is taken by one thread.
-                try:
-                    path = queue.popleft()
-                except IndexError:
-                    return
-                digests[path] = file_digest(path, report)
-        except BaseException:
-            stopped.set()
-            raise
-
-    threads = min(MAX_THREADS, os.cpu_count() or 1, len(queue))
-    with ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(work) for _ in range(threads)]
-        try:
-            while wait(tasks, timeout=TERMINAL_PROGRESS, return_when=FIRST_EXCEPTION).not_done:
-                progress.show(len(digests))
-                if stopped.is_set():
-                    break
-        finally:
-            # Also after Ctrl+C, which should not wait for a file of many gigabytes.
-            stopped.set()
-            progress.erase()
-    # The first error stopped the other threads.
-    failures = filter(None, map(Future.exception, tasks))
-    for failure in sorted(failures, key=lambda error: isinstance(error, _Stopped)):
-        raise failure
-    return {path: digests[path] for path in order}
-
-
-class _Stopped(Exception):
-    """Another thread failed."""
-
-
-class _Progress:
-    """A line on standard error: rewritten in a terminal, repeated now and then in a log."""
-
-    def __init__(self, files: int, size: int) -> None:
-        self.files, self.size, self.read = files, size, 0
-        self.lock = threading.Lock()
-        self.is_terminal = sys.stderr.isatty()
-        self.shown = False
-        self.next = time.monotonic() + FIRST_PROGRESS
-
-    def add_bytes(self, size: int) -> None:
-        with self.lock:
-            self.read += size
-
-    def show(self, digested: int) -> None:
-        """Show the number of digested files, if it is time."""
-        now = time.monotonic()
-        if now < self.next:
-            return
-        self.next = now + (TERMINAL_PROGRESS if self.is_terminal else LOG_PROGRESS)
-        self.shown = True
-        gigabytes = f"{self.read / 1e9:.1f} of {self.size / 1e9:.1f} GB"
-        line = f"digesting files: {digested:,} of {self.files:,}, {gigabytes}"
-        text = f"\r{line}\033[K" if self.is_terminal else f"{line}\n"
-        print(text, end="", file=sys.stderr, flush=True)
-
-    def erase(self) -> None:
-        """Remove the line from a terminal."""
-        if self.shown and self.is_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    try:
+        for path, task in tasks.items():
+            while not wait([task], timeout=1).done:
+                progress.update(len(digests))
+            digests[path] = task.result()
+            progress.update(len(digests))
+        return digests
+    finally:
+        # Neither an error nor Ctrl+C waits for a file of many gigabytes.
+        cancelled.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def file_identity(path: str | Path) -> Identity:

@@ -24,7 +24,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.deterministic import request_deterministic_kernels
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.distributed import (
     barrier,
     rank,
@@ -32,7 +32,6 @@ from snakechat.workflow.distributed import (
     world_size,
 )
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.input_checks import check_inputs
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
@@ -56,6 +55,8 @@ from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.snapshot import read_build
 from snakechat.workflow.store import (
     STORE,
+    Damaged,
+    check_files,
     is_undamaged,
     link_result,
     linked_folders,
@@ -66,6 +67,8 @@ from snakechat.workflow.store import (
 )
 from snakechat.workflow.store_space import keep_limit
 
+# Digests of checked inputs, beside what planning remembers. It can be deleted at any time.
+CHECKED_DIGESTS = Path(".snakemake/snakechat/inputs.json")
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
 
@@ -325,6 +328,33 @@ def lock(spec: Mapping[str, Any]) -> int:
 def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
     """Return the manifests of the inputs of a job."""
     return {name: read_input(entry) for name, entry in spec["inputs"].items()}
+
+
+def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest]) -> None:
+    """Check the files of the inputs of a job.
+
+    The jobs of a build read the same models and tokens again and again. A file of which the size,
+    the times and the inode are those of an earlier check is not read again; `scripts/verify.py`
+    reads every file.
+
+    Args:
+        folders: Result folders by the names of the inputs.
+        manifests: Their manifests by the same names.
+
+    Raises:
+        InputError: A file is not the one in the manifest.
+    """
+    cache = DigestCache(CHECKED_DIGESTS)
+    for name, manifest in manifests.items():
+        folder = folders[name]
+        try:
+            check_files(folder, manifest, cache.digests)
+        except Damaged as damage:
+            raise InputError(
+                f"{folder}: {damage}: delete {folder} and start the build again"
+            ) from None
+    # A process of several ends without the functions that would save it.
+    cache.save()
 
 
 def check_code(spec: Mapping[str, Any], program: str) -> None:

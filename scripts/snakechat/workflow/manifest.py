@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.digests import DigestCache, canonical_json, digest, file_digest
+from snakechat.workflow.digests import canonical_json, digest, file_digests
 from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
@@ -30,8 +30,25 @@ RUN_RECORD = "run.json"
 UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
 
 
-# More levels than any manifest has: the config of a job has at most 50.
-MAX_DEPTH = 100
+# What readers rely on (`_has_form`).
+FORM = {
+    "spec": {
+        **{"rule": str, "name": str, "path": str, "settings": dict},
+        "inputs": {"*": {"rule": str, "name": str, "path": str}},
+        **{"files": {"*": str}, "code": {"*": str}, "requirements": dict},
+    },
+    "inputs": {"*": str},
+    "lineage": {
+        "*": {
+            **{"rule": str, "name": str, "settings": dict, "facts": dict},
+            **{"spec": str, "content": str, "inputs": [str]},
+        }
+    },
+    "facts": dict,
+    "files": {"*": {"size": int, "sha256": str}},
+}
+# What scripts/accept.py adds to a manifest, and to its entry in lineages.
+ACCEPTED = [{"because": str, "date": str, "changes": [str], "from": str, "to": str}]
 
 
 def manifest_path(folder: str | Path) -> Path:
@@ -40,7 +57,7 @@ def manifest_path(folder: str | Path) -> Path:
 
 
 def read_manifest(path: str | Path) -> Manifest | None:
-    """Return a manifest, or None if the file is missing or is not a manifest."""
+    """Return a manifest, or None if the file is missing or damaged in any way."""
     try:
         return parse_manifest(Path(path).read_text())
     except (OSError, UnicodeDecodeError):
@@ -53,34 +70,38 @@ def parse_manifest(text: str) -> Manifest | None:
         manifest = json.loads(text)
         # Fails for numbers that are not finite and for values that are nested too deeply.
         canonical_json(manifest)
-        mappings = [manifest[name] for name in ("inputs", "lineage", "facts", "files")]
-        mappings.append(manifest["spec"]["inputs"])
-        has_path = isinstance(manifest["spec"]["path"], str)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    if _is_nested(manifest, MAX_DEPTH):
+    if not _has_form(manifest, FORM):
         return None
-    is_manifest = has_path and all(isinstance(mapping, dict) for mapping in mappings)
+    accepting = [manifest, *manifest["lineage"].values()]
+    is_manifest = all(_has_form(each.get("accepted", []), ACCEPTED) for each in accepting)
     return manifest if is_manifest else None
 
 
-def _is_nested(value: Any, levels: int) -> bool:
-    """Return whether a JSON value has mappings and lists in more than a number of levels."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_nested(item, levels - 1) for item in items)
+def _has_form(value: Any, form: Any) -> bool:
+    """Return whether a JSON value has a form: a type, a list with the form of its items, a mapping.
 
-
-def result_files(folder: str | Path, cache: DigestCache | None = None) -> dict[str, dict[str, Any]]:
-    """Return the size and sha256 of every file in a result folder, by relative path.
-
-    cache: Digests of files that have not changed since; None reads all files.
+    The key "*" of a mapping stands for all keys; a mapping may have further keys.
     """
+    if isinstance(form, type):
+        return type(value) is form
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(item, form[0]) for item in value)
+    if not isinstance(value, dict):
+        return False
+    if "*" in form:
+        return all(_has_form(item, form["*"]) for item in value.values())
+    return all(key in value and _has_form(value[key], inner) for key, inner in form.items())
+
+
+def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Return the size and sha256 of every file in a result folder, by relative path."""
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     paths = [path for path in paths if path.name not in UNLISTED_FILES]
-    digests = cache.digests(paths) if cache else {path: file_digest(path) for path in paths}
     return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digests[path]}
-        for path in paths
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256}
+        for path, sha256 in file_digests(paths).items()
     }
 
 
@@ -119,17 +140,3 @@ def read_input(entry: Mapping[str, str]) -> Manifest:
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
     return manifest
-
-
-def check_files(folder: str | Path, manifest: Manifest, cache: DigestCache | None = None) -> None:
-    """Raise InputError unless the files of a result are those of its manifest.
-
-    cache: As in result_files.
-    """
-    files = result_files(folder, cache)
-    for name in sorted(manifest["files"].keys() | files):
-        if manifest["files"].get(name) != files.get(name):
-            raise InputError(
-                f"{folder}/{name} does not match its manifest:"
-                f" delete {folder} and start the build again"
-            )

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from snakechat.workflow.digests import fsync
 from snakechat.workflow.file_links import copy, link_or_copy
 from snakechat.workflow.manifest import MANIFEST, RUN_RECORD, Manifest
-from snakechat.workflow.store import Damaged, check_names, check_result, read_checked_manifest
+from snakechat.workflow.store import Damaged, check_result, read_checked_manifest
 
 
 def take_result(shared: Path, target: Path) -> bool:
@@ -44,7 +44,7 @@ def take_result(shared: Path, target: Path) -> bool:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     try:
-        copy_result(shared, target, check_names(shared))
+        copy_result(shared, target, check_result(shared, digests=None))
         # The target is a temporary folder, whose name is not the key.
         check_result(target, shared.name)
     except (Damaged, OSError) as problem:

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,6 +38,9 @@ PARTS = ("evaluation", "report")
 # Digits of a key: the first half of a SHA-256, since the key names a folder.
 KEY_DIGITS = 32
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
+
+# Returns the digests of files by their paths.
+FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
 class Damaged(Exception):
@@ -87,27 +90,29 @@ def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
         is_of_key = False
     if not is_of_key:
         raise Damaged(f"{MANIFEST} belongs to another result")
-    for name, properties in manifest["files"].items():
+    for name in manifest["files"]:
         inner = PurePosixPath(name)
         is_inside = not inner.is_absolute() and ".." not in inner.parts and "\0" not in name
         if not is_inside or str(inner) != name or inner.name in ("", *UNLISTED_FILES):
             raise Damaged(f"{MANIFEST} lists {name!r}")
-        if not isinstance(properties, dict) or properties.keys() != {"size", "sha256"}:
-            raise Damaged(f"{MANIFEST} has no size and sha256 of {name!r}")
     return manifest
 
 
-def check_names(folder: Path, key: str | None = None) -> Manifest:
-    """Return the manifest of a result whose files have the names and sizes in it.
+def check_files(
+    folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
+) -> None:
+    """Check that the files of a folder are those of a manifest.
 
-    key: As in read_checked_manifest.
+    Args:
+        folder: The folder of a result, or a link to it.
+        manifest: The manifest.
+        digests: Returns the digests of files. With None, names and sizes count alone.
 
     Raises:
-        Damaged: A file is missing, was added, or has another size.
-        OSError: A file cannot be examined.
+        Damaged: A file is missing, was added, or has another size or content.
+        OSError: A file cannot be read.
     """
-    manifest = read_checked_manifest(folder, key)
-    files, names = manifest["files"], set()
+    files, paths = manifest["files"], {}
     for path in walk_files(folder):
         name = path.relative_to(folder).as_posix()
         if path.name in UNLISTED_FILES or name in PARTS:
@@ -117,27 +122,31 @@ def check_names(folder: Path, key: str | None = None) -> Manifest:
             raise Damaged(f"{name} is not a regular file")
         if name in files and status.st_size != files[name]["size"]:
             raise Damaged(f"{name} has another size")
-        names.add(name)
-    for name in sorted(names ^ files.keys()):
-        raise Damaged(f"{name} is {'not in the manifest' if name in names else 'missing'}")
-    return manifest
+        paths[name] = path
+    for name in sorted(paths.keys() ^ files.keys()):
+        raise Damaged(f"{name} is {'not in the manifest' if name in paths else 'missing'}")
+    found = digests(paths.values()) if digests else {}
+    for name, path in paths.items():
+        if digests and found[path] != files[name]["sha256"]:
+            raise Damaged(f"{name} has other content")
 
 
-def check_result(folder: Path, key: str | None = None) -> Manifest:
-    """Return the manifest of a result whose files have the names, sizes and digests in it.
+def check_result(
+    folder: Path, key: str | None = None, digests: FileDigests | None = file_digests
+) -> Manifest:
+    """Return the manifest of a result, with the files of which it agrees.
 
-    key: As in read_checked_manifest.
+    Args:
+        folder: The folder of the result.
+        key: As in read_checked_manifest.
+        digests: As in check_files.
 
     Raises:
-        Damaged: As in check_names, or a file has another content.
+        Damaged: As in read_checked_manifest and check_files.
         OSError: A file cannot be read.
     """
-    manifest = check_names(folder, key)
-    files = manifest["files"]
-    for path, found in file_digests(folder / name for name in files).items():
-        name = path.relative_to(folder).as_posix()
-        if found != files[name]["sha256"]:
-            raise Damaged(f"{name} has other content")
+    manifest = read_checked_manifest(folder, key)
+    check_files(folder, manifest, digests)
     return manifest
 
 

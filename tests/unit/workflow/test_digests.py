@@ -322,39 +322,28 @@ def test_a_file_that_cannot_be_read_is_the_error(many, tmp_path, monkeypatch):
         file_digests([tmp_path / "folder", *many[:1000]])
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def slow_digests(monkeypatch, stream, waits):
-    """Digest three files slowly; return what appears on standard error."""
-    monkeypatch.setattr(sys, "stderr", stream)
-    for name in ("FIRST_PROGRESS", "TERMINAL_PROGRESS"):
-        monkeypatch.setattr(digests, name, 0.01)
-    monkeypatch.setattr(digests, "LOG_PROGRESS", waits)
-
-    def slow_digest(path, report):
-        time.sleep(0.1)
-        report(10**9)
-        return "digest"
-
-    monkeypatch.setattr(digests, "file_digest", slow_digest)
-    monkeypatch.setattr(digests, "MAX_THREADS", 1)
+def test_long_work_shows_lines_of_progress(monkeypatch, capsys):
+    monkeypatch.setattr(digests, "FIRST_PROGRESS", 0)
     file_digests([ROOT / name for name in ("Snakefile", "config.yaml", "README.md")])
-    return stream.getvalue()
+    assert capsys.readouterr().err.startswith("reading: 0 of 3 files\n")
 
 
-def test_progress_is_one_line_in_a_terminal(monkeypatch):
-    text = slow_digests(monkeypatch, Terminal(), 30)
-    assert "\rdigesting files: 2 of 3, 2.0 of 0.0 GB" in text
-    assert "\n" not in text
-    assert text.endswith("\r\033[K")
+def test_neither_an_error_nor_an_interrupt_waits_for_a_large_file(tmp_path, monkeypatch):
+    large = tmp_path / "large"
+    large.write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(digests, "CHUNK_BYTES", 1 << 10)
+    missing, reads = tmp_path / "missing", []
 
+    class Slow(io.FileIO):
+        def read(self, size=-1):
+            reads.append(size)
+            time.sleep(0.01)
+            return super().read(size)
 
-def test_progress_is_a_few_lines_in_a_log(monkeypatch):
-    text = slow_digests(monkeypatch, io.StringIO(), 30)
-    assert text == "digesting files: 0 of 3, 0.0 of 0.0 GB\n"
+    monkeypatch.setattr(digests, "open", lambda path, *_, **__: Slow(path), raising=False)
+    with pytest.raises(FileNotFoundError):
+        file_digests([missing, large])
+    assert len(reads) < 100
 
 
 def test_short_work_shows_no_progress(many, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from snakechat.workflow import digests
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.input_checks import DIGESTS, check_inputs
+from snakechat.workflow.job import CHECKED_DIGESTS, check_inputs
 from snakechat.workflow.manifest import result_files
 
 
@@ -40,7 +40,7 @@ def check(tmp_path, monkeypatch):
 def test_files_that_have_not_changed_are_read_once(check):
     assert check() == ["config", "weights"]
     assert check() == []
-    DIGESTS.unlink()
+    CHECKED_DIGESTS.unlink()
     assert check() == ["config", "weights"]
 
 
@@ -50,14 +50,14 @@ def test_an_edit_that_restores_size_and_time_is_noticed(check, tmp_path):
     status = path.stat()
     path.write_text("Weights")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InputError, match="model/weights does not match its manifest"):
+    with pytest.raises(InputError, match="model: weights has other content: delete"):
         check()
     # The digest that it had before is not remembered in its place.
-    with pytest.raises(InputError, match="model/weights does not match its manifest"):
+    with pytest.raises(InputError, match="model: weights has other content: delete"):
         check()
 
 
 def test_a_damaged_memory_costs_time_only(check):
     check()
-    DIGESTS.write_text("{")
+    CHECKED_DIGESTS.write_text("{")
     assert check() == ["config", "weights"]
