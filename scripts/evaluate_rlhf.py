@@ -209,10 +209,10 @@ class Evaluator:
                 responses.metrics[f"kl_to_{initial}"] = difference
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
-        """Add score (reward functions, reward models and LLM judges) and judge_score."""
-        for responses in models.values():
-            responses.metrics["score"] = self._function_scores(responses)
-            if self.functions:
+        """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""
+        if self.functions:
+            for responses in models.values():
+                responses.metrics["score"] = self._function_scores(responses)
                 responses.metrics["function_score"] = responses.metrics["score"]
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
@@ -252,10 +252,10 @@ class Evaluator:
         )
 
     def _function_scores(self, responses: ModelResponses) -> np.ndarray:
-        """Return the weighted sum of the reward functions' scores [S, n]; zeros without any."""
+        """Return the weighted sum of the reward functions' scores [S, n]."""
         scores = np.zeros((len(responses.texts), len(self.rows)))
         # Only on rank 0: a function may return different scores when it is called again.
-        if self.functions and rank() == 0:
+        if rank() == 0:
             texts = [text for row in responses.texts for text in row]
             columns = columns_of(self.texts, self.rows, texts)
             prompts = self.prompt_texts * len(scores)

@@ -1,4 +1,4 @@
-"""Train a chat model on scores of its own responses by PPO, RLOO or GRPO.
+"""Train a chat model on its own responses: by PPO, RLOO or GRPO on their scores, or by a teacher.
 
 Each step has five phases: (1) sample responses, (2) score them, (3) evaluate the log-probabilities
 of actor and reference and the values of the critic, (4) compute rewards, advantages and returns,
@@ -6,7 +6,8 @@ of actor and reference and the values of the critic, (4) compute rewards, advant
 
 The actor starts as an SFT or DPO model or as any other language model, which is also the frozen
 reference. The critic of PPO starts as a reward model with the actor's tokenizer, or as the actor
-with a new head; RLOO and GRPO have none. Each rank samples and evaluates its share of the
+with a new head; the other algorithms have none. In distillation, a frozen teacher takes the place
+of the reference, and no scores are needed. Each rank samples and evaluates its share of the
 responses; every rank holds the tensors of the whole step.
 """
 
@@ -32,6 +33,7 @@ from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, count_
 from snakechat.algorithms.step_metrics import (
     Metrics,
     evaluation_metrics,
+    kl_name,
     response_kl,
     step_metrics,
 )
@@ -92,19 +94,19 @@ def main(job: RlhfJob) -> None:
     checkpointer = Checkpointer(job, evaluations=evaluations, **trainer.components)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0 and evaluations.is_due(0):
-            logger.log(0, ["eval_objective/scores"], (), **evaluations.run(0))
+            logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             result = trainer.run_step(step, rows)
             kept_models.run(step)
             eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
-            shown = ["objective/scores", "objective/kl"]
+            shown = ["objective/scores", kl_name(settings.algorithm)]
             logger.log(step, shown, rows, **result.metrics, **eval_metrics)
             num_tokens = int(result.rollouts.lengths.sum())
             num_responses = result.rollouts.num_responses
             logger.log_times(step, trainer.timer.seconds, num_tokens, responses=num_responses)
             job.record["seconds_by_section"] = trainer.timer.medians()
             if step % settings.log_responses_steps == 0 or step == 1:
-                logger.log_responses(step, response_lines(result))
+                logger.log_responses(step, response_lines(settings.algorithm, result))
             if evaluations.should_stop:
                 break
     trainer.sampler.close()
@@ -116,7 +118,7 @@ def main(job: RlhfJob) -> None:
 
 
 class StepResult(NamedTuple):
-    """The outcome of a step. scores: before normalization. kl: [B], in nats."""
+    """The outcome of a step. scores: before normalization. kl: [B] to the reference, in nats."""
 
     rollouts: Rollouts
     scores: Scores
@@ -172,9 +174,10 @@ class RlhfTrainer:
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
         samples = settings.generation_backend == "hf"
         check_model(models.actor, examples, self.actor.sampling, samples)
-        with models.reference() as reference:
-            # The model that the actor starts as.
-            cast(Policy, reference).supports_packing = models.actor.supports_packing
+        if settings.algorithm != "distill":
+            with models.reference() as reference:
+                # The model that the actor starts as.
+                cast(Policy, reference).supports_packing = models.actor.supports_packing
         if models.critic and self.critic:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
@@ -207,7 +210,8 @@ class RlhfTrainer:
         # 2. Score the responses.
         with self.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
-            self.score_check.check(scores.sum, step)
+            if settings.algorithm != "distill":
+                self.score_check.check(scores.sum, step)
             normalized_scores = self.scorer.normalize(scores.sum, rollouts.ended, rollouts.lengths)
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
@@ -225,7 +229,16 @@ class RlhfTrainer:
         kl = response_kl(rollouts, evaluation)
         self.kl_controller.update(kl.mean().item(), rollouts.num_responses)
 
-        metrics = step_metrics(rollouts, evaluation, experience, scores, rewards, kl_coef, updates)
+        metrics = step_metrics(
+            settings.algorithm,
+            rollouts,
+            evaluation,
+            experience,
+            scores,
+            rewards,
+            kl_coef,
+            updates,
+        )
         return StepResult(rollouts, scores, kl, metrics)
 
     def evaluate(self) -> dict[str, float]:
@@ -238,7 +251,10 @@ class RlhfTrainer:
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
         normalized = self.scorer.normalized(scores.sum, rollouts.ended, rollouts.lengths)
         evaluation = evaluate_tokens(rollouts, self.models.actor, self.models.reference, None)
-        return evaluation_metrics(rollouts, evaluation, scores, normalized, self.settings.kl_coef)
+        settings = self.settings
+        return evaluation_metrics(
+            settings.algorithm, rollouts, evaluation, scores, normalized, settings.kl_coef
+        )
 
     def sample(self, prompts: list[np.ndarray]) -> Rollouts:
         """Sample responses from the actor."""
@@ -274,15 +290,16 @@ def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[
     return [num_steps(len(rows), minibatch_size, settings.ppo_epochs) for rows in batches]
 
 
-def response_lines(result: StepResult) -> list[dict[str, Any]]:
-    """Return the responses to the first prompts of a step, with their scores."""
+def response_lines(algorithm: str, result: StepResult) -> list[dict[str, Any]]:
+    """Return the responses to the first prompts of a step, with their scores, if any."""
     prompts, responses = result.rollouts.decode()
+    scores, kl = result.scores, kl_name(algorithm).removeprefix("objective/")
     return [
         {
             "prompt": prompt,
             "response": response,
-            "score": result.scores.sum[row].item(),
-            "kl": result.kl[row].item(),
+            **({"score": scores.sum[row].item()} if scores.by_source else {}),
+            kl: result.kl[row].item(),
         }
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         if row % result.rollouts.num_prompts < LOGGED_PROMPTS

@@ -25,7 +25,10 @@ Reference = Callable[[], AbstractContextManager[nn.Module]]
 
 
 class TokenEvaluation(NamedTuple):
-    """What the models compute at each response token before the updates: tables [B, R]."""
+    """What the models compute at each response token before the updates: tables [B, R].
+
+    ref_logprobs: Of the reference model; with `distill`, of the teacher.
+    """
 
     logprobs: Tensor
     entropies: Tensor
@@ -86,7 +89,14 @@ def make_rewards(
     scores: Tensor,
     kl_coef: float,
 ) -> Tensor:
-    """Return rewards [B, R] of normalized scores [B]; kl_in: rewards adds the KL penalty."""
+    """Return rewards [B, R] of normalized scores [B]; kl_in: rewards adds the KL penalty.
+
+    The rewards of `distill` have no part of the scores.
+    """
+    if settings.algorithm == "distill":
+        return ppo.distillation_rewards(
+            evaluation.logprobs, evaluation.ref_logprobs, rollouts.response_mask
+        )
     penalties = ppo.kl_penalty(evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator)
     coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
     return ppo.token_rewards(scores, penalties, rollouts.response_mask, coefficient)
@@ -135,10 +145,13 @@ def compute_advantages(
     """Return advantages [B, R] and returns [B, R] of rewards [B, R].
 
     With values of a critic, by GAE; whiten_rewards and whiten_advantages normalize what goes into
-    it and what comes out of it (Huang et al. 2024). Without a critic, all
-    tokens of a response have the same advantage, which compares its summed rewards with those of
-    the responses to the same prompt, and the returns are None.
+    it and what comes out of it (Huang et al. 2024). Without a critic, the returns are None. The
+    advantage of a token is its reward with `distill`. Otherwise, all tokens of a response have the
+    same advantage, which compares its summed rewards with those of the responses to the same
+    prompt.
     """
+    if settings.algorithm == "distill":
+        return rewards, None
     if values is not None:
         if settings.whiten_rewards:
             # With their mean, which says whether the responses are good.

@@ -57,6 +57,17 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     return torch.expm1(-log_ratio) + log_ratio
 
 
+def distillation_rewards(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return log(teacher / policy) of each sampled token [B, R]; 0 outside the mask.
+
+    Lu et al. 2025, "On-Policy Distillation". Its mean over tokens that the policy sampled is
+    -KL(policy || teacher), the reverse KL of generalized knowledge distillation (Agarwal et al.
+    2024, section 3.1). As the advantage of its own token alone (discount 0), it gives the gradient
+    of the KL at each token, given the tokens before it.
+    """
+    return -kl_penalty(logprobs, teacher_logprobs, "k1") * mask
+
+
 def adapted_kl_coef(
     kl_coef: float, kl: float, target: float, horizon: float, num_responses: int
 ) -> float:

@@ -163,6 +163,8 @@ def policy_gradients(
         sums += micro_batch.counted * torch.stack(means)
     totals = all_reduce_sum(sums).tolist()
     metrics = {f"policy/{name}": value for name, value in zip(POLICY_METRICS, totals, strict=True)}
+    if settings.algorithm == "distill":
+        metrics["policy/kl_to_teacher"] = metrics.pop("policy/kl")
     if text:
         metrics["ptx/loss"] = text_gradients(
             engine, text, rollouts.micro_batch_tokens, settings.ptx_coef

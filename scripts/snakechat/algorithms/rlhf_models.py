@@ -6,16 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
-from snakechat.algorithms.reward_models import RewardModel, choose_reader, reader_examples
+from snakechat.algorithms.reward_models import (
+    RewardModel,
+    choose_reader,
+    is_same_tokenizer,
+    reader_examples,
+)
 from snakechat.algorithms.sanity_checks import check_probes
 from snakechat.config.references import input_names, parse_reference, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.tokens import Ragged
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
@@ -25,15 +31,18 @@ from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.distributed import rank
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import Placement
 
 RlhfJob = Job[RlhfSettings]
+M = TypeVar("M", Policy, Scorer)
 
 
 class RlhfModels(NamedTuple):
     """The models of RLHF. critic is None if the algorithm has none.
 
+    reference: With `distill`, the teacher.
     rewards: By the names of the job's inputs.
     critic_origin: The reward model that a critic starts from; None if it starts from the actor.
     """
@@ -76,18 +85,47 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
 def load_actor_and_reference(
     job: RlhfJob, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Policy, Reference]:
-    """Load the model that training starts from as actor and as frozen reference."""
+    """Load the model that training starts from as actor and as frozen reference.
+
+    With `distill`, the teacher takes the place of the reference.
+    """
     settings, folder = job.settings, job.inputs["actor"]
     deferred = is_partitioned(job.placement, settings.dtype)
     model = load_causal(folder, settings.dtype, tokenizer, deferred)
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     actor = Policy(model)
+    if settings.algorithm == "distill":
+        return actor, load_teacher(job, tokenizer).on_device
     if settings.lora_rank and settings.train_base == "none":
         # The actor without its adapters is the initial model: no second copy is needed.
         return actor, partial(without_adapters, actor)
     reference = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))
     return actor, frozen_model(job, reference).on_device
+
+
+def load_teacher(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> FrozenModel[Policy]:
+    """Load the teacher, which reads the token ids of the actor.
+
+    Raises:
+        InputError: It has another tokenizer, too few positions, or passes that do not agree.
+    """
+    settings, folder = job.settings, job.inputs["teacher"]
+    if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
+        raise InputError(
+            f"teacher: {folder} has another tokenizer than the actor, {job.inputs['actor']}:"
+            " expected the same vocabulary, bos and eos: use a teacher with the tokenizer of the"
+            " actor"
+        )
+    deferred = is_partitioned(job.placement, settings.dtype)
+    teacher = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))
+    check_sequence_length(teacher.model, settings.max_prompt_length + settings.max_response_length)
+    module = frozen_model(job, teacher)
+    prompts = Ragged(job.inputs["tokens"], "train.prompt")
+    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+    with module.on_device():
+        check_model(teacher, examples, module.sampling)
+    return module
 
 
 @contextlib.contextmanager
@@ -159,8 +197,8 @@ def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | 
     return Scorer(model)
 
 
-def frozen_model(job: RlhfJob, module: Policy | Scorer) -> FrozenModel:
-    """Return the reference or a reward model, offloaded with offload_frozen: true."""
+def frozen_model(job: RlhfJob, module: M) -> FrozenModel[M]:
+    """Return the reference, the teacher or a reward model, offloaded with offload_frozen: true."""
     offload = job.placement.offload_frozen
     return make_frozen(module, job.settings.dtype, job.placement, offload)
 

@@ -16,12 +16,18 @@ from snakechat.algorithms.rollouts import Rollouts
 
 
 def response_kl(rollouts: Rollouts, evaluation: TokenEvaluation) -> Tensor:
-    """Return the estimated KL(actor || reference) of each response [B], in nats."""
+    """Return the estimated KL(actor || reference or teacher) of each response [B], in nats."""
     differences = evaluation.logprobs - evaluation.ref_logprobs
     return (differences * rollouts.response_mask).sum(dim=1)
 
 
+def kl_name(algorithm: str) -> str:
+    """Return the name of the mean KL of responses."""
+    return "objective/kl_to_teacher" if algorithm == "distill" else "objective/kl"
+
+
 def step_metrics(
+    algorithm: str,
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     experience: Experience,
@@ -40,12 +46,14 @@ def step_metrics(
     mask = rollouts.response_mask
     metrics: Metrics = {
         **score_metrics(scores),
-        "objective/kl": response_kl(rollouts, evaluation).mean().item(),
-        "objective/kl_coef": kl_coef,
+        kl_name(algorithm): response_kl(rollouts, evaluation).mean().item(),
         "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
         "objective/entropy": ppo.masked_mean(evaluation.entropies, mask).item(),
         **rollouts.length_metrics(),
     }
+    if algorithm != "distill":
+        # Its reward is the KL itself.
+        metrics["objective/kl_coef"] = kl_coef
     if rollouts.sampler_logprobs is not None:
         differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
         metrics["policy/sampler_difference"] = ppo.masked_mean(differences, mask).item()
@@ -63,6 +71,7 @@ def step_metrics(
 
 
 def evaluation_metrics(
+    algorithm: str,
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     scores: Scores,
@@ -72,13 +81,14 @@ def evaluation_metrics(
     """Return the metrics of responses to held-out prompts.
 
     `objective/rlhf_reward` is what training maximizes, the mean normalized score [B] minus kl_coef
-    times the KL, wherever the penalty is placed in training.
+    times the KL, wherever the penalty is placed in training; with `distill`, minus the KL.
     """
     kl = response_kl(rollouts, evaluation)
+    rewards = -kl if algorithm == "distill" else normalized_scores - kl_coef * kl
     return {
         **score_metrics(scores),
-        "objective/kl": kl.mean().item(),
-        "objective/rlhf_reward": (normalized_scores - kl_coef * kl).mean().item(),
+        kl_name(algorithm): kl.mean().item(),
+        "objective/rlhf_reward": rewards.mean().item(),
         "objective/entropy": ppo.masked_mean(evaluation.entropies, rollouts.response_mask).item(),
         **rollouts.length_metrics(),
     }
@@ -87,8 +97,11 @@ def evaluation_metrics(
 def score_metrics(scores: Scores) -> dict[str, float]:
     """Return mean and standard deviation of scores; of several sources, those of each one too.
 
-    `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge.
+    `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge. There are no
+    metrics if nothing scores, which `distill` allows.
     """
+    if not scores.by_source:
+        return {}
     metrics = {
         "objective/scores": scores.sum.mean().item(),
         "objective/scores_std": scores.sum.std(correction=0).item(),

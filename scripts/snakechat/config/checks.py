@@ -21,11 +21,14 @@ from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpa
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
+    read_vocabulary,
     reward_model_problem,
 )
 from snakechat.data.remote_files import is_remote, url_problem
 
 RECIPE_SECTIONS = (*STAGES, "generations")
+# Algorithms whose advantages compare the responses to a prompt.
+COMPARING = ("rloo", "grpo")
 
 
 def check_placements(config: Config) -> None:
@@ -88,6 +91,7 @@ def check_references(config: Config) -> None:
                 _check_rlhf_models(config, name)
                 _check_scores(config, stage, name)
                 _check_rlhf_algorithm(config, name)
+                _check_teacher(config, name)
             else:
                 if stage == "dpo":
                     _check_preference_loss(config, name)
@@ -165,8 +169,8 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
     settings = config.recipe(*recipe)
     references = [
         parse_reference(settings[key], section)
-        for key, section in (("model", "models"), ("actor", "sft"))
-        if key in settings
+        for key, section in (("model", "models"), ("actor", "sft"), ("teacher", "sft"))
+        if settings.get(key) is not None
     ]
     for key in ("reward", "judge"):
         for text in weighted_references(settings.get(key)):
@@ -365,7 +369,8 @@ def _check_preference_loss(config: Config, name: str) -> None:
 def _check_scores(config: Config, stage: str, name: str) -> None:
     """Check that something scores the responses of a recipe, and that its functions can run."""
     place, settings = f"config: {stage}.recipes.{name}", config.recipe(stage, name)
-    if settings["reward"] is None and not settings["reward_functions"]:
+    needs_scores = settings.get("algorithm") != "distill"
+    if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
         raise ConfigError(
             f"{place}: reward is null and reward_functions is empty: nothing scores responses"
         )
@@ -391,13 +396,13 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f" max_response_length ({settings['max_response_length']})"
         )
     algorithm, generations = settings["algorithm"], settings["num_generations"]
-    if algorithm == "ppo" and settings["drop_uniform_groups"]:
+    if algorithm not in COMPARING and settings["drop_uniform_groups"]:
         raise ConfigError(
-            f"{place}.drop_uniform_groups: ppo does not compare responses to the same prompt, and"
-            " learns from equal scores too: use rloo or grpo"
+            f"{place}.drop_uniform_groups: {algorithm} does not compare responses to the same"
+            " prompt, and learns from equal scores too: use rloo or grpo"
         )
     batch_size = settings["global_batch_size"]
-    if algorithm != "ppo" and generations < 2:
+    if algorithm in COMPARING and generations < 2:
         raise ConfigError(
             f"{place}.num_generations: {algorithm} compares responses to the same prompt and needs"
             f" at least 2, not {generations}"
@@ -407,3 +412,51 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f"{place}.global_batch_size: {batch_size} is not a multiple of num_generations"
             f" ({generations}); all responses to a prompt are in the same batch"
         )
+
+
+def _check_teacher(config: Config, name: str) -> None:
+    """Check that `distill`, and nothing else, has a teacher, and that it reads the actor's tokens.
+
+    Vocabularies are compared as far as local files show. `rlhf.defaults` and presets may have
+    settings that `distill` ignores.
+    """
+    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
+    teacher, algorithm = config.teacher(name), settings["algorithm"]
+    if algorithm != "distill":
+        if teacher is not None:
+            raise ConfigError(
+                f"{place}.teacher: {settings['teacher']} has no effect on algorithm: {algorithm},"
+                " only on distill: set teacher: null or algorithm: distill"
+            )
+        return
+    if teacher is None:
+        raise ConfigError(
+            f"{place}.teacher: found null, expected the model that algorithm: distill learns from:"
+            " name a recipe (sft/NAME, dpo/NAME, rlhf/NAME) or models/NAME"
+        )
+    own = config.values["rlhf"]["recipes"][name]
+    for key in ("kl_in", "kl_estimator", "kl_target"):
+        if own.get(key) is not None:
+            raise ConfigError(
+                f"{place}.{key}: {own[key]} has no effect on algorithm: distill, whose reward is"
+                f" the KL to the teacher: set {key}: null"
+            )
+    if teacher.section == "models":
+        _check_is_no_classifier(config, teacher.name, f"rlhf.recipes.{name}.teacher")
+    models = [config.tokenizer_model(*of)[1] for of in (teacher, Reference("rlhf", name))]
+    first, second = (_local_vocabulary(config, model) for model in models)
+    if first is not None and second is not None and first != second:
+        raise ConfigError(
+            f"{place}.teacher: {settings['teacher']} has the vocabulary of models.{models[0]},"
+            f" which differs from that of the actor, models.{models[1]}: use a teacher with the"
+            " tokenizer of the actor"
+        )
+
+
+def _local_vocabulary(config: Config, name: str) -> dict[str, int] | None:
+    """Return the vocabulary of a model in a local folder; None if it is elsewhere or unreadable."""
+    model = config.values["models"][name]
+    source = config.source_of("models", name)
+    if "path" in model.get("tokenizer", {}):
+        source = config.local_path(model["tokenizer"]["path"])
+    return read_vocabulary(source) if isinstance(source, Path) else None

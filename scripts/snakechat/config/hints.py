@@ -52,6 +52,7 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "rpo_alpha": ("sft_coef",),
     "scale_rewards": ("scale_by_std",),
     "simpo_gamma": ("margin",),
+    "teacher_model_name_or_path": ("teacher",),
     "total_epochs": ("epochs",),
     "train_batch_size": ("rollout_batch_size", "global_batch_size"),
     "use_vllm": ("generation_backend",),

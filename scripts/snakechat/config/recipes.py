@@ -52,8 +52,11 @@ def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
 
     PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
     have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is
-    the estimator whose gradient is that of the KL.
+    the estimator whose gradient is that of the KL. The reward of distillation is the k1 estimate,
+    whatever a preset has.
     """
+    if settings["algorithm"] == "distill":
+        return {"kl_in": "rewards", "kl_estimator": "k1"}
     kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
     estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k2")
     return {"kl_in": kl_in, "kl_estimator": estimator}
@@ -123,6 +126,9 @@ class Config:
             placement = self._placed(placement, keys.get("placement", {}), used_by)
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
+        if settings.get("algorithm") == "distill" and "reward" not in preset | own:
+            # It trains without scores: no default is built for it.
+            settings["reward"] = None
         settings.pop("preset", None)
         return {**settings, "placement": placement}
 
@@ -214,6 +220,13 @@ class Config:
         sections = ("sft", "dpo", "models")
         return self._reference(text, sections, f"rlhf.recipes.{name}.actor")
 
+    def teacher(self, name: str) -> Reference | None:
+        """Return the teacher of an rlhf recipe, if it has one."""
+        text = self.recipe("rlhf", name)["teacher"]
+        sections = ("sft", "dpo", "rlhf", "models")
+        used_by = f"rlhf.recipes.{name}.teacher"
+        return None if text is None else self._reference(text, sections, used_by)
+
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
         """Return what the reward models of a recipe are, by their names in the config.
 
@@ -254,12 +267,14 @@ class Config:
         return f"train_{model.section}", model.name
 
     def recipe_chain(self, stage: str, name: str) -> list[Reference]:
-        """Return the recipes of sft, dpo and reward that trained a model, from first to last.
+        """Return the recipes of all stages that trained a model, from first to last.
 
         stage: "models" for a model of `models`, which none of them trained.
         """
         if stage == "models":
             return []
+        if stage == "rlhf":
+            return [*self.recipe_chain(*self.actor(name)), Reference(stage, name)]
         rule, origin = self.base_model(stage, name)
         section = trained_section(rule)
         before = self.recipe_chain(section, origin) if section else []

@@ -31,9 +31,11 @@ class WeightedFunction(TypedDict):
 class RlhfSettings(TrainingSettings):
     """Settings of `train_rlhf`."""
 
-    algorithm: Literal["ppo", "rloo", "grpo"]
+    algorithm: Literal["ppo", "rloo", "grpo", "distill"]
     # References (snakechat/config/references.py).
     actor: str
+    # With `distill` alone.
+    teacher: str | None
     # Of several reward models, a program receives pairs: the first one may initialize the critic.
     reward: Annotated[str | list[tuple[str, float]] | None, Written(str | WeightedModels | None)]
     # A recipe of stage sft.

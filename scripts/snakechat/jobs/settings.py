@@ -266,6 +266,9 @@ def rlhf_inputs(config: Config, name: str) -> Jobs:
     """Return the inputs of an RLHF training."""
     actor, ptx = config.actor(name), config.recipe("rlhf", name)["ptx"]
     jobs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
+    teacher = config.teacher(name)
+    if teacher is not None:
+        jobs["teacher"] = config.model_job(teacher)
     for stage, recipe in config.recipes_behind(*actor).items():
         jobs[f"tokens.{stage}"] = (f"tokenize_{stage}", recipe)
     jobs |= reward_inputs(config, name, "reward")
@@ -309,12 +312,16 @@ def rlhf_evaluation_settings(config: Config, name: str) -> dict[str, Any]:
 
 def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     """Return the phases of each dataset that the models of an rlhf recipe were trained on."""
-    trained = [*config.recipe_chain(*config.actor(name)), Reference("rlhf", name)]
+    trained = config.recipe_chain("rlhf", name)
     for model in config.reward_models(name, "reward").values():
         trained += config.recipe_chain(*model)
-    ptx = config.recipe("rlhf", name)["ptx"]
+    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher(name)
     trained += [] if ptx is None else [Reference("sft", ptx)]
+    trained += [] if teacher is None else config.recipe_chain(*teacher)
     phases: dict[str, set[str]] = {}
+    if teacher is not None and teacher.section == "rlhf":
+        before = phases_of_datasets(config, teacher.name)
+        phases = {dataset: set(names) for dataset, names in before.items()}
     for stage, recipe in trained:
         for dataset, _ in config.blend(stage, recipe):
             phases.setdefault(dataset, set()).add("reward" if stage == "dpo" else stage)

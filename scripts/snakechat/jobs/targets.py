@@ -32,6 +32,8 @@ def default_targets(config: Config) -> list[str]:
     for stage, name in built:
         if stage == "rlhf":
             upstream |= set(config.recipes_behind(*config.actor(name)).items())
+            teacher = config.teacher(name)
+            upstream |= {teacher} if teacher else set()
             upstream |= {
                 (model.section, model.name)
                 for key in ("reward", "judge")

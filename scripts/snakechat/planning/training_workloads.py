@@ -42,16 +42,18 @@ def train_on_pairs(job: JobDescription, loss: str) -> Workload:
 
 
 def train_rlhf(job: JobDescription) -> Workload:
-    """Return the workload of PPO, RLOO or GRPO."""
+    """Return the workload of PPO, RLOO, GRPO or distillation."""
     settings, prompts, zero_stage = job.settings, job.tokens(), job.placement.zero_stage
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]
     tokens = with_responses(prompts, num_generations, response_length)
-    actor, reference = job.model("actor", POLICY, lora="lora"), job.model("actor", POLICY)
+    is_distilled = settings["algorithm"] == "distill"
+    actor = job.model("actor", POLICY, lora="lora")
+    reference = job.model("teacher" if is_distilled else "actor", POLICY)
     trained = [TrainedModel(actor, zero_stage)]
     rewards = [job.model(name, SCORE) for name in job.scorers("reward")]
     frozen = list(rewards)
-    # Without its adapters, the actor is the reference model.
-    if actor.lora_rank == 0 or actor.train_base != "none":
+    # Without its adapters, the actor is the reference model; a teacher is another one.
+    if is_distilled or actor.lora_rank == 0 or actor.train_base != "none":
         frozen.append(reference)
     if settings["algorithm"] == "ppo":
         critic = job.model(job.critic_origin(), SCORE, lora="critic_lora")

@@ -38,6 +38,7 @@ CURVES = {
     "rlhf": {
         "objective/scores": N_("score"),
         "objective/kl": N_("KL to the reference model (nats per response)"),
+        "objective/kl_to_teacher": N_("KL to the teacher (nats per response)"),
         "objective/entropy": N_("entropy (nats per token)"),
         "response/length": N_("response length (tokens)"),
         "response/ended_by_eos": N_("ended by EOS"),

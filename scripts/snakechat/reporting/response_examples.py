@@ -61,7 +61,12 @@ def prompt_table(responses: Responses, row: int, translate: Translate) -> Table:
 
 
 def largest_decreases(responses: Responses) -> list[int]:
-    """Return the rows where the score decreased most by RLHF, the largest decrease first."""
+    """Return the rows where the score decreased most by RLHF, the largest decrease first.
+
+    There are none if nothing scores.
+    """
+    if "score" not in responses["rlhf"][0]:
+        return []
     changes = [
         after["score"] - before["score"]
         for after, before in zip(

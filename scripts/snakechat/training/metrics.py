@@ -107,7 +107,7 @@ class MetricsLogger:
     def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append responses of a step to responses.jsonl.
 
-        lines: With keys `prompt`, `response` and `score`, and any others.
+        lines: With keys `prompt` and `response`, `score` if something scores, and any others.
         """
         if rank() > 0:
             return
@@ -154,7 +154,9 @@ class MetricsLogger:
     def _add_responses(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         # As code: TensorBoard renders Markdown.
         texts = [
-            f"{line['prompt']}{line['response']}\n[score {line['score']:.4g}]" for line in lines
+            f"{line['prompt']}{line['response']}"
+            + (f"\n[score {line['score']:.4g}]" if "score" in line else "")
+            for line in lines
         ]
         self.tensorboard.add_text("responses", textwrap.indent("\n\n".join(texts), "    "), step)
 

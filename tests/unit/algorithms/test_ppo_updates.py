@@ -46,7 +46,7 @@ class Engine:
 def make_settings(**changes):
     settings = {"temperature": 1.0, "clip_range": 0.2, "value_clip_range": 0.2, "ptx_coef": 2.0}
     settings |= {"clip_range_high": None, "importance_sampling_level": "token"}
-    settings |= {"loss_aggregation": "token_mean", "max_response_length": 5}
+    settings |= {"loss_aggregation": "token_mean", "max_response_length": 5, "algorithm": "grpo"}
     return SimpleNamespace(**settings | {"kl_in": "loss", "kl_estimator": "k3"} | changes)
 
 
