@@ -45,6 +45,8 @@ TRAINING_KEYS = ("algorithm", "dtype", "lora_rank", "critic_lora_rank", "train_b
 TRAINING_KEYS += ("loss", "label_smoothing", "margin", "sft_coef")
 TRAINING_KEYS += ("scale_by_std", "loss_aggregation", "importance_sampling_level")
 TRAINING_KEYS += ("clip_range_high", "drop_uniform_groups")
+# With `distill`: the model that its actor starts from.
+TEACHER = {"teacher": "plain"}
 PLACEMENT_KEYS = ("zero_stage", "critic_zero_stage", "offload", "offload_frozen")
 PLACEMENT_KEYS += ("activation_checkpointing",)
 
@@ -56,6 +58,7 @@ def shipped_combinations():
         for name in config.values[stage]["recipes"]:
             recipe = config.recipe(stage, name)
             settings = {key: recipe[key] for key in TRAINING_KEYS if key in recipe}
+            settings |= TEACHER if settings.get("algorithm") == "distill" else {}
             for rank in ("lora_rank", "critic_lora_rank"):
                 # The matrices here are smaller than the ranks there.
                 settings[rank] = 4 if settings.get(rank) else 0

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 import train_rlhf
 from support.rlhf_training import rlhf_inputs, rlhf_training  # noqa: F401
@@ -32,9 +33,17 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("algorithm", "generations", "kl_in"),
-    [("ppo", 1, "rewards"), ("ppo", 1, "loss"), ("rloo", 3, "rewards"), ("grpo", 3, "loss")],
+    [
+        ("ppo", 1, "rewards"),
+        ("ppo", 1, "loss"),
+        ("rloo", 3, "rewards"),
+        ("grpo", 3, "loss"),
+        ("distill", 2, "rewards"),
+    ],
 )
-def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, train, monkeypatch):
+def test_a_step_is_that_of_loops_over_responses(
+    algorithm, generations, kl_in, train, inputs, monkeypatch
+):
     steps = []
     run_step = train_rlhf.RlhfTrainer.run_step
 
@@ -57,6 +66,8 @@ def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, t
         **SETTINGS,
     )
     reference = steps[0][0]
+    if algorithm == "distill":
+        reference = AutoModelForCausalLM.from_pretrained(inputs["teacher"]["path"])
     actor, critic, reward, result = steps[1]
     examples = result.rollouts.examples
     prompts = [[*map(int, prompt)] for prompt in examples.prompts]
@@ -69,10 +80,12 @@ def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, t
     assert len(responses) == 40 * generations
 
     scores, totals, token_rewards, logprobs, penalties = [], [], [], [], []
+    token_log_ratios = []
     for _, prompt, response in responses:
         logprobs.append(logprobs_of(actor, prompt, response))
         with torch.no_grad():
             log_ratios = logprobs[-1] - logprobs_of(reference, prompt, response)
+            token_log_ratios.append(log_ratios.tolist())
             scores.append(score_of(reward, prompt + response)[-1].item())
         rewards = [-KL_COEF * x.item() if kl_in == "rewards" else 0.0 for x in log_ratios]
         rewards[-1] += scores[-1]
@@ -89,6 +102,8 @@ def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, t
             with torch.no_grad():
                 values = score_of(critic, prompt + response)[len(prompt) - 1 : -1].tolist()
             advantages = gae(token_rewards[index], values)
+        elif algorithm == "distill":
+            advantages = [-log_ratio for log_ratio in token_log_ratios[index]]
         else:
             group = [totals[other] for other, row in enumerate(responses) if row[0] == number]
             advantages = [advantage(algorithm, totals[index], group)] * len(response)
@@ -103,7 +118,8 @@ def test_a_step_is_that_of_loops_over_responses(algorithm, generations, kl_in, t
     assert result.metrics["policy/loss"] == pytest.approx(loss.item(), abs=1e-4, rel=1e-3)
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm.item(), rel=2e-3)
     # The penalty is part of what is compared.
-    assert result.metrics["objective/kl"] > 0.01
+    kl = "kl_to_teacher" if algorithm == "distill" else "kl"
+    assert result.metrics[f"objective/{kl}"] > 0.01
 
 
 def logprobs_of(model, prompt, response):

@@ -1,5 +1,6 @@
 """train_rlhf in this process, on small models with random weights."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from snakechat.modeling.generation import HfSampler
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import result_files
 from support.rlhf_training import lines_of, rlhf_inputs, rlhf_training  # noqa: F401
+from support.stages import write_manifest
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -66,6 +68,45 @@ def test_each_algorithm_starts_its_updates_from_the_sampling_policy(algorithm, k
 
 
 EVALUATIONS = {"eval_steps": 1, "eval_prompts": 12}
+DISTILL = {"algorithm": "distill", "teacher": "rlhf/tiny", "reward": None}
+
+
+def test_distillation_decreases_the_kl_to_the_teacher(train):
+    settings = {**EVALUATIONS, "epochs": 3, "actor_learning_rate": 0.01, "warmup_steps": 0}
+    job = train(without=("reward",), **DISTILL, **settings)
+    kl = values(job, "eval_objective/kl_to_teacher")
+    assert kl[-1] < 0.8 * kl[0]
+    # What the best model is chosen by.
+    rewards = values(job, "eval_objective/rlhf_reward")
+    assert rewards == pytest.approx([-each for each in kl], abs=1e-5)
+    for line in job.metrics[1:]:
+        assert line["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
+        # A KL to the initial model, and scores, are not measured.
+        assert not {"objective/kl", "objective/kl_coef", "objective/scores"} & line.keys()
+        assert "policy/kl_to_teacher" in line and "policy/kl" not in line
+    assert "score" not in lines_of(job.result / "responses.jsonl")[0]
+
+
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 4}])
+def test_the_actor_learns_nothing_from_itself(adapters, train, inputs, monkeypatch):
+    monkeypatch.setitem(inputs, "teacher", inputs["actor"])
+    job = train(**DISTILL | {"reward": "tiny"}, **adapters)
+    assert values(job, "objective/kl_to_teacher") == pytest.approx([0, 0], abs=1e-5)
+    assert values(job, "policy/grad_norm") == pytest.approx([0, 0], abs=1e-4)
+    # The scores of a reward model are logged, and train nothing.
+    assert values(job, "objective/scores_std")[0] > 0.01
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(train, inputs, tmp_path, monkeypatch):
+    folder = shutil.copytree(inputs["teacher"]["path"], tmp_path / "other")
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<unk>", "<UNK>"))
+    write_manifest(folder)
+    monkeypatch.setitem(inputs, "teacher", {"path": str(folder)})
+    with pytest.raises(
+        InputError, match=f"^teacher: {folder} has another tokenizer than the actor"
+    ):
+        train(**DISTILL)
 
 
 def test_evaluations_on_held_out_prompts_leave_the_training_as_it_is(train):
@@ -189,9 +230,10 @@ def score(prompts, responses):
 """
 
 
-def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
+@pytest.mark.parametrize("changes", [{}, DISTILL])
+def test_a_resumed_run_ends_with_the_same_bytes(changes, train, functions):
     program = functions / "stops.py"
-    settings = ALL | {"reward_functions": {"stops": 0.1}}
+    settings = ALL | {"reward_functions": {"stops": 0.1}} | changes
     program.write_text(STOPS.format(at=0, action="pass"))
     whole = result_files(train(**settings).result)
     program.write_text(STOPS.format(at=2, action="os.kill(os.getpid(), signal.SIGTERM)"))

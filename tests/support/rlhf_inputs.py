@@ -32,13 +32,15 @@ def make_inputs(folder, tokenizer):
     """Write actor, reward model and tokens; return the inputs of a spec."""
     paths = {
         "actor": folder / "sft",
+        "teacher": folder / "teacher",
         "reward": folder / "reward",
         "tokens": folder / "tokens/rlhf",
         "tokens.sft": folder / "tokens/sft",
         "tokens.reward": folder / "tokens/reward",
     }
     init = INIT | {"max_position_embeddings": 96}
-    save_model(make_causal(init, tokenizer, seed=1), tokenizer, paths["actor"])
+    for seed, name in enumerate(("actor", "teacher"), 1):
+        save_model(make_causal(init, tokenizer, seed=seed), tokenizer, paths[name])
     torch.manual_seed(3)
     scorer = load_scorer(paths["actor"], "fp32", tokenizer, new_head=True)
     save_model(scorer, tokenizer, paths["reward"])
@@ -55,7 +57,7 @@ def make_inputs(folder, tokenizer):
     facts = {"reward": {"probe_scores": scores.tolist()}}
     for name, path in paths.items():
         spec = {"rule": name, "name": "tiny", "path": str(path)}
-        spec |= {"settings": {}, "inputs": {}, "files": {}}
+        spec |= {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
         manifest = {"spec": spec, "inputs": {}, "lineage": {}, "files": {}}
         manifest["facts"] = facts.get(name, {})
         manifest_path(path).write_text(json.dumps(manifest))

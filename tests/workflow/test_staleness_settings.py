@@ -160,6 +160,8 @@ SETTINGS = {
     },
     # With as many responses as it needs; test_rl_settings_count changes the algorithm alone.
     "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
+    # Built together with the first recipe that learns from it.
+    "rlhf.teacher": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
     "dpo.margin": Row(
         setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")
     ),

@@ -102,6 +102,20 @@ def test_rewards_decrease_where_the_actor_is_likelier_than_the_reference(kl_in, 
     assert rewards[0].tolist() == pytest.approx(expected)
 
 
+def test_with_distillation_each_token_has_the_advantage_of_its_own_reward():
+    logprobs = torch.tensor([[0.5, 0.25], [0.5, 0.5]]).log()
+    teacher = torch.tensor([[0.25, 0.5], [0.5, 0.1]]).log()
+    rollouts = make_rollouts(torch.tensor([[True, True], [True, False]]))
+    # Whatever the scores, the coefficient and the other settings are.
+    settings = make_settings(algorithm="distill", num_generations=1, whiten_advantages=True)
+    evaluation, scores = make_evaluation(logprobs, teacher), torch.tensor([5.0, -5.0])
+    rewards = make_rewards(settings, rollouts, evaluation, scores, 0.1)
+    experience = make_experience(settings, rollouts, evaluation, scores, rewards)
+    log2 = torch.tensor(2.0).log().item()
+    assert experience.advantages.flatten().tolist() == pytest.approx([-log2, log2, 0, 0])
+    assert experience.returns is None
+
+
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     evaluation = make_evaluation(torch.log(torch.full((6, 1), 0.4)), torch.zeros(6, 1))
     rewards = SCORES[:, None]

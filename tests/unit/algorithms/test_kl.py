@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import ppo
-from support.policies import gradient, vocabulary
+from support.policies import CLIP, gradient, vocabulary
 
 
 def test_kl_penalty_by_hand():
@@ -53,6 +53,30 @@ def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl(seed):
     for estimator, expected in (("k1", torch.zeros(5)), ("k2", kl), ("k3", reverse_kl)):
         penalty = (sampled * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
         torch.testing.assert_close(gradient(penalty, logits), expected.double())
+
+
+def test_distillation_rewards_by_hand():
+    logprobs = torch.tensor([[0.5, 0.25, 0.5], [0.125, 0.5, 0.9]]).log()
+    teacher = torch.tensor([[0.25, 0.5, 0.5], [1.0, 0.5, 0.1]]).log()
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    log2 = math.log(2)
+    # Half as likely under the teacher, twice, as likely; 8 times; a token after the end.
+    expected = torch.tensor([[-log2, log2, 0.0], [3 * log2, 0.0, 0.0]])
+    torch.testing.assert_close(ppo.distillation_rewards(logprobs, teacher, mask), expected)
+    # A student that is the teacher has nothing to learn.
+    assert not ppo.distillation_rewards(teacher, teacher, mask).any()
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_the_mean_gradient_with_distillation_rewards_is_that_of_the_reverse_kl(seed):
+    logits, teacher_logprobs = vocabulary(seed)
+    logprobs = logits.log_softmax(0)
+    sampled = logprobs.exp().detach()
+    mask = torch.ones(5, dtype=torch.bool)
+    advantages = ppo.distillation_rewards(logprobs.detach(), teacher_logprobs, mask)
+    losses = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP)
+    expected = gradient((logprobs.exp() * (logprobs - teacher_logprobs)).sum(), logits)
+    torch.testing.assert_close(gradient((sampled * losses).sum(), logits), expected)
 
 
 @pytest.mark.parametrize(

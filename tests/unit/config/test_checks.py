@@ -123,6 +123,30 @@ MISTAKES = {
         },
         "rlhf.recipes.tiny.global_batch_size",
     ),
+    "distillation without a teacher": (
+        tiny("rlhf", algorithm="distill"),
+        "rlhf.recipes.tiny.teacher",
+    ),
+    "teacher of an algorithm without one": (
+        tiny("rlhf", teacher="dpo/tiny"),
+        "rlhf.recipes.tiny.teacher",
+    ),
+    "teacher that learns from itself": (
+        tiny("rlhf", algorithm="distill", teacher="rlhf/tiny"),
+        "rlhf.recipes.tiny",
+    ),
+    "stage of a teacher": (
+        tiny("rlhf", algorithm="distill", teacher="reward/tiny"),
+        "rlhf.recipes.tiny.teacher",
+    ),
+    "KL penalty of distillation": (
+        tiny("rlhf", algorithm="distill", teacher="dpo/tiny", kl_in="loss"),
+        "rlhf.recipes.tiny.kl_in",
+    ),
+    "groups of distillation": (
+        tiny("rlhf", algorithm="distill", teacher="dpo/tiny", drop_uniform_groups=True),
+        "rlhf.recipes.tiny.drop_uniform_groups",
+    ),
     "nothing that scores": (tiny("rlhf", reward=None), "rlhf.recipes.tiny"),
     "unknown reward function": (
         tiny("rlhf", reward_functions={"shopping": 1}),
@@ -253,3 +277,35 @@ def test_models_of_the_right_kind_and_unreadable_ones_are_accepted(tmp_path):
     load_with(tmp_path, LANGUAGE_MODEL, tiny("rlhf", actor="models/mine"))
     (tmp_path / "config.json").write_text("{")
     load({"models": {"mine": {"path": str(tmp_path)}}, **tiny("rlhf", reward="models/mine")}, ROOT)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "is_refused"),
+    [
+        ({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}, False),
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b", "id": 1}]}, False),
+        ({"model": {"vocab": [["a", -0.5], ["b", -1.5]]}, "added_tokens": []}, False),
+        ({"model": {"vocab": {"a": 1, "b": 0}}, "added_tokens": []}, True),
+        ({"model": {"vocab": {"a": 0, "b": 1, "c": 2}}, "added_tokens": []}, True),
+        # The job decides, once it can read the tokenizer.
+        ({"model": {}}, False),
+    ],
+)
+def test_a_local_teacher_with_another_vocabulary_is_refused(tokenizer, is_refused, tmp_path):
+    first = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}
+    for name, content in {"student": first, "teacher": tokenizer}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    changes = {"models": {name: {"path": str(tmp_path / name)} for name in ("student", "teacher")}}
+    recipe = {"algorithm": "distill", "actor": "models/student", "teacher": "models/teacher"}
+    changes |= tiny("rlhf", **recipe)
+    if not is_refused:
+        assert load(changes, ROOT).program_settings("rlhf", "tiny")["teacher"] == "models/teacher"
+        return
+    with pytest.raises(ConfigError) as error:
+        load(changes, ROOT)
+    assert str(error.value) == (
+        "config: rlhf.recipes.tiny.teacher: models/teacher has the vocabulary of models.teacher,"
+        " which differs from that of the actor, models.student: use a teacher with the tokenizer of"
+        " the actor"
+    )

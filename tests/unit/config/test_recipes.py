@@ -52,6 +52,11 @@ def test_layers_of_settings():
         ({"algorithm": "rloo", "num_generations": 2}, "loss", "k2"),
         ({"algorithm": "grpo", "num_generations": 2, "kl_in": "rewards"}, "rewards", "k1"),
         ({"preset": "grpo"}, "loss", "k3"),
+        (
+            {"preset": "grpo", "algorithm": "distill", "teacher": "dpo/tiny"},
+            "rewards",
+            "k1",
+        ),
     ],
 )
 def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
