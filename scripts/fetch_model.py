@@ -11,7 +11,7 @@ from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.remote_files import downloaded, is_remote
-from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files, unchanged_files
@@ -55,7 +55,9 @@ def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
         job.facts["licence"] = declared
     try:
         check_files(folder)
-        load_tokenizer(folder).save_pretrained(job.result)
+        tokenizer = load_tokenizer(folder)
+        set_template_defaults(tokenizer, getattr(job.settings, "template_arguments", {}))
+        tokenizer.save_pretrained(job.result)
         copy_model(folder, job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:

@@ -8,11 +8,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
 from snakechat.data.model_files import model_files
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from support.chat_templates import CHATML
 
 
 def test_files_of_a_model_are_selected():
@@ -27,7 +29,10 @@ def test_files_of_a_model_are_selected():
     assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
 
 
-MODELS = ("whole", "torch", "short", "bare")
+MODELS = ("whole", "torch", "short", "bare", "template", "plain")
+ARGUMENTS = {"template_arguments": {"enable_thinking": False}}
+EMPTY = "<think>\n\n</think>\n\n"
+THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}" + EMPTY + "{% endif %}"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,14 @@ def made(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("local") / "work"
     copy_sources(folder)
     (folder / "mine.yaml").write_text(
-        yaml.safe_dump({"models": {name: {"path": f"given/{name}"} for name in MODELS}})
+        yaml.safe_dump(
+            {
+                "models": {
+                    name: {"path": f"given/{name}", **(ARGUMENTS if name in MODELS[4:] else {})}
+                    for name in MODELS
+                }
+            }
+        )
     )
     whole = folder / "given/whole"
     model = make_causal(INIT, tokenizer, 1)
@@ -50,6 +62,8 @@ def made(tmp_path_factory, tokenizer):
             torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
         if name in ("torch", "bare"):
             weights.unlink()
+        if name == "template":
+            (folder / "given" / name / "chat_template.jinja").write_text(THINKING)
         if name == "short":
             weights.write_bytes(weights.read_bytes()[:-9])
     torch.save({}, folder / "given/bare/pytorch_model.bin")
@@ -80,8 +94,32 @@ def test_model_of_a_folder_is_stored_as_safetensors(made, name):
     assert "training_args.bin" not in manifest["spec"]["files"]
 
 
+def test_template_arguments_are_part_of_the_stored_template(made):
+    workflow, process = made
+    assert result(workflow, "template").exists(), process.stdout
+    tokenizer = AutoTokenizer.from_pretrained(result(workflow, "template"))
+    given = AutoTokenizer.from_pretrained(workflow.folder / "given/template")
+    messages = [{"role": "user", "content": "Hello"}]
+
+    def rendered(each, **arguments):
+        return each.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **arguments
+        )
+
+    assert rendered(tokenizer) == rendered(given, enable_thinking=False)
+    assert rendered(tokenizer).endswith(EMPTY)
+    assert rendered(tokenizer, enable_thinking=True) + EMPTY == rendered(tokenizer)
+    manifest = json.loads((result(workflow, "template") / "manifest.json").read_text())
+    assert manifest["spec"]["settings"]["template_arguments"] == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"), [("short", "."), ("bare", "weights are missing: lm_head.")]
+    ("name", "reason"),
+    [
+        ("short", "."),
+        ("bare", "weights are missing: lm_head."),
+        ("plain", "template_arguments: enable_thinking: the tokenizer has no chat template"),
+    ],
 )
 def test_damaged_model_is_one_error_line_without_a_result(made, name, reason):
     workflow, process = made

@@ -142,6 +142,9 @@ SETTINGS = {
     "models.path": Row(other_model, {"fetch_model"}, (NEAR,)),
     "models.revision": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
     "models.template": Row(setting("models.tiny.template", "chat"), stale(*TOKENIZERS)),
+    "models.template_arguments": Row(
+        setting("models.far.template_arguments", {"enable_thinking": False}), FETCHED, (MINE,)
+    ),
     "models.tokenizer.train_on": Row(
         setting("models.tiny.tokenizer.train_on", "other"), {"import_dataset", *stale("init_model")}
     ),
@@ -383,6 +386,9 @@ VALUES = {
     "how a dataset from the hub is read": far({"import_dataset"}, remove="[.]"),
     "the template of a model from the hub": Row(
         setting("models.far.template", "chat"), TOKENIZED, (MINE,)
+    ),
+    "a variable of the template of a model with random weights": Row(
+        setting("models.tiny.template_arguments", {"enable_thinking": False}), stale("init_model")
     ),
     "a key that a model's config did not have": Row(
         setting("models.tiny.init.activation_function", "gelu"), stale("init_model")

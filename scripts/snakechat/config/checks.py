@@ -73,6 +73,12 @@ def check_references(config: Config) -> None:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
+        template = model.get("template", config.values["template"])
+        if "template_arguments" in model and template == "dialogue":
+            raise ConfigError(
+                f"config: models.{name}.template_arguments has no effect with template: dialogue:"
+                " set template: chat"
+            )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
             config.entry("datasets", train_on, f"models.{name}.tokenizer")

@@ -21,6 +21,18 @@ NonEmptyText = Annotated[str, Keyword("minLength", 1)]
 PromptSets = Annotated[list[Name], Keyword("minItems", 1), Keyword("uniqueItems", True)]
 Format = Annotated[str, Keyword("enum", list(FORMATS))]
 
+# A variable of a chat template, apart from those that every rendering sets.
+TemplateVariable = Annotated[
+    str,
+    Keyword(
+        "pattern",
+        "^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)$)[A-Za-z_][A-Za-z0-9_]*$",
+    ),
+]
+TemplateArguments = Annotated[
+    dict[TemplateVariable, float | str | bool], Keyword("minProperties", 1)
+]
+
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
     str, Keyword("pattern", "^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")
@@ -195,6 +207,7 @@ class PretrainedModel(TypedDict):
     revision: NotRequired[NonEmptyText]
     license: NotRequired[License]
     template: NotRequired[Template]
+    template_arguments: NotRequired[TemplateArguments]
     prompt_sets: NotRequired[PromptSets]
 
 
@@ -207,6 +220,7 @@ class InitializedModel(TypedDict):
         | Annotated[CopiedTokenizer, Keyword("title", "a tokenizer with path")]
     )
     template: NotRequired[Template]
+    template_arguments: NotRequired[TemplateArguments]
     prompt_sets: NotRequired[PromptSets]
 
 

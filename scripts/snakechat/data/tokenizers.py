@@ -1,9 +1,12 @@
 """Tokenizers: loading, encoding of prompts and responses."""
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import (
@@ -58,6 +61,47 @@ def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedToke
     if resolved_template(tokenizer, template) == "dialogue":
         tokenizer.chat_template = chat_template(tokenizer)
     return tokenizer
+
+
+def set_template_defaults(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, float | str | bool]
+) -> None:
+    """Make values the defaults of the variables of a tokenizer's chat template.
+
+    Everything that renders with the saved tokenizer has them, servers too: no caller passes them.
+
+    Raises:
+        InputError: There is no chat template, or it does not read a variable.
+    """
+    if not arguments:
+        return
+    names, template = ", ".join(arguments), tokenizer.chat_template
+    if not isinstance(template, str):
+        found = "no chat template" if template is None else "several chat templates"
+        raise InputError(
+            f"template_arguments: {names}: the tokenizer has {found}, expected one: remove them"
+        )
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    # transformers adds the statement `generation` to those of Jinja.
+    statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
+    variables = find_undeclared_variables(environment.parse(statements))
+    for name in arguments:
+        if name not in variables:
+            raise InputError(
+                f"template_arguments: the chat template does not read {name}, but"
+                f" {', '.join(sorted(variables))}: correct the name or remove it"
+            )
+    # The newline leaves the template at the start of a line, where Jinja strips white space. JSON
+    # writes these values as Jinja does.
+    tokenizer.chat_template = (
+        "".join(
+            f"{{%- if {name} is not defined %}}"
+            f"{{%- set {name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)} %}}"
+            "{%- endif %}\n"
+            for name, value in arguments.items()
+        )
+        + template
+    )
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:

@@ -139,12 +139,14 @@ def exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
 def model_settings(config: Config, name: str) -> dict[str, Any]:
     """Return the settings of the job that fetches or initializes a base model."""
     model = config.values["models"][name]
+    arguments = {key: model[key] for key in ("template_arguments",) if key in model}
     if "init" in model:
         tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
         if "train_on" in tokenizer:
             tokenizer |= exclude_settings(config, tokenizer["train_on"])
-        return {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
-    return hub_source(model) | card_settings(config, "models", name)
+        settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
+        return settings | arguments
+    return hub_source(model) | card_settings(config, "models", name) | arguments
 
 
 def tokenizer_inputs(config: Config, name: str) -> Jobs:

@@ -147,6 +147,25 @@ MISTAKES = {
         tiny("rlhf", algorithm="distill", teacher="dpo/tiny", drop_uniform_groups=True),
         "rlhf.recipes.tiny.drop_uniform_groups",
     ),
+    "template arguments without a chat template": (
+        {
+            "models": {
+                "opt-125m": {
+                    "template": "dialogue",
+                    "template_arguments": {"enable_thinking": True},
+                }
+            }
+        },
+        "models.opt-125m.template_arguments",
+    ),
+    "template argument that every rendering sets": (
+        {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
+        "models.opt-125m.template_arguments",
+    ),
+    "template argument that is a list": (
+        {"models": {"opt-125m": {"template_arguments": {"name": [1]}}}},
+        "models.opt-125m.template_arguments.name",
+    ),
     "nothing that scores": (tiny("rlhf", reward=None), "rlhf.recipes.tiny"),
     "unknown reward function": (
         tiny("rlhf", reward_functions={"shopping": 1}),

@@ -1,0 +1,77 @@
+"""Defaults of the variables of a chat template."""
+
+import pytest
+
+from snakechat.data.tokenizers import Encoder, load_tokenizer, set_template_defaults
+from snakechat.workflow.errors import InputError
+from support import family_tokenizers
+from support.chat_templates import CHATML
+
+# As Qwen3's: without thoughts, a response starts with an empty one. A macro reads a variable too.
+IS_OFF = "enable_thinking is defined and enable_thinking is false"
+EMPTY = "<think>\n\n</think>\n\n"
+PROMPTED = CHATML + f"{{% if add_generation_prompt and {IS_OFF} %}}{EMPTY}{{% endif %}}"
+THINKING = "{%- macro shown() %}{{ name if name is defined }}{% endmacro %}" + PROMPTED.replace(
+    "{{ message.content }}",
+    f"{{% if loop.last and message.role == 'assistant' and {IS_OFF} %}}{EMPTY}{{% endif %}}"
+    "{{ shown() if message.role == 'user' }}{{ message.content }}",
+)
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+VALUES = {"enable_thinking": False, "name": 'A "name" 为\n'}
+
+
+def tokenizer_with(template):
+    tokenizer = family_tokenizers.qwen2_5()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize("start", ["", "\n", "  ", "  {% if true %}\n  x{% endif %}"])
+@pytest.mark.parametrize("end", ["", "{% generation %}{% endgeneration %}"])
+def test_a_saved_tokenizer_renders_as_with_the_arguments(start, end, tmp_path):
+    tokenizer = tokenizer_with(start + THINKING + end)
+
+    def rendered(each, **arguments):
+        return each.apply_chat_template(MESSAGES, add_generation_prompt=True, **arguments)
+
+    expected = rendered(tokenizer, **VALUES)
+    other = rendered(tokenizer, **{**VALUES, "enable_thinking": True})
+    set_template_defaults(tokenizer, VALUES)
+    tokenizer.save_pretrained(tmp_path)
+    saved = load_tokenizer(tmp_path)
+    assert rendered(saved) == expected
+    # A caller may pass another value.
+    assert rendered(saved, enable_thinking=True) == other != expected
+    set_template_defaults(saved, {"enable_thinking": True})
+    assert rendered(saved) == other
+
+
+def test_prompts_have_the_ids_of_the_arguments():
+    tokenizer = tokenizer_with(THINKING)
+    [without] = Encoder(tokenizer, "chat").prompts([[("user", "Hello")]])
+    set_template_defaults(tokenizer, {"enable_thinking": False})
+    [ids] = Encoder(tokenizer, "chat").prompts([[("user", "Hello")]])
+    assert tokenizer.decode(ids) == tokenizer.decode(without) + EMPTY
+
+
+def test_a_prompt_that_does_not_start_its_dialogue_is_rejected():
+    tokenizer = tokenizer_with(PROMPTED)
+    Encoder(tokenizer, "chat")
+    set_template_defaults(tokenizer, {"enable_thinking": False})
+    with pytest.raises(InputError, match="the chat template renders a dialogue as"):
+        Encoder(tokenizer, "chat")
+
+
+@pytest.mark.parametrize(
+    ("template", "found"), [(None, "no chat template"), (THINKING, "enable_thinking, messages")]
+)
+def test_arguments_without_an_effect_are_rejected(template, found):
+    with pytest.raises(InputError, match=found) as error:
+        set_template_defaults(tokenizer_with(template), {"thinking": False})
+    assert "thinking" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_arguments_leave_the_template():
+    tokenizer = tokenizer_with(THINKING)
+    set_template_defaults(tokenizer, {})
+    assert tokenizer.chat_template == THINKING
