@@ -117,11 +117,14 @@ class Stages:
     def run(self, rule, name):
         """Run a job; return it."""
         main, settings_type, settings, inputs = self.describe(rule, name)
-        inputs = {key: self.result(*job) for key, job in inputs.items()}
+        inputs = {
+            key: {"rule": job[0], "name": job[1], "path": str(self.result(*job))}
+            for key, job in inputs.items()
+        }
         spec = {"rule": rule, "name": name, "path": str(self.folder / f"output/{rule}/{name}")}
-        spec |= {"settings": settings, "files": {}, "requirements": {}}
-        spec["inputs"] = {key: {"path": str(path)} for key, path in inputs.items()}
-        manifests = {key: read_input({"path": path}) for key, path in inputs.items()}
+        spec |= {"settings": settings, "inputs": inputs}
+        spec |= {"files": {}, "code": {}, "requirements": {}}
+        manifests = {key: read_input(entry) for key, entry in inputs.items()}
         job = Job(spec, manifests, self.placement(rule, name), self.options(), settings_type)
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
