@@ -22,7 +22,7 @@ def write(output, rule, folder, run, settings=(), **inputs):
     path = output / folder
     entries = {key: {"rule": key, "name": "a", "path": str(path)} for key, path in inputs.items()}
     spec = {"rule": rule, "name": "a", "path": str(path), "settings": dict(settings)}
-    spec["inputs"] = entries
+    spec |= {"inputs": entries, "files": {}, "code": {}, "requirements": {}}
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}, "files": {}}
     path.mkdir(parents=True)
     (path / "manifest.json").write_text(json.dumps(manifest))
