@@ -2,6 +2,7 @@
 
 import pytest
 
+from snakechat.data.dialogues import messages_of
 from snakechat.data.tokenizers import Encoder, load_tokenizer, set_template_defaults
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers
@@ -75,3 +76,27 @@ def test_no_arguments_leave_the_template():
     tokenizer = tokenizer_with(THINKING)
     set_template_defaults(tokenizer, {})
     assert tokenizer.chat_template == THINKING
+
+
+def prompt_ids(tokenizer, turns, **arguments):
+    """The ids of a prompt, as transformers renders it."""
+    return tokenizer.apply_chat_template(
+        messages_of(turns), add_generation_prompt=True, return_dict=False, **arguments
+    )
+
+
+def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data, tmp_path):
+    folder = shared_data / "tokenizers/qwen3"
+    given, tokenizer = load_tokenizer(folder), load_tokenizer(folder)
+    set_template_defaults(tokenizer, {"enable_thinking": False})
+    tokenizer.save_pretrained(tmp_path)
+    dialogues = [
+        [("user", "Hello")],
+        [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Bye")],
+    ]
+    for tested in (tokenizer, load_tokenizer(tmp_path)):
+        for turns in dialogues:
+            expected = prompt_ids(given, turns, enable_thinking=False)
+            assert prompt_ids(tested, turns) == expected != prompt_ids(given, turns)
+            assert Encoder(tested, "chat").prompts([turns]) == [expected]
+            assert Encoder(tested, "chat").are_joint([turns], [" Fine."]) == [True]
