@@ -16,7 +16,6 @@ from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.data import toy
 from snakechat.data.records import COLUMNS
 from snakechat.data.tokens import Ragged
-from snakechat.jobs.settings import dpo_evaluation_inputs, dpo_evaluation_settings
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, result_files
 from support.stages import stages_of_small_model
@@ -56,9 +55,9 @@ def lines_of(result):
 
 def evaluate(stages, name, folder):
     """Return the metrics of a trained recipe."""
-    jobs = dpo_evaluation_inputs(stages.config, name)
-    inputs = {key: stages.result(*job) for key, job in jobs.items()}
-    settings = SimpleNamespace(**dpo_evaluation_settings(stages.config, name))
+    description = stages.describe("evaluate_dpo", name)
+    inputs = {key: stages.result(*job) for key, job in description.inputs.items()}
+    settings = SimpleNamespace(**description.settings)
     placement = stages.placement("train_dpo", name)
     job = SimpleNamespace(settings=settings, inputs=inputs, placement=placement, result=folder)
     evaluate_dpo.main(job)

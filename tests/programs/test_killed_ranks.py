@@ -50,7 +50,7 @@ def command(tokenizer, tmp_path_factory):
     with stages_of_small_model(folder, tokenizer, rows, recipes) as stages:
 
         def run(name, phase="none"):
-            _, _, settings, inputs = stages.describe("train_rlhf", name)
+            settings, inputs = stages.describe("train_rlhf", name)[:2]
             inputs = {key: {"path": str(stages.result(*job))} for key, job in inputs.items()}
             spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}

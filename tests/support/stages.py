@@ -28,20 +28,7 @@ from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data.records import RecordWriter
-from snakechat.jobs.settings import (
-    generation_inputs,
-    labelling_inputs,
-    labelling_settings,
-    reference_inputs,
-    reference_settings,
-    rlhf_inputs,
-    sampling_settings,
-    scoring_inputs,
-    selection_inputs,
-    selection_settings,
-    tokenization_inputs,
-    tokenization_settings,
-)
+from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
@@ -52,32 +39,20 @@ from snakechat.workflow.run_options import RunOptions
 from support.configs import load
 from support.dialogues import make_record
 
-TRAINING = {
+# The program of each rule, and the type of its settings.
+PROGRAMS = {
+    "label_pairs": (label_pairs, SimpleNamespace),
+    "compute_reference": (compute_reference, SimpleNamespace),
     "train_sft": (train_sft, SftSettings),
     "train_reward": (train_reward, RewardSettings),
     "train_dpo": (train_dpo, DpoSettings),
     "train_rlhf": (train_rlhf, RlhfSettings),
+    "generate_responses": (generate_responses, GenerationSettings),
+    "score_responses": (score_responses, GenerationSettings),
+    "select_responses": (select_responses, SimpleNamespace),
 }
-GENERATION = {
-    "generate_responses": (
-        generate_responses.main,
-        GenerationSettings,
-        sampling_settings,
-        generation_inputs,
-    ),
-    "score_responses": (
-        score_responses.main,
-        GenerationSettings,
-        lambda config, name: config.program_settings("generations", name),
-        scoring_inputs,
-    ),
-    "select_responses": (
-        select_responses.main,
-        SimpleNamespace,
-        selection_settings,
-        selection_inputs,
-    ),
-}
+for stage in ("sft", "reward", "dpo", "rlhf", "generations"):
+    PROGRAMS[f"tokenize_{stage}"] = (tokenize_phase, SimpleNamespace)
 
 
 class Stages:
@@ -116,7 +91,8 @@ class Stages:
 
     def run(self, rule, name):
         """Run a job; return it."""
-        main, settings_type, settings, inputs = self.describe(rule, name)
+        program, settings_type = PROGRAMS[rule]
+        settings, inputs = self.describe(rule, name)[:2]
         inputs = {
             key: {"rule": job[0], "name": job[1], "path": str(self.result(*job))}
             for key, job in inputs.items()
@@ -129,52 +105,24 @@ class Stages:
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)
-        main(job)
+        program.main(job)
         jobs.write_manifest(job, time.time())
         jobs.publish(job.stored)
         jobs.finish(job)
         return job
 
     def describe(self, rule, name):
-        """Return main, type of the settings, settings and inputs of a job."""
-        config, (verb, _, stage) = self.config, rule.partition("_")
-        if verb == "tokenize":
-            keys = ("max_length",) if stage in ("sft", "reward", "dpo") else ("max_prompt_length",)
-            settings = tokenization_settings(config, stage, name, *keys)
-            inputs = tokenization_inputs(config, stage, name)
-            return tokenize_phase.main, SimpleNamespace, settings, inputs
-        if rule == "compute_reference":
-            settings = reference_settings(config, name)
-            inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
-            return compute_reference.main, SimpleNamespace, settings, inputs
-        if rule == "label_pairs":
-            settings, inputs = labelling_settings(config, name), labelling_inputs(config, name)
-            return label_pairs.main, SimpleNamespace, settings, inputs
-        if rule in GENERATION:
-            main, settings_type, settings, inputs = GENERATION[rule]
-            return main, settings_type, settings(config, name), inputs(config, name)
-        program, settings_type = TRAINING[rule]
-        if stage == "rlhf":
-            inputs = rlhf_inputs(config, name)
-        else:
-            inputs = {
-                "model": config.base_model(stage, name),
-                "tokens": (f"tokenize_{stage}", name),
-            }
-        if stage == "dpo":
-            inputs |= reference_inputs(config, name)
-        return program.main, settings_type, config.program_settings(stage, name), inputs
+        """Return the description of a job."""
+        return RULES[rule].describe(self.config, name)
 
     def placement(self, rule, name):
         """Return the placement of a job."""
         if rule == "label_pairs":
             return SERIAL
-        stage = {"compute_reference": "dpo"}.get(rule, rule.partition("_")[2])
-        if rule in GENERATION:
-            stage, name = (
-                "generations",
-                self.config.generated_by(name) if "select" in rule else name,
-            )
+        if rule == "select_responses":
+            stage, name = "generations", self.config.generated_by(name)
+        else:
+            stage = RULES[rule].stage
         return placement_of(self.config.recipe(stage, name)["placement"])
 
     def options(self):

@@ -3,7 +3,7 @@
 import re
 
 from conftest import ROOT
-from snakechat.jobs import descriptions
+from snakechat.jobs import rules
 from support.staleness import RULES, SCRIPTS, code, few_rows, fresh, pin, replaced, rows
 
 PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
@@ -19,7 +19,7 @@ MODULES = [
     "snakechat/reporting/model_card.py",
     "snakechat/reporting/plots.py",
     "snakechat/planning/planner.py",
-    "snakechat/jobs/settings.py",
+    "snakechat/jobs/model_jobs.py",
     "snakechat/rules/functions.py",
 ]
 CODE = {name: code(name) for name in (*PROGRAMS, *MODULES)}
@@ -34,7 +34,7 @@ def test_the_modules_cover_the_rooms():
 
 
 def test_every_rule_with_a_spec_has_a_row():
-    assert set(descriptions.RULES) == RULES
+    assert set(rules.RULES) == RULES
 
 
 @rows(CODE)

@@ -10,7 +10,6 @@ from typing import Any
 from snakechat.config.licenses import declared_license, declared_licenses
 from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
-from snakechat.jobs.descriptions import RULES
 from snakechat.jobs.files import (
     dataset_folder,
     excluded_files,
@@ -18,6 +17,7 @@ from snakechat.jobs.files import (
     model_folder,
     tokenizer_folder,
 )
+from snakechat.jobs.rules import RULES
 from snakechat.workflow.placement import SERIAL, Placement
 from snakechat.workflow.run_options import RunOptions
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.jobs.descriptions import RULES, Description, Rule
+from snakechat.jobs.descriptions import Description
+from snakechat.jobs.rules import RULES, Rule
 from snakechat.workflow.code_digests import Modules, Source, SourceMemory
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.pins import pins_of
@@ -70,7 +71,7 @@ class Specs:
         digests = self.file_digests.digests(
             path for path in files.values() if isinstance(path, Path)
         )
-        program = self.rules[rule].program
+        program = self.rules[rule].program or rule
         code = self._code(program, tuple(settings.get("reward_functions", ())))
         libraries = code.imports
         if settings.get("generation_backend") != "vllm":

@@ -13,8 +13,9 @@ from pathlib import Path
 from snakechat.config.config_files import check_config_files
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
-from snakechat.jobs.descriptions import RULES, Job
+from snakechat.jobs.descriptions import Job
 from snakechat.jobs.placements import job_placement, run_options
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs

@@ -18,7 +18,7 @@ from typing import Any
 from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import STAGES
-from snakechat.jobs.descriptions import RULES, Job
+from snakechat.jobs.descriptions import Job
 from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
     RESOURCES,
@@ -27,6 +27,7 @@ from snakechat.jobs.placements import (
     recipe_of,
     run_options,
 )
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
@@ -183,7 +184,7 @@ class RuleFunctions:
             # Snakemake has asked for the inputs already.
             return self._spec_files[output[0]]
 
-        program = f"{self.snapshot.folder}/scripts/{RULES[rule].program}.py"
+        program = f"{self.snapshot.folder}/scripts/{RULES[rule].program or rule}.py"
         return {
             "spec": spec_file,
             "program": program,

@@ -17,22 +17,8 @@ from snakechat.jobs.files import (
     tokenizer_files,
     unread_files_remark,
 )
-from snakechat.jobs.settings import (
-    generation_inputs,
-    import_settings,
-    model_settings,
-    models_of,
-    phases_of_datasets,
-    reference_settings,
-    report_inputs,
-    rlhf_evaluation_inputs,
-    rlhf_evaluation_settings,
-    rlhf_inputs,
-    sampling_settings,
-    scoring_inputs,
-    tokenization_inputs,
-    tokenization_settings,
-)
+from snakechat.jobs.model_jobs import models_of, phases_of_datasets
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.targets import FIRST_TARGET, default_targets
 from snakechat.workflow.errors import InputError
 
@@ -54,6 +40,28 @@ def load(tmp_path, monkeypatch):
     )
 
 
+def describe(config, rule, name):
+    """Return the description of a job."""
+    return RULES[rule].describe(config, *name.split("/"))
+
+
+def settings_of(config, rule, name):
+    """Return the settings of a job."""
+    return describe(config, rule, name).settings
+
+
+def inputs_of(config, rule, name):
+    """Return the inputs of a job."""
+    return describe(config, rule, name).inputs
+
+
+def make_files(folder):
+    """Write files with the names of those of a model and a dataset."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "train.jsonl", "notes.txt"):
+        (folder / name).write_text("{}")
+
+
 # --- settings and inputs -------------------------------------------------------------------------
 
 
@@ -61,7 +69,7 @@ def load(tmp_path, monkeypatch):
 def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_count):
     def settings(**changes):
         recipes = {"recipes": {"tiny": {"dtype": dtype, **changes}}}
-        return reference_settings(load({"dpo": recipes}), "tiny")
+        return settings_of(load({"dpo": recipes}), "compute_reference", "tiny")
 
     changes = ({"epochs": 7}, {"seed": 7}, {"max_steps": 7}, {"global_batch_size": 7})
     for change in changes:
@@ -69,10 +77,12 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
-def test_only_a_remote_dataset_has_hub_and_revision(load):
-    remote = import_settings(load(), "rm-static")
+def test_only_a_remote_dataset_has_hub_and_revision(load, tmp_path):
+    make_files(tmp_path / "mine")
+    remote = settings_of(load(), "import_dataset", "rm-static")
     assert (remote["hub"], remote["revision"]) == ("Dahoas/rm-static", "main")
-    local = import_settings(load({"datasets": {"rm-static": {"path": "mine"}}}), "rm-static")
+    config = load({"datasets": {"rm-static": {"path": "mine/train.jsonl"}}})
+    local = settings_of(config, "import_dataset", "rm-static")
     assert not {"hub", "revision", "path"} & local.keys()
     assert (
         local["columns"]
@@ -86,16 +96,16 @@ def test_only_a_remote_dataset_has_hub_and_revision(load):
 
 
 def test_a_dataset_setting_overrides_the_common_one(load):
-    assert import_settings(load(), "rm-static")["on_bad_row"] == "fail"
+    assert settings_of(load(), "import_dataset", "rm-static")["on_bad_row"] == "fail"
     config = load({"datasets": {"rm-static": {"on_bad_row": "skip"}}})
-    assert import_settings(config, "rm-static")["on_bad_row"] == "skip"
-    assert import_settings(load(), "toy")["seed"] == VALUES["seed"]
-    assert import_settings(load(), "toy-judge")["seed"] == 4321
+    assert settings_of(config, "import_dataset", "rm-static")["on_bad_row"] == "skip"
+    assert settings_of(load(), "import_dataset", "toy")["seed"] == VALUES["seed"]
+    assert settings_of(load(), "import_dataset", "toy-judge")["seed"] == 4321
 
 
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     def skipped(change):
-        return tokenization_settings(load(change), "sft", "tiny").get("skip_rejected")
+        return settings_of(load(change), "tokenize_sft", "tiny").get("skip_rejected")
 
     blend = {"sft": {"recipes": {"tiny": {"datasets": ["toy", "rm-static"]}}}}
     assert skipped(blend) is None
@@ -105,21 +115,22 @@ def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
 
 def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
     with pytest.raises(InputError, match=r"names 'nothing'.* toy"):
-        import_settings(load(), "nothing")
+        describe(load(), "import_dataset", "nothing")
 
 
-def test_a_model_has_the_settings_of_its_origin(load):
-    assert model_settings(load(), "bloom-1b1") == {
+def test_a_model_has_the_settings_of_its_origin(load, tmp_path):
+    make_files(tmp_path / "here")
+    assert settings_of(load(), "fetch_model", "bloom-1b1") == {
         "hub": "bigscience/bloom-1b1",
         "revision": "6f4195539db0eef1c9d010289f32e0645d9a2354",
     }
-    assert model_settings(load(), "tiny").keys() == {"seed", "init", "tokenizer"}
+    assert settings_of(load(), "init_model", "tiny").keys() == {"seed", "init", "tokenizer"}
     local = load({"models": {"opt-125m": {"path": "here"}}})
-    assert model_settings(local, "opt-125m") == {"card": {"licence": None}}
+    assert settings_of(local, "fetch_model", "opt-125m") == {"card": {"licence": None}}
 
 
 def test_tokenization_reads_records_and_rows_of_each_dataset(load):
-    assert tokenization_inputs(load(), "dpo", "tiny") == {
+    assert inputs_of(load(), "tokenize_dpo", "tiny") == {
         "tokenizer": ("init_model", "tiny"),
         "records.toy": ("import_dataset", "toy"),
         "rows.toy": ("split_dataset", "toy"),
@@ -127,10 +138,12 @@ def test_tokenization_reads_records_and_rows_of_each_dataset(load):
 
 
 def test_rlhf_reads_the_reward_model_and_ptx_rows_only_if_the_recipe_names_them(load):
-    assert rlhf_inputs(load(), "tiny")["reward"] == ("train_reward", "tiny")
-    assert not {"reward", "tokens.reward", "ptx"} & rlhf_inputs(load(), "tiny-shop").keys()
+    assert inputs_of(load(), "train_rlhf", "tiny")["reward"] == ("train_reward", "tiny")
+    assert (
+        not {"reward", "tokens.reward", "ptx"} & inputs_of(load(), "train_rlhf", "tiny-shop").keys()
+    )
     config = load({"rlhf": {"recipes": {"tiny": {"ptx": "tiny"}}}})
-    assert rlhf_inputs(config, "tiny")["ptx"] == ("tokenize_sft", "tiny")
+    assert inputs_of(config, "train_rlhf", "tiny")["ptx"] == ("tokenize_sft", "tiny")
 
 
 def test_a_model_is_compared_with_those_that_it_is_made_from(load):
@@ -152,17 +165,20 @@ def test_a_model_is_compared_with_those_that_it_is_made_from(load):
 
 def test_rlhf_from_a_dpo_model_reads_the_stages_before_it(load):
     config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny"}}}})
-    inputs = rlhf_inputs(config, "tiny")
+    inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["actor"] == ("train_dpo", "tiny")
     assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny")
     assert inputs["tokens.sft"] == ("tokenize_sft", "tiny")
     assert list(models_of(config, "rlhf", "tiny")) == ["base", "sft", "dpo", "rlhf"]
-    assert report_inputs(config, "rlhf", "tiny")["evaluate_dpo"] == ("evaluate_dpo", "tiny")
+    assert inputs_of(config, "draw_report", "rlhf/tiny")["evaluate_dpo"] == (
+        "evaluate_dpo",
+        "tiny",
+    )
 
 
 def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
     config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny-iterative"}}}})
-    inputs = rlhf_inputs(config, "tiny")
+    inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["actor"] == ("train_dpo", "tiny-iterative")
     # By stage, the last round stands for all of them.
     assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny-iterative")
@@ -170,7 +186,7 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
     rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
     trained_on = phases_of_datasets(config, "tiny")
     assert trained_on == {"toy": ["reward", "rlhf", "sft"], **rounds}
-    inputs = rlhf_evaluation_inputs(config, "tiny")
+    inputs = inputs_of(config, "evaluate_rlhf", "tiny")
     assert inputs["records.toy-round-1"] == ("select_responses", "toy-round-1")
     assert inputs["records.toy"] == ("import_dataset", "toy")
 
@@ -189,10 +205,12 @@ def test_responses_do_not_depend_on_what_scores_them(load):
     recipes = {"mine": {"model": "rlhf/tiny", "reward": "tiny"}, "other": {"model": "rlhf/tiny"}}
     recipes["other"] |= {"reward": None, "reward_functions": {"shop": 2}}
     config = load({"generations": {"recipes": recipes}})
-    assert sampling_settings(config, "mine") == sampling_settings(config, "other")
-    assert generation_inputs(config, "mine")["model"] == ("train_rlhf", "tiny")
-    assert scoring_inputs(config, "mine")["reward"] == ("train_reward", "tiny")
-    assert "reward" not in scoring_inputs(config, "other")
+    assert settings_of(config, "generate_responses", "mine") == settings_of(
+        config, "generate_responses", "other"
+    )
+    assert inputs_of(config, "generate_responses", "mine")["model"] == ("train_rlhf", "tiny")
+    assert inputs_of(config, "score_responses", "mine")["reward"] == ("train_reward", "tiny")
+    assert "reward" not in inputs_of(config, "score_responses", "other")
 
 
 # An actor from a folder with a chat template, and a classifier without one.
@@ -208,18 +226,20 @@ PLAIN = {
 def test_rlhf_from_plain_models_needs_no_other_recipe(load):
     config = load(PLAIN)
     actor, judge = ("fetch_model", "actor"), ("fetch_model", "judge")
-    assert rlhf_inputs(config, "tiny") == {
+    assert inputs_of(config, "train_rlhf", "tiny") == {
         "actor": actor,
         "reward": judge,
         "tokens": ("tokenize_rlhf", "tiny"),
     }
-    assert tokenization_inputs(config, "rlhf", "tiny")["tokenizer"] == actor
+    assert inputs_of(config, "tokenize_rlhf", "tiny")["tokenizer"] == actor
     rlhf = ("train_rlhf", "tiny")
     assert models_of(config, "rlhf", "tiny") == {"base": actor, "rlhf": rlhf}
     settings = config.program_settings("rlhf", "tiny")
     assert settings["template"] == "chat"
     assert settings["reward_templates"] == {"models/judge": "dialogue"}
-    stages = {key for key in report_inputs(config, "rlhf", "tiny") if key.startswith("train_")}
+    stages = {
+        key for key in inputs_of(config, "draw_report", "rlhf/tiny") if key.startswith("train_")
+    }
     assert stages == {"train_rlhf"}
 
 
@@ -228,28 +248,33 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
     settings = config.program_settings("rlhf", "tiny")
     assert settings["reward"] == [("tiny", 1), ("reward/judge", 0.5)]
-    inputs = rlhf_inputs(config, "tiny")
+    inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.tiny"] == ("train_reward", "tiny")
     assert inputs["tokens.reward.reward/judge"] == ("tokenize_reward", "judge")
     assert "reward" not in inputs
     assert (
-        rlhf_evaluation_inputs(config, "tiny")["reward.reward/judge"]
+        inputs_of(config, "evaluate_rlhf", "tiny")["reward.reward/judge"]
         == inputs["reward.reward/judge"]
     )
-    assert report_inputs(config, "rlhf", "tiny")["train_reward"] == ("train_reward", "tiny")
+    assert inputs_of(config, "draw_report", "rlhf/tiny")["train_reward"] == (
+        "train_reward",
+        "tiny",
+    )
 
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
-    inputs = rlhf_evaluation_inputs(load(), "tiny")
+    inputs = inputs_of(load(), "evaluate_rlhf", "tiny")
     assert inputs["judge"] == ("train_reward", "judge")
-    assert rlhf_evaluation_settings(load(), "tiny")["exact_check"] == "shop"
-    assert "judge" not in rlhf_evaluation_inputs(load(), "1.3b")
-    assert rlhf_evaluation_settings(load(), "1.3b")["exact_check"] is None
+    assert settings_of(load(), "evaluate_rlhf", "tiny")["exact_check"] == "shop"
+    assert "judge" not in inputs_of(load(), "evaluate_rlhf", "1.3b")
+    assert settings_of(load(), "evaluate_rlhf", "1.3b")["exact_check"] is None
 
 
 def test_a_report_without_a_reward_model_has_no_such_chapter(load):
-    assert "train_reward" in report_inputs(load(), "rlhf", "tiny")
-    assert not [key for key in report_inputs(load(), "rlhf", "tiny-shop") if "reward" in key]
+    assert "train_reward" in inputs_of(load(), "draw_report", "rlhf/tiny")
+    assert not [
+        key for key in inputs_of(load(), "draw_report", "rlhf/tiny-shop") if "reward" in key
+    ]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -345,7 +370,7 @@ def test_link_out_of_the_folder_is_an_error_unless_links_are_followed(load, tmp_
     config = load({"datasets": {"local": {"path": "mine", "follow_links": True}}})
     assert dataset_files(config, "local").keys() == {"train/rows.jsonl"}
     # What a job computes does not depend on it.
-    assert "follow_links" not in import_settings(config, "local")
+    assert "follow_links" not in settings_of(config, "import_dataset", "local")
 
 
 def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
@@ -360,7 +385,8 @@ def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
     assert dataset_files(config, "local").keys() == {"train/data/rows.jsonl"}
 
 
-def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
+def test_a_source_of_the_hub_defaults_to_the_main_branch(load, tmp_path):
+    make_files(tmp_path / "mine")
     source = {"hub": "me/mine"}
     config = load(
         {
@@ -369,9 +395,9 @@ def test_a_source_of_the_hub_defaults_to_the_main_branch(load):
         }
     )
     main = {**source, "revision": "main"}
-    assert model_settings(config, "mine") == main
-    assert model_settings(config, "copy") == {"card": {"licence": None}}
-    assert main.items() <= import_settings(config, "mine").items()
+    assert settings_of(config, "fetch_model", "mine") == main
+    assert settings_of(config, "fetch_model", "copy") == {"card": {"licence": None}}
+    assert main.items() <= settings_of(config, "import_dataset", "mine").items()
 
 
 def test_a_local_model_needs_weights(load, tmp_path):
@@ -394,14 +420,16 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
         }
     )
     given = tmp_path / "given"
-    given.mkdir()
-    for name in ("config.json", "model.safetensors", "train.jsonl", "notes.txt"):
-        (given / name).write_text("{}")
+    make_files(given)
 
     def described(card):
         (given / "README.md").write_text(card)
         files = base_model_files(config, "opt-125m"), dataset_files(config, "rm-static")
-        return model_settings(config, "opt-125m"), import_settings(config, "rm-static"), files
+        return (
+            settings_of(config, "fetch_model", "opt-125m"),
+            settings_of(config, "import_dataset", "rm-static"),
+            files,
+        )
 
     model, dataset, files = before = described("---\nlicense: mit\n---\nSmall.\n")
     assert model["card"] == dataset["card"] == {"licence": "mit"}

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from snakechat.config.recipes import Config
-from snakechat.jobs.descriptions import Description, Rule
+from snakechat.jobs.descriptions import Description
+from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
 from snakechat.workflow.spec_files import spec_path, write_spec

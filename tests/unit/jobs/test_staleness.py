@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from snakechat.config.recipes import Config
-from snakechat.jobs.descriptions import Description, Rule
+from snakechat.jobs.descriptions import Description
+from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError

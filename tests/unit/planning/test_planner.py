@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import Config
-from snakechat.jobs.descriptions import Description, Rule
+from snakechat.jobs.descriptions import Description
+from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.planning.plan import Plan, PlannedJob, upstream_paths
 from snakechat.planning.planner import (

@@ -1,0 +1,139 @@
+"""Describes the jobs that make datasets, splits and base models.
+
+A function has the name of the rule whose jobs it describes.
+"""
+
+from typing import Any
+
+from snakechat.config.recipes import Config
+from snakechat.data.formats import columns_of, named_columns
+from snakechat.jobs.descriptions import Description, Jobs
+from snakechat.jobs.files import (
+    base_model_files,
+    card_settings,
+    dataset_files,
+    excluded_files,
+    tokenizer_files,
+)
+from snakechat.workflow.digests import digest
+
+# The default of huggingface_hub.
+MAIN_BRANCH = "main"
+
+
+def import_dataset(config: Config, name: str) -> Description:
+    dataset = config.entry("datasets", name, "the target")
+    if "generate" in dataset:
+        seed = dataset.get("seed", config.values["seed"])
+        keys = ["generate", "rows", "eval_rows"]
+        settings = {"seed": seed, **{key: dataset[key] for key in keys}}
+    else:
+        keys = ["format", "remove", "on_bad_row"]
+        if "path" not in dataset:
+            keys += ["train", "eval"]
+        settings = {
+            "on_bad_row": config.values["on_bad_row"],
+            **_hub_source(dataset),
+            **card_settings(config, "datasets", name),
+            **{key: dataset[key] for key in keys if key in dataset},
+            "columns": columns_of(dataset["format"], dataset.get("columns")),
+            "keep": named_columns(dataset.get("keep", {})),
+        }
+    return Description(settings, files=dataset_files(config, name))
+
+
+def select_responses(config: Config, name: str) -> Description:
+    dataset, recipe = config.values["datasets"][name], config.generated_by(name)
+    assert recipe is not None
+    defaults = {"min_score": None, "min_margin": 0.0}
+    return Description(
+        settings={key: dataset.get(key, defaults.get(key)) for key in ("select", *defaults)},
+        inputs={"scores": ("score_responses", recipe)},
+    )
+
+
+def label_pairs(config: Config, name: str) -> Description:
+    dataset, labelled = config.values["datasets"][name], config.labelled_dataset(name)
+    return Description(
+        settings={
+            "seed": config.values["seed"],
+            "max_rows": dataset.get("max_rows"),
+            "llm_judge": dataset["llm_judge"],
+            "llm_judges": config.judge_settings([dataset["llm_judge"]]),
+            **_exclude_settings(config, labelled),
+        },
+        inputs={"records": config.records_job(labelled)},
+        files=excluded_files(config, labelled),
+    )
+
+
+def split_dataset(config: Config, name: str) -> Description:
+    dataset = config.values["datasets"][name]
+    return Description(
+        settings={
+            "seed": config.values["seed"],
+            "weights": config.split_weights(name),
+            "by": config.values["split"]["by"],
+            # A dataset with labels has no more rows than that: each label costs two requests.
+            "max_rows": None if "label" in dataset else dataset.get("max_rows"),
+            **_exclude_settings(config, name),
+        },
+        inputs={"records": config.records_job(name)},
+        files=excluded_files(config, name),
+    )
+
+
+def fetch_model(config: Config, name: str) -> Description:
+    model = config.values["models"][name]
+    source = _hub_source(model) | card_settings(config, "models", name)
+    return Description(
+        settings=source | _template_arguments(model), files=base_model_files(config, name)
+    )
+
+
+def init_model(config: Config, name: str) -> Description:
+    model = config.values["models"][name]
+    tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
+    inputs: Jobs = {}
+    if "train_on" in tokenizer:
+        dataset = tokenizer["train_on"]
+        tokenizer |= _exclude_settings(config, dataset)
+        inputs = {"records": config.records_job(dataset)}
+    settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
+    return Description(
+        settings=settings | _template_arguments(model),
+        inputs=inputs,
+        files=tokenizer_files(config, name),
+    )
+
+
+def _hub_source(entry: dict[str, Any]) -> dict[str, str]:
+    """Return the repository and the revision of a dataset or model; nothing if it has a path.
+
+    Without a revision, it is the main branch, whose commit the job records.
+    """
+    if "path" in entry:
+        return {}
+    return {"hub": entry["hub"], "revision": entry.get("revision", MAIN_BRANCH)}
+
+
+def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
+    """Return the part of a job's settings that names the excluded rows of a dataset; {} if none.
+
+    Specs are public: they have the digest of a pattern, which may contain what is to be erased.
+    """
+    entries = config.values["datasets"][dataset].get("exclude")
+    if entries is None:
+        return {}
+    patterns = [
+        {"sha256": digest(entry["pattern"]), "because": entry["because"]}
+        for entry in entries
+        if "pattern" in entry
+    ]
+    rows = sorted(entry for entry in entries if isinstance(entry, str))
+    return {"exclude": {"rows": rows, "patterns": patterns}}
+
+
+def _template_arguments(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a job's settings that has the template arguments of a model, if any."""
+    return {key: model[key] for key in ("template_arguments",) if key in model}

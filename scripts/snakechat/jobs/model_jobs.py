@@ -1,0 +1,271 @@
+"""Describes the jobs that tokenize data, train models, evaluate them and generate responses.
+
+A function has the name of the rule whose jobs it describes. `tokenize` is for the
+rules of all stages.
+"""
+
+from dataclasses import fields
+
+from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
+from snakechat.config.errors import ConfigError
+from snakechat.config.recipes import Config, trained_section
+from snakechat.config.references import Reference, input_names, ordered_references
+from snakechat.jobs.descriptions import Description, Job, Jobs
+
+
+def tokenize(config: Config, stage: str, name: str) -> Description:
+    recipe, datasets = config.recipe(stage, name), config.blend(stage, name)
+    length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
+    skipping = sorted(dataset for dataset, _ in datasets if _skips_bad_rows(config, dataset))
+    inputs = {"tokenizer": config.tokenizer_model(stage, name)}
+    for dataset, _ in datasets:
+        inputs[f"records.{dataset}"] = config.records_job(dataset)
+        inputs[f"rows.{dataset}"] = ("split_dataset", dataset)
+    return Description(
+        settings={
+            "seed": recipe["seed"],
+            "datasets": datasets,
+            "template": config.template(stage, name),
+            "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
+            # Datasets whose rows may be rejected by the chat template.
+            **({"skip_rejected": skipping} if skipping else {}),
+            length: recipe[length],
+        },
+        inputs=inputs,
+    )
+
+
+def _skips_bad_rows(config: Config, name: str) -> bool:
+    """Return whether bad rows of a dataset are dropped. The toy has none."""
+    dataset = config.entry("datasets", name, "the target")
+    if "generate" in dataset:
+        return False
+    policy: str = dataset.get("on_bad_row", config.values["on_bad_row"])
+    return policy == "skip"
+
+
+# --- SFT and reward model ---------------------------------------------------------------------
+
+
+def train_sft(config: Config, name: str) -> Description:
+    return Description(
+        settings=config.program_settings("sft", name),
+        inputs={"model": config.base_model("sft", name), "tokens": ("tokenize_sft", name)},
+    )
+
+
+def evaluate_sft(config: Config, name: str) -> Description:
+    return Description(
+        settings={
+            "dtype": config.recipe("sft", name)["dtype"],
+            "datasets": _held_out_datasets(config, "sft", name),
+        },
+        inputs={
+            "base": config.base_model("sft", name),
+            "model": ("train_sft", name),
+            "tokens": ("tokenize_sft", name),
+        },
+    )
+
+
+def train_reward(config: Config, name: str) -> Description:
+    return Description(
+        settings=config.program_settings("reward", name),
+        inputs={"model": config.base_model("reward", name), "tokens": ("tokenize_reward", name)},
+    )
+
+
+def evaluate_reward(config: Config, name: str) -> Description:
+    return Description(
+        settings={"datasets": _held_out_datasets(config, "reward", name)},
+        inputs={"model": ("train_reward", name), "tokens": ("tokenize_reward", name)},
+    )
+
+
+def _held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
+    """Return the datasets whose held-out rows a recipe is evaluated on."""
+    return [dataset for dataset, _ in config.blend(stage, name)]
+
+
+# --- DPO --------------------------------------------------------------------------------------
+
+
+def compute_reference(config: Config, name: str) -> Description:
+    recipe = config.recipe("dpo", name)
+    mismatched = has_reference_point(recipe["loss"])
+    # In fp32, batches change the log-probability of a response by less than 1e-4 nats.
+    batches = None
+    if recipe["dtype"] != "fp32":
+        keys = ("global_batch_size", "epochs", "seed", "max_steps")
+        batches = {key: recipe[key] for key in keys}
+    return Description(
+        settings={
+            "dtype": recipe["dtype"],
+            "mismatched_max_length": recipe["max_length"] if mismatched else None,
+            "batches": batches,
+        },
+        inputs={"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)},
+    )
+
+
+def train_dpo(config: Config, name: str) -> Description:
+    inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
+    if has_reference(config.recipe("dpo", name)["loss"]):
+        inputs["reference"] = ("compute_reference", name)
+    return Description(settings=config.program_settings("dpo", name), inputs=inputs)
+
+
+def evaluate_dpo(config: Config, name: str) -> Description:
+    recipe = config.recipe("dpo", name)
+    keys = ("max_length", *(field.name for field in fields(PreferenceSettings)))
+    inputs = {"model": ("train_dpo", name), "tokens": ("tokenize_dpo", name)}
+    if has_reference(recipe["loss"]):
+        inputs["base"] = config.base_model("dpo", name)
+    return Description(
+        settings={
+            "datasets": _held_out_datasets(config, "dpo", name),
+            **{key: recipe[key] for key in keys},
+        },
+        inputs=inputs,
+    )
+
+
+# --- RL ---------------------------------------------------------------------------------------
+
+
+def train_rlhf(config: Config, name: str) -> Description:
+    actor, ptx = config.actor(name), config.recipe("rlhf", name)["ptx"]
+    inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
+    teacher = config.teacher(name)
+    if teacher is not None:
+        inputs["teacher"] = config.model_job(teacher)
+    for stage, recipe in config.recipes_behind(*actor).items():
+        inputs[f"tokens.{stage}"] = (f"tokenize_{stage}", recipe)
+    rewards = _reward_models(config, "rlhf", name, "reward")
+    inputs |= rewards
+    for key, (rule, recipe) in rewards.items():
+        if rule == "train_reward":
+            inputs[f"tokens.{key}"] = ("tokenize_reward", recipe)
+    if ptx is not None:
+        inputs["ptx"] = ("tokenize_sft", ptx)
+    return Description(settings=config.program_settings("rlhf", name), inputs=inputs)
+
+
+def evaluate_rlhf(config: Config, name: str) -> Description:
+    recipe = config.recipe("rlhf", name)
+    datasets = config.blend("rlhf", name)
+    generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
+    keys = ("seed", "dtype", "max_response_length", "reward_functions")
+    templates = [config.reward_templates(recipe[key]) for key in ("reward", "judge")]
+    trained_on = phases_of_datasets(config, name)
+    return Description(
+        settings={
+            **{key: recipe[key] for key in keys},
+            **{key: ordered_references(recipe[key]) for key in ("reward", "judge")},
+            "datasets": datasets,
+            "trained_on": trained_on,
+            "template": config.template("rlhf", name),
+            "reward_templates": templates[0] | templates[1],
+            "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
+            # The generator of all datasets, which defines correct responses.
+            "exact_check": generators.pop() if len(generators) == 1 else None,
+            **config.values["evaluation"],
+        },
+        inputs={
+            **{f"records.{dataset}": config.records_job(dataset) for dataset in trained_on},
+            **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in trained_on},
+            **models_of(config, "rlhf", name),
+            **_reward_models(config, "rlhf", name, "reward"),
+            **_reward_models(config, "rlhf", name, "judge"),
+            "tokens": ("tokenize_rlhf", name),
+        },
+    )
+
+
+def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
+    """Return the phases of each dataset that the models of an rlhf recipe were trained on."""
+    trained = config.recipe_chain("rlhf", name)
+    for model in config.reward_models(name, "reward").values():
+        trained += config.recipe_chain(*model)
+    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher(name)
+    trained += [] if ptx is None else [Reference("sft", ptx)]
+    trained += [] if teacher is None else config.recipe_chain(*teacher)
+    phases: dict[str, set[str]] = {}
+    if teacher is not None and teacher.section == "rlhf":
+        before = phases_of_datasets(config, teacher.name)
+        phases = {dataset: set(names) for dataset, names in before.items()}
+    for stage, recipe in trained:
+        for dataset, _ in config.blend(stage, recipe):
+            phases.setdefault(dataset, set()).add("reward" if stage == "dpo" else stage)
+    return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
+
+
+def models_of(config: Config, stage: str, name: str) -> Jobs:
+    """Return the jobs of a recipe's model and of the models it is compared with, by label."""
+    if stage == "rlhf":
+        section, actor = config.actor(name)
+        if section == "models":
+            jobs = {"base": config.pretrained_model(actor, "the target")}
+        else:
+            jobs = models_of(config, section, actor)
+        for model in config.recipe("rlhf", name)["compare_with"]:
+            jobs[f"compare_with.{model}"] = _training(*model.split("/"))
+    else:
+        rule, origin = config.base_model(stage, name)
+        trained = trained_section(rule)
+        jobs = models_of(config, trained, origin) if trained else {"base": (rule, origin)}
+    return {**jobs, stage: _training(stage, name)}
+
+
+def _training(stage: str, name: str) -> Job:
+    """Return the job that trains a recipe."""
+    return f"train_{stage}", name
+
+
+def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:
+    """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
+    models = config.reward_models(name, key, stage)
+    inputs = input_names(key, config.recipe(stage, name)[key])
+    return {input_name: config.model_job(models[text]) for input_name, text in inputs.items()}
+
+
+# --- responses to train on --------------------------------------------------------------------
+
+
+def generate_responses(config: Config, name: str) -> Description:
+    # No score changes the responses.
+    empty = ("reward_functions", "reward_templates", "llm_judges")
+    settings = config.program_settings("generations", name)
+    return Description(
+        settings={**settings, "reward": None, **{key: {} for key in empty}},
+        inputs=_generation_inputs(config, name),
+    )
+
+
+def score_responses(config: Config, name: str) -> Description:
+    return Description(
+        settings=config.program_settings("generations", name),
+        inputs={
+            **_generation_inputs(config, name),
+            "responses": ("generate_responses", name),
+            **_reward_models(config, "generations", name, "reward"),
+        },
+    )
+
+
+def _generation_inputs(config: Config, name: str) -> Jobs:
+    """Return the model and the prompts of a recipe of generations."""
+    return {
+        "model": config.base_model("generations", name),
+        "tokens": ("tokenize_generations", name),
+    }
+
+
+# --- gates ------------------------------------------------------------------------------------
+
+
+def check_gate(config: Config, stage: str, name: str) -> Description:
+    gate = config.recipe(stage, name)["gate"]
+    if gate is None:
+        raise ConfigError(f"config: {stage}.recipes.{name} has no gate: set one")
+    return Description(settings={"gate": gate}, inputs={"evaluation": (f"evaluate_{stage}", name)})

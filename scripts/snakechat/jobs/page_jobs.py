@@ -1,0 +1,104 @@
+"""Describes the jobs that write pages: reports, records, prompts with responses, comparisons.
+
+A function has the name of the rule whose jobs it describes.
+"""
+
+from typing import Any
+
+from snakechat.config.recipes import Config
+from snakechat.jobs.descriptions import Description
+from snakechat.jobs.files import prompt_set_files
+from snakechat.jobs.model_jobs import models_of
+from snakechat.workflow.stored_versions import is_version
+
+
+def draw_report(config: Config, stage: str, name: str) -> Description:
+    recipes = _reported_recipes(config, stage, name)
+    datasets = sorted(
+        {dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)}
+    )
+    return Description(
+        settings={"language": config.values["language"]},
+        inputs={
+            **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
+            **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in datasets},
+            **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
+            **{
+                f"{verb}_{stage}": (f"{verb}_{stage}", name)
+                for stage, name in recipes.items()
+                for verb in ("train", "evaluate")
+            },
+        },
+    )
+
+
+def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
+    """Return the recipes whose results the report of a recipe shows, by stage.
+
+    Of several reward recipes behind an RLHF recipe, it shows the first one.
+    """
+    if stage != "rlhf":
+        return {stage: name}
+    rewards = config.reward_models(name, "reward").values()
+    trained = [model.name for model in rewards if model.section == "reward"]
+    recipes = config.recipes_behind(*config.actor(name))
+    return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
+
+
+def write_record(config: Config, stage: str, name: str) -> Description:
+    return Description(
+        settings={"language": config.values["language"]},
+        inputs={
+            f"tokens.{stage}": (f"tokenize_{stage}", name),
+            f"train_{stage}": (f"train_{stage}", name),
+            f"evaluate_{stage}": (f"evaluate_{stage}", name),
+        },
+    )
+
+
+def prompt_eval(config: Config, stage: str, name: str) -> Description:
+    recipe = config.recipe(stage, name)
+    return Description(
+        settings={
+            **{key: recipe[key] for key in ("seed", "dtype")},
+            **_prompt_settings(config, stage, name),
+            **config.values["prompt_eval"],
+        },
+        inputs=models_of(config, stage, name),
+        files=prompt_set_files(config, "prompts", stage, name),
+    )
+
+
+def rw_eval(config: Config, name: str) -> Description:
+    return Description(
+        settings=_prompt_settings(config, "reward", name),
+        inputs={"model": ("train_reward", name)},
+        files=prompt_set_files(config, "prompts/pairs", "reward", name),
+    )
+
+
+def _prompt_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of a page of prompts that prompt_eval and rw_eval have in common."""
+    return {
+        "prompt_sets": config.prompt_sets(stage, name),
+        "template": config.template(stage, name),
+        "language": config.values["language"],
+    }
+
+
+def compare_runs(config: Config, stage: str, names: str) -> Description:
+    recipes = config.compared_recipes(stage, names)
+    return Description(
+        settings={"language": config.values["language"], "recipes": recipes},
+        inputs={
+            f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
+            for result, verb in (("training", "train"), ("evaluation", "evaluate"))
+            for recipe in recipes
+            if not is_version(recipe)
+        },
+        files={
+            f"{recipe}/{file}": path
+            for recipe, version in config.compared_versions(stage, names).items()
+            for file, path in version.files().items()
+        },
+    )
