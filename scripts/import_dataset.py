@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.cards import card_facts
+from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files, unread_files
-from snakechat.data.dialogues import UNMARKED, parse_prompt
-from snakechat.data.formats import (
-    BadRow,
-    Columns,
-    DroppedRow,
-    Record,
-    column_paths,
-    kept_cells,
-    record_of,
-)
+from snakechat.data.dialogues import UNMARKED, is_message, parse_prompt
+from snakechat.data.formats import Columns, Record, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.remote_files import downloaded, is_remote
@@ -183,8 +176,11 @@ def convert_files(
                 dropped[str(reason)] += 1
             else:
                 if remove:
-                    chosen = chosen and remove.sub("", chosen)
-                    rejected = rejected and remove.sub("", rejected)
+                    chosen, rejected = (
+                        response
+                        and (response if is_message(response) else remove.sub("", response))
+                        for response in (chosen, rejected)
+                    )
                 writer.write((prompt, chosen, rejected), *kept)
                 num_marked += any(role != UNMARKED for role, _ in prompt)
     if settings.format == "plain" and len(writer) and not num_marked:

@@ -6,7 +6,7 @@ Writes what import_dataset writes: train.parquet, eval.parquet and stats.json.
 from collections import Counter
 from types import SimpleNamespace
 
-from snakechat.data.formats import DroppedRow
+from snakechat.data.cells import DroppedRow
 from snakechat.data.records import RecordWriter
 from snakechat.data.scored_responses import read_scored_responses, select_record
 from snakechat.data.statistics import write_statistics

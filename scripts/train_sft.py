@@ -1,8 +1,8 @@
 """Fine-tune a language model on the chosen responses (supervised fine-tuning).
 
-The loss is the mean of -log p(token) over the target tokens of a step: those of the responses or,
-with train_on_prompt, of the prompts too. It does not depend on how micro-batches and processes
-divide the rows.
+The loss is the mean of -log p(token) over the target tokens of a step: those of the last response,
+of all turns of the assistant, or of prompts and responses (train_on). It does not depend on how
+micro-batches and processes divide the rows.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ from snakechat.workflow.job import Job, run
 def main(job: Job[SftSettings]) -> None:
     """Load data and model, train, save."""
     settings = job.settings
-    with_prompts = settings.train_on_prompt
+    with_prompts = settings.train_on == "all_tokens"
     device = init_process_group(job.placement)
     choose_stage(job)
     max_tokens = job.placement.micro_batch_tokens

@@ -386,3 +386,21 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
         "special_tokens": {"end_of_turn": "</s>", "pad": "<pad>"},
         "rows_as_one_text": {"equal": 4, "checked": 4},
     }
+
+
+# --- all turns ----------------------------------------------------------------------------------
+
+
+def test_all_turns_are_rows_that_mark_the_trained_tokens(phase, chat_tokenizer):
+    prompt = "\n\nHuman: Is it?\n\nAssistant: Yes.\n\nHuman: Far?\n\nAssistant:"
+    rows = [(prompt, " No."), ("Is it so?", " Same.")]
+    options = {"template": "chat", "max_length": 200, "train_on": "all_turns"}
+    job = phase("sft", chat_tokenizer, **options).add("mine", train=rows, eval=rows).run()
+    start, end = "<|im_start|>", "<|im_end|>"
+    between = f"\n{start}user\nFar?{end}\n{start}assistant\n"
+    assert job.texts("chosen") == [f"Yes.{end}{between}No.{end}", f"Same.{end}"]
+    marks, tokenizer = Ragged(job.result, "train.trained"), load_tokenizer(chat_tokenizer)
+    ids = Ragged(job.result, "train.chosen")
+    assert tokenizer.decode(ids[0][marks[0] == 1]) == f"Yes.{end}No.{end}"
+    assert marks[1].tolist() == [1] * len(ids[1])
+    assert np.load(whole_lengths_path(job.result, "train")).tolist() == [ids.lengths.tolist()]

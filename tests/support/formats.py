@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from snakechat.data.formats import BadRow, DroppedRow, columns_of, record_of
+from snakechat.data.cells import BadRow, DroppedRow
+from snakechat.data.formats import columns_of, record_of
 from snakechat.data.records import texts_of
 
 DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]

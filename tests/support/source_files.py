@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from snakechat.data.formats import BadRow
+from snakechat.data.cells import BadRow
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
 from support.files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet

@@ -1,6 +1,7 @@
 """Settings of supervised fine-tuning (SFT)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from snakechat.config.common import SequenceSettings
 
@@ -9,4 +10,4 @@ from snakechat.config.common import SequenceSettings
 class SftSettings(SequenceSettings):
     """Settings of `train_sft`."""
 
-    train_on_prompt: bool
+    train_on: Literal["all_tokens", "response", "all_turns"]

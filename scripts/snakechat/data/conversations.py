@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.dialogues import Turn, messages_of, render_response, response_content
+from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.special_tokens import special_pattern, text_backend
 from snakechat.data.tokenizers import Encoder, check_tokenizer, render_turns
 
@@ -59,10 +59,9 @@ class ChatEncoder:
         return [self._ids(text) for text in texts]
 
     def _render(self, turns: list[Turn], response: str) -> str:
-        messages = messages_of([*turns, ("assistant", response_content(response))])
-        for message in messages:
-            message["content"] = self.special.sub(self._mark, message["content"])
-        return render_turns(self.tokenizer, messages)
+        turns = [*turns, ("assistant", response_content(response))]
+        marked = [(role, self.special.sub(self._mark, text)) for role, text in turns]
+        return render_turns(self.tokenizer, marked)
 
     def _mark(self, match: re.Match[str]) -> str:
         """Return the character that stands for a special token in a text."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.formats import BadRow
+from snakechat.data.cells import BadRow
 from snakechat.data.row_bounds import MAX_ROW_BYTES
 from snakechat.data.table_rows import check_names
 

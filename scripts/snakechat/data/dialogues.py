@@ -4,8 +4,13 @@ A record keeps the prompt as a list of turns and never changes their texts. The 
 writes the turns as one text in the format of Anthropic's hh-rlhf and Dahoas/rm-static: a marker and
 a space in front of the text of each turn, and "\\n\\nAssistant:" in front of the response. Standard
 library only: the workflow imports this module while it plans.
+
+A message that is more than a role and a text, such as a call of tools, is a turn of the role
+MESSAGE, whose text is the message as JSON. As a response in a record it is this JSON alone; other
+responses start with white space.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -17,8 +22,17 @@ RESPONSE = "\n\nAssistant:"
 # The role of a text without a marker: a prompt that has none, or what precedes the first one.
 UNMARKED = "unmarked"
 
-# A role (system, user, assistant or unmarked) and the text of the turn.
+# The tools that a dialogue may call, as JSON: a list of OpenAI's function definitions.
+TOOLS = "tools"
+MESSAGE = "message"
+# A response that is not to be learned.
+UNTRAINED = "untrained"
+
+# A role and the text of the turn. The roles are system, user, assistant and tool, and those above.
 Turn = tuple[str, str]
+
+# What the text of a dialogue calls the roles.
+MARKERS = {**NAMES, "tool": "Tool", TOOLS: "Tools", MESSAGE: "Message", UNTRAINED: "Assistant"}
 
 # render_prompt in Jinja. The last response is followed by eos, as in training.
 CHAT_TEMPLATE = (
@@ -47,7 +61,7 @@ def render_prompt(turns: Iterable[Turn]) -> str:
     """
     turns = list(turns)
     text = "".join(
-        text if role == UNMARKED else f"\n\n{NAMES[role]}:{render_response(text)}"
+        text if role == UNMARKED else f"\n\n{MARKERS[role]}:{render_response(text)}"
         for role, text in turns
     )
     return text if turns and turns[-1][0] == UNMARKED else text + RESPONSE
@@ -63,14 +77,56 @@ def response_content(text: str) -> str:
     return text.removeprefix(" ")
 
 
-def messages_of(turns: Iterable[Turn]) -> list[dict[str, str]]:
-    """Return turns as the messages of a chat template. The user writes unmarked text."""
-    return [
-        {"role": "user", "content": text.removesuffix(RESPONSE)}
-        if role == UNMARKED
-        else {"role": role, "content": text}
-        for role, text in turns
-    ]
+def messages_of(turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """Return turns as the messages of a chat template, without the definitions of tools."""
+    return [message_of(turn) for turn in turns if turn[0] != TOOLS]
+
+
+def message_of(turn: Turn) -> dict[str, Any]:
+    """Return a turn as a message of a chat template. The user writes unmarked text."""
+    role, text = turn
+    if role == MESSAGE:
+        message: dict[str, Any] = json.loads(text)
+        return message
+    if role == UNMARKED:
+        return {"role": "user", "content": text.removesuffix(RESPONSE)}
+    return {"role": "assistant" if role == UNTRAINED else role, "content": text}
+
+
+def is_trained(turn: Turn) -> bool:
+    """Return whether a turn is a response that may be learned."""
+    if turn[0] == MESSAGE:
+        message = message_of(turn)
+        return bool(message["role"] == "assistant" and "weight" not in message)
+    return turn[0] == "assistant"
+
+
+def tools_of(turns: Iterable[Turn]) -> list[dict[str, Any]] | None:
+    """Return the tools that a dialogue may call; None if it has none."""
+    return next((json.loads(text) for role, text in turns if role == TOOLS), None)
+
+
+def uses_tools(turns: Iterable[Turn]) -> bool:
+    """Return whether a dialogue has tools, calls of them or results."""
+    return any(role in (TOOLS, MESSAGE, "tool") for role, _ in turns)
+
+
+def is_message(response: str) -> bool:
+    """Return whether a response in a record is a message as JSON."""
+    return response.startswith("{")
+
+
+def response_turn(response: str) -> Turn:
+    """Return the turn of a response in a record."""
+    return (
+        (MESSAGE, response) if is_message(response) else ("assistant", response_content(response))
+    )
+
+
+def recorded_response(turn: Turn) -> str:
+    """Return a turn of the assistant as a response in a record; the inverse of response_turn."""
+    role, text = turn
+    return text if role == MESSAGE else render_response(text)
 
 
 def chat_template(tokenizer: Any) -> str:

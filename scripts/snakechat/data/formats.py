@@ -6,51 +6,43 @@ imports this module while it plans.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.data.dialogues import RESPONSE, Turn, parse_prompt, render_response
-from snakechat.workflow.printable import printable_line
+from snakechat.data.cells import (
+    BadRow,
+    DroppedRow,
+    checked_number,
+    checked_text,
+    is_one,
+    optional_text,
+)
+from snakechat.data.dialogues import (
+    RESPONSE,
+    TOOLS,
+    Turn,
+    is_message,
+    parse_prompt,
+    render_response,
+)
+from snakechat.data.messages import (
+    ROLES,
+    is_response,
+    parsed_messages,
+    response_of,
+    tools_turns,
+    turns_of_messages,
+)
 
-# The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front.
+# The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
+# or as JSON of a message.
 # Without a rejected response that one is None, without any response both; a single response that is
 # labelled good is chosen, one that is labelled bad is rejected.
 Record = tuple[list[Turn], str | None, str | None]
 
 # The column of each field, or several whose texts are joined.
 Columns = Mapping[str, str | list[str]]
-
-# Characters of the reason why a row is bad.
-MAX_REASON = 500
-
-# Roles in sources, by their names in lower case.
-ROLES = {
-    **dict.fromkeys(["system"], "system"),
-    **dict.fromkeys(["user", "human"], "user"),
-    **dict.fromkeys(["assistant", "gpt", "model"], "assistant"),
-}
-
-# Keys of messages that training does not support: it would learn to say what comes before them.
-UNSUPPORTED_KEYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-# The column with the tools that a dialogue may call; read where a file has it.
-TOOLS = "tools"
-EMPTY_JSON = ("[]", "{}", "null")
-# Text of a list of messages, or of one message.
-MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']\s*:""")
-ROLE = re.compile(r"""["'](role|from)["']\s*:""")
-
-
-class BadRow(Exception):
-    """A row that does not have the format of its dataset; on_bad_row decides what happens."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(printable_line(reason, MAX_REASON))
-
-
-class DroppedRow(Exception):
-    """A valid row that gives no record. The message is the reason, under which it is counted."""
 
 
 class Format(NamedTuple):
@@ -76,7 +68,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
-        BadRow: A column is missing, null or of the wrong type, or a dialogue uses tools.
+        BadRow: A column is missing, null or of the wrong type.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
@@ -84,24 +76,12 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         name: _joined(row, column, name) if isinstance(column, list) else _field(row, column, name)
         for name, column in columns.items()
     }
-    if FORMATS[format].has_messages:
-        if (tools := row.get(TOOLS)) and tools not in EMPTY_JSON:
-            raise BadRow(f"column {TOOLS} is not empty, but tools are not supported")
-        fields = {name: _parsed(value, name) for name, value in fields.items()}
-    return FORMATS[format].record(**fields)
-
-
-def _parsed(value: Any, name: str) -> Any:
-    """Return a cell; messages that are JSON text, as in csv files, are parsed."""
-    is_text = isinstance(value, str) and (
-        name == "messages" or (MESSAGES.match(value) and ROLE.search(value))
-    )
-    if not is_text:
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise BadRow(f"{name} is text, but not JSON of messages: {error}") from None
+    if not FORMATS[format].has_messages:
+        return FORMATS[format].record(**fields)
+    fields = {name: parsed_messages(value, name) for name, value in fields.items()}
+    turns, chosen, rejected = FORMATS[format].record(**fields)
+    # The column is read where a file has it.
+    return [*tools_turns(row.get(TOOLS)), *turns], chosen, rejected
 
 
 def columns_of(format: str, columns: Columns | None = None) -> Columns:
@@ -191,7 +171,7 @@ def has_pairs(format: str, columns: Columns | None = None) -> bool:
 def _joined(row: Mapping[str, Any], paths: Sequence[str], name: str) -> str:
     """Return the texts of several columns, joined by newlines without the empty ones."""
     cells = [_field(row, path, name, nullable=True) for path in paths]
-    texts = [_text(cell, name) for cell in cells if cell is not None]
+    texts = [checked_text(cell, name) for cell in cells if cell is not None]
     return "\n".join(filter(None, texts))
 
 
@@ -221,40 +201,12 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
     return value
 
 
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise BadRow(f"{name} is {type(value).__name__}, expected text")
-    return value
-
-
-def _optional_text(value: Any, name: str) -> str | None:
-    return None if value is None else _text(value, name)
-
-
-def _number(value: Any, name: str) -> float:
-    """Convert a number, or a number in text as in csv; it must be finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadRow(f"{name} is {value!r}, expected a finite number")
-    return number
-
-
-def _is_one(label: Any, name: str = "label") -> bool:
-    number = _number(label, name)
-    if number not in (0, 1):
-        raise BadRow(f"{name} is {label!r}, expected 1 or 0")
-    return number == 1
-
-
 def _plain(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
     """Texts with markers; a response that starts without a space gets one."""
-    rejected = _optional_text(rejected, "rejected")
+    rejected = optional_text(rejected, "rejected")
     return (
-        parse_prompt(_text(prompt, "prompt")),
-        _with_space(_text(chosen, "chosen")),
+        parse_prompt(checked_text(prompt, "prompt")),
+        _with_space(checked_text(chosen, "chosen")),
         None if rejected is None else _with_space(rejected),
     )
 
@@ -265,10 +217,10 @@ def _with_space(text: str) -> str:
 
 def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
     """An instruction and its responses, without markers."""
-    rejected = _optional_text(rejected, "rejected")
+    rejected = optional_text(rejected, "rejected")
     return (
-        [("user", _text(prompt, "prompt"))],
-        render_response(_text(chosen, "chosen")),
+        [("user", checked_text(prompt, "prompt"))],
+        render_response(checked_text(chosen, "chosen")),
         None if rejected is None else render_response(rejected),
     )
 
@@ -276,27 +228,35 @@ def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
 def _last_turn(prompt: Any, chosen: Any, rejected: Any) -> Record:
     """A prompt without the final "Assistant:"; responses that repeat the whole dialogue."""
     return (
-        parse_prompt(f"{_text(prompt, 'prompt').rstrip()}{RESPONSE}"),
-        _text(chosen, "chosen").split("Assistant:")[-1],
-        _text(rejected, "rejected").split("Assistant:")[-1],
+        parse_prompt(f"{checked_text(prompt, 'prompt').rstrip()}{RESPONSE}"),
+        _no_message(checked_text(chosen, "chosen").split("Assistant:")[-1]),
+        _no_message(checked_text(rejected, "rejected").split("Assistant:")[-1]),
     )
+
+
+def _no_message(text: str) -> str:
+    """Return a response that is text, even if it looks like JSON of a message."""
+    return render_response(text) if is_message(text) else text
 
 
 def _dialogues(chosen: Any, rejected: Any) -> Record:
     """Two dialogues that are equal up to their last responses."""
-    chosen, rejected = _text(chosen, "chosen"), _text(rejected, "rejected")
+    chosen, rejected = checked_text(chosen, "chosen"), checked_text(rejected, "rejected")
     start, marker, response = chosen.rpartition(RESPONSE)
     prompt, other = f"{start}{marker}", rejected[len(start) + len(marker) :]
     if not marker:
         raise BadRow(f"chosen has no turn {RESPONSE.strip()!r}")
     if not rejected.startswith(prompt) or RESPONSE in other:
         raise DroppedRow("dialogues differ before the last response")
-    return parse_prompt(prompt), response, other
+    return parse_prompt(prompt), _no_message(response), _no_message(other)
 
 
 def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score: Any) -> Record:
     """Two responses, each with a score; the one with the higher score is chosen."""
-    scores = _number(first_score, "first_score"), _number(second_score, "second_score")
+    scores = (
+        checked_number(first_score, "first_score"),
+        checked_number(second_score, "second_score"),
+    )
     if scores[0] == scores[1]:
         raise DroppedRow("tie")
     return _labelled(prompt, first, second, scores[0] > scores[1])
@@ -304,70 +264,27 @@ def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score
 
 def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
     """Two responses; label is 1 if the first one is chosen, 0 if the second one is."""
-    return _instruct(prompt, *((first, second) if _is_one(label) else (second, first)))
+    return _instruct(prompt, *((first, second) if is_one(label) else (second, first)))
 
 
 def _vicuna(prompt: Any, chosen: Any) -> Record:
     """Turns marked by "USER:" and "ASSISTANT:" in one text."""
     # White space separates turns from markers.
-    start, *pieces = map(str.strip, re.split(r"\b(USER|ASSISTANT):", _text(prompt, "prompt")))
+    start, *pieces = map(
+        str.strip, re.split(r"\b(USER|ASSISTANT):", checked_text(prompt, "prompt"))
+    )
     roles = [ROLES[name.lower()] for name in pieces[::2]]
     turns = list(zip(roles, pieces[1::2], strict=True))
     if turns and turns[-1] == ("assistant", ""):
         turns.pop()
     if start:
         turns.insert(0, ("system", start))
-    return _prompt(turns), _with_space(_text(chosen, "chosen")), None
-
-
-def _turn(message: Any, name: str) -> Turn:
-    """Return the turn of a message with role and content, or with from and value."""
-    if not isinstance(message, dict):
-        raise BadRow(
-            f"{name} contains {type(message).__name__}, expected messages with role and content"
-        )
-    for key in UNSUPPORTED_KEYS:
-        if message.get(key):
-            raise BadRow(f"{name} has a turn with {key}, which is not supported")
-    # Tables with both spellings leave one of them null.
-    role = message.get("role") or message.get("from")
-    text = message.get("value") if message.get("content") is None else message["content"]
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRow(f"{name} has a turn with role {role!r}, expected one of {', '.join(ROLES)}")
-    if isinstance(text, list):
-        text = _text_of_parts(text, name)
-    return ROLES[role], _text(text, f"{name}: the text of a turn")
-
-
-def _text_of_parts(parts: list[Any], name: str) -> str:
-    """Return the text of a message whose content is a list of parts, all of them texts."""
-    texts = []
-    for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
-            raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
-        texts.append(_text(part.get("text"), f"{name}: the text of a part"))
-    return "".join(texts)
-
-
-def _turns(value: Any, name: str, role_of_text: str) -> list[Turn]:
-    """Return the turns of a list of messages, of one message, or of a text."""
-    if isinstance(value, str):
-        return [(role_of_text, value)]
-    return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
-
-
-def _check_weight(messages: Any, index: int) -> None:
-    """Raise DroppedRow if a response has weight 0, as in files for OpenAI's fine-tuning."""
-    message = messages[index] if isinstance(messages, list) else messages
-    weight = message.get("weight") if isinstance(message, dict) else None
-    if weight is not None and not _is_one(weight, "weight"):
-        raise DroppedRow("response with weight 0")
+    return _prompt(turns), _with_space(checked_text(chosen, "chosen")), None
 
 
 def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
     if system:
-        turns = [("system", _text(system, "system")), *turns]
+        turns = [("system", checked_text(system, "system")), *turns]
     if not any(role == "user" for role, _ in turns):
         raise DroppedRow("no prompt")
     return turns
@@ -375,39 +292,37 @@ def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
 
 def _messages(messages: Any, system: Any = None) -> Record:
     """A list of messages: the last response is chosen, the messages before it are the prompt."""
-    turns = _turns(messages, "messages", "user")
-    while turns and turns[-1][0] != "assistant":
+    turns = turns_of_messages(messages, "messages", "user")
+    while turns and not is_response(turns[-1]):
         turns.pop()
     if not turns:
         raise DroppedRow("no response")
-    _check_weight(messages, len(turns) - 1)
-    return _prompt(turns[:-1], system), render_response(turns[-1][1]), None
+    return _prompt(turns[:-1], system), response_of(turns[-1]), None
 
 
 def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None) -> Record:
     """Two lists of messages, each the whole dialogue or what follows the prompt."""
-    question = [] if prompt is None else _turns(prompt, "prompt", "user")
+    question = [] if prompt is None else turns_of_messages(prompt, "prompt", "user")
     dialogues = []
     for name, value in (("chosen", chosen), ("rejected", rejected)):
-        turns = _turns(value, name, "assistant")
-        if not turns or turns[-1][0] != "assistant":
+        turns = turns_of_messages(value, name, "assistant")
+        if not turns or not is_response(turns[-1]):
             raise BadRow(f"{name} does not end with a response")
-        _check_weight(value, -1)
-        dialogues.append(turns if turns[0][0] != "assistant" else [*question, *turns])
-    (*turns, (_, chosen)), (*others, (_, rejected)) = dialogues
+        dialogues.append([*question, *turns] if is_response(turns[0]) else turns)
+    (*turns, chosen), (*others, rejected) = dialogues
     if turns != others:
         raise DroppedRow("dialogues differ before the last response")
-    return _prompt(turns, system), render_response(chosen), render_response(rejected)
+    return _prompt(turns, system), response_of(chosen), response_of(rejected)
 
 
 def _prompt_alone(prompt: Any, system: Any = None) -> Record:
     """A prompt without a response: an instruction, or a list of messages."""
-    return _prompt(_turns(prompt, "prompt", "user"), system), None, None
+    return _prompt(turns_of_messages(prompt, "prompt", "user"), system), None, None
 
 
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
-    is_good = _is_one(label)
+    is_good = is_one(label)
     prompt, response, _ = _messages(messages, system)
     return (prompt, response, None) if is_good else (prompt, None, response)
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import kind_of
-from snakechat.data.formats import BadRow
 from snakechat.data.row_bounds import MAX_ROW_BYTES, too_long
 from snakechat.workflow.errors import InputError
 

@@ -4,7 +4,7 @@ The rows of a dataset come from strangers. The bound keeps a hostile file from e
 of an import; real rows are far below it.
 """
 
-from snakechat.data.formats import BadRow
+from snakechat.data.cells import BadRow
 
 # Bytes of a line, of an item of an array, of a cell of csv, of the cells of a row of a table. A row
 # of JSON takes up to 30 times its length in memory.

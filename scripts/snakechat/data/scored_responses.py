@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from snakechat.data.cells import DroppedRow
 from snakechat.data.dialogues import Turn, render_response, response_content
-from snakechat.data.formats import DroppedRow, Record
+from snakechat.data.formats import Record
 from snakechat.data.records import TURNS, turns_of
 
 SCHEMA = pa.schema(

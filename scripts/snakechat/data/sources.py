@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from snakechat.data.cells import BadRow
 from snakechat.data.csv_rows import read_csv
 from snakechat.data.dataset_files import kind_of
-from snakechat.data.formats import BadRow
 from snakechat.data.json_rows import open_lines, read_json, read_lines
 from snakechat.data.table_rows import read_arrow, read_parquet
 from snakechat.workflow.errors import InputError

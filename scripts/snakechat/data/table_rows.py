@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.formats import TOOLS, BadRow, missing_hint
+from snakechat.data.cells import BadRow
+from snakechat.data.dialogues import TOOLS
+from snakechat.data.formats import missing_hint
 from snakechat.data.row_bounds import MAX_ROW_BYTES, too_long
 from snakechat.workflow.errors import InputError
 

@@ -82,7 +82,7 @@ class LimitExceeded(BaseException):
     """A template took too much time. Not an Exception, which libraries may catch."""
 
 
-def render_messages(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
+def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> str:
     """Return messages rendered by the chat template of a tokenizer; from any thread.
 
     options: Of apply_chat_template.

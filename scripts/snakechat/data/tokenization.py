@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from snakechat.data.dialogues import Turn, is_empty
+from snakechat.data.dialogues import (
+    UNMARKED,
+    Turn,
+    is_empty,
+    is_trained,
+    recorded_response,
+    response_turn,
+)
 from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
@@ -44,6 +51,9 @@ OLDER_TURNS = "older turns"
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
+# What a record becomes: several rows where each turn is trained.
+Encoded = EncodedRow | list[EncodedRow]
+Ids = list[int]
 # {column: cells} of some records, with their numbers from 0 in the column ROW.
 Batch = dict[str, list[Any]]
 ROW = "row"
@@ -56,14 +66,16 @@ class Tokenization(NamedTuple):
 
     Attributes:
         fields: Columns of the records, and names of the ragged arrays.
-        encode: Yields an EncodedRow of each row, given an Encoder, the job's settings and, for each
-            field, the prompts or responses of the rows.
+        encode: Yields an EncodedRow of each row, or a list of several, given an Encoder, the job's
+            settings and, for each field, the prompts or responses of the rows.
         keeps_texts: Whether the turns of the prompts are kept too.
+        marks: Names of further ragged arrays: of a number for each token of a response.
     """
 
     fields: tuple[str, ...]
-    encode: Callable[..., Iterator[EncodedRow]]
+    encode: Callable[..., Iterator[Encoded]]
     keeps_texts: bool = False
+    marks: tuple[str, ...] = ()
 
 
 def encode_responses(
@@ -77,24 +89,99 @@ def encode_responses(
     Both responses of a pair follow the same prompt, which makes room for the longer one. A response
     that is None has no tokens.
     """
-    limit = settings.max_length
     pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
     for turns, whole, row in zip(prompts, encoder.prompts(prompts), pairs, strict=True):
-        whole_lengths = list(map(len, row))
-        longest = max(whole_lengths)
-        fits = len(whole) + longest <= limit
-        prompt = whole if fits else fitting_prompt(encoder, turns, longest, limit)
-        if prompt is None:
-            yield TOO_LONG
-            continue
-        ids = [response[: limit - len(prompt)] for response in row]
-        # The texts differ after the truncation, or in characters that have the same ids.
-        if len(ids) == 2 and ids[0] == ids[1]:
-            yield "equal responses"
-        else:
-            cuts = {OLDER_TURNS: prompt != whole, "end of response": ids != list(row)}
-            cut = " and ".join(name for name, is_cut in cuts.items() if is_cut)
-            yield prompt, *ids, whole_lengths, cut
+        yield _fitting_row(encoder, turns, whole, list(row), settings.max_length)
+
+
+def _fitting_row(
+    encoder: Encoder, turns: Sequence[Turn], whole: Ids, responses: list[Ids], limit: int
+) -> EncodedRow:
+    """Return a prompt and its responses, truncated to a number of tokens.
+
+    whole: The ids of the prompt, before the truncation.
+    """
+    whole_lengths = list(map(len, responses))
+    longest = max(whole_lengths)
+    fits = len(whole) + longest <= limit
+    prompt = whole if fits else fitting_prompt(encoder, turns, longest, limit)
+    if prompt is None:
+        return TOO_LONG
+    ids = [response[: limit - len(prompt)] for response in responses]
+    # The texts differ after the truncation, or in characters that have the same ids.
+    if len(ids) == 2 and ids[0] == ids[1]:
+        return "equal responses"
+    cuts = {OLDER_TURNS: prompt != whole, "end of response": ids != responses}
+    cut = " and ".join(name for name, is_cut in cuts.items() if is_cut)
+    return prompt, *ids, whole_lengths, cut
+
+
+def encode_turns(
+    encoder: Encoder,
+    settings: SimpleNamespace,
+    prompts: Sequence[list[Turn]],
+    responses: Sequence[str],
+) -> Iterator[list[EncodedRow]]:
+    """Encode dialogues to rows in which all turns of the assistant are trained.
+
+    Each turn follows the prompt that it has when the model responds. One whose prompt continues the
+    row before, which a template that leaves out earlier thoughts does not write, shares its tokens.
+    Another one starts a row, as does one that does not fit into settings.max_length tokens.
+    """
+    dialogues = [
+        [*turns, response_turn(response)]
+        for turns, response in zip(prompts, responses, strict=True)
+    ]
+    places = [_trained_places(dialogue) for dialogue in dialogues]
+    pairs = [*zip(dialogues, places, strict=True)]
+    heads = encoder.prompts([turns[:place] for turns, ends in pairs for place in ends])
+    bodies = encoder.responses(
+        [recorded_response(turns[place]) for turns, ends in pairs for place in ends]
+    )
+    encoded = iter([*zip(heads, bodies, strict=True)])
+    for turns, ends in pairs:
+        rows: list[EncodedRow] = []
+        for place, (prompt, response) in zip(ends, encoded, strict=False):
+            row = rows[-1] if rows else TOO_LONG
+            fits = len(prompt) + len(response) <= settings.max_length
+            if fits and (joined := join_turns(row, prompt, response)):
+                rows[-1] = joined
+                continue
+            row = _fitting_row(encoder, turns[:place], prompt, [response], settings.max_length)
+            if not isinstance(row, str):
+                prompt, response, *rest = row
+                row = prompt, response, [1] * len(response), *rest
+            rows.append(row)
+        yield rows
+
+
+def _trained_places(dialogue: list[Turn]) -> list[int]:
+    """Return the numbers of the turns that are trained: responses to a user."""
+    first = next((n for n, (role, _) in enumerate(dialogue) if role in ("user", UNMARKED)), 0)
+    return [
+        number
+        for number, turn in enumerate(dialogue)
+        if number > first and is_trained(turn) and turn[1].strip()
+    ]
+
+
+def join_turns(row: EncodedRow, prompt: Ids, response: Ids) -> EncodedRow | None:
+    """Return a row with another response, or None if its prompt does not continue the row.
+
+    Args:
+        row: The ids of a prompt and a response; a mark for each token of the response, 1 where it
+            is trained; [their number]; and what was cut of it.
+        prompt: The ids of the whole dialogue up to the other response.
+    """
+    if isinstance(row, str):
+        return None
+    first, chosen, marks, _, cut = row
+    whole = [*first, *chosen]
+    if cut or prompt[: len(whole)] != whole:
+        return None
+    between = prompt[len(whole) :]
+    chosen = [*chosen, *between, *response]
+    return first, chosen, [*marks, *[0] * len(between), *[1] * len(response)], [len(chosen)], cut
 
 
 def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[int]]:
@@ -116,8 +203,10 @@ def encode_prompts(
 
 PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
 PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
-# By the rule of the job.
+ALL_TURNS = Tokenization(("prompt", "chosen"), encode_turns, marks=("trained",))
+# By the rule of the job, or by what SFT trains on.
 TOKENIZATIONS = {
+    "all_turns": ALL_TURNS,
     "tokenize_sft": Tokenization(("prompt", "chosen"), encode_responses),
     "tokenize_reward": PAIRS,
     "tokenize_dpo": PAIRS,
@@ -132,7 +221,7 @@ def tokenize_phase(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows.
     """
-    tokenization = TOKENIZATIONS[job.spec["rule"]]
+    tokenization = TOKENIZATIONS[getattr(job.settings, "train_on", job.spec["rule"])]
     tokenizer = load_tokenizer(job.inputs["tokenizer"])
     encoder = Encoder(tokenizer, job.settings.template)
     job.facts["special_tokens"] = {
@@ -206,7 +295,7 @@ def _tokenize_split(
     truncated: Counter[str] = Counter()
     whole_lengths: list[np.ndarray] = []
 
-    def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[EncodedRow]]:
+    def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[Encoded]]:
         place = f"dataset {dataset}: {records_path(job, dataset, split)}"
         skips = dataset in getattr(job.settings, "skip_rejected", ())
         return (
@@ -218,7 +307,7 @@ def _tokenize_split(
     with ExitStack() as stack:
         writers = [
             stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
-            for name in fields
+            for name in (*fields, *tokenization.marks)
         ]
         write_texts: Callable[..., None] | None = None
         columns: Sequence[str] = COLUMNS
@@ -230,8 +319,9 @@ def _tokenize_split(
         progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
         records = batches(job, split, rows, columns)
         for dataset, batch, encoded in map_in_order(encode_batch, records):
-            valid = [row for row in encoded if not isinstance(row, str)]
-            dropped.update(row for row in encoded if isinstance(row, str))
+            new = [r for row in encoded for r in (row if isinstance(row, list) else [row])]
+            valid = [row for row in new if not isinstance(row, str)]
+            dropped.update(row for row in new if isinstance(row, str))
             kept[dataset] += len(valid)
             truncated.update(what for *_, what in valid if what)
             lengths = np.array([row[-2] for row in valid], np.int32)
@@ -274,7 +364,7 @@ def _encode_batch(
     batch: Batch,
     place: str,
     skips_rejected: bool,
-) -> list[EncodedRow]:
+) -> list[Encoded]:
     """Encode the valid rows of a batch; return the reason for each row that is dropped.
 
     Args:
@@ -288,11 +378,11 @@ def _encode_batch(
     reasons = [drop_reason(encoder, *row, unpaired=settings.unpaired) for row in texts]
     valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
 
-    def encode(rows: Sequence[tuple[Any, ...]]) -> list[EncodedRow]:
+    def encode(rows: Sequence[tuple[Any, ...]]) -> list[Encoded]:
         fields = zip(*rows, strict=True)
         return list(tokenization.encode(encoder, settings, *fields)) if rows else []
 
-    def encode_row(number: int, row: tuple[Any, ...]) -> EncodedRow:
+    def encode_row(number: int, row: tuple[Any, ...]) -> Encoded:
         try:
             return encode([row])[0]
         except TurnsRejected as error:

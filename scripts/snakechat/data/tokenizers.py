@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jinja2 import Environment, TemplateError
@@ -10,12 +11,17 @@ from jinja2.meta import find_undeclared_variables
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import (
+    MESSAGE,
     RESPONSE,
     Turn,
     chat_template,
+    is_message,
     messages_of,
     render_prompt,
     response_content,
+    response_turn,
+    tools_of,
+    uses_tools,
 )
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import (
@@ -29,6 +35,7 @@ from snakechat.data.special_tokens import (
     text_backend,
 )
 from snakechat.data.template_limits import render_messages
+from snakechat.data.tool_templates import unwritten
 from snakechat.workflow.errors import InputError
 
 
@@ -130,18 +137,24 @@ class TurnsRejected(InputError):
 
 
 def render_turns(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool = False
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
 ) -> str:
-    """Return messages rendered by the chat template.
+    """Return turns rendered by the chat template.
 
     Args:
         prompt: Whether a response follows.
 
     Raises:
-        TurnsRejected: The template rejects the messages.
+        TurnsRejected: The template rejects the turns, or would leave out tools, calls or results.
     """
+    messages, tools = messages_of(turns), tools_of(turns)
+    if uses_tools(turns) and (missing := unwritten(tokenizer, messages, tools)):
+        raise TurnsRejected(
+            f"{source_of(tokenizer)}: the chat template does not write {missing}: use a model whose"
+            " template does"
+        )
     try:
-        return render_messages(tokenizer, messages, add_generation_prompt=prompt)
+        return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())
@@ -223,7 +236,7 @@ class Encoder:
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each response, followed by the token that ends a turn.
 
-        texts: Responses as in records, with a space in front.
+        texts: Responses as in records, with a space in front or as JSON of a message.
         """
         texts = self._as_written(texts)
         (context,) = self._ids([self.context], add_special_tokens=False)
@@ -265,26 +278,63 @@ class Encoder:
 
     def _rendered(self, prompts: Sequence[list[Turn]]) -> Sequence[str]:
         """Return prompts as the model reads them."""
-        return list(map(self._chat if self.template == "chat" else render_prompt, prompts))
+        return list(map(self._chat if self.template == "chat" else self._dialogue, prompts))
 
     def _dialogues(self, prompt: list[Turn], response: str) -> list[str]:
         """Return a dialogue as one text, with the response as the last turn and an earlier one."""
         if self.template == "dialogue":
             return [render_prompt(prompt) + response]
-        messages = messages_of([*prompt, ("assistant", response_content(response))])
-        longer = [*messages, *messages_of([("user", USER)])]
-        return [render_turns(self.tokenizer, each) for each in (messages, longer)]
+        turns = [*prompt, response_turn(response)]
+        return [render_turns(self.tokenizer, each) for each in (turns, [*turns, ("user", USER)])]
 
     def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
         """Return responses as they follow a prompt that the model reads."""
         if self.template == "dialogue":
+            for response in filter(is_message, responses):
+                self._dialogue([response_turn(response)])
             return responses
-        texts = map(response_content, responses)
+        return list(map(self._response_text, responses))
+
+    def _response_text(self, response: str) -> str:
+        """Return a response as the chat template writes it, without the token that ends it."""
+        if is_message(response):
+            return self._message_text((MESSAGE, response))
         # A sampled response has the text in front of the token that ends it.
-        return [self.space + text.removesuffix(self.after) + self.after for text in texts]
+        return self.space + response_content(response).removesuffix(self.after) + self.after
+
+    def _message_text(self, message: Turn) -> str:
+        """Return a message of the assistant as the chat template writes it.
+
+        It is what follows the header of a response, preferably of an earlier one.
+
+        Raises:
+            TurnsRejected: The template writes it elsewhere, or without the token that ends a turn.
+        """
+        question, end = ("user", USER), str(self.tokenizer.decode([self.end_id]))
+        start = self._chat([question])
+        for turns in ([question, message, question], [question, message]):
+            with suppress(TurnsRejected):
+                whole = render_turns(self.tokenizer, turns)
+                text, found, _ = whole.removeprefix(start).partition(end)
+                if found and whole.startswith(start):
+                    return text
+        # The template's own reason, if it has one.
+        render_turns(self.tokenizer, [question, message])
+        raise TurnsRejected(
+            f"{source_of(self.tokenizer)}: the chat template does not write a call of tools between"
+            f" the header of a response and {end}: use a model whose template does"
+        )
 
     def _chat(self, prompt: list[Turn]) -> str:
-        return render_turns(self.tokenizer, messages_of(prompt), prompt=True)
+        return render_turns(self.tokenizer, prompt, prompt=True)
+
+    def _dialogue(self, prompt: list[Turn]) -> str:
+        if uses_tools(prompt):
+            raise TurnsRejected(
+                "template: dialogue cannot write tools and their calls: use a model with a chat"
+                " template that does, and template: chat"
+            )
+        return render_prompt(prompt)
 
     def _compare_with_template(self) -> None:
         """Raise InputError if the chat template renders a dialogue to other ids than ours.

@@ -113,3 +113,8 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         """Number of ids of each row (int64)."""
         return np.diff(self.offsets)
+
+
+def optional_ragged(folder: Path, name: str) -> Ragged | None:
+    """Return a ragged array, or None if the folder has none of this name."""
+    return Ragged(folder, name) if Path(folder, f"{name}.ids.npy").exists() else None

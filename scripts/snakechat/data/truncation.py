@@ -2,13 +2,13 @@
 
 A row keeps its last user turn whole. What does not fit is left out in this order: older turns, from
 the first one and as far as the next user turn, so that roles alternate as before; then the end of
-the response, with the token that ends it. The system turn stays; it is left out only where it and
-the last user turn leave no room for a response.
+the response, with the token that ends it. The system turn and the tools stay. They are left out
+only where they and the last user turn leave no room for a response.
 """
 
 from collections.abc import Sequence
 
-from snakechat.data.dialogues import UNMARKED, Turn
+from snakechat.data.dialogues import TOOLS, UNMARKED, Turn
 from snakechat.data.tokenizers import Encoder
 
 
@@ -38,9 +38,10 @@ def fitting_prompt(
 
 
 def divide_turns(turns: Sequence[Turn]) -> tuple[int, list[int]]:
-    """Return the number of system turns at the start, and where the other turns may start."""
+    """Return the number of system turns and tools at the start, and where others may start."""
     roles = [role for role, _ in turns]
-    num_system = next((n for n, role in enumerate(roles) if role != "system"), len(roles))
+    fixed = ("system", TOOLS)
+    num_system = next((n for n, role in enumerate(roles) if role not in fixed), len(roles))
     starts = [n for n in range(num_system, len(roles)) if roles[n] in ("user", UNMARKED)]
     # Without a user turn, the prompt is a whole.
     return (num_system, starts) if starts else (0, [0])

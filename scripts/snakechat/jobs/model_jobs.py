@@ -30,6 +30,8 @@ def tokenize(config: Config, stage: str, name: str) -> Description:
             # Datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
             length: recipe[length],
+            # Else, the tokens are those of the other stages.
+            **({"train_on": "all_turns"} if recipe.get("train_on") == "all_turns" else {}),
         },
         inputs=inputs,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from snakechat.config.common import TrainingSettings
-from snakechat.data.tokens import Ragged
+from snakechat.data.tokens import Ragged, optional_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
@@ -75,17 +75,26 @@ class Examples:
 
     Args:
         prompts, responses: token ids by row (a Ragged, or lists).
+        trained: with one response each, 1 for each of its target tokens and 0 for the others; by
+            default, all tokens of a response are targets.
     """
 
-    def __init__(self, prompts: Sequence[Ids] | Ragged, *responses: Sequence[Ids] | Ragged) -> None:
-        self.prompts, self.responses = prompts, responses
+    def __init__(
+        self,
+        prompts: Sequence[Ids] | Ragged,
+        *responses: Sequence[Ids] | Ragged,
+        trained: Sequence[Ids] | Ragged | None = None,
+    ) -> None:
+        self.prompts, self.responses, self.trained = prompts, responses, trained
         self.prompt_lengths = sequence_lengths(prompts)
         self.response_lengths = np.stack([sequence_lengths(ids) for ids in responses])
 
     @classmethod
     def read(cls, folder: Path, split: str, *responses: str) -> "Examples":
         """Read a split (train or eval) of a folder of tokens. responses: chosen, rejected."""
-        return cls(*(Ragged(folder, f"{split}.{name}") for name in ("prompt", *responses)))
+        ids = [Ragged(folder, f"{split}.{name}") for name in ("prompt", *responses)]
+        # Of recipes with train_on: all_turns.
+        return cls(*ids, trained=optional_ragged(folder, f"{split}.trained"))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -99,7 +108,8 @@ class Examples:
         prompts, *responses = (
             [ids[row] for row in rows] for ids in (self.prompts, *self.responses)
         )
-        return Examples(prompts, *responses)
+        trained = None if self.trained is None else [self.trained[row] for row in rows]
+        return Examples(prompts, *responses, trained=trained)
 
     def mismatched(self, max_length: int, split: str) -> "Examples":
         """Return each prompt with a response to another one.
@@ -143,8 +153,11 @@ class Examples:
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
         """Return the number of target tokens [n] of each row. See packing.collate."""
-        prompts = self.prompt_lengths - 1 if with_prompts else 0
-        return self.response_lengths.sum(axis=0) + prompts
+        if with_prompts:
+            return self.response_lengths.sum(axis=0) + self.prompt_lengths - 1
+        if self.trained is None:
+            return self.response_lengths.sum(axis=0)
+        return np.array([np.sum(self.trained[row]) for row in range(len(self))], np.int64)
 
     def micro_batches(
         self,
@@ -189,8 +202,11 @@ class Examples:
                 ]
                 for sequence in packed
             ]
-            batch = collate(sequences, packing, device, with_prompts, multiple)
             micro_batch_rows = [row for sequence in packed for row in sequence]
+            trained = None
+            if self.trained is not None:
+                trained = [self.trained[row] for row in micro_batch_rows]
+            batch = collate(sequences, packing, device, with_prompts, multiple, trained)
             yield MicroBatch(micro_batch_rows, batch, counted, number == len(distributed))
 
 

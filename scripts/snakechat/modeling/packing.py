@@ -149,6 +149,7 @@ def collate(
     device: torch.device,
     with_prompts: bool = False,
     multiple: int = 1,
+    trained: list[Ids] | None = None,
 ) -> TokenBatch:
     """Build the tensors of a micro-batch.
 
@@ -158,6 +159,8 @@ def collate(
             never a target, because no hidden state predicts it.
         multiple: packed sequences are padded to a multiple of this number of tokens. Others are
             not: a family that cannot be packed may have no position for the padding.
+        trained: for rows with one response each, which of its tokens are targets: an array of 0 and
+            1 of each row, in their order. By default all are.
     """
     num_responses = len(sequences[0][0][1])
     if not packing:
@@ -185,7 +188,18 @@ def collate(
                 row_ids[number, columns] = row
                 segment_ids[number, columns] = segment
     prompt_lengths = [len(prompt) for _ in indices for s in sequences for prompt, _ in s]
-    targets = _target_indices(indices, prompt_lengths, with_prompts)
+    sequence_indices = [sequence for response in indices for sequence in response]
+    if with_prompts or trained is None:
+        target_columns = [
+            np.arange(1 if with_prompts else length, len(sequence))
+            for length, sequence in zip(prompt_lengths, sequence_indices, strict=True)
+        ]
+    else:
+        target_columns = [
+            length + np.flatnonzero(marks)
+            for length, marks in zip(prompt_lengths, trained, strict=True)
+        ]
+    targets = _target_indices(sequence_indices, target_columns)
 
     def to_device(array: np.ndarray) -> torch.Tensor:
         return copy_to_device(torch.from_numpy(array), device)
@@ -223,18 +237,20 @@ def _one_response_each(sequences: list[list[Row]], num_responses: int) -> list[l
 
 
 def _target_indices(
-    indices: list[list[np.ndarray]], prompt_lengths: list[int], with_prompts: bool
+    sequences: list[np.ndarray], columns: list[np.ndarray]
 ) -> tuple[np.ndarray, ...]:
-    """Return state_index, target_index, last_index and target_lengths of a TokenBatch."""
-    sequences = [sequence for response in indices for sequence in response]
-    # Column of each sequence's first target token.
-    firsts = [1 if with_prompts else length for length in prompt_lengths]
-    pairs = [*zip(sequences, firsts, strict=True)]
+    """Return state_index, target_index, last_index and target_lengths of a TokenBatch.
+
+    Args:
+        sequences: the flat indices of each sequence.
+        columns: where the target tokens of each sequence are.
+    """
+    pairs = [*zip(sequences, columns, strict=True)]
     return (
-        np.concatenate([sequence[first - 1 : -1] for sequence, first in pairs]),
-        np.concatenate([sequence[first:] for sequence, first in pairs]),
+        np.concatenate([sequence[targets - 1] for sequence, targets in pairs]),
+        np.concatenate([sequence[targets] for sequence, targets in pairs]),
         np.array([sequence[-1] for sequence in sequences]),
-        np.array([len(sequence) - first for sequence, first in pairs]),
+        np.array([len(targets) for targets in columns]),
     )
 
 

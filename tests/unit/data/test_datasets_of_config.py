@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from import_dataset import import_split
+from snakechat.data.cells import DroppedRow
 from snakechat.data.dataset_files import split_files
-from snakechat.data.formats import DroppedRow, columns_of, record_of
+from snakechat.data.formats import columns_of, record_of
 from snakechat.data.records import read_texts, texts_of
 from snakechat.data.sources import read_rows
 from support.formats import (

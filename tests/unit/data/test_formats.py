@@ -7,15 +7,8 @@ from collections import Counter
 
 import pytest
 
-from snakechat.data.formats import (
-    FORMATS,
-    BadRow,
-    DroppedRow,
-    columns_of,
-    kept_cells,
-    named_columns,
-    record_of,
-)
+from snakechat.data.cells import BadRow, DroppedRow
+from snakechat.data.formats import FORMATS, columns_of, kept_cells, named_columns, record_of
 from snakechat.data.sources import read_rows
 from support.formats import (
     PLAIN,
@@ -173,7 +166,7 @@ def test_messages_without_a_question_are_dropped(before):
     assert dropped(row, "messages") == "no prompt"
 
 
-@pytest.mark.parametrize("role", ["tool", None])
+@pytest.mark.parametrize("role", ["critic", None])
 def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     row = {"messages": messages(("user", "a"), (role, "b"), ("assistant", "c"))}
     message = bad(row, "messages")
@@ -181,22 +174,19 @@ def test_unknown_role_is_bad_and_the_error_lists_the_roles(role):
     assert "system, user, human, assistant, gpt, model" in message
 
 
-@pytest.mark.parametrize(
-    ("key", "cell"),
-    [
-        ("tool_calls", [{"function": {"name": "look", "arguments": "{}"}}]),
-        ("thinking", "Hm."),
-    ],
-)
-def test_turns_with_more_than_text_are_bad(key, cell):
-    turns = [*messages(("user", "a")), {"role": "assistant", "content": None, key: cell}]
+def test_turns_with_thoughts_are_bad():
+    turns = [*messages(("user", "a")), {"role": "assistant", "content": "b", "thinking": "Hm."}]
     assert bad({"messages": turns}, "messages") == (
-        f"messages has a turn with {key}, which is not supported"
+        "messages has a turn with thinking, which is not supported"
     )
-    # Tables have null or nothing where a turn has none.
-    for nothing in (None, [], ""):
-        turns[-1] = {"role": "assistant", "content": "b", key: nothing}
-        assert read({"messages": turns}, "messages") == (question("a"), " b", None)
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call", "thinking", "name"])
+@pytest.mark.parametrize("nothing", [None, [], ""])
+def test_tables_have_nothing_where_a_turn_has_text_alone(key, nothing):
+    turns = [*messages(("user", "a")), {"role": "assistant", "content": "b", key: nothing}]
+    row = {"messages": turns, "tools": nothing}
+    assert record_of(row, "messages", columns_of("messages")) == ([("user", "a")], " b", None)
 
 
 def test_content_parts_that_are_all_text_are_one_text():
@@ -219,14 +209,132 @@ def test_other_content_parts_are_bad(part, reason):
     assert reason in bad({"messages": turns}, "messages")
 
 
-def test_dialogues_with_tools_are_bad():
-    tools = '[{"type": "function"}]'
+# --- tools ----------------------------------------------------------------------------------
+
+CALL = {"name": "look", "arguments": {"at": "Äpfel", "n": 2}}
+FUNCTION = {"type": "function", "function": CALL}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [FUNCTION]}
+DEFINITION = {"name": "look", "description": "Look at it.", "parameters": {"type": "object"}}
+DEFINED = ("tools", json.dumps([{"type": "function", "function": DEFINITION}]))
+
+
+def turn_of(message):
+    """Return the turn of a message that is more than a role and a text."""
+    return "message", json.dumps(message, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"from": "function_call", "value": json.dumps(CALL)},
+        {"from": "function_call", "value": json.dumps([CALL])},
+        {"role": "assistant", "content": None, "function_call": CALL},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        # OpenAI's arguments are text; a table has each argument of all rows.
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": None, "function": {**CALL, "arguments": {"at": "Äpfel", "x": None, "n": 2}}}
+            ],
+        },
+    ],
+)
+def test_calls_of_tools_are_read_as_transformers_documents_them(message):
+    turns = [*messages(("user", "a")), message, {"from": "observation", "value": "b"}]
+    row = {"messages": [*turns, *messages(("assistant", "c"))]}
+    expected = [("user", "a"), turn_of(CALLING), ("tool", "b")]
+    assert record_of(row, "messages", columns_of("messages")) == (expected, " c", None)
+    # A dialogue may end with a call.
+    ending = {"messages": turns[:2]}
+    assert record_of(ending, "messages", columns_of("messages")) == (
+        expected[:1],
+        expected[1][1],
+        None,
+    )
+
+
+def test_calls_and_results_keep_what_templates_write_of_them():
+    calling = {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [{"id": "c1", **FUNCTION}] * 2,
+    }
+    result = {"role": "tool", "content": "b", "name": "look", "tool_call_id": "c1"}
+    turns = [*messages(("user", "a")), calling, result, *messages(("assistant", "c"))]
+    prompt, _, _ = record_of({"messages": turns}, "messages", columns_of("messages"))
+    assert prompt == [("user", "a"), turn_of(calling), turn_of(result)]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [DEFINITION],
+        json.dumps([DEFINITION]),
+        [{"type": "function", "function": DEFINITION}],
+        [json.dumps(DEFINITION)],
+        [{**DEFINITION, "more": None}],
+        json.dumps(DEFINITION),
+    ],
+)
+def test_tools_are_the_first_turn(tools):
     row = {"messages": messages(("user", "a"), ("assistant", "b")), "tools": tools}
-    assert bad(row, "messages") == "column tools is not empty, but tools are not supported"
+    expected = [DEFINED, ("user", "a")]
+    assert record_of(row, "messages", columns_of("messages")) == (expected, " b", None)
+    row["system"] = "c"
+    columns = columns_of("messages", {"messages": "messages", "system": "system"})
+    assert record_of(row, "messages", columns)[0] == [DEFINED, ("system", "c"), ("user", "a")]
     # The column has no meaning in texts.
     assert read({**PLAIN, "tools": tools}, "plain") == PLAIN_RECORD
-    for nothing in (None, [], "", "[]", "null"):
-        assert read({**row, "tools": nothing}, "messages") == (question("a"), " b", None)
+    for nothing in (None, [], "", "[]", "null", "{}"):
+        assert (
+            record_of({**row, "tools": nothing}, "messages", columns_of("messages"))[0]
+            == (expected[1:])
+        )
+
+
+@pytest.mark.parametrize(
+    ("message", "tools", "reason"),
+    [
+        ({"from": "function_call", "value": "look()"}, None, "a call is text, but not JSON: Exp"),
+        (
+            {"role": "assistant", "tool_calls": ["{}"]},
+            None,
+            "a call without the name of a function",
+        ),
+        ({"role": "assistant", "tool_calls": [3]}, None, "a call is int, expected an object"),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "look", "arguments": [{}, {}]}]},
+            None,
+            "the arguments of look are 2 objects, expected one",
+        ),
+        ({"role": "tool", "content": None}, None, "the text of a turn is NoneType, expected text"),
+        (CALLING, '[{"type": "function"}]', "tools has a tool without the name of a function"),
+        (CALLING, [3], "tools is int, expected an object"),
+        (CALLING, [{"name": "look", "x": b"y"}], "has no JSON form"),
+    ],
+)
+def test_calls_and_tools_that_cannot_be_read_are_bad(message, tools, reason):
+    turns = [*messages(("user", "a")), message, *messages(("assistant", "b"))]
+    assert reason in bad({"messages": turns, "tools": tools}, "messages")
+
+
+def test_text_that_looks_like_a_message_is_text():
+    text = json.dumps(CALLING)
+    for format, row in (
+        ("instruct", {"prompt": "a", "chosen": text, "rejected": "b"}),
+        ("last_turn", {"prompt": "a", "chosen": f"Assistant:{text}", "rejected": text}),
+        ("dialogues", {"chosen": question("a") + text, "rejected": question("a") + "b"}),
+        ("messages", {"messages": messages(("user", "a"), ("assistant", text))}),
+    ):
+        assert read(row, format)[1] == f" {text}"
+
+
+# --- weights --------------------------------------------------------------------------------
 
 
 def weighted(*turns):
@@ -244,6 +352,15 @@ def test_a_response_with_weight_0_is_dropped():
     assert read({"messages": whole}, "messages") == (expected, " d", None)
     row = {"chosen": whole, "rejected": weighted(*turns, ("assistant", "e", zero))}
     assert dropped(row, "message_pairs") == "response with weight 0"
+    call = {**CALLING, "weight": 0}
+    assert dropped({"messages": [*weighted(turns[0]), call]}, "messages") == (
+        "response with weight 0"
+    )
+    # An earlier one is not to be learned.
+    prompt, _, _ = record_of(
+        {"messages": [*whole[:2], call, *whole[2:]]}, "messages", columns_of("messages")
+    )
+    assert prompt == [("user", "a"), ("untrained", "b"), turn_of(call), ("user", "c")]
     row = {"messages": weighted(turns[0], ("assistant", "b", 0.5))}
     assert bad(row, "messages") == "weight is 0.5, expected 1 or 0"
 

@@ -13,7 +13,8 @@ import pytest
 
 from import_dataset import record_and_cells
 from snakechat.data import json_rows, reading_process
-from snakechat.data.formats import BadRow, columns_of, record_of
+from snakechat.data.cells import BadRow
+from snakechat.data.formats import columns_of, record_of
 from snakechat.data.reading_process import read_in_child
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError

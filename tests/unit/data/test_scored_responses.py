@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.data.formats import DroppedRow
+from snakechat.data.cells import DroppedRow
 from snakechat.data.scored_responses import (
     ScoredPrompt,
     open_scored_responses,

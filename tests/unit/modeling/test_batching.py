@@ -52,6 +52,13 @@ def test_select_returns_rows_in_the_given_order():
     assert len(examples) == 3
 
 
+def test_only_trained_tokens_of_a_response_are_targets():
+    examples = Examples([[1], [2, 2]], [[4, 5, 6], [7, 8]], trained=[[1, 0, 1], [0, 1]])
+    assert examples.num_tokens(with_prompts=False).tolist() == [2, 1]
+    assert examples.num_tokens(with_prompts=True).tolist() == [3, 3]
+    assert examples.select([1]).num_tokens(with_prompts=False).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("prompts", "others"),
     [

@@ -1,5 +1,6 @@
 """Forward passes of packed batches, compared with transformers' forward pass of each sequence."""
 
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,7 +43,7 @@ LAYOUTS = {"packed": (True, 60), "shared_prompt": (True, 1), "unpacked": (False,
 CASES = [(family, "packed") for family in PACKING_FAMILIES]
 CASES += [("opt", "shared_prompt"), ("mistral, window", "shared_prompt")]
 CASES += [("opt", "unpacked"), ("bloom", "unpacked"), ("mistral, window", "unpacked")]
-LOSSES = ["sft", "sft with prompts", "last_token", "per_token", "dpo"]
+LOSSES = ["sft", "sft with prompts", "sft of turns", "last_token", "per_token", "dpo"]
 
 # Lengths of prompt, chosen and rejected response, and of the responses' common prefix.
 SHAPES = [(12, 9, 4, 0), (5, 4, 2, 1), (3, 2, 5, 0), (1, 6, 1, 0), (7, 1, 3, 1), (4, 3, 3, 2)]
@@ -61,6 +62,9 @@ def make_rows():
 
 PROMPTS, *RESPONSES = make_rows()
 PAIRS, ROWS = Examples(PROMPTS, *RESPONSES), Examples(PROMPTS, RESPONSES[0])
+# Of every three tokens of a response, the second one belongs to the user.
+TRAINED = [[int(place % 3 != 1) for place in range(len(ids))] for ids in RESPONSES[0]]
+TURNS = Examples(PROMPTS, RESPONSES[0], trained=TRAINED)
 # Far apart, so that a wrong order of rows fails.
 REFERENCE = -torch.arange(2.0 * len(PAIRS)).view(2, -1) * 7
 
@@ -85,7 +89,8 @@ def module_of(family, loss):
 
 def compute_loss(module, loss, layout):
     packing, micro_batch_tokens = LAYOUTS[layout]
-    examples, with_prompts = ROWS if "sft" in loss else PAIRS, loss == "sft with prompts"
+    examples = TURNS if loss == "sft of turns" else ROWS if "sft" in loss else PAIRS
+    with_prompts = loss == "sft with prompts"
     rows = np.arange(len(examples))
     micro_batches = examples.micro_batches(rows, micro_batch_tokens, packing, CPU, with_prompts)
     return sum(micro_batch_loss(module, loss, micro_batch) for micro_batch in micro_batches)
@@ -94,7 +99,8 @@ def compute_loss(module, loss, layout):
 def micro_batch_loss(module, loss, micro_batch):
     batch = micro_batch.batch
     if "sft" in loss:
-        tokens = ROWS.num_tokens(loss == "sft with prompts").sum()
+        examples = TURNS if loss == "sft of turns" else ROWS
+        tokens = examples.num_tokens(loss == "sft with prompts").sum()
         return -module(batch, return_sum=True) / int(tokens)
     if loss == "dpo":
         sums = torch.segment_reduce(module(batch), "sum", lengths=batch.target_lengths).view(2, -1)
@@ -133,7 +139,10 @@ def reference_loss(model, loss):
     if "sft" in loss:
         for row in zip(PROMPTS, RESPONSES[0], strict=True):
             losses.append(reference_logprobs(model, *row, loss == "sft with prompts"))
-        return -torch.cat(losses).mean()
+        logprobs = torch.cat(losses)
+        if loss == "sft of turns":
+            logprobs = logprobs[torch.tensor([*chain(*TRAINED)]) == 1]
+        return -logprobs.mean()
     for number, (prompt, *responses) in enumerate(zip(PROMPTS, *RESPONSES, strict=True)):
         if loss == "dpo":
             sums = [reference_logprobs(model, prompt, response).sum() for response in responses]

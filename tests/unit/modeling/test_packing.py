@@ -111,6 +111,17 @@ def test_with_prompts_all_tokens_but_the_first_are_targets(packing, sequences):
     assert batch.target_lengths.tolist() == [4, 1, 3, 2, 2, 4]
 
 
+@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
+def test_targets_may_be_some_tokens_of_a_response(packing, sequences):
+    rows = [[(PAIRS[name][0], PAIRS[name][1][:1]) for name in names] for names in sequences]
+    batch = collate(rows, packing, CPU, trained=[[1, 0, 1], [1], [0]])
+    ids = batch.inputs.input_ids.flatten()
+    assert ids[batch.target_index].tolist() == [13, 15, 22]
+    assert ids[batch.state_index].tolist() == [12, 14, 21]
+    assert ids[batch.last_index].tolist() == [15, 22, 34]
+    assert batch.target_lengths.tolist() == [2, 1, 0]
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_response_may_have_one_token_or_none(packing):
     rows = [([11, 12], [[]]), ([21], [[22]]), ([31], [[]])]

@@ -1,0 +1,199 @@
+"""Messages of chat datasets as turns: roles, texts, weights, tools and their calls.
+
+Standard library only: the workflow imports this module while it plans.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from snakechat.data.cells import BadRow, DroppedRow, checked_text, is_one
+from snakechat.data.dialogues import (
+    MESSAGE,
+    TOOLS,
+    UNTRAINED,
+    Turn,
+    is_trained,
+    message_of,
+    recorded_response,
+)
+
+# Roles in sources, by their names in lower case.
+ROLES = {
+    **dict.fromkeys(["system"], "system"),
+    **dict.fromkeys(["user", "human"], "user"),
+    **dict.fromkeys(["assistant", "gpt", "model", "function_call"], "assistant"),
+    **dict.fromkeys(["tool", "function", "observation"], "tool"),
+}
+
+# Keys of messages that training does not support: it would learn to say what comes before them.
+UNSUPPORTED_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Keys of the result of a call that some chat templates write.
+RESULT_KEYS = ("name", "tool_call_id")
+# Text of a list of messages, or of one message.
+MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']\s*:""")
+ROLE = re.compile(r"""["'](role|from)["']\s*:""")
+
+
+def parsed_messages(value: Any, name: str) -> Any:
+    """Return a cell; messages that are JSON text, as in csv files, are parsed."""
+    is_text = isinstance(value, str) and (
+        name == "messages" or (MESSAGES.match(value) and ROLE.search(value))
+    )
+    return _parsed(value, name, "JSON of messages") if is_text else value
+
+
+def turns_of_messages(value: Any, name: str, role_of_text: str) -> list[Turn]:
+    """Return the turns of a list of messages, of one message, or of a text.
+
+    Raises:
+        BadRow: A message has an unknown role, no text, thoughts, or calls that cannot be read.
+    """
+    if isinstance(value, str):
+        return [(role_of_text, value)]
+    return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
+
+
+def tools_turns(value: Any) -> list[Turn]:
+    """Return the turn with the tools of a dialogue, as chat templates read them; none without any.
+
+    Raises:
+        BadRow: The cell has no definitions of tools.
+    """
+    tools = []
+    for tool in filter(None, _objects(value, TOOLS)):
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or "name" not in function:
+            raise BadRow(f"{TOOLS} has a tool without the name of a function: {_json(tool)}")
+        tools.append({"type": "function", "function": function})
+    return [(TOOLS, _json(tools))] if tools else []
+
+
+def is_response(turn: Turn) -> bool:
+    """Return whether the assistant writes a turn."""
+    return bool(message_of(turn)["role"] == "assistant")
+
+
+def response_of(turn: Turn) -> str:
+    """Return the last turn of a dialogue as a response.
+
+    Raises:
+        DroppedRow: It has weight 0.
+    """
+    if not is_trained(turn):
+        raise DroppedRow("response with weight 0")
+    return recorded_response(turn)
+
+
+def _turn(message: Any, name: str) -> Turn:
+    """Return the turn of a message with role and content, or with from and value.
+
+    A message that calls tools is JSON as transformers documents it, and so is the result of a call
+    with RESULT_KEYS.
+    """
+    if not isinstance(message, dict):
+        raise BadRow(
+            f"{name} contains {type(message).__name__}, expected messages with role and content"
+        )
+    for key in UNSUPPORTED_KEYS:
+        if message.get(key):
+            raise BadRow(f"{name} has a turn with {key}, which is not supported")
+    # Tables with both spellings leave one of them null.
+    source_role = message.get("role") or message.get("from")
+    text: Any = message.get("value") if message.get("content") is None else message["content"]
+    if not isinstance(source_role, str) or source_role not in ROLES:
+        raise BadRow(
+            f"{name} has a turn with role {source_role!r}, expected one of {', '.join(ROLES)}"
+        )
+    role, calls = ROLES[source_role], message.get("tool_calls") or message.get("function_call")
+    if source_role == "function_call":
+        calls, text = text, None
+    if isinstance(text, list):
+        text = _text_of_parts(text, name)
+    text = "" if calls and text is None else checked_text(text, f"{name}: the text of a turn")
+    more: dict[str, Any] = {}
+    if calls:
+        more["tool_calls"] = _calls(calls, name)
+    elif role == "tool":
+        more = {key: message[key] for key in RESULT_KEYS if message.get(key)}
+    if role == "assistant" and not _has_weight(message):
+        if not calls:
+            return UNTRAINED, text
+        more["weight"] = 0
+    if not more:
+        return role, text
+    return MESSAGE, _json({"role": role, "content": text, **more})
+
+
+def _text_of_parts(parts: list[Any], name: str) -> str:
+    """Return the text of a message whose content is a list of parts, all of them texts."""
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind != "text":
+            raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
+        texts.append(checked_text(part.get("text"), f"{name}: the text of a part"))
+    return "".join(texts)
+
+
+def _has_weight(message: Mapping[str, Any]) -> bool:
+    """Return whether a response counts: its weight is not 0, as in files for OpenAI."""
+    weight = message.get("weight")
+    return weight is None or is_one(weight, "weight")
+
+
+def _calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Return calls of tools as chat templates read them, their arguments as an object."""
+    calls = []
+    for call in _objects(value, f"{name}: a call"):
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRow(f"{name} has a call without the name of a function: {_json(call)}")
+        place = f"{name}: the arguments of {function['name']}"
+        objects = _objects(function.get("arguments") or {}, place)
+        if len(objects) != 1:
+            raise BadRow(f"{place} are {len(objects)} objects, expected one")
+        own = {"id": call["id"]} if "id" in call else {}
+        function = {"name": function["name"], "arguments": objects[0]}
+        calls.append({**own, "type": "function", "function": function})
+    return calls
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    """Return the objects of a cell: an object, a list of objects, or JSON text of these.
+
+    Keys whose value is null are left out: in a table, each row has the keys of all rows.
+    """
+    if isinstance(value, str):
+        value = _parsed(value, name) if value else None
+    found = []
+    for each in value if isinstance(value, list) else [] if value is None else [value]:
+        if isinstance(each, str):
+            found += _objects(each, name)
+        elif isinstance(each, dict):
+            found.append(_without_nulls(each))
+        else:
+            raise BadRow(f"{name} is {type(each).__name__}, expected an object")
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _parsed(text: str, name: str, expected: str = "JSON") -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"{name} is text, but not {expected}: {error}") from None
+
+
+def _json(value: Any) -> str:
+    """Return a value as JSON text, in the order of its keys."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"a message or a tool has no JSON form: {error}") from None
