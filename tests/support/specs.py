@@ -1,4 +1,4 @@
-"""A ModelSpec whose sizes can be computed by hand, a placement, and the least of a run record."""
+"""A ModelSpec whose sizes can be computed by hand, a placement, and the least of other records."""
 
 import json
 
@@ -8,6 +8,9 @@ from snakechat.workflow.run_record import KEYS
 
 # An empty value of each key that every run record has.
 EMPTY_RUN = {key: (kind[0] if isinstance(kind, tuple) else kind)() for key, kind in KEYS.items()}
+
+# What every spec has beside its rule, name and path.
+EMPTY_SPEC = {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
 
 # The matrices of its layers have 12 * 8^2 * 2 weights.
 SMALL = {

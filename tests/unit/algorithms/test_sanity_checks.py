@@ -19,6 +19,7 @@ from snakechat.algorithms.sanity_checks import (
 from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
+from support.specs import EMPTY_SPEC
 
 
 def write(folder, **arrays):
@@ -53,7 +54,8 @@ def probes(tmp_path):
     tokens = write(tmp_path / "tokens", eval_prompt=prompts, eval_chosen=chosen)
     write(tokens, eval_rejected=rejected)
     folder = tmp_path / "reward"
-    manifest = {"spec": {"path": str(folder), "inputs": {}}, "inputs": {}, "lineage": {}}
+    spec = {"rule": "train_reward", "name": "tiny", "path": str(folder), **EMPTY_SPEC}
+    manifest = {"spec": spec, "inputs": {}, "lineage": {}}
     # Mean 50, standard deviation sqrt((100 + 100 + 900 + 900) / 4) = 22.4.
     manifest |= {"files": {}, "facts": {"probe_scores": [[40.0, 60.0], [80.0, 20.0]]}}
     manifest_path(folder).write_text(json.dumps(manifest))

@@ -13,6 +13,7 @@ from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
+from support.specs import EMPTY_SPEC
 from support.talking import (
     CHAT_INIT,
     GREEDY,
@@ -211,7 +212,8 @@ def write_manifest(folder):
         for path in folder.rglob("*.*")
         if path.is_file()
     }
-    manifest = {"spec": {"path": "x", "inputs": {}}, "inputs": {}, "lineage": {}, "facts": {}}
+    spec = {"rule": "train_rlhf", "name": "tiny", "path": "x", **EMPTY_SPEC}
+    manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
     (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
 
 

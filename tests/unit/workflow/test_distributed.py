@@ -154,7 +154,8 @@ def job(tmp_path):
     program = scripts / "train_sft.py"
     program.write_text(PROGRAM)
     spec = {"rule": "train_sft", "name": "tiny", "path": "output/sft/tiny"}
-    spec |= {"inputs": {}, "settings": {}, "requirements": {}, "code": code_digests(program)}
+    spec |= {"inputs": {}, "settings": {}, "files": {}, "requirements": {}}
+    spec["code"] = code_digests(program)
     (tmp_path / "spec.json").write_text(json.dumps(spec))
 
     def start(number, event):

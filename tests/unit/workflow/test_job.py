@@ -26,6 +26,7 @@ from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import result_files
 from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.run_options import DEFAULTS
+from support.specs import EMPTY_SPEC
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +41,15 @@ def spec():
         "rule": "train_sft",
         "name": "tiny",
         "path": "output/sft/tiny",
-        "inputs": {"data": {"path": "output/data/toy"}},
+        **EMPTY_SPEC,
+        "inputs": {"data": {"rule": "import_dataset", "name": "toy", "path": "output/data/toy"}},
         "settings": {"epochs": 3},
     }
 
 
 def make_job(spec, settings_type, content="a", **facts):
     """Return a job whose input has a file with this digest and these facts."""
-    upstream = {"rule": "import_dataset", "name": "toy", "path": "output/data/toy"}
-    upstream |= {"settings": {}, "inputs": {}, "files": {}}
+    upstream = {"rule": "import_dataset", "name": "toy", "path": "output/data/toy", **EMPTY_SPEC}
     files = {"rows": {"size": 1, "sha256": content}}
     manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": files}
     return Job(spec, {"data": manifest}, SERIAL, DEFAULTS, settings_type)

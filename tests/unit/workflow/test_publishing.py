@@ -57,7 +57,7 @@ class Build:
     def run(self, text, program="make", **named):
         """Run a program for a text, with a fault or not; return its exit code and its output."""
         spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
-        spec |= {"requirements": {}, "code": {}, "settings": {"text": text}}
+        spec |= {"files": {}, "requirements": {}, "code": {}, "settings": {"text": text}}
         Path("spec.json").write_text(json.dumps(spec))
         options = json.dumps({"shared_store": str(SHARED)})
         words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", options)
