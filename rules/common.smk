@@ -44,8 +44,11 @@ TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
 ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
 ARGUMENTS += " --options {params.options:q}"
 RUN = f"SNAKECHAT_LOG={{log:q}} PYTHONSAFEPATH= python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
-# The end of a command that writes a page, which appears as a whole.
-TO_PAGE = " {output.page:q}.tmp && mv {output.page:q}.tmp {output.page:q}"
+
+
+def page_link(file):
+    """Return the command that links a page to a file of its result, whichever version that is."""
+    return f'ln -sfn "$(basename {{params.result:q}})"/{file} {{output.page:q}}'
 
 
 onstart:

@@ -27,4 +27,4 @@ rule compare_runs:
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result:q}}/comparison.html{TO_PAGE}"
+        f"{RUN} && {page_link('comparison.html')}"

@@ -24,4 +24,4 @@ rule write_record:
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && cp {{params.result:q}}/record.html{TO_PAGE}"
+        f"{RUN} && {page_link('record.html')}"

@@ -20,4 +20,4 @@ rule compare_zero:
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
-        f"{RUN} && cp {{params.result:q}}/zero.md{TO_PAGE}"
+        f"{RUN} && {page_link('zero.md')}"

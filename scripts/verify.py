@@ -99,7 +99,8 @@ def find_results(tree: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in folders]
         links += [path for path in paths if path.is_symlink()]
-        # A link to a result that does not exist any more.
+        # Links to results that do not exist any more, and no links to pages.
+        files = [name for name in files if not os.path.exists(os.path.join(parent, name))]
         links += [path for name in files if (path := Path(parent, name)).is_symlink()]
         results = [path for path in paths if KEY.fullmatch(path.name) or (path / MANIFEST).exists()]
         found += [path for path in results if not path.is_symlink()]

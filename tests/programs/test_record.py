@@ -125,3 +125,8 @@ def test_a_record_in_chinese(recorded, tmp_path):
     assert ours["回复的困惑度"] == theirs["perplexity of responses"]
     text = chinese.read_text()
     assert '<html lang="zh">' in text and translator("zh")("loss (nats per token)") in text
+    # Back to English, without a job: the pages change with the results.
+    copy.options = recorded.options
+    assert copy.planned(*PAGES) == set()
+    copy.build(*PAGES)
+    assert chinese.read_text() == english.read_text()

@@ -201,6 +201,13 @@ SETTINGS = {
         for key, change in {"weight": {"weight": 2}, "arguments": {"arguments": BOUNDS}}.items()
     },
     "rlhf.preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    **{
+        f"{stage}.preset": Row(
+            setting(f"{stage}.recipes.tiny.preset", "modern"),
+            SFT_TRAINED if stage == "sft" else stale(f"train_{stage}"),
+        )
+        for stage in ("sft", "reward", "dpo")
+    },
     "rlhf.compare_with": Row(
         tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
     ),

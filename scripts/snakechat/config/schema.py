@@ -27,7 +27,7 @@ from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.schema_errors import describe
-from snakechat.config.sections import GateKeys, RlhfKeys, Sections
+from snakechat.config.sections import RlhfKeys, Sections, TrainingKeys
 from snakechat.config.sft import SftSettings
 from snakechat.workflow.value_types import Keyword, Name, Without, Written
 
@@ -147,7 +147,7 @@ def recipe_schema(stage: str) -> Schema:
     if stage == "rlhf":
         properties |= _record(RlhfKeys)["properties"]
     if stage != "generations":
-        properties |= _record(GateKeys)["properties"]
+        properties |= _record(TrainingKeys)["properties"]
     properties["placement"] = _placement_changes(stage)
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
@@ -162,7 +162,7 @@ def _stage_schema(stage: str) -> Schema:
         "defaults": defaults,
         "recipes": {"type": "object", "propertyNames": names, "additionalProperties": recipe},
     }
-    if stage == "rlhf":
+    if "preset" in keys:
         # A preset cannot be based on another one.
         without = {**recipe, "properties": {key: keys[key] for key in keys if key != "preset"}}
         properties["presets"] = {

@@ -250,16 +250,16 @@ class Gate(TypedDict):
     max: NotRequired[float]
 
 
-class GateKeys(TypedDict):
-    """The key of the recipes of all stages that says what their evaluations have to show."""
+class TrainingKeys(TypedDict):
+    """Keys of recipes of all stages that train; training does not use them."""
 
     gate: Annotated[Gate, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])] | None
+    preset: str | None
 
 
 class RlhfKeys(TypedDict):
     """Keys of rlhf recipes that training does not use; `placement` is one of every recipe."""
 
-    preset: str | None
     judge: str | WeightedModels | None
     compare_with: list[
         Annotated[str, Keyword("pattern", "^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*$")]
