@@ -64,7 +64,7 @@ def test_an_unknown_key_of_a_recipe(place, key, hint):
 
 
 def test_a_section_with_few_keys_lists_them():
-    with pytest.raises(ConfigError, match=r"\(available: defaults, presets, recipes\)$"):
+    with pytest.raises(ConfigError, match=r"\(available: defaults, recipes, presets\)$"):
         load({"sft": {"mine": {"epochs": 1}}})
 
 
