@@ -44,11 +44,8 @@ TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
 ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
 ARGUMENTS += " --options {params.options:q}"
 RUN = f"SNAKECHAT_LOG={{log:q}} PYTHONSAFEPATH= python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
-
-
-def page_link(file):
-    """Return the command that links a page to a file of its result, whichever version that is."""
-    return f'ln -sfn "$(basename {{params.result:q}})"/{file} {{output.page:q}}'
+# The start of a command that links a page to a file of its result, whichever version that is.
+TO_RESULT = 'ln -sfn "$(basename {params.result:q})"'
 
 
 onstart:

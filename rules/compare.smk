@@ -27,4 +27,4 @@ rule compare_runs:
     message:
         "Comparing {wildcards.stage}: {wildcards.name}"
     shell:
-        f"{RUN} && {page_link('comparison.html')}"
+        f"{RUN} && {TO_RESULT}/comparison.html {{output.page:q}}"

@@ -46,7 +46,7 @@ rule prompt_eval:
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && {page_link('responses.html')}"
+        f"{RUN} && {TO_RESULT}/responses.html {{output.page:q}}"
 
 
 rule rw_eval:
@@ -74,4 +74,4 @@ rule rw_eval:
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
-        f"{RUN} && {page_link('scores.html')}"
+        f"{RUN} && {TO_RESULT}/scores.html {{output.page:q}}"

@@ -24,4 +24,4 @@ rule write_record:
     message:
         "Writing the training record of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && {page_link('record.html')}"
+        f"{RUN} && {TO_RESULT}/record.html {{output.page:q}}"

@@ -20,4 +20,4 @@ rule compare_zero:
     message:
         "Training {wildcards.stage}/{wildcards.name} for a few steps at each ZeRO stage"
     shell:
-        f"{RUN} && {page_link('zero.md')}"
+        f"{RUN} && {TO_RESULT}/zero.md {{output.page:q}}"
