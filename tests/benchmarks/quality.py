@@ -42,7 +42,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 HH = SHARED / "hh_harmless"
 GSM8K = SHARED / "gsm8k"
 SEED = 1234
-SEEDS = (1234, 1)
+SEEDS = (1234, 1, 2)
 HELD_OUT, PAIRS = 400, 1500
 CHINESE, CHINESE_HELD_OUT = SHARED / "dpo_demo_zh", 100
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
