@@ -105,7 +105,7 @@ bench-gpu: $(VENV)/demo
 	rm -f $(RESULTS)
 	$(ACTIVATE) python tests/gpu/measure.py $(RESULTS)
 
-# Reward model, DPO and GRPO of a pretrained model on real data: accuracy, win rate, success.
+# SFT, reward model, DPO and GRPO of a pretrained model: perplexity, accuracy, win rate, success.
 bench-quality: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/

@@ -7,15 +7,21 @@ reward: A reward model, trained on pairs of ../shared/data/hh_harmless, ranks he
     baseline chooses the longer response.
 dpo: DPO on the same pairs: accuracy of the implicit rewards on the held-out pairs, and win rate
     over the initial model, as scored by the reward model.
+chinese: DPO on pairs of ../shared/data/dpo_demo_zh: accuracy of the implicit rewards on held-out
+    pairs. The baseline is that of `reward`.
+gsm8k: SFT on rows of ../shared/data/gsm8k: perplexity of held-out responses, and greedy responses
+    to held-out questions: the share that ends with "#### number", and of right answers.
 rl: GRPO on sums and products of one-digit numbers, with rewards/math_answer.py and the column
     `solution`: success on questions that training does not have, before and after.
+sorting: SFT on a few right responses, then GRPO with rewards/exact_match.py and several seeds, to
+    sort three numbers: success on triples that training does not have.
 """
 
 import argparse
 import contextlib
 import json
-import math
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -34,10 +40,17 @@ from data import ROOT, SHARED
 PACKAGES = ROOT / ".venv-quality"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 HH = SHARED / "hh_harmless"
+GSM8K = SHARED / "gsm8k"
 SEED = 1234
+SEEDS = (1234, 1, 2)
 HELD_OUT, PAIRS = 400, 1500
+CHINESE, CHINESE_HELD_OUT = SHARED / "dpo_demo_zh", 100
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
 OPERATORS = "+*"
+# The last line of a response of GSM8K.
+FINAL_LINE = re.compile(r"^#### -?[\d,.]+\s*\Z", re.MULTILINE)
+GSM8K_TRAINED, GSM8K_HELD_OUT, GSM8K_TOKENS = 320, 100, 256
+SORTING_TRAINED, SORTING_HELD_OUT = 192, 100
 # Fraction of the questions; all wordings of a question are in the same split.
 QUESTIONS_HELD_OUT = 1 / 5
 TRAINING = {
@@ -52,9 +65,49 @@ SAMPLING = {
     "lr_schedule": "constant",
     "max_prompt_length": 192,
 }
+SORTING = {
+    **SAMPLING,
+    **TRAINING,
+    "algorithm": "grpo",
+    "actor": "sorting",
+    "reward": None,
+    "reward_functions": {"exact_match": 1},
+    "datasets": ["sorting"],
+    "max_response_length": 16,
+    "rollout_batch_size": 8,
+    "num_generations": 8,
+    "global_batch_size": 32,
+    "kl_coef": 0.02,
+    "actor_learning_rate": 2e-5,
+}
 RECIPES = {
+    "sft": {
+        name: {
+            "model": "smollm2",
+            "datasets": [name],
+            "train_on_prompt": False,
+            "max_length": 512,
+            "global_batch_size": 16,
+            "learning_rate": 5e-5,
+            "min_lr_ratio": 0.1,
+            **TRAINING,
+            **settings,
+        }
+        for name, settings in (("problems", {}), ("sorting", {"epochs": 2}))
+    },
     "reward": {"hh": {"model": "smollm2", "learning_rate": 3e-5, **ON_PAIRS, **TRAINING}},
-    "dpo": {"hh": {"model": "smollm2", "learning_rate": 5e-5, **ON_PAIRS, **TRAINING}},
+    "dpo": {
+        "hh": {"model": "smollm2", "learning_rate": 5e-5, **ON_PAIRS, **TRAINING},
+        "chinese": {
+            "model": "smollm2",
+            "learning_rate": 5e-5,
+            **ON_PAIRS,
+            **TRAINING,
+            "datasets": ["chinese"],
+            "max_length": 512,
+            "global_batch_size": 16,
+        },
+    },
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
         "wins": {
@@ -85,6 +138,7 @@ RECIPES = {
             "actor_learning_rate": 2e-5,
             "placement": {**TRAINING["placement"], "micro_batch_tokens": 8192},
         },
+        **{f"sorting-{seed}": {**SORTING, "seed": seed} for seed in SEEDS},
     },
 }
 EVALUATION = {"num_prompts": 100, "num_generations": 4}
@@ -142,19 +196,18 @@ def convert(source, folder):
 def configuration(folder, smoke):
     """Write the datasets; return the config with them, the model and the recipes."""
     pairs, num_prompts = (8, 4) if smoke else (PAIRS, EVALUATION["num_prompts"])
-    datasets = {"arithmetic": write_questions(folder / "arithmetic", smoke)}
-    whole = pa.concat_tables(pq.read_table(path) for path in sorted(HH.glob("t*.parquet")))
-    order = np.random.default_rng(SEED).permutation(len(whole))
-    held_out = order[: 8 if smoke else HELD_OUT]
-    rest = order[HELD_OUT : HELD_OUT + pairs]
+    held_out = 8 if smoke else None
     # The recipe `wins` only evaluates: a few prompts are enough to train on.
-    for name, phase, rows in (("hh", "reward", rest), ("prompts", "rlhf", rest[:8])):
-        path = folder / name
-        path.mkdir()
-        pq.write_table(whole.take(rows), path / "train.parquet")
-        pq.write_table(whole.take(held_out), path / "test.parquet")
-        split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
-        datasets[name] = {"path": str(path), "format": "plain", "split": split}
+    datasets = {
+        "arithmetic": write_questions(folder / "arithmetic", smoke),
+        "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, pairs, held_out),
+        "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8, held_out),
+        "chinese": write_pairs(
+            folder / "chinese", CHINESE, "reward", CHINESE_HELD_OUT, pairs, held_out
+        ),
+        "problems": write_gsm8k(folder / "problems", smoke),
+        "sorting": write_sorting(folder / "sorting", smoke),
+    }
     return {
         "seed": SEED,
         "template": "chat",
@@ -163,6 +216,25 @@ def configuration(folder, smoke):
         "evaluation": {**EVALUATION, "num_prompts": num_prompts},
         **{stage: {"recipes": recipes} for stage, recipes in RECIPES.items()},
     }
+
+
+def write_pairs(folder, source, phase, held_out, trained, evaluated=None):
+    """Write random rows of a folder of pairs for a phase, without duplicates; return their dataset.
+
+    Args:
+        held_out: Number of rows that are not trained on.
+        trained: Number of other rows to train on.
+        evaluated: Number of rows held out to evaluate; None for all of them.
+    """
+    whole = pa.concat_tables(pq.read_table(path) for path in sorted(source.glob("t*.parquet")))
+    unique = dict.fromkeys(tuple(row.items()) for row in whole.to_pylist())
+    whole = pa.Table.from_pylist([dict(row) for row in unique])
+    order = np.random.default_rng(SEED).permutation(len(whole))
+    folder.mkdir()
+    pq.write_table(whole.take(order[held_out:][:trained]), folder / "train.parquet")
+    pq.write_table(whole.take(order[:held_out][:evaluated]), folder / "test.parquet")
+    split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
+    return {"path": str(folder), "format": "plain", "split": split}
 
 
 def write_questions(folder, smoke):
@@ -192,6 +264,46 @@ def write_questions(folder, smoke):
     return {"path": str(folder), "format": "prompt", "keep": ["solution"]}
 
 
+def write_gsm8k(folder, smoke):
+    """Write random rows of GSM8K to train on, and of its test split; return their dataset."""
+    generator = np.random.default_rng(SEED)
+    folder.mkdir()
+    for split, number in (("train", GSM8K_TRAINED), ("test", GSM8K_HELD_OUT)):
+        lines = (GSM8K / f"{split}.jsonl").read_text().splitlines()
+        rows = generator.permutation(len(lines))[: 8 if smoke else number]
+        (folder / f"{split}.jsonl").write_text("".join(f"{lines[row]}\n" for row in rows))
+    columns = {"prompt": "question", "chosen": "answer"}
+    return {"path": str(folder), "format": "instruct", "columns": columns, "split": ["sft"]}
+
+
+def write_sorting(folder, smoke):
+    """Write triples of numbers to sort, each in one row; return their dataset."""
+    generator = np.random.default_rng(SEED)
+    triples = set()
+    while len(triples) < (24 if smoke else SORTING_TRAINED + SORTING_HELD_OUT):
+        triples.add(tuple(sorted(map(int, generator.choice(100, 3, replace=False)))))
+    triples = sorted(triples)
+    order = generator.permutation(len(triples))
+    number = 8 if smoke else SORTING_HELD_OUT
+    folder.mkdir()
+    for split, rows in (("test", order[:number]), ("train", order[number:])):
+        with open(folder / f"{split}.jsonl", "w") as file:
+            for row in rows:
+                shuffled, solution = (
+                    ", ".join(map(str, each))
+                    for each in (generator.permutation(triples[row]), triples[row])
+                )
+                line = {"prompt": f"Sort these numbers: {shuffled}", "solution": solution}
+                file.write(json.dumps(line) + "\n")
+    return {
+        "path": str(folder),
+        "format": "instruct",
+        "columns": {"prompt": "prompt", "chosen": "solution"},
+        "keep": ["solution"],
+        "split": {"sft": 1, "reward": 0, "rlhf": 1},
+    }
+
+
 def reward(folder):
     """Accuracy of the reward model on held-out pairs."""
     build(folder, "reward/hh")
@@ -209,6 +321,35 @@ def dpo(folder):
         "kl": wins["dpo/hh"]["kl_to_base"],
         "length": {name: wins[name]["length"] for name in ("base", "dpo/hh")},
     }
+
+
+def chinese(folder):
+    """Accuracy of the implicit rewards on held-out Chinese pairs."""
+    build(folder, "dpo/chinese")
+    return accuracy(read_metrics(folder, "dpo/chinese"))
+
+
+def gsm8k(folder):
+    """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
+    build(folder, "sft/problems")
+    metrics = read_metrics(folder, "sft/problems")
+    lines = (folder / "problems/test.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    figures = {"rows": metrics["rows"], "questions": len(rows)}
+    for when, model in (("before", "models/smollm2"), ("after", "sft/problems")):
+        questions = [row["question"] for row in rows]
+        texts, _ = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
+        formatted = [FINAL_LINE.search(text) is not None for text in texts]
+        right = are_right(texts, [row["answer"] for row in rows])
+        figures[when] = {
+            "response_perplexity": {
+                "value": metrics[when]["response_perplexity"],
+                "interval_95": metrics["intervals_95"][when]["response_perplexity"],
+            },
+            "formatted": proportion(float(np.mean(formatted)), len(rows)),
+            "right": proportion(float(np.mean(right)), len(rows)),
+        }
+    return figures
 
 
 def rl(folder):
@@ -231,6 +372,30 @@ def rl(folder):
     }
 
 
+def sorting(folder):
+    """Success of the initial, the SFT and the GRPO model with each seed, and means over seeds."""
+    from snakechat.reporting.intervals import mean_interval
+
+    names = [f"sorting-{seed}" for seed in SEEDS]
+    for name in names:
+        build(folder, f"rlhf/{name}")
+    metrics = [read_metrics(folder, f"rlhf/{name}") for name in names]
+    figures = {
+        "questions": metrics[0]["num_prompts"],
+        "score_difference": [each["score_difference"] for each in metrics],
+        "kl": [each["rlhf"]["kl_to_sft"] for each in metrics],
+    }
+    for metric in ("score", "greedy_function_score", "ended_by_eos"):
+        values = [each["rlhf"][metric] for each in metrics]
+        figures[metric] = {
+            "base": metrics[0]["base"][metric],
+            "sft": metrics[0]["sft"][metric],
+            "seeds": values,
+            "mean": {"mean": float(np.mean(values)), "interval_95": mean_interval(values, 0, 1)},
+        }
+    return figures
+
+
 def build(folder, *targets):
     """Build targets with Snakemake."""
     command = ["snakemake", "--cores", "2", "-s", ROOT / "Snakefile", "--directory", folder]
@@ -246,43 +411,62 @@ def read_metrics(folder, target):
 
 def accuracy(metrics):
     """Return the accuracy on pairs with its 95 % interval, and that of the longer response."""
-    value, pairs = metrics["accuracy"], metrics["pairs"]
-    margin = 1.96 * math.sqrt(value * (1 - value) / pairs)
     return {
-        "pairs": pairs,
-        "accuracy": {"mean": value, "interval_95": [value - margin, value + margin]},
-        "longer_wins_accuracy": metrics["longer_wins_accuracy"],
+        "pairs": metrics["pairs"],
+        "accuracy": proportion(metrics["accuracy"], metrics["pairs"]),
+        "longer_wins_accuracy": proportion(metrics["longer_wins_accuracy"], metrics["pairs"]),
     }
 
 
+def proportion(fraction, count):
+    """Return a fraction with its 95 % interval."""
+    from snakechat.reporting.intervals import proportion_interval
+
+    return {"mean": fraction, "interval_95": proportion_interval(fraction, count)}
+
+
 def greedy_success(model, questions):
-    """Return the fraction of questions that a model answers, by transformers' own generation."""
+    """Return the fraction of questions that a model answers."""
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    limit = RECIPES["rlhf"]["arithmetic"]["max_response_length"]
+    texts, ended = greedy_responses(model, [row["prompt"] for row in rows], limit)
+    return float(np.mean(ended & are_right(texts, [str(row["solution"]) for row in rows])))
+
+
+def are_right(texts, solutions):
+    """Return whether each text has the answer of its solution [n]."""
+    is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
+    return np.array([is_correct(*each) for each in zip(texts, solutions, strict=True)])
+
+
+def greedy_responses(model, questions, limit):
+    """Return a model's responses by transformers' own generation, and whether each has ended."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     inputs = tokenizer.apply_chat_template(
-        [[{"role": "user", "content": row["prompt"]}] for row in rows],
+        [[{"role": "user", "content": question}] for question in questions],
         add_generation_prompt=True,
         padding=True,
         return_dict=True,
         return_tensors="pt",
     )
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-    limit = RECIPES["rlhf"]["arithmetic"]["max_response_length"]
     ids = policy.generate(**inputs, max_new_tokens=limit, do_sample=False)
     responses = ids[:, inputs["input_ids"].shape[1] :]
     ended = (responses == tokenizer.eos_token_id).any(dim=1).numpy()
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    correct = [
-        is_correct(text, str(row["solution"])) for text, row in zip(texts, rows, strict=True)
-    ]
-    return float(np.mean(ended & correct))
+    return tokenizer.batch_decode(responses, skip_special_tokens=True), ended
 
 
-PARTS = {"reward": reward, "dpo": dpo, "rl": rl}
+PARTS = {
+    "reward": reward,
+    "dpo": dpo,
+    "chinese": chinese,
+    "gsm8k": gsm8k,
+    "rl": rl,
+    "sorting": sorting,
+}
 
 
 if __name__ == "__main__":
