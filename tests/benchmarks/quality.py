@@ -85,7 +85,7 @@ RECIPES = {
         name: {
             "model": "smollm2",
             "datasets": [name],
-            "train_on_prompt": False,
+            "train_on": "response",
             "max_length": 512,
             "global_batch_size": 16,
             "learning_rate": 5e-5,
