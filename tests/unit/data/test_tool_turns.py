@@ -7,7 +7,7 @@ import pytest
 
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
 from snakechat.data.formats import columns_of, record_of
-from snakechat.data.tokenization import TOO_LONG, encode_turns, join_turns
+from snakechat.data.row_encoding import TOO_LONG, encode_turns, join_turns
 from snakechat.data.tokenizers import Encoder, TurnsRejected, load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
