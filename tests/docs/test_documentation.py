@@ -269,10 +269,10 @@ def workflow(tmp_path_factory):
         (folder / name).mkdir(parents=True)
         row = '{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n'
         (folder / name / "rows.jsonl").write_text(row)
-    model = folder / "models/opt-125m"
-    model.mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (model / name).write_text("{}")
+    for model in (folder / "models/opt-125m", folder / "smollm2"):
+        model.mkdir(parents=True)
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (model / name).write_text("{}")
     (folder / "rewards/mine.py").write_text(
         "def score(prompts, responses):\n    return responses\n"
     )
