@@ -11,7 +11,6 @@ from snakechat.algorithms.reward_functions import load_functions, weighted_sum
 from snakechat.data.formats import columns_of, named_columns
 from snakechat.data.records import read_records
 from snakechat.workflow.digests import file_digest
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.run_options import RunOptions
@@ -100,12 +99,11 @@ def test_prompts_of_plain_without_any_marker_are_a_warning(
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_of_tools_is_read_though_nothing_names_it(imported, tmp_path, kind):
     messages = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    rows = [{"messages": messages, "tools": "[]"}, {"messages": messages, "tools": '[{"a": 1}]'}]
+    tools = json.dumps([{"type": "function", "function": {"name": "look"}}])
+    rows = [{"messages": messages, "tools": "[]"}, {"messages": messages, "tools": tools}]
     path = tmp_path / f"data/rows.{kind}"
-    write(path, rows[:1])
-    assert list(read_records(imported(path, "messages") / "train.parquet")) == [
-        ([("user", "a")], " b", None)
-    ]
     write(path, rows)
-    with pytest.raises(InputError, match="row 2: column tools is not empty"):
-        imported(path, "messages")
+    assert list(read_records(imported(path, "messages") / "train.parquet")) == [
+        ([("user", "a")], " b", None),
+        ([("tools", tools), ("user", "a")], " b", None),
+    ]
