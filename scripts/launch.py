@@ -28,6 +28,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from snakechat.workflow.gpus import GpusBusy, claim_gpus
 from snakechat.workflow.job import read_spec, reuse_result
@@ -171,8 +172,19 @@ def free_port(first: int) -> int:
     sys.exit(f"error: no port between {first} and {first + 1000} is free")
 
 
-def run_torchrun(arguments: list[str]) -> None:
+def run_torchrun(arguments: list[str]) -> NoReturn:
     """Run a program in several processes of this node; exit with the code of the first failure."""
+    code, line = end_of_processes(arguments)
+    if line:
+        print(line, file=sys.stderr)
+    # Threads of torchrun's store now and then abort the interpreter while it shuts down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_of_processes(arguments: list[str]) -> tuple[int, str | None]:
+    """Run a program by torchrun; return the code to exit with, and what the program cannot say."""
     # Importing torch takes seconds.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -182,16 +194,17 @@ def run_torchrun(arguments: list[str]) -> None:
     try:
         run(parse_args(arguments))
     except SignalException as stopped:
-        sys.exit(128 + stopped.sigval)
+        return 128 + stopped.sigval, None
     except ChildFailedError as error:
         # Of processes that end within a second, a killed one is the cause: it cannot say why.
         # Torchrun itself ends those that are left by SIGTERM.
         for rank, failure in error.failures.items():
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 name = signal.Signals(-failure.exitcode).name
-                sys.exit(f"error: process {rank} of the job was ended by {name}")
+                return 1, f"error: process {rank} of the job was ended by {name}"
         _, failure = error.get_first_failure()
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode, None
+    return 0, None
 
 
 if __name__ == "__main__":
