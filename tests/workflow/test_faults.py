@@ -147,7 +147,8 @@ def tree(built, scratch, forks):
 def program(request, tree):
     """The program of a rule; afterwards, its result is as before."""
     program = Program(tree, request.param)
-    shutil.copytree(program.stored, program.kept)
+    # Links to the evaluation stay links.
+    shutil.copytree(program.stored, program.kept, symlinks=True)
     with llm_endpoint.serving() as endpoint:
         endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
         for judge in program.options.get("llm_judges", {}).values():
