@@ -92,6 +92,8 @@ def test_a_dry_run_writes_nothing(tree, options):
 
 
 def test_a_dry_run_of_a_fresh_tree_writes_nothing(sources):
+    # Python itself writes byte code.
+    sources.environment = {**sources.environment, "PYTHONDONTWRITEBYTECODE": "1"}
     before = states(sources.folder)
     assert sources.snakemake("output/rlhf/tiny", "-n").returncode == 0
     assert states(sources.folder) == before
