@@ -163,7 +163,7 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     """Return the objects of a cell: an object, a list of objects, or JSON text of these.
 
-    Keys whose value is null are left out: in a table, each row has the keys of all rows.
+    Keys with a null value are left out, because a table gives each row the keys of all rows.
     """
     if isinstance(value, str):
         value = _parsed(value, name) if value else None

@@ -30,7 +30,7 @@ def tokenize(config: Config, stage: str, name: str) -> Description:
             # Datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
             length: recipe[length],
-            # Else, the tokens are those of the other stages.
+            # The other values change no token.
             **({"train_on": "all_turns"} if recipe.get("train_on") == "all_turns" else {}),
         },
         inputs=inputs,
@@ -46,13 +46,18 @@ def _skips_bad_rows(config: Config, name: str) -> bool:
     return policy == "skip"
 
 
+def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
+    """Return the model that a recipe starts from, and its tokens."""
+    return {"model": config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
+
+
 # --- SFT and reward model ---------------------------------------------------------------------
 
 
 def train_sft(config: Config, name: str) -> Description:
     return Description(
         settings=config.program_settings("sft", name),
-        inputs={"model": config.base_model("sft", name), "tokens": ("tokenize_sft", name)},
+        inputs=_model_and_tokens(config, "sft", name),
     )
 
 
@@ -73,7 +78,7 @@ def evaluate_sft(config: Config, name: str) -> Description:
 def train_reward(config: Config, name: str) -> Description:
     return Description(
         settings=config.program_settings("reward", name),
-        inputs={"model": config.base_model("reward", name), "tokens": ("tokenize_reward", name)},
+        inputs=_model_and_tokens(config, "reward", name),
     )
 
 
@@ -106,12 +111,12 @@ def compute_reference(config: Config, name: str) -> Description:
             "mismatched_max_length": recipe["max_length"] if mismatched else None,
             "batches": batches,
         },
-        inputs={"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)},
+        inputs=_model_and_tokens(config, "dpo", name),
     )
 
 
 def train_dpo(config: Config, name: str) -> Description:
-    inputs = {"model": config.base_model("dpo", name), "tokens": ("tokenize_dpo", name)}
+    inputs = _model_and_tokens(config, "dpo", name)
     if has_reference(config.recipe("dpo", name)["loss"]):
         inputs["reference"] = ("compute_reference", name)
     return Description(settings=config.program_settings("dpo", name), inputs=inputs)
@@ -240,7 +245,7 @@ def generate_responses(config: Config, name: str) -> Description:
     settings = config.program_settings("generations", name)
     return Description(
         settings={**settings, "reward": None, **{key: {} for key in empty}},
-        inputs=_generation_inputs(config, name),
+        inputs=_model_and_tokens(config, "generations", name),
     )
 
 
@@ -248,19 +253,11 @@ def score_responses(config: Config, name: str) -> Description:
     return Description(
         settings=config.program_settings("generations", name),
         inputs={
-            **_generation_inputs(config, name),
+            **_model_and_tokens(config, "generations", name),
             "responses": ("generate_responses", name),
             **_reward_models(config, "generations", name, "reward"),
         },
     )
-
-
-def _generation_inputs(config: Config, name: str) -> Jobs:
-    """Return the model and the prompts of a recipe of generations."""
-    return {
-        "model": config.base_model("generations", name),
-        "tokens": ("tokenize_generations", name),
-    }
 
 
 # --- gates ------------------------------------------------------------------------------------
