@@ -16,7 +16,7 @@ from typing import Any
 from snakechat.data.cards import card_facts
 from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files, unread_files
-from snakechat.data.dialogues import UNMARKED, is_message, parse_prompt
+from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import Columns, Record, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter, texts_of
@@ -176,11 +176,7 @@ def convert_files(
                 dropped[str(reason)] += 1
             else:
                 if remove:
-                    chosen, rejected = (
-                        response
-                        and (response if is_message(response) else remove.sub("", response))
-                        for response in (chosen, rejected)
-                    )
+                    chosen, rejected = (without(remove, text) for text in (chosen, rejected))
                 writer.write((prompt, chosen, rejected), *kept)
                 num_marked += any(role != UNMARKED for role, _ in prompt)
     if settings.format == "plain" and len(writer) and not num_marked:
@@ -189,6 +185,13 @@ def convert_files(
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
     return dict(source_rows), dict(dropped), len(writer)
+
+
+def without(pattern: re.Pattern[str], response: str | None) -> str | None:
+    """Return a response without what matches a pattern; a call of tools as it is."""
+    if response is None or is_message(response):
+        return response
+    return as_text(pattern.sub("", response))
 
 
 def record_and_cells(

@@ -33,13 +33,14 @@ def answers_score(responses, cells):
 def imported(tmp_path):
     """Import a file as a dataset of the given keys; return the folder of the result."""
 
-    def run(path, format, columns=None, keep=()):
+    def run(path, format, columns=None, keep=(), **more):
         settings = {
             "format": format,
             "on_bad_row": "fail",
             "card": {},
             "columns": columns_of(format, columns),
             "keep": named_columns(keep),
+            **more,
         }
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
         spec |= {"settings": settings, "inputs": {}}
@@ -107,3 +108,17 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, tmp_path, k
         ([("user", "a")], " b", None),
         ([("tools", tools), ("user", "a")], " b", None),
     ]
+
+
+def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(imported, tmp_path):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {}}]}
+    dialogues = [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": '<b>{"c": 1}'}],
+        [{"role": "user", "content": "a"}, call],
+    ]
+    path = tmp_path / "data/rows.jsonl"
+    write(path, [{"messages": messages} for messages in dialogues])
+    result = imported(path, "messages", remove=r"\s*<b>|look")
+    text, message = (chosen for _, chosen, _ in read_records(result / "train.parquet"))
+    assert text == ' {"c": 1}'
+    assert json.loads(message)["tool_calls"][0]["function"]["name"] == "look"

@@ -116,6 +116,11 @@ def is_message(response: str) -> bool:
     return response.startswith("{")
 
 
+def as_text(response: str) -> str:
+    """Return a response that is text, even if it looks like a message as JSON."""
+    return render_response(response) if is_message(response) else response
+
+
 def response_turn(response: str) -> Turn:
     """Return the turn of a response in a record."""
     return (

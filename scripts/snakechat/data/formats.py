@@ -22,7 +22,7 @@ from snakechat.data.dialogues import (
     RESPONSE,
     TOOLS,
     Turn,
-    is_message,
+    as_text,
     parse_prompt,
     render_response,
 )
@@ -229,14 +229,9 @@ def _last_turn(prompt: Any, chosen: Any, rejected: Any) -> Record:
     """A prompt without the final "Assistant:"; responses that repeat the whole dialogue."""
     return (
         parse_prompt(f"{checked_text(prompt, 'prompt').rstrip()}{RESPONSE}"),
-        _no_message(checked_text(chosen, "chosen").split("Assistant:")[-1]),
-        _no_message(checked_text(rejected, "rejected").split("Assistant:")[-1]),
+        as_text(checked_text(chosen, "chosen").split("Assistant:")[-1]),
+        as_text(checked_text(rejected, "rejected").split("Assistant:")[-1]),
     )
-
-
-def _no_message(text: str) -> str:
-    """Return a response that is text, even if it looks like JSON of a message."""
-    return render_response(text) if is_message(text) else text
 
 
 def _dialogues(chosen: Any, rejected: Any) -> Record:
@@ -248,7 +243,7 @@ def _dialogues(chosen: Any, rejected: Any) -> Record:
         raise BadRow(f"chosen has no turn {RESPONSE.strip()!r}")
     if not rejected.startswith(prompt) or RESPONSE in other:
         raise DroppedRow("dialogues differ before the last response")
-    return parse_prompt(prompt), _no_message(response), _no_message(other)
+    return parse_prompt(prompt), as_text(response), as_text(other)
 
 
 def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score: Any) -> Record:
