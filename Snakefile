@@ -40,7 +40,7 @@ sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
 from snakechat.config.config_files import check_config_files
 from snakechat.config.errors import ConfigError
-from snakechat.workflow.snakemake_adapter import command_line_configfiles
+from snakechat.workflow.snakemake_command_line import command_line_configfiles
 
 # Before Snakemake reads config.yaml. It has read the files of --configfile already.
 if not workflow.remote_exec:

@@ -26,7 +26,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
 from snakechat.workflow.code_digests import Modules, read_source
 from snakechat.workflow.pins import LOCK, pins_of, read_lock
-from snakechat.workflow.snakemake_adapter import read_config
+from snakechat.workflow.snakemake_command_line import read_config
 from support.cases import some
 
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO

@@ -21,7 +21,7 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
-from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
+from snakechat.workflow.snakemake_command_line import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 

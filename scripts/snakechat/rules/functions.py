@@ -31,7 +31,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
-from snakechat.workflow import snakemake_adapter
+from snakechat.workflow import snakemake_adapter, snakemake_command_line
 from snakechat.workflow.digests import Identity, canonical_json, file_identity
 from snakechat.workflow.errors import (
     NOT_IN_CONFIG,
@@ -118,7 +118,9 @@ class RuleFunctions:
         if "config" in planned:
             config.clear()
             config.update(planned["config"])
-        command_line = planned.get("command_line", snakemake_adapter.command_line_config(workflow))
+        command_line = planned.get(
+            "command_line", snakemake_command_line.command_line_config(workflow)
+        )
         values = copy.deepcopy(config)
         self.config = load_config(config, root, sources, command_line)
         self.config.listings |= planned.get("listings", {})
@@ -135,7 +137,7 @@ class RuleFunctions:
         finish = fails_in_one_line(self.finish)
         snakemake_adapter.after_build(workflow, finish, self.preview)
         # The options with which a result is rebuilt, for its model card and for verify.py.
-        self._options = snakemake_adapter.config_options()
+        self._options = snakemake_command_line.config_options()
         # The spec files of planned jobs, by the paths of the manifests.
         self._spec_files: dict[str, str] = {}
         # A recipe whose planned jobs need a GPU, on a machine that seems to have none.
@@ -343,7 +345,7 @@ class RuleFunctions:
 
     def _check_build(self) -> None:
         """Check options and decide what is stale; Snakemake knows both at its first question."""
-        snakemake_adapter.check_command(self.workflow)
+        snakemake_command_line.check_command(self.workflow)
         snakemake_adapter.decide_staleness(self.workflow, self._changes)
 
     def _start_report(self) -> None:
@@ -366,7 +368,7 @@ class RuleFunctions:
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         placement = job_placement(self.config, rule, name)
-        threads = snakemake_adapter.threads_option(self.workflow, rule)
+        threads = snakemake_command_line.threads_option(self.workflow, rule)
         return placement if threads is None else replace(placement, threads=threads)
 
     def _find_unread_files(self, rule: str, dataset: str) -> None:
@@ -378,7 +380,7 @@ class RuleFunctions:
 
     def _warn_without_gpu(self, recipe: str) -> None:
         """Print a warning if a job that runs here needs a GPU and there is none, once."""
-        runs_here = snakemake_adapter.jobs_run_here(self.workflow)
+        runs_here = snakemake_command_line.jobs_run_here(self.workflow)
         if self._without_gpu is None and runs_here and not has_gpu():
             self._without_gpu = recipe
             warn(no_gpu(recipe))

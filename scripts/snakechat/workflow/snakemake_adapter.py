@@ -1,32 +1,25 @@
-"""Private interfaces of Snakemake that the workflow needs; no other module uses them.
+"""Private interfaces of Snakemake that decide what runs; no other module uses them.
 
 Written for Snakemake 9.27 and later versions 9. The workflow imports this module while it plans.
 """
 
-import contextlib
 import gc
-import io
-import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
-from snakemake.common.configfile import load_configfile
-from snakemake.exceptions import CliException
 from snakemake.io import Mtime, ancient
 from snakemake.jobs import Job
-from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger, SharedFSUsage, StorageSettings
-from snakemake.utils import update_config
-from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.printable import printable_line
+from snakechat.workflow.snakemake_command_line import refuse_options
+from snakechat.workflow.snakemake_messages import hide_messages, repeat_errors
 
 
 def check_version(version: str = SNAKEMAKE_VERSION) -> None:
@@ -65,74 +58,6 @@ def collect_garbage_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(200_000)
-
-
-def command_line_config(workflow: Any) -> dict[str, Any]:
-    """Return the values of --config, which Snakemake leaves as text below the top level."""
-    return dict(workflow.config_settings.config)
-
-
-def command_line_configfiles(workflow: Any) -> list[Path]:
-    """Return the files of --configfile."""
-    return list(workflow.config_settings.configfiles)
-
-
-def threads_option(workflow: Any, rule: str) -> int | None:
-    """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
-    resource = workflow.resource_settings.overwrite_threads.get(rule)
-    threads = getattr(resource, "raw", None)
-    return threads if isinstance(threads, int) else None
-
-
-class Options(NamedTuple):
-    """Options of Snakemake that decide what a build consists of.
-
-    Attributes:
-        targets: Targets among the options.
-        directory: The folder of the build, None for the current one.
-        configfiles: The files of --configfile.
-        config: The values of --config, which are text below the top level.
-    """
-
-    targets: list[str]
-    directory: Path | None
-    configfiles: list[Path]
-    config: dict[str, Any]
-
-
-def parse_options(words: list[str]) -> Options:
-    """Parse options of Snakemake, including those of its profiles.
-
-    Raises:
-        InputError: An option selects jobs by something else than what is stale.
-    """
-    # It takes seconds, and is here for programs that do not run in Snakemake.
-    from snakemake.cli import parse_args, parse_config
-
-    with contextlib.redirect_stderr(io.StringIO()) as messages:
-        try:
-            _, options = parse_args(words)
-            config = parse_config(options.config)
-        except (ValueError, CliException) as error:
-            raise InputError(str(error)) from None
-        except SystemExit:
-            *_, last = messages.getvalue().splitlines()
-            raise InputError(last.rpartition("error: ")[2]) from None
-    for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
-        if getattr(options, name):
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
-    files = [Path(file).absolute() for file in options.configfile or ()]
-    return Options(list(options.targets), options.directory, files, config)
-
-
-def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of config files, later ones on top, as Snakemake reads them."""
-    values: dict[str, Any] = {}
-    for file in files:
-        update_config(values, load_configfile(file))
-    update_config(values, command_line)
-    return values
 
 
 def jobs_share_environment(workflow: Any) -> bool:
@@ -191,54 +116,6 @@ def planned_names(workflow: Any, rule: str) -> list[str]:
     return sorted("/".join(job.wildcards) for job in jobs)
 
 
-def config_options(arguments: list[str] | None = None) -> list[str]:
-    """Return the words of the command line that change the config: --configfile and --config.
-
-    A rebuild needs them again.
-    """
-    words = sys.argv[1:] if arguments is None else arguments
-    options, kept = [], False
-    for word in words:
-        if word.startswith("-"):
-            kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
-        if kept:
-            options.append(word)
-    return options
-
-
-def refuse_options(workflow: Any) -> None:
-    """Have options fail that take a manifest for the whole result.
-
-    --summary and --list-*-changes know nothing of specs and contents, --delete-all-output would
-    leave the results, and --generate-unit-tests copies manifests alone.
-    """
-
-    def fail(*_: Any, **__: Any) -> NoReturn:
-        sys.exit(
-            "error: --summary and --list-changes compare times and commands, which do not decide"
-            " here what is stale: run python scripts/explain.py, or snakemake -n"
-        )
-
-    delete_output = workflow.delete_output
-
-    def delete(only_temp: bool = False, dryrun: bool = False) -> None:
-        if not only_temp:
-            sys.exit(
-                "error: --delete-all-output knows the manifests of results and not their files: run"
-                " make clean-output, or delete folders below output/"
-            )
-        delete_output(only_temp=only_temp, dryrun=dryrun)
-
-    def refuse_tests(*_: Any, **__: Any) -> NoReturn:
-        sys.exit(
-            "error: --generate-unit-tests copies the manifests of results and not their files: to"
-            " build a result again and compare it, run make reproduce TARGET=output/..."
-        )
-
-    workflow.summary = workflow.list_changes = fail
-    workflow.delete_output, workflow.generate_unit_tests = delete, refuse_tests
-
-
 def complete_targets(workflow: Any) -> None:
     """Have the folder of a result, and each file in it, be a target as its manifest is."""
     prepare_dag = workflow._prepare_dag
@@ -259,22 +136,6 @@ def complete_targets(workflow: Any) -> None:
         prepare_dag(*arguments, **named)
 
     workflow._prepare_dag = complete_and_prepare
-
-
-def check_command(workflow: Any) -> None:
-    """Raise InputError for options that would leave results in a wrong state.
-
-    Snakemake knows them once it has parsed the Snakefile.
-    """
-    if workflow.touch:
-        raise InputError(
-            "--touch sets times, which do not decide here what is stale: to keep results whose code"
-            " or libraries changed, run python scripts/accept.py TARGET --because REASON"
-        )
-    # None while Snakemake writes a report.
-    settings = workflow.execution_settings
-    if workflow.is_main_process and not workflow.dryrun and settings and settings.no_hooks:
-        raise InputError("--no-hooks: the first hook writes what jobs are made from: omit it")
 
 
 # --- staleness --------------------------------------------------------------------------------
@@ -376,9 +237,6 @@ def jobs_to_run(workflow: Any) -> Iterator[JobToRun]:
             yield JobToRun(job.rule.name, "/".join(job.wildcards), forced)
 
 
-# --- messages and settings --------------------------------------------------------------------
-
-
 def check_scheduler(workflow: Any) -> None:
     """Raise InputError if jobs go to Slurm and this machine has none, before they are retried."""
     if workflow.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
@@ -386,78 +244,6 @@ def check_scheduler(workflow: Any) -> None:
             "executor slurm (profiles/slurm): the command sbatch is not on PATH: start the build on"
             " a login node of the cluster, or without --profile slurm"
         )
-
-
-def jobs_run_here(workflow: Any, arguments: list[str] | None = None) -> bool:
-    """Return whether jobs run on this machine, or would run without --dry-run."""
-    name = workflow.executor_plugin.name
-    words = sys.argv if arguments is None else arguments
-    options = {word.partition("=")[0] for word in words}
-    elsewhere = options & {"--profile", "--executor", "-e"} or "SNAKEMAKE_PROFILE" in os.environ
-    return name == "local" or (name == "dryrun" and not elsewhere)
-
-
-def hide_messages(workflow: Any) -> None:
-    """Drop messages of Snakemake that do not apply.
-
-    Its plan did not expect the folders that users ask for, and it has no metadata of them, because
-    an upstream job wrote them and their own rule has no command. What it advises for stale results
-    (--rerun-triggers, --cleanup-metadata) has no effect (`decide_staleness`).
-    """
-    workflow.log_missing_metadata_info = workflow.log_provenance_info = lambda: None
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return "were not present when the DAG was created" not in record.getMessage()
-
-    logger.addFilter(is_wanted)
-
-
-def repeat_errors() -> None:
-    """Have a failed build end with the errors of its jobs, and print each command once.
-
-    Each error is the last line of a job's log.
-    """
-    errors: dict[str, None] = {}
-
-    def shorten(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if text.startswith("RuleException:\nCalledProcessError"):
-            # The message about the job has the same command.
-            return False
-        if getattr(record, "event", None) == LogEvent.JOB_ERROR:
-            error = _last_line(getattr(record, "log", ()))
-            errors[error] = None
-            # A cluster's plugin says how the job ended, and where its log is.
-            record.__dict__["rule_msg"] = getattr(record, "rule_msg", None) or error
-        if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
-            record.msg, record.args = "\n".join(errors), ()
-        return True
-
-    logger.addFilter(shorten)
-
-
-# The start of the stack of an exception of Python.
-TRACEBACK = "Traceback (most recent call last):"
-
-
-def _last_line(logs: Sequence[str]) -> str:
-    """Return the error of a job, which is the last line of its first log.
-
-    A job that is killed, for example by the kernel because memory is exhausted, writes none.
-    """
-    try:
-        text = Path(logs[0]).read_text(errors="replace")
-    except (IndexError, OSError):
-        text = ""
-    # Progress bars return to the start of their line.
-    texts = [shown for line in text.split("\n") if (shown := line.rpartition("\r")[2].strip())]
-    has_error = texts and (texts[-1].startswith(("error: ", "stopped by ")) or TRACEBACK in text)
-    if not has_error:
-        return (
-            "error: a job ended without a message, as if it was killed, for example because memory"
-            f" was exhausted: {', '.join(logs)}"
-        )
-    return printable_line(texts[-1])
 
 
 class SharedVolume(StorageSettings):

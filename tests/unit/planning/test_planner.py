@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from snakechat.planning.planner import (
     with_upstream,
 )
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_adapter import parse_options, read_config
+from snakechat.workflow.snakemake_command_line import read_config
 
 
 def parse(line):
@@ -64,37 +63,6 @@ def test_an_unknown_option_before_the_separator_is_an_error(capsys):
     with pytest.raises(SystemExit):
         parse("x --cores 2 -- --force")
     assert "unrecognized arguments: --cores" in capsys.readouterr().err
-
-
-# --- options of Snakemake ---------------------------------------------------------------------
-
-
-def test_options_are_read_as_snakemake_reads_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text("seed: 1\nsft: {defaults: {epochs: 1, lora_rank: 4}}\n")
-    (tmp_path / "b.yaml").write_text("sft: {defaults: {epochs: 2}}\n")
-    words = shlex.split("x y --configfile a.yaml b.yaml --config seed=3 'dpo={recipes: {}}'")
-    options = parse_options([*words, "--directory", "there", "--cores", "2", "-n"])
-    assert options.targets == ["x", "y"] and options.directory == Path("there")
-    assert read_config(options.configfiles, options.config) == {
-        "seed": 3,
-        "sft": {"defaults": {"epochs": 2, "lora_rank": 4}},
-        "dpo": {"recipes": {}},
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--force", "--force has no effect here"),
-        ("--until train_sft", "--until has no effect here"),
-        ("--confg a", "unrecognized arguments: --confg"),
-        ("--config seed", "Config entries have to be defined as name=value pairs"),
-    ],
-)
-def test_other_options_are_errors_of_one_line(words, message):
-    with pytest.raises(InputError, match=message):
-        parse_options(shlex.split(words))
 
 
 # --- targets ----------------------------------------------------------------------------------

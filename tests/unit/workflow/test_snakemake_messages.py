@@ -1,0 +1,47 @@
+"""What Snakemake prints of a build."""
+
+import logging
+
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from snakechat.workflow.snakemake_messages import repeat_errors
+
+
+def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypatch):
+    messages = logging.getLogger("test of messages")
+    monkeypatch.setattr("snakechat.workflow.snakemake_messages.logger", messages)
+    repeat_errors()
+    shown = []
+    handler = logging.Handler()
+    handler.emit = shown.append
+    messages.addHandler(handler)
+    (tmp_path / "a.log").write_text("import: 0%\rimport: 9%\nerror: row 1\n")
+    stack = "Traceback (most recent call last):\n  File x\nZeroDivisionError: division\n"
+    (tmp_path / "raised.log").write_text(stack)
+    (tmp_path / "killed.log").write_text("train: 0%\rtrain: 9%\n77 % of the weights differ\n")
+    failed = "WorkflowError:\nAt least one job did not complete successfully."
+    messages.error(failed)
+    for log, message in (
+        *((f"{name}.log", None) for name in ("a", "raised", "killed", "missing")),
+        ("a.log", "job 7 was cancelled"),
+    ):
+        messages.error("RuleException:\nCalledProcessError in file x:\nCommand 'y' returned 1")
+        extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(tmp_path / log)]}
+        messages.error("Error in rule", extra=extra)
+    messages.error(failed)
+    killed, missing = (
+        "error: a job ended without a message, as if it was killed, for example because memory was"
+        f" exhausted: {tmp_path}/{name}.log"
+        for name in ("killed", "missing")
+    )
+    jobs = [record.rule_msg for record in shown[1:6]]
+    assert jobs == [
+        "error: row 1",
+        "ZeroDivisionError: division",
+        killed,
+        missing,
+        "job 7 was cancelled",
+    ]
+    assert shown[0].getMessage() == failed
+    errors = ["error: row 1", "ZeroDivisionError: division", killed, missing]
+    assert shown[6].getMessage() == "\n".join(errors)
