@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from snakechat.evaluation.verifying import is_verified
+from snakechat.evaluation.verification import is_verified
 
 OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

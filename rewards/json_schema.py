@@ -13,7 +13,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from snakechat.evaluation.verifying import is_verified
+from snakechat.evaluation.verification import is_verified
 
 BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
 

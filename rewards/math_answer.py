@@ -9,7 +9,7 @@ give 0.
 from collections.abc import Sequence
 
 from snakechat.evaluation.answers import answer_of, are_equal, last_boxed
-from snakechat.evaluation.verifying import is_verified
+from snakechat.evaluation.verification import is_verified
 
 
 def score(

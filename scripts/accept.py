@@ -23,7 +23,6 @@ from snakechat.data.model_files import CARD
 from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
 from snakechat.planning.plan import PlannedJob
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.file_links import copy
@@ -46,6 +45,7 @@ from snakechat.workflow.store import (
     stored_folder,
     temporary_folder,
 )
+from snakechat.workflow.tool_errors import one_line_errors
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from snakechat.config.hints import available
-from snakechat.reporting.figures import read_figure
+from snakechat.reporting.metric_values import read_figure
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 

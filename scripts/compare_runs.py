@@ -22,7 +22,6 @@ from snakechat.reporting.comparison import (
     group_by_settings,
     long_rows,
 )
-from snakechat.reporting.figures import Figure
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.labels import (
     CURVES,
@@ -36,8 +35,9 @@ from snakechat.reporting.labels import (
     is_fraction,
 )
 from snakechat.reporting.metric_tables import metric_panels, metric_table
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Page, Section, Table
-from snakechat.reporting.pages import write_page
+from snakechat.reporting.page_rendering import write_page
 from snakechat.reporting.plots import draw_lines
 from snakechat.reporting.setting_differences import (
     as_texts,

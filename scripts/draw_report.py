@@ -11,8 +11,8 @@ from typing import Any
 from snakechat.reporting.costs import total_cost
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Card, Page
-from snakechat.reporting.pages import write_headline, write_page
-from snakechat.reporting.report import Report
+from snakechat.reporting.page_rendering import write_headline, write_page
+from snakechat.reporting.report_sections import Report
 from snakechat.workflow.job import Job, run
 
 # The chapters in the order of their numbers. Only reports of RLHF have the last one.

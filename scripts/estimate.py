@@ -28,7 +28,7 @@ from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
 from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.command_line import one_line_errors
+from snakechat.workflow.tool_errors import one_line_errors
 
 COLUMNS = (
     *("job", "state", "GPUs", "weights", "trained"),

@@ -26,12 +26,12 @@ from snakechat.algorithms.preference import (
     response_rewards,
 )
 from snakechat.config.dpo import has_reference, has_reference_point
+from snakechat.data.ragged_arrays import whole_lengths_path
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import whole_lengths_path
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_logprobs
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
-from snakechat.training.metrics import write_json
+from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.placement import Placement

@@ -12,12 +12,12 @@ import torch
 
 from snakechat.algorithms.pair_metrics import metrics_by_dataset
 from snakechat.algorithms.preference import pairwise_loss
+from snakechat.data.ragged_arrays import whole_lengths_path
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import whole_lengths_path
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
-from snakechat.training.metrics import write_json
+from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

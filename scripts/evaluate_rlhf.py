@@ -38,11 +38,11 @@ from snakechat.algorithms.reward_sum import weighted_judges
 from snakechat.algorithms.rollouts import sample_equally
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
-from snakechat.data.conversations import response_texts
 from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.reward_model_encoding import response_texts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.evaluation.comparisons import (
     ResponseMetrics,
     compare,
@@ -60,7 +60,7 @@ from snakechat.modeling.model_check import prompt_examples
 from snakechat.reporting.labels import MODELS
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, loaded_scorer, start_evaluation
-from snakechat.training.metrics import write_json
+from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.job import Job, run
 

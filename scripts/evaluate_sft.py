@@ -16,7 +16,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.reporting.intervals import ratio_interval
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
-from snakechat.training.metrics import write_json
+from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

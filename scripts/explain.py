@@ -16,14 +16,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.planning.causes import NEVER_BUILT, find_changes, recorded_changes
 from snakechat.planning.changes import job_name
 from snakechat.planning.plan import upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.command_line import one_line_errors
+from snakechat.planning.stale_causes import NEVER_BUILT, find_changes, recorded_changes
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.tool_errors import one_line_errors
 
 
 @one_line_errors()

@@ -31,11 +31,11 @@ from snakechat.data.row_search import (
     RowSearch,
     find_results,
 )
-from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import Manifest, content_digest
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.store import linked_folder
+from snakechat.workflow.tool_errors import one_line_errors
 
 # Matching rows that are printed of each dataset; --json has all of them.
 MAX_PRINTED = 20

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.generations import GenerationSettings
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged, RaggedWriter
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import prompt_examples

@@ -24,12 +24,12 @@ import yaml
 from snakechat.planning.changes import job_name
 from snakechat.planning.plan import PlannedJob, upstream_paths
 from snakechat.planning.planner import parse_arguments, plan_build
-from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import placement_values
 from snakechat.workflow.spec_files import write_spec
+from snakechat.workflow.tool_errors import one_line_errors
 from snakechat.workflow.value_types import changed_values
 
 ROOT = Path(__file__).resolve().parent.parent

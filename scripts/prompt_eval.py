@@ -13,15 +13,16 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import gather_responses, rows_of_rank, sample_equally
+from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import max_positions
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Page, Section, Table
-from snakechat.reporting.pages import write_page
+from snakechat.reporting.page_rendering import write_page
 from snakechat.reporting.translations import translator
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank

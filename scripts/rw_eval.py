@@ -12,19 +12,20 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from snakechat.data.dialogues import render_response
+from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_pairs
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.modeling.models import max_positions
-from snakechat.reporting.figures import Figure, read_figure
 from snakechat.reporting.labels import N_, label_of
 from snakechat.reporting.metric_tables import figure_cell
+from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.reporting.page_parts import Card, Page, Section, Table
-from snakechat.reporting.pages import write_page
+from snakechat.reporting.page_rendering import write_page
 from snakechat.reporting.translations import translator
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
-from snakechat.training.metrics import write_json
+from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

@@ -20,11 +20,11 @@ from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, parse_reference, weighted_references
 from snakechat.data.dialogues import Turn
 from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.training.evaluated_models import load_frozen_scorer, start_evaluation
 from snakechat.workflow.distributed import rank

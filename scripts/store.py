@@ -14,11 +14,11 @@ import re
 from pathlib import Path
 
 from snakechat.planning.changes import replaced_inputs, spec_changes
-from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 from snakechat.workflow.store import STORE, linked_folder, linked_folders
 from snakechat.workflow.store_space import StoredResult, collect, parse_size, stored_results
+from snakechat.workflow.tool_errors import one_line_errors
 
 
 @one_line_errors()

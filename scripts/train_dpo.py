@@ -28,7 +28,7 @@ from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.kept_models import KeptModels
-from snakechat.training.metrics import MetricsLogger, StepTimer
+from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow import distributed as ranks

@@ -2,7 +2,7 @@
 
 Each step has five phases: (1) sample responses, (2) score them, (3) evaluate the log-probabilities
 of actor and reference and the values of the critic, (4) compute rewards, advantages and returns,
-(5) update actor and critic. The equations are in snakechat/algorithms/ppo.py.
+(5) update actor and critic. The equations are in snakechat/algorithms/policy_gradient.py.
 
 The actor starts as an SFT or DPO model or as any other language model, which is also the frozen
 reference. The critic of PPO starts as a reward model with the actor's tokenizer, or as the actor
@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import evaluate_tokens, make_experience, make_rewards
-from snakechat.algorithms.kl_controller import KLController
+from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, usage_record
-from snakechat.algorithms.ppo_updates import Updater
+from snakechat.algorithms.policy_updates import Updater
 from snakechat.algorithms.response_scoring import ResponseScorer
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
@@ -39,9 +39,9 @@ from snakechat.algorithms.step_metrics import (
 )
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import Examples, num_steps, training_batches
 from snakechat.modeling.forward import Policy
@@ -54,7 +54,7 @@ from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.kept_models import KeptModels
-from snakechat.training.metrics import MetricsLogger, StepTimer
+from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run

@@ -24,7 +24,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from snakechat.workflow.command_line import one_line_errors
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -36,6 +35,7 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.store import KEY, linked_folder
+from snakechat.workflow.tool_errors import one_line_errors
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {

@@ -6,8 +6,8 @@ It contains times, memory and the machine (run.json), which differ between two b
 from typing import Any
 
 from snakechat.reporting.page_parts import Page
-from snakechat.reporting.pages import write_page, write_record
-from snakechat.reporting.report import Report
+from snakechat.reporting.page_rendering import write_page, write_record
+from snakechat.reporting.report_sections import Report
 from snakechat.workflow.job import Job, run
 
 

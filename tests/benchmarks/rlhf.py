@@ -195,8 +195,8 @@ def prepare(folder, number):
     import torch
 
     from snakechat.data.dialogues import parse_prompt
-    from snakechat.data.tokenizers import Encoder
-    from snakechat.data.tokens import RaggedWriter
+    from snakechat.data.encoder import Encoder
+    from snakechat.data.ragged_arrays import RaggedWriter
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.loading import load_scorer
     from snakechat.modeling.models import make_causal

@@ -172,9 +172,9 @@ def prepare(steps, folder):
     import numpy as np
 
     from snakechat.data.dialogues import parse_prompt
+    from snakechat.data.ragged_arrays import Ragged
     from snakechat.data.records import RecordWriter
     from snakechat.data.tokenization import tokenize_phase
-    from snakechat.data.tokens import Ragged
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model

@@ -39,7 +39,7 @@ def main(guard, folder, *names):
     from gpu.emulated_cuda import emulation
     from gpu.workloads import tiny_job, train
     from snakechat.modeling.fixed_decoding import FixedDecoder
-    from snakechat.training.metrics import StepTimer
+    from snakechat.training.metric_logs import StepTimer
     from snakechat.workflow import deterministic
 
     deterministic.request_deterministic_kernels()

@@ -52,7 +52,7 @@ def peaks(losses, config, lora_rank, checkpointing):
 
     from snakechat.modeling import acceleration
     from snakechat.modeling.batching import Examples
-    from snakechat.planning.footprint import BatchShape, ModelSpec
+    from snakechat.planning.activation_memory import BatchShape, ModelSpec
     from snakechat.planning.memory import TrainedModel, training_memory
     from snakechat.training import engine as engines
 

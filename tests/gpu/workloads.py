@@ -27,7 +27,7 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group

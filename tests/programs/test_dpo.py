@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import evaluate_dpo
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.data import toy
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import COLUMNS
-from snakechat.data.tokens import Ragged
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, result_files
 from support.stages import stages_of_small_model

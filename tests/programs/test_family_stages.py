@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from snakechat.data.dialogues import messages_of, parse_prompt, response_content
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores

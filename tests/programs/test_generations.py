@@ -11,9 +11,9 @@ import generate_responses
 from conftest import ROOT
 from snakechat.data import toy
 from snakechat.data.dialogues import render_prompt
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_texts
 from snakechat.data.scored_responses import read_scored_responses
-from snakechat.data.tokens import Ragged
 from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.manifest import manifest_path

@@ -8,7 +8,7 @@ import yaml
 
 from conftest import ROOT
 from snakechat.data import toy
-from snakechat.data.tokens import RaggedWriter, whole_lengths_path
+from snakechat.data.ragged_arrays import RaggedWriter, whole_lengths_path
 from snakechat.workflow.digests import file_digest
 from support.evaluation import evaluation_job  # noqa: F401
 from support.evaluation_worker import run

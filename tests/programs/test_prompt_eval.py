@@ -19,7 +19,7 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.reporting.pages import CONTROL_SYMBOLS
+from snakechat.reporting.page_rendering import CONTROL_SYMBOLS
 from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError

@@ -12,9 +12,9 @@ import tokenize_phase
 from init_model import train_tokenizer
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.phase_splits import PHASE_OF_RULE
+from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged, whole_lengths_path
 from snakechat.workflow.errors import InputError, warn
 from support.chat_templates import WITHOUT_SYSTEM
 from support.dialogues import make_record

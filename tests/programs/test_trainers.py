@@ -13,7 +13,7 @@ import train_reward
 from conftest import INIT
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.config.reward import RewardSettings
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from conftest import INIT, ROOT, Workflow, copy_sources
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.launching import launch

@@ -12,7 +12,7 @@ from conftest import INIT
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import open_prompt_texts
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model

@@ -8,9 +8,9 @@ import torch
 from conftest import INIT
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
+from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_texts import open_prompt_texts
-from snakechat.data.tokenizers import Encoder
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.loading import load_scorer

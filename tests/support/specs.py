@@ -2,7 +2,7 @@
 
 import json
 
-from snakechat.planning.footprint import SFT, ModelSpec
+from snakechat.planning.activation_memory import SFT, ModelSpec
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import KEYS
 

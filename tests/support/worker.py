@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
-from snakechat.data.tokens import RaggedWriter  # noqa: E402
+from snakechat.data.ragged_arrays import RaggedWriter  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import (  # noqa: E402

@@ -9,7 +9,7 @@ import yaml
 from conftest import Workflow, copy_sources
 from support.files import KINDS, as_gz, as_jsonl, as_parquet
 
-# The checks of the config are in tests/unit/config/test_checks.py: these are ways into them.
+# The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 CONFIGS = {
     "schema": (
         "sft: {recipes: {tiny: {learning_rate: 1e-5}}}",

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from support.staleness import MINE, SPLIT, setting, write_config
 
 PHASES = [f"{phase}.{split}" for phase in ("sft", "reward", "rlhf") for split in ("train", "eval")]

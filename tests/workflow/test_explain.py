@@ -9,8 +9,8 @@ import yaml
 
 from conftest import ROOT, edited
 from explain import StaleJob, find_causes, replaced_versions
-from snakechat.planning.causes import rebuild_causes, rebuilt_inputs
 from snakechat.planning.changes import DERIVED, config_key, flatten
+from snakechat.planning.stale_causes import rebuild_causes, rebuilt_inputs
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import read_manifest

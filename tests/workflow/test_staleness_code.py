@@ -10,11 +10,11 @@ PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 # A module of each room, one that every program imports, and one that no rule imports.
 MODULES = [
     "snakechat/workflow/job.py",
-    "snakechat/data/tokens.py",
+    "snakechat/data/ragged_arrays.py",
     "snakechat/config/rlhf.py",
     "snakechat/modeling/models.py",
     "snakechat/training/engine.py",
-    "snakechat/algorithms/ppo.py",
+    "snakechat/algorithms/policy_gradient.py",
     "snakechat/evaluation/comparisons.py",
     "snakechat/reporting/model_card.py",
     "snakechat/reporting/plots.py",

@@ -35,7 +35,7 @@ def test_edits_that_are_undone_leave_nothing_behind(copy):
         Row(setting("rlhf.recipes.tiny.gamma", 0.5), stale("train_rlhf")),
         Row(setting("seed", 1235), stale("import_dataset")),
         Row(setting("split.weights", {"sft": 4, "reward": 2}), stale("split_dataset")),
-        code("snakechat/algorithms/ppo.py"),
+        code("snakechat/algorithms/policy_gradient.py"),
         code("snakechat/workflow/job.py"),
         pin("peft"),
         Row(edit_a_row, IMPORTED, (MINE,)),

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.group_advantages import (
     grpo_advantages,
     rloo_advantages,
@@ -94,12 +94,14 @@ def make_rewards(
     The rewards of `distill` have no part of the scores.
     """
     if settings.algorithm == "distill":
-        return ppo.distillation_rewards(
+        return policy_gradient.distillation_rewards(
             evaluation.logprobs, evaluation.ref_logprobs, rollouts.response_mask
         )
-    penalties = ppo.kl_penalty(evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator)
+    penalties = policy_gradient.kl_penalty(
+        evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator
+    )
     coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
-    return ppo.token_rewards(scores, penalties, rollouts.response_mask, coefficient)
+    return policy_gradient.token_rewards(scores, penalties, rollouts.response_mask, coefficient)
 
 
 def make_experience(
@@ -119,7 +121,7 @@ def make_experience(
     )
     importance_weights = torch.ones_like(evaluation.logprobs)
     if rollouts.sampler_logprobs is not None:
-        importance_weights = ppo.importance_weights(
+        importance_weights = policy_gradient.importance_weights(
             evaluation.logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
     return Experience(
@@ -155,10 +157,12 @@ def compute_advantages(
     if values is not None:
         if settings.whiten_rewards:
             # With their mean, which says whether the responses are good.
-            rewards = ppo.whiten(rewards, mask, shift_mean=False)
-        advantages, returns = ppo.gae(rewards, values, mask, settings.gamma, settings.gae_lambda)
+            rewards = policy_gradient.whiten(rewards, mask, shift_mean=False)
+        advantages, returns = policy_gradient.gae(
+            rewards, values, mask, settings.gamma, settings.gae_lambda
+        )
         if settings.whiten_advantages:
-            advantages = ppo.whiten(advantages, mask)
+            advantages = policy_gradient.whiten(advantages, mask)
         return advantages, returns
     # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
     # equal scores advantages other than 0.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.group_advantages import overlong_penalties
 from snakechat.algorithms.reward_functions import WeightedFunctions
 from snakechat.algorithms.reward_models import RewardModel
@@ -29,7 +29,7 @@ class ScoreNormalizer:
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
-        self.moments: ppo.Moments | None = None
+        self.moments: policy_gradient.Moments | None = None
 
     def __call__(self, scores: Tensor) -> Tensor:
         scores = self.weight * scores
@@ -46,8 +46,10 @@ class ScoreNormalizer:
 
     def add(self, scores: Tensor) -> None:
         """Add scores to the sample."""
-        moments = ppo.moments(scores)
-        self.moments = ppo.merged_moments(self.moments, moments) if self.moments else moments
+        moments = policy_gradient.moments(scores)
+        self.moments = (
+            policy_gradient.merged_moments(self.moments, moments) if self.moments else moments
+        )
 
 
 class ResponseScorer(RewardSum):

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.config.reward_functions import MESSAGES, weighted_functions
+from snakechat.config.reward_function_settings import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.workflow.code_digests import reward_function_files

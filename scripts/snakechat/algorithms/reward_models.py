@@ -1,7 +1,7 @@
 """Reward models: how they read responses, and their scores.
 
 A reward model that encodes conversations as the actor does reads the actor's token ids. Any other
-one reads their text, in the form that it was trained on (snakechat/data/conversations.py).
+one reads their text, in the form that it was trained on (snakechat/data/reward_model_encoding.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
-from snakechat.data.conversations import ChatEncoder, ConversationEncoder, TurnEncoder
 from snakechat.data.dialogues import Turn
+from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
 from snakechat.data.tokenizers import load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores

@@ -21,8 +21,8 @@ from snakechat.algorithms.sanity_checks import check_probes
 from snakechat.config.references import input_names, parse_reference, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.data.tokens import Ragged
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters

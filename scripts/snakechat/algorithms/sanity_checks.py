@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.workflow.distributed import rank

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.experience import Experience, TokenEvaluation
-from snakechat.algorithms.ppo_updates import Metrics
+from snakechat.algorithms.policy_updates import Metrics
 from snakechat.algorithms.reward_sum import Scores
 from snakechat.algorithms.rollouts import Rollouts
 
@@ -48,7 +48,7 @@ def step_metrics(
         **score_metrics(scores),
         kl_name(algorithm): response_kl(rollouts, evaluation).mean().item(),
         "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
-        "objective/entropy": ppo.masked_mean(evaluation.entropies, mask).item(),
+        "objective/entropy": policy_gradient.masked_mean(evaluation.entropies, mask).item(),
         **rollouts.length_metrics(),
     }
     if algorithm != "distill":
@@ -56,12 +56,12 @@ def step_metrics(
         metrics["objective/kl_coef"] = kl_coef
     if rollouts.sampler_logprobs is not None:
         differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
-        metrics["policy/sampler_difference"] = ppo.masked_mean(differences, mask).item()
+        metrics["policy/sampler_difference"] = policy_gradient.masked_mean(differences, mask).item()
     if rollouts.num_responses > rollouts.num_prompts:
         metrics["objective/uniform_groups"] = experience.is_uniform.float().mean().item()
     metrics |= mean_metrics(updates)
     if experience.values is not None and experience.returns is not None:
-        metrics["value/explained_var"] = ppo.explained_variance(
+        metrics["value/explained_var"] = policy_gradient.explained_variance(
             experience.values, experience.returns, mask
         )
     if "policy/ratio" in updates[0]:
@@ -89,7 +89,9 @@ def evaluation_metrics(
         **score_metrics(scores),
         kl_name(algorithm): kl.mean().item(),
         "objective/rlhf_reward": rewards.mean().item(),
-        "objective/entropy": ppo.masked_mean(evaluation.entropies, rollouts.response_mask).item(),
+        "objective/entropy": policy_gradient.masked_mean(
+            evaluation.entropies, rollouts.response_mask
+        ).item(),
         **rollouts.length_metrics(),
     }
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from snakechat.config.common import SequenceSettings
+from snakechat.config.training_settings import SequenceSettings
 from snakechat.workflow.value_types import Keyword, NonNegative, Positive
 
 PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo", "kto"]

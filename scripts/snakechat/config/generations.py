@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from snakechat.config.common import Blend, Dtype, Template
 from snakechat.config.rlhf import WeightedFunction, WeightedModels
+from snakechat.config.training_settings import Blend, Dtype, Template
 from snakechat.workflow.value_types import Count, Name, Positive, Seed, Written
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.checks import check_placements, check_references
+from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
 from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from snakechat.config.common import SequenceSettings
+from snakechat.config.training_settings import SequenceSettings
 
 
 @dataclass(frozen=True, kw_only=True)

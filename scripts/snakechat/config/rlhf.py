@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
-from snakechat.config.common import LrSchedule, Template, TrainingSettings
+from snakechat.config.training_settings import LrSchedule, Template, TrainingSettings
 from snakechat.workflow.value_types import (
     Count,
     DecayRate,
@@ -41,7 +41,7 @@ class RlhfSettings(TrainingSettings):
     # A recipe of stage sft.
     ptx: str | None
     ptx_coef: Positive
-    # Weight of each function (snakechat/config/reward_functions.py).
+    # Weight of each function (snakechat/config/reward_function_settings.py).
     reward_functions: dict[Name, float | WeightedFunction]
 
     max_prompt_length: Count

@@ -22,7 +22,7 @@ import jsonschema
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.placement import OtherPlacement, RlhfPlacement
+from snakechat.config.placement_schema import OtherPlacement, RlhfPlacement
 from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings

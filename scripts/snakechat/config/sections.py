@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from snakechat.config.common import Template
-from snakechat.config.placement import OtherPlacement
+from snakechat.config.placement_schema import OtherPlacement
 from snakechat.config.rlhf import WeightedModels
+from snakechat.config.training_settings import Template
 from snakechat.data.formats import FORMATS
 from snakechat.workflow.value_types import (
     Count,

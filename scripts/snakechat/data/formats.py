@@ -26,7 +26,7 @@ from snakechat.data.dialogues import (
     parse_prompt,
     render_response,
 )
-from snakechat.data.messages import (
+from snakechat.data.message_columns import (
     ROLES,
     is_response,
     parsed_messages,

@@ -12,7 +12,7 @@ from snakechat.data.dialogues import (
     recorded_response,
     response_turn,
 )
-from snakechat.data.tokenizers import Encoder
+from snakechat.data.encoder import Encoder
 from snakechat.data.truncation import fitting_prompt
 
 # Why a row is dropped whose last user turn leaves no room for a response.

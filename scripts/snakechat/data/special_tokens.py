@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.template_limits import render_messages
+from snakechat.data.chat_templates import render_messages
 from snakechat.workflow.errors import InputError
 
 # Texts of a dialogue that probes a chat template.

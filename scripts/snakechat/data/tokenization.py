@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from snakechat.data.encoder import Encoder, TurnsRejected
 from snakechat.data.phase_splits import PHASE_OF_RULE, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
@@ -26,8 +28,7 @@ from snakechat.data.row_encoding import (
     encode_turns,
 )
 from snakechat.data.statistics import percentiles
-from snakechat.data.tokenizers import Encoder, TurnsRejected, load_tokenizer
-from snakechat.data.tokens import Ragged, RaggedWriter, save_array, whole_lengths_path
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines

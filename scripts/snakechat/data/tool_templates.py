@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.template_limits import render_messages
+from snakechat.data.chat_templates import render_messages
 from snakechat.workflow.errors import InputError
 
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ only where they and the last user turn leave no room for a response.
 from collections.abc import Sequence
 
 from snakechat.data.dialogues import TOOLS, UNMARKED, Turn
-from snakechat.data.tokenizers import Encoder
+from snakechat.data.encoder import Encoder
 
 
 def fitting_prompt(

@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn
+from snakechat.data.encoder import Encoder
 from snakechat.data.model_files import load_pretrained
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import DTYPES, max_positions
 from snakechat.workflow.errors import InputError

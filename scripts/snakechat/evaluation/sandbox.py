@@ -1,9 +1,10 @@
 """Run untrusted Python code against tests: without a network, other files and other processes.
 
 bubblewrap (bwrap) gives the code namespaces of its own: no network, a temporary folder of limited
-size, and of the system only Python and its libraries, read-only. snakechat/evaluation/sandboxed.py
-limits memory and time there, and allows only system calls that stay inside the process. Code that
-imitates, from inside, the signal of passed tests is not detected.
+size, and of the system only Python and its libraries, read-only.
+snakechat/evaluation/sandbox_program.py limits memory and time there, and allows only system calls
+that stay inside the process. Code that imitates, from inside, the signal of passed tests is not
+detected.
 """
 
 import json
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from snakechat.evaluation import sandboxed
+from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError
 
 # The wall-clock limit, as a multiple of that of the CPU: code may wait, or share its core.
@@ -66,8 +67,8 @@ def check_sandbox() -> None:
     Raises:
         InputError: bwrap is missing, or the kernel or a container denies what it needs.
     """
-    if platform.machine() not in sandboxed.AUDIT_ARCH:
-        known = " and ".join(sandboxed.AUDIT_ARCH)
+    if platform.machine() not in sandbox_program.AUDIT_ARCH:
+        known = " and ".join(sandbox_program.AUDIT_ARCH)
         raise InputError(
             f"the sandbox of unit tests supports {known}, and this is {platform.machine()}"
         )
@@ -88,7 +89,7 @@ def check_sandbox() -> None:
 
 @cache
 def _command() -> list[str]:
-    """Return the command that runs sandboxed.py in a sandbox."""
+    """Return the command that runs sandbox_program.py in a sandbox."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise InputError(
@@ -108,5 +109,5 @@ def _command() -> list[str]:
     python = Path(
         sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"
     )
-    program = Path(sandboxed.__file__).read_text()
+    program = Path(sandbox_program.__file__).read_text()
     return [bwrap, *isolation, str(python), "-I", "-S", "-B", "-c", program]

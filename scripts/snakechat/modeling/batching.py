@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from snakechat.config.common import TrainingSettings
-from snakechat.data.tokens import Ragged, optional_ragged
+from snakechat.config.training_settings import TrainingSettings
+from snakechat.data.ragged_arrays import Ragged, optional_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer

@@ -4,8 +4,8 @@ import re
 from typing import NamedTuple
 
 from snakechat.planning import flops
+from snakechat.planning.activation_memory import BatchShape, ModelSpec, measure_size
 from snakechat.planning.flops import PEAK_FLOPS
-from snakechat.planning.footprint import BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import BYTES_PER_ELEMENT, GIB
 
 

@@ -5,8 +5,8 @@ import math
 from snakechat.data.prompt_sets import PAIR_KEYS, read_pairs, read_prompts
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import POLICY, SCORE, ModelSpec
-from snakechat.planning.job_description import (
+from snakechat.planning.activation_memory import POLICY, SCORE, ModelSpec
+from snakechat.planning.job_sizes import (
     JobDescription,
     forward_flops,
     product,

@@ -7,8 +7,8 @@ from typing import Any
 
 from snakechat.planning import inference_workloads as inference
 from snakechat.planning import training_workloads as training
-from snakechat.planning.footprint import POLICY, SCORE
-from snakechat.planning.job_description import JobDescription
+from snakechat.planning.activation_memory import POLICY, SCORE
+from snakechat.planning.job_sizes import JobDescription
 from snakechat.planning.memory import USABLE_MEMORY
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload

@@ -1,8 +1,8 @@
 """Estimated memory and disk of a job, by component. Nothing is run.
 
 Memory is that of the phase with the highest peak: what a job holds at all times, and what the phase
-adds. Sizes and activations come from snakechat/planning/footprint.py. Units are bytes unless a
-docstring says elements.
+adds. Sizes and activations come from snakechat/planning/activation_memory.py. Units are bytes
+unless a docstring says elements.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, NUM_TOKENS
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
-from snakechat.planning.footprint import (
+from snakechat.planning.activation_memory import (
     SCORE,
     BatchShape,
     ModelSpec,

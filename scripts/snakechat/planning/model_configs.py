@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.model_files import is_classifier
-from snakechat.planning.footprint import SCORE, SFT, ModelSpec
+from snakechat.planning.activation_memory import SCORE, SFT, ModelSpec
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import model_folder_bytes
 from snakechat.planning.plan import Plan

@@ -14,9 +14,9 @@ import torch
 from snakechat.modeling.compilation import can_compile
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
 from snakechat.modeling.models import choose_device
+from snakechat.planning.activation_memory import measure_size
 from snakechat.planning.compute_time import FLOPS_UTILIZATION
 from snakechat.planning.flops import peak_flops
-from snakechat.planning.footprint import measure_size
 from snakechat.planning.job_workloads import TRAININGS, job_workload
 from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes
 from snakechat.planning.plan import Plan, PlannedJob

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from snakechat.data.tokens import Ragged
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.planning.changes import job_name
 from snakechat.planning.hub_catalog import DATASET_ROWS
 from snakechat.planning.plan import Plan

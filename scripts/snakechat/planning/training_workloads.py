@@ -1,8 +1,8 @@
 """The workloads of jobs that train models."""
 
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import POLICY, SCORE, SFT
-from snakechat.planning.job_description import (
+from snakechat.planning.activation_memory import POLICY, SCORE, SFT
+from snakechat.planning.job_sizes import (
     JobDescription,
     forward_flops,
     product,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from snakechat.planning.activation_memory import SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.compute_time import (
     LORA_FLOPS_UTILIZATION,
     SECONDS_PER_LAYER,
@@ -10,7 +11,6 @@ from snakechat.planning.compute_time import (
     compute_seconds,
     generation_seconds,
 )
-from snakechat.planning.footprint import SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.memory import (
     TrainedModel,
     cache_bytes,

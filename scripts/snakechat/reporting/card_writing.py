@@ -18,7 +18,7 @@ from snakechat.config.licenses import declared_licenses
 from snakechat.data.model_files import CARD
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.reporting.figures import read_figure
+from snakechat.reporting.metric_values import read_figure
 from snakechat.reporting.model_card import model_card
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError

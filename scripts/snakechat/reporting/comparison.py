@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.curves import points_of
-from snakechat.reporting.figures import Figure, read_figure
 from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import bounds_of
 from snakechat.reporting.metric_tables import excludes_zero
+from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.workflow.stored_versions import is_version
 
 # Columns of comparison.csv.

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.reporting.figures import Figure
 from snakechat.reporting.formatting import format_number
 from snakechat.reporting.metric_tables import figure_cell
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.translations import Translate
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from snakechat.reporting.figures import Figure
 from snakechat.reporting.formatting import format_estimate
 from snakechat.reporting.labels import better_sign, is_fraction, label_of
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Cell, Table
 from snakechat.reporting.plots import Panel, draw_estimates
 from snakechat.reporting.translations import Translate

@@ -6,7 +6,7 @@ from typing import Any
 
 from snakechat.data.licenses import is_hub_license, source_licenses
 from snakechat.reporting.origins import describe_origin, rebuild_command
-from snakechat.reporting.pages import MARKDOWN
+from snakechat.reporting.page_rendering import MARKDOWN
 from snakechat.workflow.digests import digest
 from snakechat.workflow.lineage import lineage_columns
 from snakechat.workflow.manifest import Manifest

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from snakechat.reporting.figures import Figure as Estimate
+from snakechat.reporting.metric_values import Figure as Estimate
 
 # After Okabe and Ito's palette, which readers with any kind of colour vision can distinguish, with
 # enough contrast on white.

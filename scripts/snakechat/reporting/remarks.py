@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.figures import read_figure
 from snakechat.reporting.formatting import format_metric, format_number
 from snakechat.reporting.labels import label_of, model_label
+from snakechat.reporting.metric_values import read_figure
 from snakechat.reporting.translations import Translate
 
 Metrics = Mapping[str, Any]

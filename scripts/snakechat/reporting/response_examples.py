@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.figures import Figure
 from snakechat.reporting.labels import label_of, model_label
 from snakechat.reporting.metric_tables import figure_cells
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.translations import Translate
 

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from snakechat.reporting.figures import Figure
 from snakechat.reporting.labels import CURVES, MOMENTS, PAIRS, TOKEN_LOSSES
 from snakechat.reporting.metric_tables import figure_cell
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Table
 from snakechat.reporting.translations import Translate
 

@@ -6,7 +6,7 @@ from typing import Any
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from snakechat.config.common import TrainingSettings
+from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Master
 from snakechat.modeling.weight_writing import saved_weights, weights_in_files

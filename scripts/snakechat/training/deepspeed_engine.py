@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from snakechat.config.common import TrainingSettings
+from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import release_stored_weight, stored_weight
 from snakechat.modeling.partitions import mark_partitioned, whole_shape
 from snakechat.training.engine import Engine, FrozenModel, parameter_groups

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
-from snakechat.config.common import TrainingSettings
+from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_device
 from snakechat.training.zero_stages import is_partitioned, stage_used
 from snakechat.workflow.distributed import world_size

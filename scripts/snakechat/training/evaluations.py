@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.common import TrainingSettings
+from snakechat.config.training_settings import TrainingSettings
 from snakechat.training.checkpointing import CHECKPOINTS_KEPT
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job

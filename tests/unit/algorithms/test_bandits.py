@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.group_advantages import grpo_advantages, rloo_advantages
 from support.policies import CLIP, gradient, vocabulary
 
@@ -21,7 +21,9 @@ def mean_loss_of_pairs(logits, rewards, advantages_of):
     pairs, logprobs = pairs_of(len(rewards)), logits.log_softmax(0)
     probability = logprobs.detach()[pairs].sum(dim=0).exp()
     advantages = advantages_of(rewards[pairs])
-    losses = ppo.policy_loss((logprobs - logprobs.detach())[pairs], advantages, CLIP, CLIP)
+    losses = policy_gradient.policy_loss(
+        (logprobs - logprobs.detach())[pairs], advantages, CLIP, CLIP
+    )
     return (probability * losses.mean(dim=0)).sum()
 
 
@@ -61,15 +63,17 @@ def test_ppo_converges_to_the_optimal_policy_and_its_value():
         tokens, old_logprobs = sampled(logits.detach(), 256, random)
         tokens, old_logprobs = tokens[:, None], old_logprobs[:, None]
         old_values = value.detach().expand(256, 1)
-        rewards = ppo.token_rewards(
+        rewards = policy_gradient.token_rewards(
             REWARDS[tokens[:, 0]], old_logprobs - REF_LOGPROBS[tokens], mask, KL_COEF
         )
-        advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.95)
+        advantages, returns = policy_gradient.gae(rewards, old_values, mask, 1.0, 0.95)
         for _ in range(2):
             logprobs = logits.log_softmax(0)[tokens]
-            loss = ppo.policy_loss(logprobs - old_logprobs, advantages, CLIP, CLIP).mean()
+            loss = policy_gradient.policy_loss(
+                logprobs - old_logprobs, advantages, CLIP, CLIP
+            ).mean()
             values = value.expand(256, 1)
-            loss = loss + ppo.value_loss(values, old_values, returns, CLIP).mean()
+            loss = loss + policy_gradient.value_loss(values, old_values, returns, CLIP).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -88,7 +92,9 @@ def test_rloo_converges_to_the_optimal_policy():
         kl = (logprobs - REF_LOGPROBS[tokens]).detach()
         scores = (REWARDS[tokens] - KL_COEF * kl).view(4, 64)
         advantages = rloo_advantages(scores).flatten()
-        loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
+        loss = policy_gradient.policy_loss(
+            logprobs - logprobs.detach(), advantages, CLIP, CLIP
+        ).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -107,7 +113,9 @@ def test_grpo_with_k3_converges_to_another_policy():
     scaled_by_std = partial(grpo_advantages, scale_by_std=True)
     for _ in range(200):
         logprobs = logits.log_softmax(0)
-        penalty = (logprobs.exp().detach() * ppo.kl_penalty(logprobs, ref_logprobs, "k3")).sum()
+        penalty = (
+            logprobs.exp().detach() * policy_gradient.kl_penalty(logprobs, ref_logprobs, "k3")
+        ).sum()
         loss = mean_loss_of_pairs(logits, rewards, scaled_by_std) + kl_coef * penalty
         with torch.no_grad():
             logits -= gradient(loss, logits)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from support.policies import CLIP, gradient, vocabulary
 
 
@@ -18,17 +18,17 @@ def test_kl_penalty_by_hand():
         ("k2", [log2**2 / 2, log2**2 / 2, 0.0]),
         ("k3", [1 - log2, log2 - 0.5, 0.0]),
     ):
-        found = ppo.kl_penalty(torch.full((1, 3), -3.0), ref, estimator)
+        found = policy_gradient.kl_penalty(torch.full((1, 3), -3.0), ref, estimator)
         torch.testing.assert_close(found, torch.tensor([expected]))
 
 
 def test_kl_penalty_is_never_negative_however_small_the_difference():
     sizes = torch.logspace(-12, 1.5, 10_001)
     for difference in (sizes, -sizes):
-        penalty = ppo.kl_penalty(torch.zeros_like(sizes), difference, "k3")
+        penalty = policy_gradient.kl_penalty(torch.zeros_like(sizes), difference, "k3")
         assert (penalty >= 0).all()
     # Half the square.
-    small = ppo.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
+    small = policy_gradient.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
     assert small.item() == pytest.approx(5e-9, rel=1e-3)
 
 
@@ -38,7 +38,9 @@ def test_the_mean_of_kl_penalty_is_the_kl(seed, estimator):
     logits, ref_logprobs = vocabulary(seed)
     logprobs = logits.log_softmax(0)
     exact = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
-    estimate = (logprobs.exp() * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
+    estimate = (
+        logprobs.exp() * policy_gradient.kl_penalty(logprobs, ref_logprobs, estimator)
+    ).sum()
     torch.testing.assert_close(estimate, exact)
 
 
@@ -51,7 +53,7 @@ def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl(seed):
     # KL(ref || policy): by logits, policy - ref.
     reverse_kl = sampled - ref_logprobs.exp()
     for estimator, expected in (("k1", torch.zeros(5)), ("k2", kl), ("k3", reverse_kl)):
-        penalty = (sampled * ppo.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
+        penalty = (sampled * policy_gradient.kl_penalty(logprobs, ref_logprobs, estimator)).sum()
         torch.testing.assert_close(gradient(penalty, logits), expected.double())
 
 
@@ -62,9 +64,11 @@ def test_distillation_rewards_by_hand():
     log2 = math.log(2)
     # Half as likely under the teacher, twice, as likely; 8 times; a token after the end.
     expected = torch.tensor([[-log2, log2, 0.0], [3 * log2, 0.0, 0.0]])
-    torch.testing.assert_close(ppo.distillation_rewards(logprobs, teacher, mask), expected)
+    torch.testing.assert_close(
+        policy_gradient.distillation_rewards(logprobs, teacher, mask), expected
+    )
     # A student that is the teacher has nothing to learn.
-    assert not ppo.distillation_rewards(teacher, teacher, mask).any()
+    assert not policy_gradient.distillation_rewards(teacher, teacher, mask).any()
 
 
 @pytest.mark.parametrize("seed", range(1))
@@ -73,8 +77,8 @@ def test_the_mean_gradient_with_distillation_rewards_is_that_of_the_reverse_kl(s
     logprobs = logits.log_softmax(0)
     sampled = logprobs.exp().detach()
     mask = torch.ones(5, dtype=torch.bool)
-    advantages = ppo.distillation_rewards(logprobs.detach(), teacher_logprobs, mask)
-    losses = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP)
+    advantages = policy_gradient.distillation_rewards(logprobs.detach(), teacher_logprobs, mask)
+    losses = policy_gradient.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP)
     expected = gradient((logprobs.exp() * (logprobs - teacher_logprobs)).sum(), logits)
     torch.testing.assert_close(gradient((sampled * losses).sum(), logits), expected)
 
@@ -92,15 +96,15 @@ def test_the_mean_gradient_with_distillation_rewards_is_that_of_the_reverse_kl(s
     ],
 )
 def test_kl_coef_increases_with_the_kl(kl, kl_coef):
-    assert ppo.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
+    assert policy_gradient.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
 
 
 def test_moments_by_hand():
     # Mean 3; 4 + 1 + 0 + 9.
-    assert ppo.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)
-    assert ppo.moments(torch.tensor([5.0])) == (1, 5.0, 0.0)
+    assert policy_gradient.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)
+    assert policy_gradient.moments(torch.tensor([5.0])) == (1, 5.0, 0.0)
     # More digits than fp32 has.
-    found = ppo.moments(torch.tensor([1e8, 1.0]))
+    found = policy_gradient.moments(torch.tensor([1e8, 1.0]))
     assert found == pytest.approx((2, 50_000_000.5, 2 * 49_999_999.5**2), rel=1e-12)
 
 
@@ -110,7 +114,7 @@ def test_merged_moments_of_batches_are_those_of_all_values():
     values += 1e8
     running = (0, 0.0, 0.0)
     for batch in values.split([1, 7, 500, 492]):
-        running = ppo.merged_moments(running, ppo.moments(batch))
+        running = policy_gradient.merged_moments(running, policy_gradient.moments(batch))
     count, mean, squares = running
     assert count == 1000
     assert mean == pytest.approx(values.mean().item(), rel=1e-14)
@@ -119,4 +123,4 @@ def test_merged_moments_of_batches_are_those_of_all_values():
 
 def test_kl_coef_changes_by_a_fifth_at_most_however_short_the_horizon():
     # Without the limit, six times the horizon would subtract 120 %.
-    assert ppo.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)
+    assert policy_gradient.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.group_advantages import grpo_advantages, rloo_advantages
 from support.policies import CLIP, gradient, ragged_mask
 
@@ -44,10 +44,14 @@ def test_gradient_of_the_whole_ppo_loss(score, advantages, kept):
     mask = ragged_mask([2], 2)
 
     scores = torch.tensor([score], dtype=torch.float64)
-    rewards = ppo.token_rewards(scores, old_logprobs - ref_logprobs, mask, 0.1)
-    found, returns = ppo.gae(rewards, old_values, mask, 1.0, 0.5)
-    loss = ppo.masked_mean(ppo.policy_loss(logprobs - old_logprobs, found, CLIP, CLIP), mask)
-    loss = loss + ppo.masked_mean(ppo.value_loss(values, old_values, returns, CLIP), mask)
+    rewards = policy_gradient.token_rewards(scores, old_logprobs - ref_logprobs, mask, 0.1)
+    found, returns = policy_gradient.gae(rewards, old_values, mask, 1.0, 0.5)
+    loss = policy_gradient.masked_mean(
+        policy_gradient.policy_loss(logprobs - old_logprobs, found, CLIP, CLIP), mask
+    )
+    loss = loss + policy_gradient.masked_mean(
+        policy_gradient.value_loss(values, old_values, returns, CLIP), mask
+    )
     by_logits, by_values = gradient(loss, logits, values)
 
     # By hand: -advantage * ratio * slope of the tokens that are not clipped, over two tokens.
@@ -81,7 +85,7 @@ def test_gradient_of_kl_penalty_by_logits():
     logits, logprobs = policy_of_two_tokens()
     # Probability ratios of reference and policy: 1/2 and 1/4.
     ref_logprobs = logprobs.detach() - torch.tensor([[2.0, 4.0]], dtype=torch.float64).log()
-    found = gradient(ppo.kl_penalty(logprobs, ref_logprobs, "k3").sum(), logits)
+    found = gradient(policy_gradient.kl_penalty(logprobs, ref_logprobs, "k3").sum(), logits)
     # 1 - ref / policy, by the token's log-probability.
     factors = torch.tensor([[0.5], [0.75]], dtype=torch.float64)
     torch.testing.assert_close(found, factors * SLOPES)
@@ -110,7 +114,7 @@ def test_gradients_of_losses_without_values_by_logits(advantages_of, expected):
     logits = PROBABILITIES.log().requires_grad_()
     logprobs = logits.log_softmax(dim=1).T
     advantages = advantages_of(torch.tensor([[3.0, 3.0], [1.0, 1.0]], dtype=torch.float64))
-    loss = ppo.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
+    loss = policy_gradient.policy_loss(logprobs - logprobs.detach(), advantages, CLIP, CLIP).mean()
     found = gradient(loss, logits)
     # For any policy, the gradients of tokens 0 and 1 differ by (1, -1); the mean is over four.
     by_hand = torch.tensor([[-expected[0] / 4, expected[0] / 4]] * 2, dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.forward import Policy
 from snakechat.workflow.errors import InputError
 

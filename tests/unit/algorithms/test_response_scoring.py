@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import reward_sum
-from snakechat.algorithms.kl_controller import KLController
+from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.response_scoring import ResponseScorer
 from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.workflow.errors import InputError

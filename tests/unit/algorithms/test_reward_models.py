@@ -16,8 +16,8 @@ from snakechat.algorithms.reward_models import (
     is_same_tokenizer,
 )
 from snakechat.data import toy
-from snakechat.data.conversations import ChatEncoder
 from snakechat.data.dialogues import parse_prompt
+from snakechat.data.reward_model_encoding import ChatEncoder
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal

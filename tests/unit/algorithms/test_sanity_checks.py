@@ -16,7 +16,7 @@ from snakechat.algorithms.sanity_checks import (
     check_probes,
     count_shared_prompts,
 )
-from snakechat.data.tokens import Ragged, RaggedWriter
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path
 from support.specs import EMPTY_SPEC

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from snakechat.algorithms.reward_functions import load_functions, weighted_sum
-from snakechat.evaluation import verifying
+from snakechat.evaluation import verification
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
 
@@ -99,7 +99,7 @@ def test_json_schema_of_each_row():
 
 
 def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
-    monkeypatch.setattr(verifying, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(verification, "MAX_SECONDS", 0.2)
     started = time.monotonic()
     # 1e400 is infinite, which has no multiples; the pattern takes 2^40 steps.
     assert scores("json_schema", ["1e400", "4"], schema={"multipleOf": 0.5}) == [0, 1]

@@ -5,8 +5,9 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from snakechat.data.encoder import Encoder
 from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_ids
-from snakechat.data.tokenizers import Encoder, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
 

@@ -3,7 +3,8 @@
 import pytest
 
 from snakechat.data.dialogues import messages_of
-from snakechat.data.tokenizers import Encoder, load_tokenizer, set_template_defaults
+from snakechat.data.encoder import Encoder
+from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers
 from support.chat_templates import CHATML

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
+from snakechat.data.encoder import Encoder, TurnsRejected
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import TOO_LONG, encode_turns, join_turns
-from snakechat.data.tokenizers import Encoder, TurnsRejected, load_tokenizer
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.evaluation import sandbox, sandboxed
+from snakechat.evaluation import sandbox, sandbox_program
 from snakechat.workflow.errors import InputError
 
 MEMORY = 256 << 20
@@ -102,8 +102,8 @@ def test_the_numbers_of_system_calls_are_those_of_the_kernel(machine, header):
     known = {name: int(number) for name, number in numbers}
     # The name of the call on other machines.
     known.setdefault("newfstatat", known.get("fstatat"))
-    column = 1 + list(sandboxed.AUDIT_ARCH).index(machine)
-    table = [call.split() for call in sandboxed.ALLOWED.split(",")]
+    column = 1 + list(sandbox_program.AUDIT_ARCH).index(machine)
+    table = [call.split() for call in sandbox_program.ALLOWED.split(",")]
     assert {row[0]: row[column] for row in table if row[column] != "-"} == {
         row[0]: str(known[row[0]]) for row in table if row[0] in known
     }
@@ -158,36 +158,36 @@ def test_a_system_that_denies_isolation_is_named(monkeypatch):
 
 def decide(program, machine, number, flags=0):
     """Run a filter on a system call, as the kernel's interpreter does; return its decision."""
-    data = struct.pack("=IIQQ", number, sandboxed.AUDIT_ARCH[machine], 0, flags)
+    data = struct.pack("=IIQQ", number, sandbox_program.AUDIT_ARCH[machine], 0, flags)
     instructions = [*struct.iter_unpack("=HBBI", program)]
     position, accumulator = 0, 0
     while True:
         operation, if_true, if_false, value = instructions[position]
         position += 1
-        if operation == sandboxed.LOAD:
+        if operation == sandbox_program.LOAD:
             [accumulator] = struct.unpack_from("=I", data, value)
-        elif operation == sandboxed.RETURN:
+        elif operation == sandbox_program.RETURN:
             return value
         else:
             taken = {
-                sandboxed.JUMP_EQUAL: accumulator == value,
-                sandboxed.JUMP_GREATER_EQUAL: accumulator >= value,
-                sandboxed.JUMP_SET: bool(accumulator & value),
+                sandbox_program.JUMP_EQUAL: accumulator == value,
+                sandbox_program.JUMP_GREATER_EQUAL: accumulator >= value,
+                sandbox_program.JUMP_SET: bool(accumulator & value),
             }[operation]
             position += if_true if taken else if_false
 
 
-@pytest.mark.parametrize("machine", sandboxed.AUDIT_ARCH)
+@pytest.mark.parametrize("machine", sandbox_program.AUDIT_ARCH)
 def test_the_filter_of_each_machine(machine):
-    program = sandboxed.filter_program(machine)
-    other = next(name for name in sandboxed.AUDIT_ARCH if name != machine)
-    clone, denied = sandboxed.CLONE[machine], sandboxed.FAIL | 1
-    allowed = sandboxed.allowed_calls(machine)
-    assert all(decide(program, machine, number) == sandboxed.ALLOW for number in allowed)
-    others = {*range(600)} - {*allowed, clone, sandboxed.CLONE3}
+    program = sandbox_program.filter_program(machine)
+    other = next(name for name in sandbox_program.AUDIT_ARCH if name != machine)
+    clone, denied = sandbox_program.CLONE[machine], sandbox_program.FAIL | 1
+    allowed = sandbox_program.allowed_calls(machine)
+    assert all(decide(program, machine, number) == sandbox_program.ALLOW for number in allowed)
+    others = {*range(600)} - {*allowed, clone, sandbox_program.CLONE3}
     assert all(decide(program, machine, number) == denied for number in others)
     assert decide(program, machine, clone) == denied
-    assert decide(program, machine, clone, sandboxed.CLONE_THREAD) == sandboxed.ALLOW
-    assert decide(program, machine, sandboxed.CLONE3) == sandboxed.FAIL | 38
-    assert decide(program, machine, sandboxed.X32 + 1) == sandboxed.KILL
-    assert decide(program, other, 0) == sandboxed.KILL
+    assert decide(program, machine, clone, sandbox_program.CLONE_THREAD) == sandbox_program.ALLOW
+    assert decide(program, machine, sandbox_program.CLONE3) == sandbox_program.FAIL | 38
+    assert decide(program, machine, sandbox_program.X32 + 1) == sandbox_program.KILL
+    assert decide(program, other, 0) == sandbox_program.KILL

@@ -23,7 +23,7 @@ from snakechat.modeling.lora import (
 )
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.planning.footprint import MemoryTracker
+from snakechat.planning.activation_memory import MemoryTracker
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LINEAR_LAYERS
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from snakechat.planning import compute_time
+from snakechat.planning.activation_memory import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.compute_time import GPUS, Gpu, parse_gpu
-from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import GIB
 from support.specs import small_spec

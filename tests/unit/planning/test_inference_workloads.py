@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from snakechat.planning.activation_memory import POLICY, ModelSpec
 from snakechat.planning.compute_time import GPUS, generation_seconds
-from snakechat.planning.footprint import POLICY, ModelSpec
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.job_description import JobDescription
 from snakechat.planning.job_estimate import JobEstimate
+from snakechat.planning.job_sizes import JobDescription
 from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import TokenCounts

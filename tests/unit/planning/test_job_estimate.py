@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.planning.compute_time import GPUS
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import GIB

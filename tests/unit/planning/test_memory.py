@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakechat.planning.footprint import POLICY, SCORE, BatchShape, ModelSpec, measure_size
+from snakechat.planning.activation_memory import POLICY, SCORE, BatchShape, ModelSpec, measure_size
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.memory import (
     TrainedModel,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.data.tokens import RaggedWriter
+from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.planning import stage_choice
 from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan, PlannedJob

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from snakechat.reporting.curves import curve_section
-from snakechat.reporting.figures import Figure
+from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.plots import COLOURS, averaged, draw_estimates, draw_lines, moving_mean
 
 

@@ -8,9 +8,9 @@ from snakechat.planning import flops
 from snakechat.reporting.costs import job_section, read_runs, run_cells, run_section, total_cost
 from snakechat.reporting.data_tables import prompt_section
 from snakechat.reporting.remarks import pair_remarks, rlhf_remarks
-from snakechat.reporting.report import accepted_changes
+from snakechat.reporting.report_sections import accepted_changes
 from snakechat.reporting.response_examples import response_sections
-from snakechat.reporting.results import headline, result_section
+from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.throughput import throughput
 from snakechat.reporting.translations import translator
 from support.specs import EMPTY_RUN

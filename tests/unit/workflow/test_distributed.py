@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from snakechat.training.metrics import MetricsLogger
+from snakechat.training.metric_logs import MetricsLogger
 from snakechat.workflow import distributed
 from snakechat.workflow.code_digests import code_digests
 from support.launching import launch
@@ -95,7 +95,7 @@ import torch
 from torch import distributed
 
 from snakechat.training.checkpointing import Checkpointer
-from snakechat.training.metrics import MetricsLogger
+from snakechat.training.metric_logs import MetricsLogger
 from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run

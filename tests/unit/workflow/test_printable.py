@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snakechat.reporting.pages import show_control_characters
+from snakechat.reporting.page_rendering import show_control_characters
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.printable import printable_line, printable_text
 

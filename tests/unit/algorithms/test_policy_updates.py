@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.experience import Experience
-from snakechat.algorithms.ppo_updates import (
+from snakechat.algorithms.policy_updates import (
     informative_rows,
     policy_gradients,
     text_gradients,
@@ -206,7 +206,7 @@ def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
         hidden = critic.model.base_model(input_ids=torch.tensor([prompt + response]))[0][0]
         values.append(critic.model.score(hidden)[len(prompt) - 1 : -1, 0])
     old_values, returns = (each[INDICES][mask] for each in experience[4:6])
-    loss = ppo.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
+    loss = policy_gradient.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
     loss.backward()
     expected = gradients_of(critic)
     metrics = value_gradients(Engine(critic), rollouts, ROWS, experience, make_settings())

@@ -5,7 +5,7 @@ import resource
 import numpy as np
 import pytest
 
-from snakechat.data.tokens import Ragged, RaggedWriter, save_array
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array
 
 
 def write(folder, *pieces, vocab_size=300):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import Turn, render_response, response_content
+from snakechat.data.encoder import Encoder, render_turns
 from snakechat.data.special_tokens import special_pattern, text_backend
-from snakechat.data.tokenizers import Encoder, check_tokenizer, render_turns
+from snakechat.data.tokenizers import check_tokenizer
 
 # Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
 # A space in front of a response separates it from a marker; it is not part of a message.

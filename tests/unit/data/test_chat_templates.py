@@ -6,8 +6,8 @@ import threading
 import pytest
 from jinja2 import TemplateError
 
-from snakechat.data import template_limits
-from snakechat.data.template_limits import render_messages
+from snakechat.data import chat_templates
+from snakechat.data.chat_templates import render_messages
 from snakechat.workflow.errors import InputError
 
 LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -21,8 +21,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 @pytest.fixture
 def render(tokenizer, monkeypatch):
     """A function that renders MESSAGES by a template, within low limits."""
-    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
-    monkeypatch.setattr(template_limits, "MAX_BYTES", 100 << 20)
+    monkeypatch.setattr(chat_templates, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(chat_templates, "MAX_BYTES", 100 << 20)
     monkeypatch.setattr(tokenizer, "name_or_path", "models/mine", raising=False)
 
     def call(template):

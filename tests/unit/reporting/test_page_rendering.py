@@ -7,9 +7,9 @@ import jinja2
 import pytest
 from markupsafe import Markup
 
-from snakechat.reporting import pages
+from snakechat.reporting import page_rendering
 from snakechat.reporting.page_parts import Card, Cell, Page, Section, Table
-from snakechat.reporting.pages import HTML, MARKDOWN, write_page, write_record
+from snakechat.reporting.page_rendering import HTML, MARKDOWN, write_page, write_record
 from snakechat.reporting.plots import COLOURS, Panel
 
 ATTACK = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
@@ -114,7 +114,7 @@ def contrast(first, second):
 
 
 def test_texts_and_figures_have_enough_contrast_in_both_themes():
-    style = (pages.TEMPLATES / "style.css").read_text()
+    style = (page_rendering.TEMPLATES / "style.css").read_text()
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#\w{6})", block))
         for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snakechat.planning.footprint import (
+from snakechat.planning.activation_memory import (
     POLICY,
     SCORE,
     SFT,
@@ -18,7 +18,7 @@ from snakechat.planning.footprint import (
     training_peaks,
 )
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.job_description import JobDescription
+from snakechat.planning.job_sizes import JobDescription
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of

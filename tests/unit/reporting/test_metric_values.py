@@ -1,6 +1,6 @@
 """Figures of metrics.json: numbers by path, with their intervals."""
 
-from snakechat.reporting.figures import read_figure
+from snakechat.reporting.metric_values import read_figure
 
 METRICS = {
     "pairs": 400,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from snakechat.training.metrics import MetricsLogger
+from snakechat.training.metric_logs import MetricsLogger
 from snakechat.workflow.errors import InputError
 
 

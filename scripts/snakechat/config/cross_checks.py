@@ -10,7 +10,7 @@ from snakechat.config.errors import ConfigError
 from snakechat.config.llm_judges import judge_problem
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import Reference, parse_reference, weighted_references
-from snakechat.config.reward_functions import (
+from snakechat.config.reward_function_settings import (
     MESSAGES,
     POSITIONAL,
     reward_function_problem,

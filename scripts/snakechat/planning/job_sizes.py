@@ -8,7 +8,7 @@ from typing import Any
 from snakechat.config.references import input_names
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.planning import compute_time
-from snakechat.planning.footprint import BatchShape, ModelSpec, can_be_captured, load_config
+from snakechat.planning.activation_memory import BatchShape, ModelSpec, can_be_captured, load_config
 from snakechat.planning.memory import (
     BYTES_PER_ELEMENT,
     cache_bytes,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.experience import Experience
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.algorithms.sanity_checks import check_first_update
@@ -135,7 +135,7 @@ def policy_gradients(
     clip_ranges = settings.clip_range, settings.clip_range_high or settings.clip_range
     trained = rollouts.responses_to(rows)
     weights = torch.zeros(rollouts.num_responses, device=rollouts.device)
-    weights[trained] = ppo.token_weights(
+    weights[trained] = policy_gradient.token_weights(
         rollouts.lengths[trained], settings.loss_aggregation, settings.max_response_length
     )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
@@ -145,19 +145,27 @@ def policy_gradients(
         logprobs = engine(micro_batch.batch, settings.temperature)
         log_ratios = logprobs - old.logprobs
         if settings.importance_sampling_level == "sequence":
-            log_ratios = ppo.sequence_log_ratios(log_ratios, rollouts.lengths[responses])
-        losses = old.importance_weights * ppo.policy_loss(log_ratios, old.advantages, *clip_ranges)
+            log_ratios = policy_gradient.sequence_log_ratios(
+                log_ratios, rollouts.lengths[responses]
+            )
+        losses = old.importance_weights * policy_gradient.policy_loss(
+            log_ratios, old.advantages, *clip_ranges
+        )
         if settings.kl_in == "loss":
-            penalties = ppo.kl_penalty(logprobs, old.ref_logprobs, settings.kl_estimator)
+            penalties = policy_gradient.kl_penalty(
+                logprobs, old.ref_logprobs, settings.kl_estimator
+            )
             losses = losses + kl_coef * penalties
         token_weights = weights[responses].repeat_interleave(
             rollouts.lengths[responses], output_size=len(tokens)
         )
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
-        statistics = ppo.ratio_statistics(log_ratios.detach(), old.advantages, *clip_ranges)
+        statistics = policy_gradient.ratio_statistics(
+            log_ratios.detach(), old.advantages, *clip_ranges
+        )
         # The same estimate with all settings: k3 has the least variance.
-        kl = ppo.kl_penalty(logprobs.detach(), old.ref_logprobs, "k3")
+        kl = policy_gradient.kl_penalty(logprobs.detach(), old.ref_logprobs, "k3")
         means = [loss.detach(), kl.sum() / num_tokens]
         means += [statistics[name] / num_tokens for name in POLICY_METRICS[2:]]
         sums += micro_batch.counted * torch.stack(means)
@@ -209,10 +217,14 @@ def value_gradients(
         old = experience.select(tokens)
         assert old.values is not None and old.returns is not None
         values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
-        losses = ppo.value_loss(values, old.values, old.returns, settings.value_clip_range)
+        losses = policy_gradient.value_loss(
+            values, old.values, old.returns, settings.value_clip_range
+        )
         loss = micro_batch.counted / num_tokens * losses.sum()
         engine.backward(loss, micro_batch.is_last)
-        statistics = ppo.value_statistics(values.detach(), old.values, settings.value_clip_range)
+        statistics = policy_gradient.value_statistics(
+            values.detach(), old.values, settings.value_clip_range
+        )
         clipfrac = statistics["clipfrac"] / num_tokens
         sums += micro_batch.counted * torch.stack([loss.detach(), clipfrac])
     loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.reporting.figures import Figure, read_figure
 from snakechat.reporting.formatting import format_estimate, format_number
 from snakechat.reporting.labels import (
     MODELS,
@@ -19,6 +18,7 @@ from snakechat.reporting.labels import (
     model_label,
 )
 from snakechat.reporting.metric_tables import figure_cell, metric_panels, metric_table
+from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.translations import Translate
 

@@ -15,7 +15,7 @@ from snakechat.reporting.origins import describe_origin
 from snakechat.reporting.page_parts import Card, Section, Table, value_table
 from snakechat.reporting.remarks import remarks_on
 from snakechat.reporting.response_examples import response_sections
-from snakechat.reporting.results import headline, result_section
+from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.training_tables import training_tables
 from snakechat.reporting.translations import translator
 from snakechat.workflow.job import Job

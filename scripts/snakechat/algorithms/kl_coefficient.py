@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from snakechat.config.rlhf import RlhfSettings
 
 
@@ -17,7 +17,9 @@ class KLController:
     def update(self, kl: float, num_responses: int) -> None:
         """Adapt the coefficient to the mean KL of a step, in nats per response."""
         if self.target is not None:
-            self.coef = ppo.adapted_kl_coef(self.coef, kl, self.target, self.horizon, num_responses)
+            self.coef = policy_gradient.adapted_kl_coef(
+                self.coef, kl, self.target, self.horizon, num_responses
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"coef": self.coef}

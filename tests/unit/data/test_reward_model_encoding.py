@@ -2,8 +2,8 @@
 
 import pytest
 
-from snakechat.data.conversations import ChatEncoder, TurnEncoder, response_texts
-from snakechat.data.tokenizers import Encoder
+from snakechat.data.encoder import Encoder
+from snakechat.data.reward_model_encoding import ChatEncoder, TurnEncoder, response_texts
 from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
 

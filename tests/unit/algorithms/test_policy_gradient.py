@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from snakechat.algorithms import ppo
+from snakechat.algorithms import policy_gradient
 from support.policies import CLIP, CLIP_HIGH, gradient, ragged_mask, vocabulary
 
 
 def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
-    rewards = ppo.token_rewards(
+    rewards = policy_gradient.token_rewards(
         scores=torch.tensor([1.0, -2.0]),
         # What stands outside the response must not count.
         penalties=torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 7.0]]),
@@ -35,7 +35,7 @@ def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
 )
 def test_gae_of_one_reward_at_the_end(gae_lambda, expected):
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5)
-    advantages, returns = ppo.gae(rewards, values, ragged_mask([3], 3), 1.0, gae_lambda)
+    advantages, returns = policy_gradient.gae(rewards, values, ragged_mask([3], 3), 1.0, gae_lambda)
     torch.testing.assert_close(advantages, torch.tensor([expected]))
     torch.testing.assert_close(returns, torch.tensor([expected]) + 0.5)
 
@@ -62,7 +62,7 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
     random = torch.Generator().manual_seed(0)
     rewards = torch.randn(5, width, generator=random, dtype=torch.float64) * mask
     values = torch.randn(5, width, generator=random, dtype=torch.float64) * mask
-    advantages, returns = ppo.gae(rewards, values, mask, gamma, gae_lambda)
+    advantages, returns = policy_gradient.gae(rewards, values, mask, gamma, gae_lambda)
     for row, length in enumerate(lengths):
         expected = double_sum_gae(
             rewards[row, :length].tolist(), values[row, :length].tolist(), gamma, gae_lambda
@@ -77,33 +77,35 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
 def test_gae_ignores_values_after_the_end():
     mask = ragged_mask([2, 3], 3)
     rewards, values = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
-    expected = ppo.gae(rewards, values * mask, mask, 0.9, 0.5)
+    expected = policy_gradient.gae(rewards, values * mask, mask, 0.9, 0.5)
     after_end = torch.where(mask, 0.0, 77.0)
-    actual = ppo.gae(rewards + after_end, values + after_end, mask, 0.9, 0.5)
+    actual = policy_gradient.gae(rewards + after_end, values + after_end, mask, 0.9, 0.5)
     for ours, theirs in zip(actual, expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_whitening_by_hand():
     x = torch.tensor([[1.0, 3.0, 99.0]])
-    whitened = ppo.whiten(x, ragged_mask([2], 3))
+    whitened = policy_gradient.whiten(x, ragged_mask([2], 3))
     # Mean 2, standard deviation 1.
     torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0, 0.0]]))
 
 
 def test_whitening_may_keep_the_mean():
     # Mean 2 and deviation 2.
-    whitened = ppo.whiten(torch.tensor([[0.0, 4.0, 9.0]]), ragged_mask([2], 3), shift_mean=False)
+    whitened = policy_gradient.whiten(
+        torch.tensor([[0.0, 4.0, 9.0]]), ragged_mask([2], 3), shift_mean=False
+    )
     torch.testing.assert_close(whitened, torch.tensor([[1.0, 3.0, 0.0]]))
 
 
 def test_whitening_equal_values_gives_zeros():
-    assert not ppo.whiten(torch.full((2, 3), 4.0), ragged_mask([3, 3], 3)).any()
+    assert not policy_gradient.whiten(torch.full((2, 3), 4.0), ragged_mask([3, 3], 3)).any()
 
 
 def loss_and_gradient(ratio, advantage):
     log_ratio = torch.tensor([ratio]).log().requires_grad_()
-    loss = ppo.policy_loss(log_ratio, torch.tensor([advantage]), CLIP, CLIP_HIGH)
+    loss = policy_gradient.policy_loss(log_ratio, torch.tensor([advantage]), CLIP, CLIP_HIGH)
     loss.sum().backward()
     return loss.item(), log_ratio.grad.item()
 
@@ -134,12 +136,13 @@ def test_policy_loss_and_its_gradient(ratio, advantage, loss, gradient):
 def test_sequence_log_ratios_are_means_over_the_responses():
     # Responses of 3, 1 and 2 tokens.
     log_ratios = torch.tensor([0.1, 0.2, 0.6, -1.0, 0.5, -0.1], requires_grad=True)
-    found = ppo.sequence_log_ratios(log_ratios, torch.tensor([3, 1, 2]))
+    found = policy_gradient.sequence_log_ratios(log_ratios, torch.tensor([3, 1, 2]))
     torch.testing.assert_close(found, torch.tensor([0.3, 0.3, 0.3, -1.0, 0.2, 0.2]))
     # Eq. 10 of Zheng et al. 2025: with equal weights, each token of a response has the gradient
     # ratio / length.
     (
-        -ppo.policy_loss(found, torch.ones(6), 9.0, 9.0) / torch.tensor([3, 3, 3, 1, 2, 2])
+        -policy_gradient.policy_loss(found, torch.ones(6), 9.0, 9.0)
+        / torch.tensor([3, 3, 3, 1, 2, 2])
     ).sum().backward()
     expected = [math.exp(0.3) / 3] * 3 + [math.exp(-1.0)] + [math.exp(0.2) / 2] * 2
     assert log_ratios.grad.tolist() == pytest.approx(expected)
@@ -156,13 +159,15 @@ def test_sequence_log_ratios_are_means_over_the_responses():
     ],
 )
 def test_token_weights_by_hand(aggregation, expected):
-    weights = ppo.token_weights(torch.tensor([4, 1, 5]), aggregation, max_length=8)
+    weights = policy_gradient.token_weights(torch.tensor([4, 1, 5]), aggregation, max_length=8)
     assert weights.tolist() == pytest.approx(expected)
 
 
 def value_loss_and_gradient(value, old, target, clip_range):
     value = torch.tensor([value], requires_grad=True)
-    loss = ppo.value_loss(value, torch.tensor([old]), torch.tensor([target]), clip_range)
+    loss = policy_gradient.value_loss(
+        value, torch.tensor([old]), torch.tensor([target]), clip_range
+    )
     loss.sum().backward()
     return loss.item(), value.grad.item()
 
@@ -188,7 +193,7 @@ def test_value_loss_and_its_gradient(value, clip_range, loss, gradient):
 
 def test_ratio_statistics_are_sums_over_tokens():
     log_ratios = torch.tensor([2.0, 1.0, 0.5, 1.1]).log()
-    found = ppo.ratio_statistics(log_ratios, torch.ones(4), CLIP, CLIP_HIGH)
+    found = policy_gradient.ratio_statistics(log_ratios, torch.ones(4), CLIP, CLIP_HIGH)
     assert found["ratio"].item() == pytest.approx(4.6)
     # Ratio - 1 - log ratio: (1 - log 2) + 0 + (-.5 + log 2) + (.1 - log 1.1).
     assert found["approxkl"].item() == pytest.approx(0.6 - math.log(1.1), abs=1e-6)
@@ -202,7 +207,9 @@ def test_ratio_statistics_are_sums_over_tokens():
 )
 def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, high):
     log_ratios = torch.tensor([0.5, 0.9, 1.25, 1.5]).log()
-    found = ppo.ratio_statistics(log_ratios, torch.full((4,), advantage), CLIP, CLIP_HIGH)
+    found = policy_gradient.ratio_statistics(
+        log_ratios, torch.full((4,), advantage), CLIP, CLIP_HIGH
+    )
     assert (found["clipfrac_low"], found["clipfrac_high"]) == (low, high)
     gradients = [loss_and_gradient(ratio.item(), advantage)[1] for ratio in log_ratios.exp()]
     assert advantage == 0 or gradients.count(0.0) == low + high
@@ -216,7 +223,7 @@ def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, hi
 def test_value_statistics_count_what_value_loss_clips(clip_range, clipped):
     old = torch.tensor([1.0, 1.0, 1.0, 1.0])
     new = old + torch.tensor([0.0, 0.1, -0.3, 0.5])
-    assert ppo.value_statistics(new, old, clip_range) == {"clipfrac": clipped}
+    assert policy_gradient.value_statistics(new, old, clip_range) == {"clipfrac": clipped}
 
 
 def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
@@ -225,17 +232,23 @@ def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
     # What stands outside the mask must not count.
     right = torch.where(mask, returns, -9.0)
     constant = torch.where(mask, torch.tensor(1.7), -9.0)
-    assert ppo.explained_variance(right, returns, mask) == pytest.approx(1.0)
-    assert ppo.explained_variance(constant, returns, mask) == pytest.approx(0.0, abs=1e-6)
+    assert policy_gradient.explained_variance(right, returns, mask) == pytest.approx(1.0)
+    assert policy_gradient.explained_variance(constant, returns, mask) == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
 def test_explained_variance_of_constant_returns_is_finite():
     mask = ragged_mask([2, 1], 2)
     returns = torch.full((2, 2), 0.1)
-    assert ppo.explained_variance(returns, returns, mask) == 1.0
-    worse = ppo.explained_variance(torch.tensor([[5.0, -5.0], [9.0, 0.0]]), returns, mask)
+    assert policy_gradient.explained_variance(returns, returns, mask) == 1.0
+    worse = policy_gradient.explained_variance(
+        torch.tensor([[5.0, -5.0], [9.0, 0.0]]), returns, mask
+    )
     assert math.isfinite(worse) and worse < 0
-    one_token = ppo.explained_variance(torch.tensor([[3.0]]), torch.tensor([[1.0]]), mask[1:, :1])
+    one_token = policy_gradient.explained_variance(
+        torch.tensor([[3.0]]), torch.tensor([[1.0]]), mask[1:, :1]
+    )
     assert one_token == 1.0
 
 
@@ -246,11 +259,11 @@ def test_importance_weights_by_hand():
     sampler = torch.full((1, 4), -2.0)
     policy = sampler + torch.tensor([[0.5, 1.0, 2.0, 3.0]]).log()
     expected = torch.tensor([[0.5, 1.0, 2.0, 2.0]])
-    torch.testing.assert_close(ppo.importance_weights(policy, sampler, 2.0), expected)
+    torch.testing.assert_close(policy_gradient.importance_weights(policy, sampler, 2.0), expected)
 
 
 def test_importance_weights_are_finite_for_tokens_of_sampler_probability_0():
-    weights = ppo.importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), 2.0)
+    weights = policy_gradient.importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), 2.0)
     assert weights.item() == 2.0
 
 
@@ -259,7 +272,7 @@ def test_importance_weights_correct_the_sampler_below_the_cap(cap):
     logits, sampler_logprobs = vocabulary(0)
     rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
     logprobs = logits.log_softmax(0)
-    weights = ppo.importance_weights(logprobs, sampler_logprobs, cap)
+    weights = policy_gradient.importance_weights(logprobs, sampler_logprobs, cap)
     assert not weights.requires_grad
     # The expectation over the tokens of the sampler.
     sampled = sampler_logprobs.exp()

@@ -6,11 +6,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from snakechat.data.dialogues import chat_template, parse_prompt
-from snakechat.data.tokenizers import (
-    Encoder,
-    load_tokenizer,
-    load_training_tokenizer,
-)
+from snakechat.data.encoder import Encoder
+from snakechat.data.tokenizers import load_tokenizer, load_training_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
 from support.texts import TEXTS
