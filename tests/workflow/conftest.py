@@ -146,8 +146,8 @@ def plans(request, scratch):
 def dry_runs(request, built, scratch):
     """A function that returns the rules that Snakemake plans after a row's edit.
 
-    All rows of the module that are to be tested start at once, two at a time, each in a copy of the
-    build. Other workers test the other modules.
+    The rows of the module that use it start at once, two at a time, each in a copy of the build.
+    Other workers test the other modules.
     """
 
     def plan(row):
@@ -158,9 +158,12 @@ def dry_runs(request, built, scratch):
         # The folders that users ask for have rules without a command.
         return planned - set(STAGES)
 
-    tests = [item for item in request.session.items if item.module is request.module]
-    parameters = [test.callspec.params for test in tests if hasattr(test, "callspec")]
+    planned = [
+        item.callspec.params["row"]
+        for item in request.session.items
+        if item.module is request.module and "dry_runs" in item.fixturenames
+    ]
     pool = ThreadPoolExecutor(2)
-    started = {id(p["row"]): pool.submit(plan, p["row"]) for p in parameters if "row" in p}
+    started = {id(row): pool.submit(plan, row) for row in planned}
     yield lambda row: started[id(row)].result()
     pool.shutdown(cancel_futures=True)
