@@ -28,7 +28,7 @@ SAMPLING |= {"max_response_length": 23, "dtype": "bf16"}
 # Settings with a row in SETTINGS.
 SPECIAL = ("algorithm", "preset", "drop_uniform_groups", "compare_with", "judge", "ptx", "margin")
 SPECIAL += ("desirable_weight", "undesirable_weight", "save_strategy", "early_stopping_patience")
-SPECIAL += ("eval_prompts", "gate", "teacher")
+SPECIAL += ("eval_prompts", "gate", "teacher", "teacher_top_k")
 STAGES = {
     f"{stage}.{key}": (value, rules)
     for stage, settings, rules in (

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import compute_reference
+import compute_teacher
 import generate_responses
 import label_pairs
 import score_responses
@@ -43,6 +44,7 @@ from support.dialogues import make_record
 PROGRAMS = {
     "label_pairs": (label_pairs, SimpleNamespace),
     "compute_reference": (compute_reference, SimpleNamespace),
+    "compute_teacher": (compute_teacher, SimpleNamespace),
     "train_sft": (train_sft, SftSettings),
     "train_reward": (train_reward, RewardSettings),
     "train_dpo": (train_dpo, DpoSettings),

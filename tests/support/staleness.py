@@ -52,6 +52,8 @@ READERS = {
         "prompt_eval",
         "compare_zero",
     },
+    # Of MINE alone.
+    "compute_teacher": set(),
     "tokenize_sft": {
         "train_sft",
         "evaluate_sft",
@@ -121,7 +123,8 @@ def stale(*rules):
 SFT_TRAINED = stale("train_sft", "compare_zero")
 
 # The rules that read what the local dataset and the model from the hub become.
-TOKENIZED = {"tokenize_sft", "train_sft"}
+TAUGHT = {"compute_teacher", "train_sft"}
+TOKENIZED = {"tokenize_sft", *TAUGHT}
 SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
@@ -222,7 +225,12 @@ OURS = {
     },
     "sft": {
         "recipes": {
-            "mine": {**RECIPES["sft"], "model": "far", "datasets": ["mine"]},
+            "mine": {
+                **RECIPES["sft"],
+                "model": "far",
+                "datasets": ["mine"],
+                "teacher": "models/far",
+            },
             "other": RECIPES["sft"],
         },
     },
@@ -388,7 +396,10 @@ def code_of(rule):
 def stale_everywhere(users):
     """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
     rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
-    return rules | (TOKENIZED if "fetch_model" in users else set())
+    rules |= TAUGHT if "compute_teacher" in users else set()
+    # What MINE is made from; its base model is not initialized.
+    before = {"import_dataset", "split_dataset", "fetch_model", "tokenize_sft"}
+    return rules | (TOKENIZED if before & users else set())
 
 
 def code(name):

@@ -25,6 +25,7 @@ from support.staleness import (
     SCHEMA,
     SFT_TRAINED,
     SPLIT,
+    TAUGHT,
     TOKENIZED,
     TOKENIZERS,
     Row,
@@ -164,6 +165,8 @@ SETTINGS = {
     # With as many responses as it needs; test_rl_settings_count changes the algorithm alone.
     "rlhf.algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
     # Built together with the first recipe that learns from it.
+    "sft.teacher": Row(setting("sft.recipes.mine.teacher", None), {"train_sft"}, (MINE,)),
+    "sft.teacher_top_k": Row(setting("sft.recipes.mine.teacher_top_k", 8), TAUGHT, (MINE,)),
     "rlhf.teacher": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
     "dpo.margin": Row(
         setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")

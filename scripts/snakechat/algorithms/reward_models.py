@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.config.references import parse_reference
 from snakechat.data.dialogues import Turn
 from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
-from snakechat.data.tokenizers import load_tokenizer, resolved_template
+from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import max_positions
@@ -74,13 +74,6 @@ def choose_reader(
     if shared and TurnEncoder(actor_tokenizer, actor_template)(*sample) == encoder(*sample):
         return Reader(tokenizer, None, shared)
     return Reader(tokenizer, encoder, shared)
-
-
-def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Return whether two tokenizers give the same meaning to every token id that models read."""
-    return first.get_vocab() == second.get_vocab() and all(
-        getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
-    )
 
 
 def conversation_scores(

@@ -14,7 +14,6 @@ from snakechat.algorithms.experience import Reference
 from snakechat.algorithms.reward_models import (
     RewardModel,
     choose_reader,
-    is_same_tokenizer,
     reader_examples,
 )
 from snakechat.algorithms.sanity_checks import check_probes
@@ -22,7 +21,7 @@ from snakechat.config.references import input_names, parse_reference, weighted_r
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters

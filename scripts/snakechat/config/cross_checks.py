@@ -101,6 +101,8 @@ def check_references(config: Config) -> None:
             else:
                 if stage == "dpo":
                     _check_preference_loss(config, name)
+                if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
+                    _check_tokens_of_teacher(config, teacher, Reference("sft", name))
                 rule, model = config.base_model(stage, name)
                 if rule == "fetch_model":
                     _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
@@ -423,11 +425,10 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
 def _check_teacher(config: Config, name: str) -> None:
     """Check that `distill`, and nothing else, has a teacher, and that it reads the actor's tokens.
 
-    Vocabularies are compared as far as local files show. `rlhf.defaults` and presets may have
-    settings that `distill` ignores.
+    `rlhf.defaults` and presets may have settings that `distill` ignores.
     """
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    teacher, algorithm = config.teacher(name), settings["algorithm"]
+    teacher, algorithm = config.teacher("rlhf", name), settings["algorithm"]
     if algorithm != "distill":
         if teacher is not None:
             raise ConfigError(
@@ -447,15 +448,21 @@ def _check_teacher(config: Config, name: str) -> None:
                 f"{place}.{key}: {own[key]} has no effect on algorithm: distill, whose reward is"
                 f" the KL to the teacher: set {key}: null"
             )
+    _check_tokens_of_teacher(config, teacher, Reference("rlhf", name))
+
+
+def _check_tokens_of_teacher(config: Config, teacher: Reference, student: Reference) -> None:
+    """Check that a teacher reads the tokens of a recipe, as far as local files show."""
+    place = f"{student.section}.recipes.{student.name}.teacher"
     if teacher.section == "models":
-        _check_is_no_classifier(config, teacher.name, f"rlhf.recipes.{name}.teacher")
-    models = [config.tokenizer_model(*of)[1] for of in (teacher, Reference("rlhf", name))]
+        _check_is_no_classifier(config, teacher.name, place)
+    models = [config.tokenizer_model(*of)[1] for of in (teacher, student)]
     first, second = (_local_vocabulary(config, model) for model in models)
     if first is not None and second is not None and first != second:
         raise ConfigError(
-            f"{place}.teacher: {settings['teacher']} has the vocabulary of models.{models[0]},"
-            f" which differs from that of the actor, models.{models[1]}: use a teacher with the"
-            " tokenizer of the actor"
+            f"config: {place}: {'/'.join(teacher)} has the vocabulary of models.{models[0]}, which"
+            f" differs from that of the student, models.{models[1]}: use a teacher with the"
+            " tokenizer of the student"
         )
 
 

@@ -154,6 +154,9 @@ class Config:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
             settings["reward"] = ordered_references(settings["reward"])
+        if stage == "sft" and settings["teacher"] is None:
+            # Another number of tokens changes nothing.
+            settings["teacher_top_k"] = 0
         if stage == "rlhf":
             settings |= kl_settings(settings)
             settings["critic_lr_schedule"] = (
@@ -220,11 +223,11 @@ class Config:
         sections = ("sft", "dpo", "models")
         return self._reference(text, sections, f"rlhf.recipes.{name}.actor")
 
-    def teacher(self, name: str) -> Reference | None:
-        """Return the teacher of an rlhf recipe, if it has one."""
-        text = self.recipe("rlhf", name)["teacher"]
+    def teacher(self, stage: str, name: str) -> Reference | None:
+        """Return the teacher of a recipe of sft or rlhf, if it has one."""
+        text = self.recipe(stage, name)["teacher"]
         sections = ("sft", "dpo", "rlhf", "models")
-        used_by = f"rlhf.recipes.{name}.teacher"
+        used_by = f"{stage}.recipes.{name}.teacher"
         return None if text is None else self._reference(text, sections, used_by)
 
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:

@@ -104,6 +104,13 @@ def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     return "chat" if has_own else "dialogue"
 
 
+def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Return whether two tokenizers give the same meaning to every token id that models read."""
+    return first.get_vocab() == second.get_vocab() and all(
+        getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
+    )
+
+
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what errors call a tokenizer."""
     return tokenizer.name_or_path or "tokenizer"

@@ -54,11 +54,30 @@ def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
 # --- SFT and reward model ---------------------------------------------------------------------
 
 
-def train_sft(config: Config, name: str) -> Description:
+def compute_teacher(config: Config, name: str) -> Description:
+    teacher, recipe = config.teacher("sft", name), config.recipe("sft", name)
+    if teacher is None:
+        raise ConfigError(f"config: sft.recipes.{name} has no teacher: name one")
     return Description(
-        settings=config.program_settings("sft", name),
-        inputs=_model_and_tokens(config, "sft", name),
+        settings={
+            "dtype": recipe["dtype"],
+            "top_k": recipe["teacher_top_k"],
+            # Which tokens are targets; the tokens themselves tell those of the other values apart.
+            "with_prompts": recipe["train_on"] == "all_tokens",
+        },
+        inputs={
+            "teacher": config.model_job(teacher),
+            "tokenizer": config.tokenizer_model("sft", name),
+            "tokens": ("tokenize_sft", name),
+        },
     )
+
+
+def train_sft(config: Config, name: str) -> Description:
+    inputs = _model_and_tokens(config, "sft", name)
+    if config.teacher("sft", name) is not None:
+        inputs["teacher"] = ("compute_teacher", name)
+    return Description(settings=config.program_settings("sft", name), inputs=inputs)
 
 
 def evaluate_sft(config: Config, name: str) -> Description:
@@ -143,7 +162,7 @@ def evaluate_dpo(config: Config, name: str) -> Description:
 def train_rlhf(config: Config, name: str) -> Description:
     actor, ptx = config.actor(name), config.recipe("rlhf", name)["ptx"]
     inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
-    teacher = config.teacher(name)
+    teacher = config.teacher("rlhf", name)
     if teacher is not None:
         inputs["teacher"] = config.model_job(teacher)
     for stage, recipe in config.recipes_behind(*actor).items():
@@ -194,7 +213,7 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     trained = config.recipe_chain("rlhf", name)
     for model in config.reward_models(name, "reward").values():
         trained += config.recipe_chain(*model)
-    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher(name)
+    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher("rlhf", name)
     trained += [] if ptx is None else [Reference("sft", ptx)]
     trained += [] if teacher is None else config.recipe_chain(*teacher)
     phases: dict[str, set[str]] = {}

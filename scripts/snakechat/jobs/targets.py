@@ -32,7 +32,7 @@ def default_targets(config: Config) -> list[str]:
     for stage, name in built:
         if stage == "rlhf":
             upstream |= set(config.recipes_behind(*config.actor(name)).items())
-            teacher = config.teacher(name)
+            teacher = config.teacher("rlhf", name)
             upstream |= {teacher} if teacher else set()
             upstream |= {
                 (model.section, model.name)

@@ -80,8 +80,8 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty_like(logprobs) if return_entropies else None
-        for chunk, logits in _logit_chunks(hidden, weight, bias):
-            for rows, _, table in _fp32_logprobs(chunk, logits, temperature):
+        for chunk, logits in logit_chunks(hidden, weight, bias):
+            for rows, _, table in fp32_logprobs(chunk, logits, temperature):
                 logprobs[rows] = _select_tokens(table, tokens[rows])
                 if entropies is not None:
                     entropies[rows] = -torch.linalg.vecdot(table.exp(), table)
@@ -93,9 +93,9 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         grad_logprobs = grad_outputs[0]
         hidden, weight, bias, tokens = ctx.saved_tensors
-        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        for chunk, logits in _logit_chunks(hidden, weight, bias):
-            for rows, chunk_logits, table in _fp32_logprobs(chunk, logits, ctx.temperature):
+        gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        for chunk, logits in logit_chunks(hidden, weight, bias):
+            for rows, chunk_logits, table in fp32_logprobs(chunk, logits, ctx.temperature):
                 _negative_gradients_(table, tokens[rows])
                 chunk_logits.copy_(table.mul_(grad_logprobs[rows, None] / ctx.temperature))
             gradients.add(chunk, logits)
@@ -111,15 +111,15 @@ class _SumOfLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        ctx.gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
         is_compiled = acceleration.current().compile
-        for chunk, logits in _logit_chunks(hidden, weight, bias):
+        for chunk, logits in logit_chunks(hidden, weight, bias):
             if is_compiled:
                 added, logits = compiled_sum_and_gradients()(logits, tokens[chunk])
                 total += added
             else:
-                for rows, chunk_logits, table in _fp32_logprobs(chunk, logits):
+                for rows, chunk_logits, table in fp32_logprobs(chunk, logits):
                     total += _select_tokens(table, tokens[rows]).sum()
                     _negative_gradients_(table, tokens[rows])
                     chunk_logits.copy_(table)
@@ -134,7 +134,7 @@ class _SumOfLogprobs(torch.autograd.Function):
         return *gradients, None
 
 
-def _logit_chunks(
+def logit_chunks(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield chunks of the tokens and their logits [n, V]."""
@@ -145,7 +145,7 @@ def _logit_chunks(
         yield chunk, functional.linear(hidden[chunk], weight, bias)
 
 
-def _fp32_logprobs(
+def fp32_logprobs(
     chunk: slice, logits: torch.Tensor, temperature: float = 1.0
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yield smaller chunks, views of their logits [m, V], and log-probabilities [m, V] in fp32.
@@ -191,7 +191,7 @@ def sum_and_gradients(
     return _select_tokens(table, tokens).sum(), gradients.to(logits.dtype)
 
 
-class _Gradients:
+class Gradients:
     """Gradients of a sum of scaled log-probabilities for hidden states, weight and bias.
 
     needs_grad: which of the three require one. The weight does not if only adapters are trained.

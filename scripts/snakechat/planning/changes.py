@@ -29,6 +29,7 @@ TOP_LEVEL_KEYS = ("seed", "template", "on_bad_row", "language", "prompt_sets", "
 DERIVED = (*("exact_check", "trained_on", "unpaired", "mismatched_max_length", "batches"),)
 # Config sections of the rules whose names do not contain them.
 STAGES = {
+    "compute_teacher": "sft",
     "compute_reference": "dpo",
     "generate_responses": "generations",
     "score_responses": "generations",

@@ -16,6 +16,18 @@ from snakechat.planning.token_counts import text_counts
 from snakechat.planning.workload import Generation, Workload
 
 
+def compute_teacher(job: JobDescription) -> Workload:
+    """Return the workload of the most probable tokens of a teacher."""
+    tokens, model = job.tokens("train"), job.model("teacher", POLICY)
+    return Workload(
+        trained=[],
+        frozen=[model],
+        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
+        flops=product(tokens.num_rows, forward_flops(model, tokens)),
+        notes=tuple(tokens.notes),
+    )
+
+
 def compute_reference(job: JobDescription) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
     workload = pair_evaluation(job, job.model("model", POLICY), "train")

@@ -24,6 +24,7 @@ WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
     **TRAININGS,
     "generate_responses": inference.generate_responses,
     "score_responses": inference.score_responses,
+    "compute_teacher": inference.compute_teacher,
     "compute_reference": inference.compute_reference,
     "evaluate_sft": inference.evaluate_sft,
     "evaluate_reward": inference.evaluate_reward,

@@ -8,7 +8,7 @@ from snakechat.workflow.lineage import Lineage
 
 # Their settings follow from the settings of a training.
 DERIVED = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf", "compute_reference"}
-DERIVED |= {"tokenize_generations"}
+DERIVED |= {"tokenize_generations", "compute_teacher"}
 # The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
 NAMED = {"import_dataset", "split_dataset", "init_model", "fetch_model"}
 

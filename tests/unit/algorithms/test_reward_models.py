@@ -13,11 +13,11 @@ from init_model import train_tokenizer
 from snakechat.algorithms.reward_models import (
     choose_reader,
     conversation_scores,
-    is_same_tokenizer,
 )
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.reward_model_encoding import ChatEncoder
+from snakechat.data.tokenizers import is_same_tokenizer
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal

@@ -325,6 +325,6 @@ def test_a_local_teacher_with_another_vocabulary_is_refused(tokenizer, is_refuse
         load(changes, ROOT)
     assert str(error.value) == (
         "config: rlhf.recipes.tiny.teacher: models/teacher has the vocabulary of models.teacher,"
-        " which differs from that of the actor, models.student: use a teacher with the tokenizer of"
-        " the actor"
+        " which differs from that of the student, models.student: use a teacher with the tokenizer"
+        " of the student"
     )

@@ -39,15 +39,15 @@ def rows(monkeypatch):
 
 @pytest.fixture
 def gradients(monkeypatch):
-    """The _Gradients objects that were created."""
+    """The Gradients objects that were created."""
     created = []
 
-    class Recorded(logprobs._Gradients):
+    class Recorded(logprobs.Gradients):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             created.append(self)
 
-    monkeypatch.setattr(logprobs, "_Gradients", Recorded)
+    monkeypatch.setattr(logprobs, "Gradients", Recorded)
     return created
 
 
