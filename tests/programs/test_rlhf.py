@@ -182,8 +182,9 @@ def test_ema_weights_are_saved_in_addition_to_the_last_weights(train, inputs):
     assert (job.result / "ema/tokenizer.json").exists()
 
 
-def test_ptx_trains_on_text_in_addition(train):
-    settings = {"actor_learning_rate": 0.01, "warmup_steps": 0, "ptx": "tiny"}
+@pytest.mark.parametrize("algorithm", [{}, DISTILL], ids=["ppo", "distill"])
+def test_ptx_trains_on_text_in_addition(algorithm, train):
+    settings = {**algorithm, "actor_learning_rate": 0.01, "warmup_steps": 0, "ptx": "tiny"}
     losses = {coef: values(train(ptx_coef=coef, **settings), "ptx/loss") for coef in (1e-9, 27.8)}
     # With a negligible weight, and with one that dominates.
     assert losses[27.8][-1] < losses[1e-9][-1] - 0.3

@@ -36,7 +36,16 @@ GRPO |= {"datasets": [{"toy": 0.35}], "lora_rank": 8}
 VLLM = {"generation_backend": "vllm"}
 GENERATIONS = OURS["generations"]["recipes"]["tiny"] | VLLM | PLACEMENT
 GENERATIONS |= {"datasets": [{"toy": 0.1}]}
-RECIPES = {"ppo": PPO, "ppo-vllm": PPO | VLLM, "grpo": GRPO, "grpo-vllm": GRPO | VLLM}
+# From the teacher that PPO makes of the actor.
+DISTILL = PPO | VLLM | {"algorithm": "distill", "teacher": "rlhf/ppo", "reward": None}
+DISTILL |= {"max_steps": 12}
+RECIPES = {
+    "distill-vllm": DISTILL,
+    "ppo": PPO,
+    "ppo-vllm": PPO | VLLM,
+    "grpo": GRPO,
+    "grpo-vllm": GRPO | VLLM,
+}
 # The same training as ppo-vllm.
 RECIPES["killed"] = RECIPES["ppo-vllm"]
 CONFIG = {
@@ -106,6 +115,13 @@ def test_a_training_learns_as_with_our_own_sampler(algorithm, tree):
     assert mean(scores[-5:]) == pytest.approx(mean(own_scores[-5:]), abs=1)
 
 
+def test_distillation_from_the_model_that_ppo_trained(tree):
+    lines = metrics_of(tree, "distill-vllm")
+    kl = [line["objective/kl_to_teacher"] for line in lines]
+    assert mean(kl[-3:]) < 0.5 * kl[0]
+    assert all(line["policy/sampler_difference"] < (0.02 if GPUS else 1e-5) for line in lines)
+
+
 def test_vllm_generates_the_responses_to_a_dataset(tree):
     tree.build("output/generations/vllm.manifest.json")
     responses = Ragged(tree.folder / "output/generations/vllm", "train.responses")
@@ -115,7 +131,7 @@ def test_vllm_generates_the_responses_to_a_dataset(tree):
 
 def test_the_spec_has_the_version_of_vllm(tree):
     pins = {name: tree.spec_of(f"output/rlhf/{name}")["requirements"] for name in BUILT}
-    for name in ("ppo-vllm", "grpo-vllm"):
+    for name in ("ppo-vllm", "grpo-vllm", "distill-vllm"):
         assert pins[name]["vllm"].split()[0] == vllm_version()
     assert "vllm" not in pins["ppo"].keys() | pins["grpo"].keys()
 
