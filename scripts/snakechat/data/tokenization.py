@@ -69,9 +69,7 @@ class Tokenization(NamedTuple):
 PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
 PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
 ALL_TURNS = Tokenization(("prompt", "chosen"), encode_turns, marks=("trained",))
-# By the rule of the job, or by what SFT trains on.
 TOKENIZATIONS = {
-    "all_turns": ALL_TURNS,
     "tokenize_sft": Tokenization(("prompt", "chosen"), encode_responses),
     "tokenize_reward": PAIRS,
     "tokenize_dpo": PAIRS,
@@ -86,7 +84,8 @@ def tokenize_phase(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows.
     """
-    tokenization = TOKENIZATIONS[getattr(job.settings, "train_on", job.spec["rule"])]
+    is_all_turns = getattr(job.settings, "train_on", None) == "all_turns"
+    tokenization = ALL_TURNS if is_all_turns else TOKENIZATIONS[job.spec["rule"]]
     tokenizer = load_tokenizer(job.inputs["tokenizer"])
     encoder = Encoder(tokenizer, job.settings.template)
     job.facts["special_tokens"] = {
