@@ -213,13 +213,15 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     trained = config.recipe_chain("rlhf", name)
     for model in config.reward_models(name, "reward").values():
         trained += config.recipe_chain(*model)
-    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher("rlhf", name)
+    ptx = config.recipe("rlhf", name)["ptx"]
     trained += [] if ptx is None else [Reference("sft", ptx)]
-    trained += [] if teacher is None else config.recipe_chain(*teacher)
+    taught = [Reference("rlhf", name), *(recipe for recipe in trained if recipe.section == "sft")]
     phases: dict[str, set[str]] = {}
-    if teacher is not None and teacher.section == "rlhf":
-        before = phases_of_datasets(config, teacher.name)
-        phases = {dataset: set(names) for dataset, names in before.items()}
+    for teacher in filter(None, (config.teacher(*recipe) for recipe in taught)):
+        trained += config.recipe_chain(*teacher)
+        if teacher.section == "rlhf":
+            for dataset, names in phases_of_datasets(config, teacher.name).items():
+                phases.setdefault(dataset, set()).update(names)
     for stage, recipe in trained:
         for dataset, _ in config.blend(stage, recipe):
             phases.setdefault(dataset, set()).add("reward" if stage == "dpo" else stage)

@@ -201,6 +201,19 @@ def test_the_data_of_a_reward_models_own_sft_model_counts_too(load):
     assert trained_on == {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"]}
 
 
+def test_the_data_of_teachers_counts_too(load):
+    taught = {"model": "tiny", "datasets": ["toy-judge"], "teacher": "rlhf/tiny"}
+    changes = {
+        "sft": {"recipes": {"taught": taught}},
+        "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 0}}},
+        "rlhf": {"recipes": {"mine": {"actor": "taught", "reward_functions": {"shop": 1}}}},
+    }
+    changes["rlhf"]["recipes"]["mine"] |= {"reward": None, "datasets": ["toy-judge"]}
+    changes["datasets"]["toy-judge"]["split"]["rlhf"] = 1
+    trained_on = phases_of_datasets(load(changes), "mine")
+    assert trained_on == {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["rlhf", "sft"]}
+
+
 def test_responses_do_not_depend_on_what_scores_them(load):
     recipes = {"mine": {"model": "rlhf/tiny", "reward": "tiny"}, "other": {"model": "rlhf/tiny"}}
     recipes["other"] |= {"reward": None, "reward_functions": {"shop": 2}}
