@@ -99,6 +99,12 @@ def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
     assert (build.folder / "copied/model.safetensors").read_bytes()
 
 
+def test_a_model_that_was_built_for_a_page_gets_its_report(workflow):
+    build = workflow("first")
+    build.build("output/eval/sft/tiny.manifest.json")
+    assert build.planned("output/sft/tiny") == {"draw_report", "report", "sft"}
+
+
 def test_links_that_were_deleted_come_back(workflow):
     build = workflow("first")
     build.build(TARGET)

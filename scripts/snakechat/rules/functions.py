@@ -226,10 +226,13 @@ class RuleFunctions:
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, list[Any]]:
             self._check_build()
-            folder = f"output/{stage}/{name_of(wildcards)}"
+            name = name_of(wildcards)
+            folder = f"output/{stage}/{name}"
             manifests = [self._specs.manifest(*job) for job in jobs(*wildcards)]
             snakemake_adapter.force_inputs(self.workflow, stage, folder, manifests)
-            self._staleness.decide_folder(folder, manifests)
+            # A model that was built for a page alone has no report yet.
+            report = [f"output/report/{stage}/{name}"] if stage in STAGES else []
+            self._staleness.decide_folder(folder, [*manifests, *report])
             return {"manifests": snakemake_adapter.without_times(manifests)}
 
         return lookup
