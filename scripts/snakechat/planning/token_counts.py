@@ -125,7 +125,7 @@ def count_split_rows(
         num_rows = DATASET_ROWS[source["hub"]][split]
         note = f"assumed: {dataset} has as many rows as in the hub catalog"
     else:
-        return None, f"unknown until {dataset} is imported: number of rows"
+        return None, f"unknown until {dataset} is split: number of rows"
     if division["max_rows"] and split == "train":
         num_rows = min(num_rows, division["max_rows"])
     return fraction * num_rows, note

@@ -156,7 +156,7 @@ def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
     job = JobEstimate(path, plan, GPUS["h100"])
     assert job.flops is job.seconds is None
     assert job.memory["weights"] > 0
-    assert job.notes[0] == "unknown until a is imported: number of rows"
+    assert job.notes[0] == "unknown until a is split: number of rows"
 
 
 def test_existing_tokens_are_counted(tmp_path):
