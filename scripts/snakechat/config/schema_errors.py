@@ -6,6 +6,7 @@ from typing import Any
 from jsonschema.exceptions import relevance
 
 from snakechat.config.hints import key_hint
+from snakechat.workflow.value_types import NAME_PATTERN
 
 # jsonschema's ValidationError, whose attributes may be unset as far as its types say.
 Error = Any
@@ -78,6 +79,8 @@ def _hint(error: Error) -> str:
         allowed = error.schema.get("properties", {})
         unknown = [name for name in error.instance if name not in allowed]
         return key_hint(str(unknown[0]), allowed)
+    if error.validator == "pattern" and error.validator_value == NAME_PATTERN:
+        return " (a name has letters A to Z and a to z, digits, '_', '.' and '-')"
     if error.validator != "type":
         return ""
     types = error.validator_value

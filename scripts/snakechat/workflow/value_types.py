@@ -40,7 +40,8 @@ SequenceLength = Annotated[int, Keyword("minimum", 2)]
 Seed = Annotated[int, Keyword("minimum", 0), Keyword("maximum", 2**32 - 1)]
 
 # No slash, no space and no leading dot: a name is a path below output/ that needs no quoting.
-Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)"
+Name = Annotated[str, Keyword("pattern", NAME_PATTERN)]
 
 EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
 

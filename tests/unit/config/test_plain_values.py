@@ -65,6 +65,11 @@ def test_a_trailing_line_break_does_not_match_a_pattern(changes):
     assert "\n" not in str(error.value)
 
 
+def test_a_name_in_other_letters_is_an_error_that_lists_the_allowed_ones():
+    with pytest.raises(ConfigError, match=r"models: '小模型' .* \(a name has letters A to Z"):
+        load({"models": {"小模型": {"hub": "gpt2"}}})
+
+
 @pytest.mark.parametrize("revision", [123])
 def test_a_revision_that_yaml_reads_as_a_number_has_to_be_quoted(revision):
     with pytest.raises(ConfigError, match=r"models.mine.revision.*quote it"):
