@@ -214,7 +214,10 @@ def record_and_cells(
         raise BadRow("nested too deeply") from None
     except UnicodeEncodeError as error:
         piece = error.object[error.start : error.start + 20]
-        raise BadRow(f"text that is not UTF-8: {piece!r}") from None
+        # A byte of the file, and not the half of an emoji.
+        is_byte = "\udc80" <= piece[0] <= "\udcff"
+        advice = ": save the file as text in UTF-8" if is_byte else ""
+        raise BadRow(f"text that is not UTF-8: {piece!r}{advice}") from None
     return record, kept
 
 

@@ -57,6 +57,9 @@ def _row_of_line(line: bytes) -> Any:
         return json.loads(line.decode("utf-8", "surrogateescape"))
     except RecursionError:
         return BadRow("nested too deeply")
+    except json.JSONDecodeError as error:
+        found = error.doc[error.pos : error.pos + 20]
+        return BadRow(f"invalid JSON: {error}, found {found!r}")
     except ValueError as error:
         return BadRow(f"invalid JSON: {error}")
 

@@ -29,6 +29,13 @@ def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     assert "git lfs pull" in message
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_text_in_utf_16_is_an_error_with_advice(tmp_path, name):
+    path = put(tmp_path / name, '{"a": "问"}\n'.encode("utf-16"))
+    _, message = read_error(path)
+    assert "UTF-16: save the file as text in UTF-8" in message
+
+
 @pytest.mark.parametrize("share", [0.01, 0.999])
 def test_truncated_parquet_file_is_an_error(tmp_path, share):
     path = write(tmp_path, "rows.parquet", numbered(1000))

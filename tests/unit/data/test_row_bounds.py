@@ -119,6 +119,11 @@ def nested(depth):
     ("row", "keep", "reason"),
     [
         ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9'"),
+        (
+            {"prompt": "a", "chosen": "\udcb5\udcda"},
+            (),
+            r"text that is not UTF-8: '\udcb5\udcda': save",
+        ),
         # Half of an emoji.
         ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
         ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),

@@ -143,6 +143,10 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path, datasets):
 # Lines, and the start of the reason.
 BAD_LINES = {
     "single quotes": (b"{'a': 1}", "invalid JSON"),
+    "a full-width colon": (
+        '{"a"\uff1a1}'.encode(),
+        "invalid JSON: Expecting ':' delimiter: line 1 column 5 (char 4), found '\uff1a1}",
+    ),
     "two objects": (b'{"a": 1} {"a": 2}', "invalid JSON"),
     "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     "a list": (b'[{"a": 1}]', "is list, expected an object with columns"),
