@@ -4,6 +4,7 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import json
+import zipfile
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,13 +66,20 @@ def check_files(folder: Path) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """Raise InputError if a file is a pointer of Git LFS, or truncated safetensors."""
+    """Raise InputError if a file is a pointer of Git LFS, is truncated, or should be JSON."""
     with path.open("rb") as file:
         start = file.read(len(LFS_POINTER))
         if start == LFS_POINTER:
             raise InputError(
                 f"{path.name} is a Git LFS pointer instead of the file: run git lfs pull in its"
                 " repository"
+            )
+        if path.suffix == ".json":
+            _check_json(path)
+        # The end of a zip file, as torch saves weights, has the list of its parts.
+        if path.suffix == ".bin" and start.startswith(b"PK") and not zipfile.is_zipfile(path):
+            raise InputError(
+                f"{path.name} is truncated at {path.stat().st_size:,} bytes: download it again"
             )
         if path.suffix != ".safetensors":
             return
@@ -89,6 +97,14 @@ def _check_file(path: Path) -> None:
         raise InputError(
             f"{path.name} is truncated: it has {found:,} of {expected:,} bytes: download it again"
         )
+
+
+def _check_json(path: Path) -> None:
+    """Raise InputError if a file is not JSON."""
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path.name} is damaged ({error}): download it again") from None
 
 
 def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> Any:

@@ -59,6 +59,21 @@ def test_truncated_weights(folder, kept):
     )
 
 
+def test_truncated_weights_of_torch(folder):
+    path = folder / "pytorch_model.bin"
+    torch.save({"a": torch.ones(1000)}, path)
+    check_files(folder)
+    path.write_bytes(path.read_bytes()[:2000])
+    assert message_of(folder) == "pytorch_model.bin is truncated at 2,000 bytes: download it again"
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+def test_a_page_of_a_server_or_a_part_instead_of_json(folder, name):
+    (folder / name).write_text('{"a": "' if name == "vocab.json" else "<!doctype html>")
+    assert message_of(folder).startswith(f"{name} is damaged (")
+    assert message_of(folder).endswith("): download it again")
+
+
 def test_a_header_that_is_no_json_is_left_to_safetensors(folder):
     (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"nope")
     check_files(folder)
