@@ -5,6 +5,7 @@ a file that cannot be parsed names neither the file nor the line.
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,8 @@ from snakechat.config.plain_values import MAX_DEPTH, shown_key
 MAX_VALUES = 100_000
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
+# Spaces and punctuation of Chinese input methods that look like YAML's.
+FULL_WIDTH = re.compile(r"[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 
 
 def check_config_files(paths: Iterable[Path]) -> None:
@@ -95,7 +98,13 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"line {mark.line + 1} is indented with a tab: use spaces"
     problem = getattr(error, "problem", None) or error
-    return f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
+    hint = ""
+    for number in range(max(0, mark.line - 1), min(mark.line + 1, len(lines))):
+        if found := FULL_WIDTH.search(lines[number].partition(" #")[0]):
+            hint = f" (line {number + 1} has the full-width character {found[0]!r})"
+    return (
+        f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it{hint}"
+    )
 
 
 def _check_keys(name: str, root: yaml.Node | None) -> None:

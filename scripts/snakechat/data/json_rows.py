@@ -58,7 +58,7 @@ def _row_of_line(line: bytes) -> Any:
     except RecursionError:
         return BadRow("nested too deeply")
     except json.JSONDecodeError as error:
-        found = error.doc[error.pos : error.pos + 20]
+        found = error.doc[error.pos : error.pos + 20] or error.doc[:20]
         return BadRow(f"invalid JSON: {error}, found {found!r}")
     except ValueError as error:
         return BadRow(f"invalid JSON: {error}")

@@ -18,6 +18,10 @@ ALIASES = "a0: &a0 {b: 1}\n" + "".join(
         (b"sft:\n  recipes:\n    a: {epochs: 1, epochs: 2}\n", "sft.recipes.a.epochs is written"),
         (b"sft:\n\trecipes: {}\n", "x.yaml: line 2 is indented with a tab: use spaces"),
         (b"a: [1\nb: 2\n", "x.yaml: line 2 is not YAML: "),
+        (
+            "sft:\n  model\uff1aa\n  datasets: [b]\n".encode(),
+            "before it (line 2 has the full-width character '\uff1a')",
+        ),
         (b"a: &a [*a]\n", "x.yaml: line 1 is in more than 50 mappings and lists, or in itself"),
         (b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
         (

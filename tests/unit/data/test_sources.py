@@ -148,6 +148,10 @@ BAD_LINES = {
         "invalid JSON: Expecting ':' delimiter: line 1 column 5 (char 4), found '\uff1a1}",
     ),
     "two objects": (b'{"a": 1} {"a": 2}', "invalid JSON"),
+    "a line of an array": (
+        b"[",
+        "invalid JSON: Expecting value: line 2 column 1 (char 2), found '[",
+    ),
     "more digits than Python takes": (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     "a list": (b'[{"a": 1}]', "is list, expected an object with columns"),
     "nothing": (b"null", "is NoneType, expected an object with columns"),
