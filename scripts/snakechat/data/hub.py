@@ -172,8 +172,15 @@ def hub_errors(source: str) -> Iterator[None]:
     try:
         yield
     # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
-    except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:
-        hint = f": {WITHOUT_NETWORK}" if isinstance(error, UNREACHABLE) else ""
+    # ImportError: a SOCKS proxy.
+    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
+        hint = ""
+        if isinstance(error, UNREACHABLE):
+            hint = f": {WITHOUT_NETWORK}"
+        elif isinstance(error, httpx2.UnsupportedProtocol):
+            hint = f": set HF_ENDPOINT to a URL with https://, it is {constants.ENDPOINT}"
+        elif isinstance(error, ImportError):
+            hint = ": run pip install socksio, or set HTTPS_PROXY and ALL_PROXY to an HTTP proxy"
         raise InputError(f"{source}: {one_line(error)}{hint}") from None
 
 

@@ -110,6 +110,22 @@ def hub():
 DATASET = "dataset/lab/data"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "proxy", "message"),
+    [
+        ("mirror.example", {}, "set HF_ENDPOINT to a URL with https://, it is mirror.example"),
+        (
+            "http://mirror.example",
+            {"ALL_PROXY": "socks5://127.0.0.1:9"},
+            "run pip install socksio, or set HTTPS_PROXY and ALL_PROXY to an HTTP proxy",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_an_error_with_advice(endpoint, proxy, message, tmp_path):
+    (error,), _ = fetch(endpoint, tmp_path, "lab/data", before=NO_WAITS, **proxy)
+    assert error.startswith("hub dataset lab/data") and error.endswith(message)
+
+
 def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
     for _ in range(2):
         (result,), err = fetch(hub.endpoint, tmp_path, "lab/data")
