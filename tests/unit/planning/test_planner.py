@@ -59,6 +59,12 @@ def test_a_wrong_value_of_an_own_option_is_an_error(line, capsys):
     assert "invalid choice: 'c'" in capsys.readouterr().err
 
 
+def test_an_own_option_after_those_of_snakemake_is_an_error_with_advice(capsys):
+    with pytest.raises(SystemExit):
+        parse("x --configfile mine.yaml --kind b")
+    assert "write --kind before --configfile" in capsys.readouterr().err
+
+
 def test_an_unknown_option_before_the_separator_is_an_error(capsys):
     with pytest.raises(SystemExit):
         parse("x --cores 2 -- --force")
