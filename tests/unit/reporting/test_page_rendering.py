@@ -137,3 +137,10 @@ def test_text_in_markdown_makes_neither_cells_nor_tags_nor_links():
 def test_json_in_markdown_metadata_is_not_escaped():
     text = MARKDOWN.from_string("{{ names | tojson }}").render(names=["a|b", 'c"'])
     assert json.loads(text) == ["a|b", 'c"']
+
+
+def test_a_record_in_markdown_marks_differences_and_the_best_value(tmp_path):
+    row = ["loss", Cell("+1", "[0.5, 2]", "worse"), Cell("2", "", "better"), Cell("2", "", "best")]
+    table = Table("", ["", "a", "b", "c"], [row])
+    write_record(tmp_path, Page("Record", "sft/mine", [Section("SFT", [], tables=[table])]))
+    assert "| loss | +1 ▼ [0.5, 2] | 2 ▲ | 2 ★ |" in (tmp_path / "record.md").read_text()
