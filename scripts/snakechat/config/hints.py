@@ -102,6 +102,14 @@ DEEPSPEED_CHAT: dict[str, tuple[str, ...]] = {
     "unsupervised_dataset_name": ("ptx",),
     "zero_stage": ("placement.zero_stage",),
 }
+# Those that are factors of the size of a batch over all processes.
+FACTORS = {
+    "generation_batches",
+    "gradient_accumulation_steps",
+    "per_device_generation_batch_size",
+    "per_device_train_batch_size",
+    "per_device_training_batch_size",
+}
 NO_DROPOUT = "dropout is always off"
 ALL_LAYERS = "adapters cover all linear layers of the transformer blocks"
 NO_HYBRID_ENGINE = "the hybrid engine is not supported: generation_backend: vllm samples faster"
@@ -152,15 +160,25 @@ def key_hint(key: str, allowed: Mapping[str, Any]) -> str:
         allowed: The schema of each key that the section may have.
     """
     flag = key.lstrip("-").replace("-", "_")
-    for name in (*NAMES_ELSEWHERE.get(flag, ()), *DEEPSPEED_CHAT.get(flag, ())):
+    names = (*NAMES_ELSEWHERE.get(flag, ()), *DEEPSPEED_CHAT.get(flag, ()))
+    for name in names:
         if _has_key(allowed, name):
-            return f" (it is {name} here)"
+            return f" (it is {'a factor of ' if flag in FACTORS else ''}{name} here)"
     if flag in WITHOUT_KEY:
         return f" ({WITHOUT_KEY[flag]})"
+    for name in (flag, *names):
+        if stages := [stage for stage in allowed if _has_key(_recipe_keys(allowed[stage]), name)]:
+            return f" (it is {name} of a recipe of {', '.join(stages)})"
     similar = nearest(flag, allowed)
     if similar is not None:
         return f" (did you mean {similar}?)"
     return f" (available: {', '.join(allowed)})" if len(allowed) <= FEW_KEYS else ""
+
+
+def _recipe_keys(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of each key of a recipe, of the schema of a stage; none of another one."""
+    recipes = section.get("properties", {}).get("recipes", {}).get("additionalProperties")
+    return recipes.get("properties", {}) if isinstance(recipes, Mapping) else {}
 
 
 def _has_key(allowed: Mapping[str, Any], path: str) -> bool:

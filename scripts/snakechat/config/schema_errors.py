@@ -85,7 +85,11 @@ def _hint(error: Error) -> str:
         return ""
     types = error.validator_value
     types = {types} if isinstance(types, str) else {*types}
+    if types == {"object"}:
+        return " (expected keys with values: {KEY: VALUE})"
     if isinstance(error.instance, str):
+        if types == {"array"}:
+            return f" (expected a list: [{error.instance}])"
         return _number_hint(error.instance, NUMBERS & types)
     if isinstance(error.instance, int | float) and "string" in types:
         return " (YAML reads it as a number or a boolean: quote it)"

@@ -48,6 +48,7 @@ DEEPSPEED_CHAT_FLAGS = {
         ("sft", "num_train_epochs", " (it is epochs here)"),
         ("rlhf", "beta", " (it is kl_coef here)"),
         ("rlhf", "--actor-lora-dim", " (it is lora_rank here)"),
+        ("sft", "gradient_accumulation_steps", " (it is a factor of global_batch_size here)"),
         ("dpo", "offload", " (it is placement.offload here)"),
         ("rlhf", "offload_reference_model", " (it is placement.offload_frozen here)"),
         ("dpo", "learning_rat", " (did you mean learning_rate?)"),
@@ -66,6 +67,20 @@ def test_an_unknown_key_of_a_recipe(place, key, hint):
 def test_a_section_with_few_keys_lists_them():
     with pytest.raises(ConfigError, match=r"\(available: defaults, recipes, presets\)$"):
         load({"sft": {"mine": {"epochs": 1}}})
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("ppo_epochs", " (it is ppo_epochs of a recipe of rlhf)"),
+        ("actor_zero_stage", " (it is placement.zero_stage of a recipe of sft, reward, dpo, rlhf"),
+        ("seedd", " (did you mean seed?)"),
+    ],
+)
+def test_a_key_of_recipes_at_the_top_level(key, hint):
+    with pytest.raises(ConfigError) as error:
+        load({key: 1})
+    assert hint in str(error.value)
 
 
 def test_hints_name_keys_that_exist():

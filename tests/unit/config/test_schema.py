@@ -77,6 +77,12 @@ def test_schema_of_a_type(declared, schema):
     [
         (int, 2.0, "config: a.b: 2.0 is not of type 'integer'"),
         (float, "1e-5", "config: a.b: '1e-5' is not of type 'number' (YAML reads 1e-5 as text"),
+        (list[str], "x", "config: a.b: 'x' is not of type 'array' (expected a list: [x])"),
+        (
+            dict[str, int],
+            "x",
+            "config: a.b: 'x' is not of type 'object' (expected keys with values: {KEY: VALUE})",
+        ),
         (list[int], [1, "x"], "config: a.b.1: 'x' is not of type 'integer'"),
         (
             dict[Name, int],
