@@ -507,6 +507,13 @@ def test_field_that_is_null_or_not_text_is_named(name):
     assert bad({**PLAIN, name: b"a"}, "plain") == f"{name} is bytes, expected text"
 
 
+def test_missing_column_of_a_similar_name_is_named():
+    assert bad({"prompt": "a", "choosen": "b"}, "instruct") == (
+        "column chosen is missing; the row has prompt, choosen: rename it, or name choosen under"
+        " columns or keep of the dataset"
+    )
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_row_without_any_column_is_bad_in_every_format(format):
     assert bad({"x": 1}, format).endswith(" is missing; the row has x")
