@@ -418,7 +418,8 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
     if batch_size % generations:
         raise ConfigError(
             f"{place}.global_batch_size: {batch_size} is not a multiple of num_generations"
-            f" ({generations}); all responses to a prompt are in the same batch"
+            f" ({generations}): set a multiple of it, because all responses to a prompt are in the"
+            " same batch"
         )
 
 
