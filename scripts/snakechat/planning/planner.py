@@ -47,7 +47,8 @@ def parse_arguments(
     end = command_line.index(unrecognized[0]) if unrecognized else len(command_line)
     for word in command_line[end:]:
         if word.startswith("--") and word not in unrecognized:
-            parser.error(f"write {word} before {command_line[end]}, an option of Snakemake")
+            name = word.partition("=")[0]
+            parser.error(f"write {name} before {command_line[end]}, an option of Snakemake")
     return parser.parse_args(command_line[:end]), command_line[end:]
 
 
