@@ -110,7 +110,10 @@ class Config:
     def _settings_of(self, stage: str, name: str) -> dict[str, Any]:
         recipes = self.values[stage]["recipes"]
         if name not in recipes:
-            raise ConfigError(f"config: {stage}.recipes has no {name!r} {available(name, recipes)}")
+            raise ConfigError(
+                f"config: {stage}.recipes has no {name!r} {available(name, recipes)}: correct the"
+                " name, or add the --configfile that has the recipe"
+            )
         defaults, own = self.values[stage]["defaults"], recipes[name]
         preset_name = own.get("preset", defaults.get("preset"))
         preset = {}

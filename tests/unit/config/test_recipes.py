@@ -120,3 +120,8 @@ def test_models_behind_a_recipe():
     for stage in SETTINGS:
         assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
     assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
+
+
+def test_an_unknown_recipe_may_be_in_a_file_of_the_config():
+    with pytest.raises(ConfigError, match=r"sft.recipes has no 'mine' .* add the --configfile"):
+        load().recipe("sft", "mine")
