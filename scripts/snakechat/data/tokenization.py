@@ -253,7 +253,7 @@ def _encode_batch(
             if skips_rejected:
                 return REJECTED
             raise InputError(
-                f"{place}: row {number + 1}: {error}: set on_bad_row: skip to drop such rows"
+                f"{place}: row {number + 1}: {error}; on_bad_row: skip drops such rows"
             ) from None
 
     try:
