@@ -5,7 +5,7 @@ import math
 from snakechat.data.prompt_sets import PAIR_KEYS, read_pairs, read_prompts
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.planning import compute_time
-from snakechat.planning.activation_memory import POLICY, SCORE, ModelSpec
+from snakechat.planning.activation_memory import POLICY, SCORE, ModelSpec, measure_size
 from snakechat.planning.job_sizes import (
     JobDescription,
     forward_flops,
@@ -19,12 +19,16 @@ from snakechat.planning.workload import Generation, Workload
 def compute_teacher(job: JobDescription) -> Workload:
     """Return the workload of the most probable tokens of a teacher."""
     tokens, model = job.tokens("train"), job.model("teacher", POLICY)
+    targets = tokens.per_row if job.settings["with_prompts"] else tokens.responses
+    # A number in fp32, and the id of a token (snakechat/modeling/teacher_split.py).
+    size = 4 + (2 if measure_size(model).vocabulary <= 1 << 16 else 4)
     return Workload(
         trained=[],
         frozen=[model],
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
         flops=product(tokens.num_rows, forward_flops(model, tokens)),
         notes=tuple(tokens.notes),
+        file_bytes=product(tokens.num_rows, targets, job.settings["top_k"], size),
     )
 
 

@@ -63,6 +63,7 @@ class Workload(NamedTuple):
     one_at_a_time: Whether it has one of its models in memory at a time. Each of them generates,
         apart from reward models.
     notes: Assumptions, for the user.
+    file_bytes: Bytes of its result, if it trains no model; None if they are few or unknown.
     """
 
     trained: list[TrainedModel]
@@ -76,6 +77,7 @@ class Workload(NamedTuple):
     one_at_a_time: bool = False
     notes: tuple[str, ...] = ()
     lora_flops: float | None = 0
+    file_bytes: float | None = None
 
     def memory(
         self,
@@ -143,12 +145,12 @@ class Workload(NamedTuple):
         return max(sizes) if self.one_at_a_time else sum(sizes), trained
 
     def result_bytes(self, save_dtype: str | None) -> float | None:
-        """Return the bytes of the trained model's files, None if the job trains none.
+        """Return the bytes of the result, those of the trained model if there is one.
 
         save_dtype: The dtype of the files; None for that of the training.
         """
         if not self.trained:
-            return None
+            return self.file_bytes
         model = self.trained[0].model
         model = model._replace(dtype=save_dtype or model.dtype)
         return (2 if self.ema else 1) * model_folder_bytes(model)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from snakechat.planning.activation_memory import POLICY, ModelSpec
 from snakechat.planning.compute_time import GPUS, generation_seconds
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
+from snakechat.planning.inference_workloads import compute_teacher
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.job_sizes import JobDescription
 from snakechat.planning.memory import weight_bytes
@@ -122,6 +124,24 @@ def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses
     assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
     generation = job.generation(model, num_responses, shape)
     assert (generation.is_captured, generation.num_ranks) == (True, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "with_prompts", "expected"),
+    [
+        ("facebook/opt-1.3b", False, 100 * 10 * 8 * (4 + 2)),
+        ("facebook/opt-1.3b", True, 100 * 30 * 8 * (4 + 2)),
+        ("bigscience/bloom-1b1", True, 100 * 30 * 8 * (4 + 4)),
+    ],
+)
+def test_the_files_of_a_teacher(model, with_prompts, expected):
+    job = SimpleNamespace(
+        tokens=lambda split: TokenCounts(100, 20, 10, 50, []),
+        model=lambda *_: ModelSpec(json.dumps(MODEL_CONFIGS[model]), POLICY, "bf16"),
+        micro_batch=lambda *_: None,
+        settings={"with_prompts": with_prompts, "top_k": 8},
+    )
+    assert compute_teacher(job).result_bytes(None) == expected
 
 
 EVALUATION = {**SAMPLED, "num_prompts": 10, "reward": [], "judge": []}
