@@ -25,10 +25,10 @@ def main(job: Job[Any]) -> None:
             f"teacher: {folder} has another tokenizer than {job.inputs['tokenizer']}: expected the"
             " same vocabulary, bos and eos: use a teacher with the tokenizer of the model"
         )
-    if settings.top_k > len(tokenizer):
+    if settings.teacher_top_k > len(tokenizer):
         raise InputError(
-            f"teacher_top_k: found {settings.top_k}, expected at most {len(tokenizer)}, the size of"
-            " the vocabulary: set a smaller number"
+            f"teacher_top_k: found {settings.teacher_top_k}, expected at most {len(tokenizer)}, the"
+            " size of the vocabulary: set a smaller number"
         )
     train = Examples.read(job.inputs["tokens"], "train", "chosen")
     with loaded_policy(folder, settings.dtype, tokenizer, job.placement, train) as model:
@@ -36,8 +36,8 @@ def main(job: Job[Any]) -> None:
             examples = Examples.read(job.inputs["tokens"], split, "chosen")
             lengths = examples.prompt_lengths + examples.response_lengths
             check_sequence_length(model.module.model, int(lengths.max(initial=0)))
-            top = TeacherSplit(job.result, split, examples, settings.with_prompts)
-            top.compute(model.module, settings.top_k, job.placement.micro_batch_tokens)
+            targets = TeacherSplit(job.result, split, examples, settings.train_on == "all_tokens")
+            targets.compute(model.module, settings.teacher_top_k, job.placement.micro_batch_tokens)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ def compute_teacher(config: Config, name: str) -> Description:
     return Description(
         settings={
             "dtype": recipe["dtype"],
-            "top_k": recipe["teacher_top_k"],
-            # Which tokens are targets; the tokens themselves tell those of the other values apart.
-            "with_prompts": recipe["train_on"] == "all_tokens",
+            "teacher_top_k": recipe["teacher_top_k"],
+            # The tokens tell the targets of the other values apart.
+            "train_on": "all_tokens" if recipe["train_on"] == "all_tokens" else "response",
         },
         inputs={
             "teacher": config.model_job(teacher),

@@ -19,7 +19,7 @@ from snakechat.planning.workload import Generation, Workload
 def compute_teacher(job: JobDescription) -> Workload:
     """Return the workload of the most probable tokens of a teacher."""
     tokens, model = job.tokens("train"), job.model("teacher", POLICY)
-    targets = tokens.per_row if job.settings["with_prompts"] else tokens.responses
+    targets = tokens.per_row if job.settings["train_on"] == "all_tokens" else tokens.responses
     # A number in fp32, and the id of a token (snakechat/modeling/teacher_split.py).
     size = 4 + (2 if measure_size(model).vocabulary <= 1 << 16 else 4)
     return Workload(
@@ -28,7 +28,7 @@ def compute_teacher(job: JobDescription) -> Workload:
         largest=job.micro_batch(tokens.longest, tokens.longest - 1),
         flops=product(tokens.num_rows, forward_flops(model, tokens)),
         notes=tuple(tokens.notes),
-        file_bytes=product(tokens.num_rows, targets, job.settings["top_k"], size),
+        file_bytes=product(tokens.num_rows, targets, job.settings["teacher_top_k"], size),
     )
 
 

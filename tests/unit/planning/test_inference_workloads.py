@@ -127,19 +127,19 @@ def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses
 
 
 @pytest.mark.parametrize(
-    ("model", "with_prompts", "expected"),
+    ("model", "train_on", "expected"),
     [
-        ("facebook/opt-1.3b", False, 100 * 10 * 8 * (4 + 2)),
-        ("facebook/opt-1.3b", True, 100 * 30 * 8 * (4 + 2)),
-        ("bigscience/bloom-1b1", True, 100 * 30 * 8 * (4 + 4)),
+        ("facebook/opt-1.3b", "response", 100 * 10 * 8 * (4 + 2)),
+        ("facebook/opt-1.3b", "all_tokens", 100 * 30 * 8 * (4 + 2)),
+        ("bigscience/bloom-1b1", "all_tokens", 100 * 30 * 8 * (4 + 4)),
     ],
 )
-def test_the_files_of_a_teacher(model, with_prompts, expected):
+def test_the_files_of_a_teacher(model, train_on, expected):
     job = SimpleNamespace(
         tokens=lambda split: TokenCounts(100, 20, 10, 50, []),
         model=lambda *_: ModelSpec(json.dumps(MODEL_CONFIGS[model]), POLICY, "bf16"),
         micro_batch=lambda *_: None,
-        settings={"with_prompts": with_prompts, "top_k": 8},
+        settings={"train_on": train_on, "teacher_top_k": 8},
     )
     assert compute_teacher(job).result_bytes(None) == expected
 
