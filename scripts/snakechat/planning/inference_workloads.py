@@ -7,7 +7,7 @@ from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.planning import compute_time
 from snakechat.planning.activation_memory import POLICY, SCORE, ModelSpec, measure_size
 from snakechat.planning.job_sizes import (
-    JobDescription,
+    JobSizes,
     forward_flops,
     product,
     with_responses,
@@ -16,7 +16,7 @@ from snakechat.planning.token_counts import text_counts
 from snakechat.planning.workload import Generation, Workload
 
 
-def compute_teacher(job: JobDescription) -> Workload:
+def compute_teacher(job: JobSizes) -> Workload:
     """Return the workload of the most probable tokens of a teacher."""
     tokens, model = job.tokens("train"), job.model("teacher", POLICY)
     targets = tokens.per_row if job.settings["train_on"] == "all_tokens" else tokens.responses
@@ -32,7 +32,7 @@ def compute_teacher(job: JobDescription) -> Workload:
     )
 
 
-def compute_reference(job: JobDescription) -> Workload:
+def compute_reference(job: JobSizes) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
     workload = pair_evaluation(job, job.model("model", POLICY), "train")
     batches = job.settings["batches"]
@@ -40,12 +40,12 @@ def compute_reference(job: JobDescription) -> Workload:
     return workload._replace(flops=product(epochs, workload.flops))
 
 
-def evaluate_reward(job: JobDescription) -> Workload:
+def evaluate_reward(job: JobSizes) -> Workload:
     """Return the workload of scoring the evaluation split, in fp32."""
     return pair_evaluation(job, job.model("model", SCORE, dtype="fp32"), "eval")
 
 
-def evaluate_dpo(job: JobDescription) -> Workload:
+def evaluate_dpo(job: JobSizes) -> Workload:
     """Return the workload of the implicit rewards of the evaluation split, in fp32.
 
     It evaluates one model after the other.
@@ -58,7 +58,7 @@ def evaluate_dpo(job: JobDescription) -> Workload:
     return workload._replace(frozen=models, one_at_a_time=True, flops=flops)
 
 
-def pair_evaluation(job: JobDescription, model: ModelSpec, split: str) -> Workload:
+def pair_evaluation(job: JobSizes, model: ModelSpec, split: str) -> Workload:
     """Return the workload of one forward pass over the pairs of a split."""
     tokens = job.tokens(split)
     return Workload(
@@ -70,7 +70,7 @@ def pair_evaluation(job: JobDescription, model: ModelSpec, split: str) -> Worklo
     )
 
 
-def evaluate_sft(job: JobDescription) -> Workload:
+def evaluate_sft(job: JobSizes) -> Workload:
     """Return the workload of perplexities, of one model after the other."""
     tokens = job.tokens("eval")
     models = [job.model(key, POLICY) for key in ("base", "model")]
@@ -86,7 +86,7 @@ def evaluate_sft(job: JobDescription) -> Workload:
     )
 
 
-def evaluate_rlhf(job: JobDescription) -> Workload:
+def evaluate_rlhf(job: JobSizes) -> Workload:
     """Return the workload of the comparison of a chat model with its initial model."""
     settings, prompts = job.settings, job.tokens("eval")
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]
@@ -113,7 +113,7 @@ def evaluate_rlhf(job: JobDescription) -> Workload:
     )
 
 
-def generate_responses(job: JobDescription) -> Workload:
+def generate_responses(job: JobSizes) -> Workload:
     """Return the workload of sampling responses to the prompts of both splits."""
     settings, splits = job.settings, (job.tokens("train"), job.tokens("eval"))
     model = job.model("model", POLICY)
@@ -138,7 +138,7 @@ def generate_responses(job: JobDescription) -> Workload:
     )
 
 
-def score_responses(job: JobDescription) -> Workload | None:
+def score_responses(job: JobSizes) -> Workload | None:
     """Return the workload of scoring generated responses; None if only functions score them."""
     settings, prompts = job.settings, job.tokens("train")
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]
@@ -155,7 +155,7 @@ def score_responses(job: JobDescription) -> Workload | None:
     )
 
 
-def prompt_eval(job: JobDescription) -> Workload:
+def prompt_eval(job: JobSizes) -> Workload:
     """Return the workload of responses to prompt sets, of one model after the other."""
     settings, response_length = job.settings, job.settings["max_response_length"]
     prompts = read_prompts(*job.prompt_files())
@@ -187,7 +187,7 @@ def prompt_eval(job: JobDescription) -> Workload:
     )
 
 
-def rw_eval(job: JobDescription) -> Workload:
+def rw_eval(job: JobSizes) -> Workload:
     """Return the workload of scoring the pairs of prompt sets, in fp32."""
     pairs = [pair for _, pair in read_pairs(*job.prompt_files())]
     tokens = text_counts([[pair[key] for key in PAIR_KEYS] for pair in pairs])

@@ -27,7 +27,7 @@ from snakechat.workflow.placement import Placement
 VLLM_MAX_SEQUENCES = 256
 
 
-class JobDescription:
+class JobSizes:
     """A job, with the models and tokens that its program reads.
 
     gpu_memory: Bytes of a GPU; 0 on CPUs.

@@ -8,19 +8,19 @@ from typing import Any
 from snakechat.planning import inference_workloads as inference
 from snakechat.planning import training_workloads as training
 from snakechat.planning.activation_memory import POLICY, SCORE
-from snakechat.planning.job_sizes import JobDescription
+from snakechat.planning.job_sizes import JobSizes
 from snakechat.planning.memory import USABLE_MEMORY
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload
 from snakechat.workflow.placement import Placement
 
-TRAININGS: dict[str, Callable[[JobDescription], Workload]] = {
+TRAININGS: dict[str, Callable[[JobSizes], Workload]] = {
     "train_sft": training.train_sft,
     "train_reward": partial(training.train_on_pairs, loss=SCORE),
     "train_dpo": partial(training.train_on_pairs, loss=POLICY),
     "train_rlhf": training.train_rlhf,
 }
-WORKLOADS: dict[str, Callable[[JobDescription], Workload | None]] = {
+WORKLOADS: dict[str, Callable[[JobSizes], Workload | None]] = {
     **TRAININGS,
     "generate_responses": inference.generate_responses,
     "score_responses": inference.score_responses,
@@ -48,11 +48,11 @@ def job_workload(
     describe = WORKLOADS.get(spec["rule"])
     if describe is None:
         return None
-    workload = describe(JobDescription(spec, placement, plan, gpu_memory))
+    workload = describe(JobSizes(spec, placement, plan, gpu_memory))
     if workload and workload.generation and gpu_memory and placement.generate_tokens is None:
         _, memory = workload.memory(placement, gpu_memory)
         if sum(memory.values()) > gpu_memory * USABLE_MEMORY:
             # A batch that samples is smaller where less memory is free.
             smallest = replace(placement, generate_tokens=placement.micro_batch_tokens)
-            return describe(JobDescription(spec, smallest, plan, gpu_memory))
+            return describe(JobSizes(spec, smallest, plan, gpu_memory))
     return workload

@@ -3,7 +3,7 @@
 from snakechat.planning import compute_time
 from snakechat.planning.activation_memory import POLICY, SCORE, SFT
 from snakechat.planning.job_sizes import (
-    JobDescription,
+    JobSizes,
     forward_flops,
     product,
     training_flops,
@@ -13,7 +13,7 @@ from snakechat.planning.memory import TrainedModel
 from snakechat.planning.workload import Generation, Workload
 
 
-def train_sft(job: JobDescription) -> Workload:
+def train_sft(job: JobSizes) -> Workload:
     """Return the workload of supervised fine-tuning."""
     tokens, model = job.tokens(), job.model("model", SFT, lora="lora")
     flops = product(job.rows_trained(tokens), training_flops(model, tokens))
@@ -27,7 +27,7 @@ def train_sft(job: JobDescription) -> Workload:
     )
 
 
-def train_on_pairs(job: JobDescription, loss: str) -> Workload:
+def train_on_pairs(job: JobSizes, loss: str) -> Workload:
     """Return the workload of a reward model (loss SCORE) or of DPO (POLICY)."""
     tokens, model = job.tokens(), job.model("model", loss, lora="lora")
     flops = product(job.rows_trained(tokens), training_flops(model, tokens))
@@ -41,7 +41,7 @@ def train_on_pairs(job: JobDescription, loss: str) -> Workload:
     )
 
 
-def train_rlhf(job: JobDescription) -> Workload:
+def train_rlhf(job: JobSizes) -> Workload:
     """Return the workload of PPO, RLOO, GRPO or distillation."""
     settings, prompts, zero_stage = job.settings, job.tokens(), job.placement.zero_stage
     num_generations, response_length = settings["num_generations"], settings["max_response_length"]

@@ -18,7 +18,7 @@ from snakechat.planning.activation_memory import (
     training_peaks,
 )
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.job_sizes import JobDescription
+from snakechat.planning.job_sizes import JobSizes
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
@@ -145,7 +145,7 @@ def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generatio
     settings = {} if num_generations is None else {"num_generations": num_generations}
     placement = placement_of({"micro_batch_tokens": 64, "gpus_per_node": gpus})
     placement = replace(placement, attn_implementation=choice or "auto")
-    job = JobDescription({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
+    job = JobSizes({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
     assert job.micro_batch(32, 16).dense_mask == dense
 
 
@@ -169,7 +169,7 @@ def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
     placement = placement_of({"micro_batch_tokens": 128, "gpus_per_node": 2})
     placement = replace(placement, generate_tokens=generate_tokens)
     spec = {"rule": "train_rlhf", "settings": {}, "inputs": {}}
-    job = JobDescription(spec, placement, None, gpu_memory)
+    job = JobSizes(spec, placement, None, gpu_memory)
     prompts = TokenCounts(None, 0, 0, 24, [])
     model = small_spec(POLICY)
     assert measure_size(model).kv == 32

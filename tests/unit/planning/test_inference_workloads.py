@@ -12,7 +12,7 @@ from snakechat.planning.compute_time import GPUS, generation_seconds
 from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.inference_workloads import compute_teacher
 from snakechat.planning.job_estimate import JobEstimate
-from snakechat.planning.job_sizes import JobDescription
+from snakechat.planning.job_sizes import JobSizes
 from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import TokenCounts
@@ -113,7 +113,7 @@ def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
 def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
     spec = {"rule": "generate_responses", "settings": {"generation_backend": "vllm"}, "inputs": {}}
     placement = replace(ONE_GPU, gpus_per_node=8, vllm_tensor_parallel_size=4)
-    job = JobDescription(spec, placement, Plan({}, set()), H100.memory)
+    job = JobSizes(spec, placement, Plan({}, set()), H100.memory)
     config = json.dumps(MODEL_CONFIGS[f"facebook/opt-{model}"])
     prompts = TokenCounts(100, 100, 0, 100, [])
     model = ModelSpec(config, POLICY, "bf16")
