@@ -187,34 +187,6 @@ def test_an_import_by_a_name_that_is_made_at_run_time_counts_all_modules(flat, l
     assert code_digests(flat / "program.py").keys() == FLAT.keys()
 
 
-EFFECTS_AT_IMPORT = """
-import functools
-import operator
-VALUES = []
-H = [VALUES.append]
-H[0](1)
-(lambda: VALUES.append(2))()
-functools.partial(VALUES.append, 3)()
-list(map(VALUES.append, [4]))
-class Sum:
-    def __add__(self, other):
-        VALUES.append(5)
-Sum() + 6
-@operator.attrgetter("append")(VALUES)
-class Seven: ...
-"""
-
-
-@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "Seven"])
-def test_every_effect_at_import_counts(flat, number):
-    (flat / "pkg/c.py").write_text(EFFECTS_AT_IMPORT)
-    before = code_digests(flat / "program.py")
-    assert EFFECTS_AT_IMPORT.count(number) == 1
-    (flat / "pkg/c.py").write_text(EFFECTS_AT_IMPORT.replace(number, f"{number}0"))
-    after = code_digests(flat / "program.py")
-    assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
-
-
 @pytest.mark.parametrize(
     "line",
     [
