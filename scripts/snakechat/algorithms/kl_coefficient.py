@@ -1,4 +1,4 @@
-"""The coefficient of the KL penalty."""
+"""The coefficient of the KL penalty, which experience.py and policy_updates.py apply."""
 
 from collections.abc import Mapping
 from typing import Any

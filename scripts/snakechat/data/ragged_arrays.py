@@ -103,12 +103,6 @@ class Ragged:
     def __getitem__(self, row: int) -> np.ndarray:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
-    def write_first(self, rows: int, folder: str | Path, name: str) -> None:
-        """Write the first rows, or all rows if there are fewer, as another ragged array."""
-        offsets = self.offsets[: rows + 1]
-        save_array(Path(folder, f"{name}.offsets.npy"), offsets)
-        save_array(Path(folder, f"{name}.ids.npy"), self.ids[: offsets[-1]])
-
     @property
     def lengths(self) -> np.ndarray:
         """Number of ids of each row (int64)."""

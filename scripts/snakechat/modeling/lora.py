@@ -6,7 +6,7 @@ The model stays a transformers model whose linear layers are replaced by adapter
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,38 +109,21 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def merged_weights(
-    model: nn.Module, gather: Gather = no_gather
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and weights of an equivalent model without adapters, in the model's dtype.
-
-    Does not change the model. Merged weights are computed one at a time.
-    """
-    for group in _merged_groups(model, gather, lambda name: name):
-        yield from group
-
-
 def merged_layers(
     model: nn.Module, gather: Gather = no_gather
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield the same weights, all those of a transformer block at a time.
+    """Yield names and weights of an equivalent model without adapters, in the model's dtype.
 
-    They are valid until the next block: a partitioned model is gathered by block.
+    All weights of a transformer block come at a time, and are valid until the next block: a
+    partitioned model is gathered by block. The model does not change.
     """
 
-    def block_of(name: str) -> str:
-        match = BLOCK.match(name)
-        return match[0] if match else name
+    def block_of(item: tuple[str, Any]) -> str:
+        match = BLOCK.match(item[0])
+        return match[0] if match else item[0]
 
-    return _merged_groups(model, gather, block_of)
-
-
-def _merged_groups(
-    model: nn.Module, gather: Gather, group_of: Callable[[str], str]
-) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield names and merged weights of adjacent names that have the same group."""
     layers = adapted_layers(model)
-    for _, items in itertools.groupby(base_weights(model).items(), lambda item: group_of(item[0])):
+    for _, items in itertools.groupby(base_weights(model).items(), block_of):
         weights = dict(items)
         adapters = [
             weight for name in weights if name in layers for weight in adapter_weights(layers[name])

@@ -1,6 +1,7 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
+from itertools import chain
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from snakechat.modeling.lora import (
     disable_adapters,
     linear_layers,
     merge_adapters,
-    merged_weights,
+    merged_layers,
 )
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
@@ -98,7 +99,9 @@ def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer):
     product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     # 8 / 2.
     expected = layer.base_layer.weight + 4 * product
-    torch.testing.assert_close(dict(merged_weights(model))[f"{name}.weight"], expected.detach())
+    torch.testing.assert_close(
+        dict(chain.from_iterable(merged_layers(model)))[f"{name}.weight"], expected.detach()
+    )
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("opt", "bf16"), ("gpt2", "fp32")])
@@ -120,7 +123,7 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
     }
     saved = load_causal(tmp_path / "saved", dtype, tokenizer).state_dict()
     # What samplers get has the same bits.
-    synced = dict(merged_weights(model))
+    synced = dict(chain.from_iterable(merged_layers(model)))
     assert saved.keys() == synced.keys() == expected.keys()
     # One unit in the last place, where fp32 and fp64 round differently.
     tolerance = {"rtol": torch.finfo(DTYPES[dtype]).eps, "atol": 1e-6}
