@@ -238,9 +238,9 @@ def test_threads_and_resources_of_a_rule_are_obeyed(sources):
 
 def test_ancient_inputs_change_nothing(tree):
     options = ("--consider-ancient", "train_sft=tokens")
-    assert "Nothing to be done" in tree.snakemake("output/sft/tiny", "-n", *options).stdout
+    assert "Nothing to be done" in tree.snakemake("output/rlhf/tiny", "-n", *options).stdout
     seed = ("--config", "seed=5")
-    process = tree.snakemake("output/sft/tiny", "-n", *options, *seed)
+    process = tree.snakemake("output/rlhf/tiny", "-n", *options, *seed)
     assert "train_sft" in process.stdout
 
 
