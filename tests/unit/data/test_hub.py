@@ -18,6 +18,8 @@ import pytest
 from conftest import ROOT
 from support.hub import ELSEWHERE, name_of, serving
 
+pytestmark = pytest.mark.slow
+
 DATA = {
     "a.parquet": random.Random(1).randbytes(3_000_000),
     "b.parquet": random.Random(2).randbytes(100_000),

@@ -27,6 +27,8 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES, spread
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SETTINGS = SimpleNamespace(
     dtype="fp32",
@@ -116,7 +118,6 @@ def test_sampling_with_a_cache_compiles_nothing(policy):
     assert counter.frame_count == 0
 
 
-@pytest.mark.slow
 def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, monkeypatch):
     def losses(compile_setting):
         monkeypatch.setattr(acceleration, "_current", acceleration.current())

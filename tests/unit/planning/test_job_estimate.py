@@ -12,6 +12,8 @@ from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan, PlannedJob
 from support.specs import ONE_GPU
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
 SETTINGS |= {"max_steps": None, "global_batch_size": 8}
 DATA = {"hub": "Dahoas/rm-static"}

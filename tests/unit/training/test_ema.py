@@ -16,6 +16,7 @@ import deepspeed  # isort: skip
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("group"),
 ]

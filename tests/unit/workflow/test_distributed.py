@@ -18,6 +18,8 @@ from snakechat.workflow import distributed
 from snakechat.workflow.code_digests import code_digests
 from support.launching import launch
 
+pytestmark = pytest.mark.slow
+
 
 def test_in_a_single_process_collective_operations_return_their_argument():
     tensor = torch.tensor([1.0, 2.0])
@@ -187,7 +189,6 @@ def losses_of(job):
 LOSSES = [3.0, 9.0, 18.0, 30.0]
 
 
-@pytest.mark.slow
 def test_two_processes_publish_one_result(job):
     assert job.run(2, "none") == (0, [])
     assert losses_of(job) == LOSSES
@@ -200,7 +201,6 @@ def test_two_processes_publish_one_result(job):
     assert (job.target / "manifest.json").stat().st_mtime_ns == time_of_result
 
 
-@pytest.mark.slow
 def test_a_result_is_published_after_the_last_rank_has_finished(job):
     assert job.run(2, "write late") == (0, [])
     assert (job.target / "late").exists()
@@ -213,13 +213,11 @@ def test_a_crash_while_the_interpreter_exits_is_ignored(job):
     assert (job.target / "manifest.json").exists()
 
 
-@pytest.mark.slow
 def test_a_complete_result_is_not_built_again(job):
     assert job.run(1, "none") == (0, [])
     assert job.run(1, "error") == (0, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "line"),
     [
@@ -272,7 +270,6 @@ def test_of_ranks_that_end_at_once_the_killed_one_is_reported(tmp_path):
     assert process.returncode == 1
 
 
-@pytest.mark.slow
 def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
     process = job.start(2, "pause")
     list(itertools.takewhile(lambda line: "pausing" not in line, process.stdout))

@@ -78,6 +78,7 @@ def test_each_job_is_in_a_column_right_of_its_inputs(chain):
     assert lineage_columns({}) == []
 
 
+@pytest.mark.slow
 def test_a_copied_result_has_the_lineage_back_to_its_sources(quick, tmp_path):
     folder = shutil.copytree(quick.folder / "output/rlhf/tiny", tmp_path / "mine")
     lineage = json.loads((folder / "manifest.json").read_text())["lineage"]
@@ -101,6 +102,7 @@ def test_a_copied_result_has_the_lineage_back_to_its_sources(quick, tmp_path):
         assert set(entry["inputs"]) <= set(lineage)
 
 
+@pytest.mark.slow
 def test_the_report_lists_the_lineage(quick):
     page = (quick.folder / "output/report/rlhf/tiny/lineage.html").read_text()
     manifest = json.loads((quick.folder / "output/report/rlhf/tiny.manifest.json").read_text())

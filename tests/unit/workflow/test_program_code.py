@@ -15,6 +15,8 @@ from snakechat.workflow.code_digests import (
     program_code,
 )
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = ROOT / "scripts"
 
 

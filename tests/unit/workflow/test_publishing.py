@@ -15,6 +15,8 @@ from snakechat.workflow.manifest import read_manifest
 from snakechat.workflow.store import is_undamaged, stored_folders
 from support.faults import ERRORS, KINDS, compile_faults, working
 
+pytestmark = pytest.mark.slow
+
 # Writes two files, and counts how often it does so.
 PROGRAM = """
 from snakechat.workflow import job as jobs
