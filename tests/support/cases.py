@@ -3,7 +3,7 @@
 import pytest
 
 
-def some(names, kept, argument, values=None):
+def some(names, kept, argument, values=None, indirect=False):
     """Parametrize a test with names, or their values. Those not kept are of exhaustive tests."""
     params = [
         pytest.param(
@@ -13,4 +13,4 @@ def some(names, kept, argument, values=None):
         )
         for name in names
     ]
-    return pytest.mark.parametrize(argument, params)
+    return pytest.mark.parametrize(argument, params, indirect=indirect)

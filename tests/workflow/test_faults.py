@@ -19,6 +19,7 @@ from snakechat.workflow.manifest import RUN_RECORD, read_manifest, result_files
 from snakechat.workflow.spec_files import spec_path, write_spec
 from snakechat.workflow.store import is_undamaged, link_result, store_key, stored_folders
 from support import llm_endpoint
+from support.cases import some
 from support.faults import ERRORS, compile_faults, fault
 from support.program_forks import ProgramForks
 from support.staleness import RULES, program_of
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 REPEATED = {"tokenize_sft", "tokenize_dpo", "tokenize_rlhf", "tokenize_generations"}
 # Rules whose programs write by pyarrow, numpy, tokenizers, safetensors and Python.
 WRITERS = {"import_dataset", "tokenize_reward", "init_model", "write_record"}
-# All programs publish by the same code: others are killed with --kills alone.
+# All programs publish by the same code: `make test` kills these.
 KILLED = {*WRITERS, "generate_responses", "evaluate_rlhf"}
 
 
@@ -181,15 +182,13 @@ def places(program, kind, kills):
     return [{"at": draw.randint(1, 25)}]
 
 
-def on_programs(rules):
-    """Parametrize a test with the programs of rules."""
-    return pytest.mark.parametrize("program", sorted(rules), indirect=True)
+def on_programs(kept):
+    """Parametrize a test with all programs; those of rules that are not kept are exhaustive."""
+    return some(sorted(RULES - REPEATED), kept, "program", indirect=True)
 
 
-@on_programs(RULES - REPEATED)
+@on_programs(KILLED)
 def test_a_killed_program_loses_nothing_and_makes_the_same_bytes(program, kills):
-    if program.rule not in KILLED and kills <= 2:
-        pytest.skip("only with --kills")
     for place in places(program, "kill", kills):
         program.prepare()
         process = program.run(kind="kill", **place)
@@ -198,11 +197,9 @@ def test_a_killed_program_loses_nothing_and_makes_the_same_bytes(program, kills)
         program.run_again()
 
 
-@on_programs(RULES - REPEATED)
+@on_programs(WRITERS)
 @pytest.mark.parametrize("kind", ERRORS)
 def test_a_disk_that_fails_is_one_line_and_loses_nothing(program, kind, kills):
-    if program.rule not in WRITERS and kills <= 2:
-        pytest.skip("only with --kills")
     for place in places(program, kind, kills):
         program.prepare()
         process = program.run(kind=kind, **place)
