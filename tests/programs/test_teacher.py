@@ -85,3 +85,13 @@ def test_the_loss_is_the_divergence_in_transformers(stages, train_on):
 def test_more_tokens_than_the_vocabulary_has_are_an_error(stages):
     with pytest.raises(InputError, match="teacher_top_k: found 1000000, expected at most"):
         stages.result("compute_teacher", "too-many")
+
+
+def test_rows_longer_than_the_positions_of_the_teacher_are_an_error(tokenizer, tmp_path):
+    rows = {split: [(ROWS[0][0], " An apple. " * 40)] * 8 for split in ("train", "eval")}
+    recipe = {**COMMON, "teacher": "models/random", "max_length": 128}
+    with (
+        stages_of_small_model(tmp_path, tokenizer, rows, {"sft": {"long": recipe}}) as stages,
+        pytest.raises(InputError, match="128 tokens exceed the model's 96 positions"),
+    ):
+        stages.run("compute_teacher", "long")
