@@ -35,6 +35,7 @@ def judge(**settings):
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
     "lost": b"from snakechat.shop import is_right\n",
+    "scaled": b"def score(prompts, responses, scale=1):\n    return []\n",
     "needs": b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
 }
 
@@ -239,6 +240,10 @@ def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):
     config = load({"datasets": {"mine": dataset}, **tiny("rlhf", **recipe)}, root)
     assert config.split_weights("mine") == {"sft": 0, "reward": 0, "rlhf": 1}
     assert config.kept_columns("mine") == ["solution"]
+
+
+def test_a_parameter_with_a_default_is_an_argument_of_a_reward_function(root):
+    load(tiny("rlhf", reward_functions={"scaled": {"weight": 1, "arguments": {"scale": 2}}}), root)
 
 
 def test_dataset_without_pairs_serves_sft_and_rlhf(root):

@@ -131,6 +131,12 @@ def test_flops_hours_and_disk_by_hand():
     ]
 
 
+def test_max_steps_limits_the_work():
+    whole, short = estimate_sft(), estimate_sft(settings={"max_steps": 10})
+    # Steps of 8 rows, of a fifth of 76,256 rows.
+    assert short.flops == pytest.approx(whole.flops * 80 / (0.2 * 76_256))
+
+
 def test_adapters_train_with_fewer_operations_at_a_lower_rate():
     job = estimate_sft(settings={"lora_rank": 128})
     tokens = 0.2 * 76_256 * 256
