@@ -1,5 +1,6 @@
 """Files of object stores: their versions, names and errors, with fsspec's file system in memory."""
 
+import errno
 import sys
 
 import fsspec
@@ -107,6 +108,15 @@ def failing(monkeypatch, store, error):
 def test_an_error_of_the_store_is_one_line_without_a_password(pairs, monkeypatch):
     failing(monkeypatch, pairs, RuntimeError("no answer of\nhttp://me:secret@host/bucket"))
     with pytest.raises(InputError, match=rf"^{URL}: no answer of http://host/bucket: check"):
+        list_files(URL)
+
+
+def test_a_full_disk_is_no_error_of_the_store(pairs, monkeypatch):
+    failing(monkeypatch, pairs, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        list_files(URL)
+    failing(monkeypatch, pairs, OSError(errno.ECONNRESET, "Connection reset"))
+    with pytest.raises(InputError, match="Connection reset: check"):
         list_files(URL)
 
 
