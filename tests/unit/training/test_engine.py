@@ -2,19 +2,26 @@
 
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from conftest import INIT
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.models import make_causal
 from snakechat.training import deepspeed_engine
-from snakechat.training.engine import step_engines
+from snakechat.training.engine import make_engine, step_engines
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import LOCK, read_lock
 from snakechat.workflow.placement import placement_of
 from support.engines import (
     RATE,
+    SETTINGS,
     cosine,
     engine_for,
     network,
@@ -73,6 +80,20 @@ def test_a_step_does_not_depend_on_the_number_of_micro_batches(micro_batches):
     for inputs, targets in steps:
         run_step(engine, inputs, targets, micro_batches)
     assert_equal_weights(weights_of(module), plain_weights(steps)[0])
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_activation_checkpointing_runs_each_layer_twice(recomputes, tokenizer):
+    policy = Policy(make_causal(INIT, tokenizer, 1))
+    placement = placement_of({"activation_checkpointing": recomputes})
+    engine = make_engine(policy, SimpleNamespace(**SETTINGS), RATE, 1, placement)
+    runs = []
+    for layer in policy.model.model.decoder.layers:
+        layer.fc1.register_forward_pre_hook(lambda *_: runs.append(1))
+    examples = Examples([[5, 6]], [[7, 8, 2]])
+    [micro_batch] = examples.micro_batches(np.arange(1), 64, True, torch.device("cpu"))
+    engine.backward(-engine(micro_batch.batch, return_sum=True), True)
+    assert len(runs) == INIT["num_hidden_layers"] * (2 if recomputes else 1)
 
 
 def test_weight_decay_applies_to_matrices_only():
