@@ -1,10 +1,15 @@
 """Defaults of the variables of a chat template."""
 
+from types import SimpleNamespace
+
 import pytest
 
+import init_model
+from conftest import INIT
 from snakechat.data.dialogues import messages_of
 from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers
 from support.chat_templates import CHATML
@@ -101,3 +106,20 @@ def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data, tmp_path):
             assert prompt_ids(tested, turns) == expected != prompt_ids(given, turns)
             assert Encoder(tested, "chat").prompts([turns]) == [expected]
             assert Encoder(tested, "chat").are_joint([turns], [" Fine."]) == [True]
+
+
+def test_a_new_model_has_the_arguments_in_its_template(tmp_path):
+    source, result = tmp_path / "source", tmp_path / "result"
+    tokenizer_with(THINKING).save_pretrained(source)
+    result.mkdir()
+    settings = SimpleNamespace(tokenizer={}, init=INIT, seed=1, template_arguments=VALUES)
+    files = {path.name: file_digest(path) for path in source.iterdir() if path.is_file()}
+    job = SimpleNamespace(
+        settings=settings,
+        options=SimpleNamespace(source=str(source)),
+        spec={"name": "mine", "files": files},
+        result=result,
+    )
+    init_model.main(job)
+    expected = load_tokenizer(source).apply_chat_template(MESSAGES, **VALUES)
+    assert load_tokenizer(result).apply_chat_template(MESSAGES) == expected
