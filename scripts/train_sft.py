@@ -1,8 +1,8 @@
 """Fine-tune a language model on the chosen responses (supervised fine-tuning).
 
 The loss is the mean of -log p(token), or of the divergence from a teacher, over the target tokens
-of a step: those of the last response, of all turns of the assistant, or of prompts and responses
-(train_on). It does not depend on how micro-batches and processes divide the rows.
+of a step. train_on selects these tokens: the last response, all turns of the assistant, or prompts
+and responses. The loss does not depend on how micro-batches and processes divide the rows.
 """
 
 from pathlib import Path

@@ -62,7 +62,7 @@ def compute_teacher(config: Config, name: str) -> Description:
         settings={
             "dtype": recipe["dtype"],
             "teacher_top_k": recipe["teacher_top_k"],
-            # The tokens tell the targets of the other values apart.
+            # `response` and `all_turns` differ in the tokens already.
             "train_on": "all_tokens" if recipe["train_on"] == "all_tokens" else "response",
         },
         inputs={

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from snakechat.modeling.logprobs import Gradients, fp32_logprobs, logit_chunks
+from snakechat.modeling.logprobs import Gradients, SumWithGradients, fp32_logprobs, logit_chunks
 
 # The probability of the rest under a student where it underflows.
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -61,7 +61,7 @@ def sum_of_divergences(
     return total
 
 
-class _SumOfDivergences(torch.autograd.Function):
+class _SumOfDivergences(SumWithGradients):
     @staticmethod
     def forward(
         ctx: Any,
@@ -79,13 +79,6 @@ class _SumOfDivergences(torch.autograd.Function):
                 chunk_logits.copy_(table.neg_())
             ctx.gradients.add(chunk, logits)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        gradients = ctx.gradients.scaled(grad_outputs[0])
-        # The caller may keep the loss, which would keep the gradients in memory.
-        del ctx.gradients
-        return *gradients, None, None
 
 
 def replace_by_gradients_(

@@ -102,7 +102,18 @@ class _TokenLogprobs(torch.autograd.Function):
         return *gradients.scaled(1.0), None, None, None
 
 
-class _SumOfLogprobs(torch.autograd.Function):
+class SumWithGradients(torch.autograd.Function):
+    """A sum whose forward pass computes ctx.gradients of hidden states, weight and bias."""
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        gradients = ctx.gradients.scaled(grad_outputs[0])
+        # The caller may keep the loss, which would keep the gradients in memory.
+        del ctx.gradients
+        return *gradients, *[None for _ in ctx.needs_input_grad[3:]]
+
+
+class _SumOfLogprobs(SumWithGradients):
     @staticmethod
     def forward(
         ctx: Any,
@@ -125,13 +136,6 @@ class _SumOfLogprobs(torch.autograd.Function):
                     chunk_logits.copy_(table)
             ctx.gradients.add(chunk, logits)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        gradients = ctx.gradients.scaled(grad_outputs[0])
-        # The caller may keep the loss, which would keep the gradients in memory.
-        del ctx.gradients
-        return *gradients, None
 
 
 def logit_chunks(

@@ -145,7 +145,7 @@ class Workload(NamedTuple):
         return max(sizes) if self.one_at_a_time else sum(sizes), trained
 
     def result_bytes(self, save_dtype: str | None) -> float | None:
-        """Return the bytes of the result, those of the trained model if there is one.
+        """Return the bytes of the trained model, or of the other files of the result.
 
         save_dtype: The dtype of the files; None for that of the training.
         """

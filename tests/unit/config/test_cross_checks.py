@@ -333,3 +333,14 @@ def test_a_local_teacher_with_another_vocabulary_is_refused(tokenizer, is_refuse
         " which differs from that of the student, models.student: use a teacher with the tokenizer"
         " of the student"
     )
+
+
+def test_sft_checks_the_vocabulary_of_its_teacher(tmp_path):
+    for number, name in enumerate(("student", "teacher")):
+        content = {"model": {"vocab": {"a": number}}, "added_tokens": []}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    changes = {"models": {name: {"path": str(tmp_path / name)} for name in ("student", "teacher")}}
+    changes |= tiny("sft", model="student", teacher="models/teacher")
+    with pytest.raises(ConfigError, match=r"^config: sft.recipes.tiny.teacher: models/teacher has"):
+        load(changes, ROOT)
