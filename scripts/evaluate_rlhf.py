@@ -54,8 +54,9 @@ from snakechat.evaluation.comparisons import (
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.evaluation.llm_win_rates import llm_win_rates
+from snakechat.evaluation.response_divergence import Candidates, divergences, find_candidates
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
+from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.reporting.labels import MODELS
 from snakechat.training.engine import FrozenModel
@@ -114,7 +115,7 @@ class ModelResponses:
     Attributes:
         texts: Responses [S][n].
         metrics: Metrics [S, n] by name, or [1, n] for those of greedy responses.
-        logprobs: The model's log-probability [S, n] of each response.
+        candidates: The model's most probable tokens at each token of the responses.
     """
 
     def __init__(self, evaluator: "Evaluator", responses: list[list[list[int]]]) -> None:
@@ -123,7 +124,7 @@ class ModelResponses:
         self.examples = Examples(evaluator.prompts, *responses)
         self.prompt_texts = evaluator.prompt_texts
         self.texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in responses]
-        self.logprobs: np.ndarray | None = None
+        self.candidates: Candidates | None = None
         ended = [[ids[-1] in evaluator.stop_ids for ids in row] for row in responses]
         self.metrics: ResponseMetrics = {
             "length": self.examples.response_lengths,
@@ -188,7 +189,9 @@ class Evaluator:
             torch.manual_seed(settings.seed)
             sampled = self._sample(model, settings.temperature, settings.num_generations)
             responses = ModelResponses(self, sampled)
-            responses.logprobs = self._logprobs(model, responses)
+            responses.candidates = find_candidates(
+                model.module, responses.examples, self.micro_batch_tokens, settings.temperature
+            )
             if self.is_correct or self.functions:
                 greedy = ModelResponses(self, self._sample(model, 0, 1))
                 if self.is_correct:
@@ -198,15 +201,24 @@ class Evaluator:
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
-        """Add the log-ratio of each response, whose mean estimates KL(model || initial model).
+        """Add estimates of each model's KL divergence from the initial one, by response.
 
-        The metric is kl_to_sft, kl_to_dpo or kl_to_base.
+        The metrics are kl_to_INITIAL, the log-ratio of the response, and full_kl_to_INITIAL, which
+        sums over the vocabulary. INITIAL is sft, dpo or base.
         """
         initial = initial_model(models)
         with self._loaded_policy(self.inputs[initial]) as model:
             for responses in models.values():
-                difference = responses.logprobs - self._logprobs(model, responses)
-                responses.metrics[f"kl_to_{initial}"] = difference
+                assert responses.candidates is not None
+                log_ratios, estimates = divergences(
+                    model.module,
+                    responses.examples,
+                    responses.candidates,
+                    self.micro_batch_tokens,
+                    self.settings.temperature,
+                )
+                responses.metrics[f"kl_to_{initial}"] = log_ratios
+                responses.metrics[f"full_kl_to_{initial}"] = estimates
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""
@@ -304,12 +316,6 @@ class Evaluator:
             self.micro_batch_tokens,
         )
         return scores.reshape(num_generations, -1)
-
-    def _logprobs(self, model: FrozenModel[Policy], responses: ModelResponses) -> np.ndarray:
-        """Return a model's log-probability [S, n] of each response."""
-        return response_logprobs(
-            model.module, responses.examples, self.micro_batch_tokens, self.settings.temperature
-        )
 
     def _sample(
         self, model: FrozenModel[Policy], temperature: float, num_generations: int

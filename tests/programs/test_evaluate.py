@@ -60,8 +60,9 @@ def test_each_model_responds_to_each_prompt_and_is_scored_by_reward_model_and_ju
         assert all(line["score"] != line["judge_score"] for line in lines)
     assert responses["sft"] != responses["rlhf"]
     # Two loads of the same weights may differ by rounding.
-    assert metrics["sft"]["kl_to_sft"] == pytest.approx(0, abs=1e-4)
-    assert metrics["rlhf"]["kl_to_sft"] > 0.01 < abs(metrics["base"]["kl_to_sft"])
+    for key in ("kl_to_sft", "full_kl_to_sft"):
+        assert metrics["sft"][key] == pytest.approx(0, abs=1e-4)
+        assert metrics["rlhf"][key] > 0.01 < abs(metrics["base"][key])
     assert {key for key in metrics if key.endswith("_difference")} == {
         f"{model}{key}_difference"
         for model in ("", "base_")

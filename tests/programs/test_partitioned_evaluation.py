@@ -9,6 +9,8 @@ import yaml
 from conftest import ROOT
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import RaggedWriter, whole_lengths_path
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.digests import file_digest
 from support.evaluation import evaluation_job  # noqa: F401
 from support.evaluation_worker import run
@@ -17,6 +19,8 @@ from support.launching import launch
 pytestmark = pytest.mark.slow
 
 PROCESSES = 2
+# Its ids need more than 16 bits.
+LARGE_VOCABULARY = 70_000
 # Fewer prompts than processes.
 PROMPTS = {"one": ["Where can I get a pie?"]}
 PAIRS = {"pairs": [{"prompt": "Hello", "chosen": "Good day!", "rejected": "No."}]}
@@ -45,6 +49,10 @@ def jobs(job, tokenizer, tmp_path):
             path.write_text(yaml.safe_dump(entries))
             files[path.relative_to(tmp_path).as_posix()] = file_digest(path)
     inputs = {name: str(path) for name, path in job.inputs.items()}
+    teacher = load_causal(job.inputs["sft"], "fp32", tokenizer)
+    teacher.resize_token_embeddings(LARGE_VOCABULARY, mean_resizing=False)
+    save_model(teacher, tokenizer, tmp_path / "teacher")
+    taught = {"teacher": str(tmp_path / "teacher"), "tokenizer": inputs["sft"]}
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
     scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
     chat = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
@@ -64,6 +72,11 @@ def jobs(job, tokenizer, tmp_path):
         "compute_reference": (
             {"dtype": "fp32", "mismatched_max_length": 64, "batches": None},
             {"model": inputs["sft"], "tokens": inputs["tokens"]},
+            {},
+        ),
+        "compute_teacher": (
+            {"dtype": "fp32", "train_on": "response", "teacher_top_k": 8},
+            {**taught, "tokens": inputs["tokens"]},
             {},
         ),
         "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),

@@ -6,7 +6,7 @@ never computed.
 Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from snakechat.modeling.attention import (
     varlen_arguments,
     window_block_mask,
 )
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.divergences import TopLogprobs, sum_of_divergences, top_logprobs
-from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
+from snakechat.modeling.logprobs import candidate_logprobs, sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import supports_packing
 from snakechat.modeling.packing import (
     Mask,
@@ -60,6 +60,7 @@ class Policy(nn.Module):
         return_entropies: bool = False,
         return_sum: bool = False,
         top_k: int = 0,
+        candidates: torch.Tensor | None = None,
         teacher: TopLogprobs | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probability [N] of each target token given the tokens before it.
@@ -68,6 +69,8 @@ class Policy(nn.Module):
             return_entropies: also return the entropy [N] of each token's distribution.
             return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
             top_k: return TopLogprobs of this number of tokens instead, without gradient.
+            candidates: return the log-probabilities of these tokens [N, m] instead, without
+                gradient.
             teacher: return the sum of the divergences from a teacher instead.
         """
         hidden = hidden_states(self.model, batch)[batch.state_index]
@@ -75,6 +78,8 @@ class Policy(nn.Module):
         head = self.model.get_output_embeddings()
         if top_k:
             return top_logprobs(hidden, head.weight, head.bias, top_k)
+        if candidates is not None:
+            return candidate_logprobs(hidden, head.weight, head.bias, candidates, temperature)
         if teacher is not None:
             return sum_of_divergences(hidden, head.weight, head.bias, teacher)
         if return_sum:
@@ -226,18 +231,28 @@ def evaluate_sequences(
     Args:
         function: returns a value for each sequence [S] of a batch.
     """
-    device = next(module.parameters()).device
     values = torch.zeros(examples.response_lengths.shape, dtype=torch.float64)
-    rows = np.arange(len(examples))
+    for micro_batch in evaluation_batches(module, examples, micro_batch_tokens, with_prompts):
+        batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
+        if micro_batch.counted:
+            values[:, micro_batch.rows] = batch_values
+    return all_reduce_sum(values).numpy()
+
+
+def evaluation_batches(
+    module: Policy | Scorer,
+    examples: Examples,
+    micro_batch_tokens: int,
+    with_prompts: bool = False,
+) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of all rows, and print the progress."""
+    device, rows = next(module.parameters()).device, np.arange(len(examples))
     progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
     for micro_batch in examples.micro_batches(
         rows, micro_batch_tokens, module.supports_packing, device, with_prompts
     ):
-        batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
-        if micro_batch.counted:
-            values[:, micro_batch.rows] = batch_values
+        yield micro_batch
         # The other processes have evaluated about as many rows.
         done = min(done + len(micro_batch.rows) * world_size(), len(rows))
         if rank() == 0:
             progress.update(done)
-    return all_reduce_sum(values).numpy()

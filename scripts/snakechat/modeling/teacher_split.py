@@ -41,7 +41,8 @@ class TeacherSplit:
         """Compute and write the files. All processes compute it together, and the first writes."""
         blocks = self._blocks(teacher, k, micro_batch_tokens)
         if rank() == 0:
-            is_small = len(teacher.model.get_output_embeddings().weight) <= 1 << 16
+            # Not the rows of the output layer: with ZeRO 3, this process has none of them.
+            is_small = teacher.model.config.vocab_size <= 1 << 16
             self._write(blocks, k, np.dtype(np.uint16 if is_small else np.uint32))
         else:
             for _ in blocks:
