@@ -19,7 +19,6 @@ from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.modeling.models import check_sequence_length
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -45,8 +44,6 @@ def compute(job: Job[Any], policy: Policy) -> None:
             examples[f"{split}.mismatched"] = pairs.mismatched(max_length, split)
         batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
-            lengths = rows.prompt_lengths + rows.response_lengths
-            check_sequence_length(policy.model, int(lengths.max(initial=0)))
             logprobs = logprobs_by_epoch(policy, rows, max_tokens, batches)
             if rank() == 0:
                 save_array(job.result / f"{name}.npy", logprobs)

@@ -58,6 +58,7 @@ from snakechat.evaluation.response_divergence import Candidates, divergences, fi
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.model_check import prompt_examples
+from snakechat.modeling.models import check_sequence_length
 from snakechat.reporting.labels import MODELS
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, loaded_scorer, start_evaluation
@@ -321,6 +322,8 @@ class Evaluator:
         self, model: FrozenModel[Policy], temperature: float, num_generations: int
     ) -> list[list[list[int]]]:
         """Return token ids [S][n] of sampled responses; temperature 0 is greedy decoding."""
+        longest = max(map(len, self.prompts)) + self.settings.max_response_length
+        check_sequence_length(model.module.model, longest)
         return sample_equally(
             model,
             self.prompts,

@@ -9,9 +9,14 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import evaluate_rlhf
+from conftest import INIT
 from evaluate_rlhf import main
 from snakechat.data import toy
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.training import evaluated_models
+from snakechat.workflow.errors import InputError
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 
 CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"
@@ -180,3 +185,17 @@ def test_from_a_plain_model_the_chat_model_is_compared_with_the_base_model(job):
     assert metrics["wins"].keys() == {"rlhf"} and metrics["wins"]["rlhf"].keys() == {"base"}
     difference = metrics["rlhf"]["score"] - metrics["base"]["score"]
     assert metrics["score_difference"]["mean"] == pytest.approx(difference)
+
+
+@pytest.mark.parametrize("name", ["base", "judge"])
+def test_a_model_with_too_few_positions_is_an_error(job, tokenizer, name):
+    small = make_causal({**INIT, "max_position_embeddings": 8}, tokenizer, 1)
+    save_model(small, tokenizer, job.inputs[name])
+    if name == "judge":
+        save_model(
+            load_scorer(job.inputs[name], "fp32", tokenizer, new_head=True),
+            tokenizer,
+            job.inputs[name],
+        )
+    with pytest.raises(InputError, match=f"{name}: .* exceed the model's 8 positions"):
+        main(job)

@@ -25,7 +25,7 @@ from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.divergences import TopLogprobs, sum_of_divergences, top_logprobs
 from snakechat.modeling.logprobs import candidate_logprobs, sum_of_logprobs, token_logprobs
-from snakechat.modeling.models import supports_packing
+from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.modeling.packing import (
     Mask,
     ModelInputs,
@@ -245,7 +245,13 @@ def evaluation_batches(
     micro_batch_tokens: int,
     with_prompts: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Yield this rank's micro-batches of all rows, and print the progress."""
+    """Yield this rank's micro-batches of all rows, and print the progress.
+
+    Raises:
+        InputError: The model has too few positions for the longest row.
+    """
+    lengths = examples.prompt_lengths + examples.response_lengths
+    check_sequence_length(module.model, int(lengths.max(initial=0)))
     device, rows = next(module.parameters()).device, np.arange(len(examples))
     progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
     for micro_batch in examples.micro_batches(

@@ -95,7 +95,7 @@ def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
         raise InputError(
             f"{model.config.name_or_path}: sequences of up to {longest} tokens exceed the model's"
             f" {positions} positions{reason}: reduce the recipe's max_length (rlhf:"
-            " max_prompt_length, max_response_length)"
+            " max_prompt_length, max_response_length), or name another model"
         )
 
 
