@@ -183,7 +183,10 @@ class StepTimer:
 
     def medians(self) -> dict[str, float]:
         """Return the median seconds of each section."""
-        return {section: statistics.median(seconds) for section, seconds in self.history.items()}
+        return {
+            section: round(statistics.median(seconds), 6)
+            for section, seconds in self.history.items()
+        }
 
     def _now(self) -> float:
         # GPU kernels run asynchronously.
