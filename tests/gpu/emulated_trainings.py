@@ -28,6 +28,7 @@ CASES = {
     "dpo": ("dpo", {}),
     "ppo": ("ppo", {}),
     "grpo": ("grpo", {}),
+    "gsm8k": ("gsm8k", {}),
     "not captured": ("grpo", {"cuda_graphs": False}),
     "zero 2": ("sft", {"zero_stage": 2}),
 }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 HERE = ROOT / "tests/gpu"
 # Waits of an optimizer step: the gradient norm of each engine, and the metrics of each update.
 # Those of ZeRO 2 are DeepSpeed's.
-WAITS_OF_STEP = {"sft": 1, "reward": 1, "dpo": 1, "ppo": 4, "grpo": 2}
+WAITS_OF_STEP = {"sft": 1, "reward": 1, "dpo": 1, "ppo": 4, "grpo": 2, "gsm8k": 2}
 WAITS_OF_STEP |= {"not captured": 2, "zero 2": 5}
 TOKENS = ON_PROMPTS["max_response_length"]
 

@@ -99,12 +99,18 @@ ON_PROMPTS = {
 }
 GRPO = {"algorithm": "grpo", "num_generations": 4, "global_batch_size": 32}
 GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+GSM8K = CONFIG["rlhf"]["recipes"]["gsm8k-qwen2.5-0.5b"]
+# Random tokens have no text that its reward function could score.
+SMALL_GSM8K = {**GSM8K, **ON_PROMPTS, "reward": "model", "reward_functions": {}, "kl_in": "loss"}
+SMALL_GSM8K |= {"lora_rank": GSM8K["lora_rank"], "global_batch_size": 8 * GSM8K["num_generations"]}
 TINY_CASES = {
     "sft": ("sft", ON_PAIRS),
     "reward": ("reward", ON_PAIRS),
     "dpo": ("dpo", ON_PAIRS),
     "ppo": ("rlhf", ON_PROMPTS),
     "grpo": ("rlhf", ON_PROMPTS | GRPO),
+    "gsm8k": ("rlhf", SMALL_GSM8K),
 }
 
 
@@ -169,12 +175,11 @@ def make_job(stage, inputs, result, placement, **settings):
 
     placement: Its changes of the placement `single_gpu`, or of `cpu` with gpus_per_node 0.
     """
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
     (result / "logs").mkdir(parents=True)
-    hardware = config["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
+    hardware = CONFIG["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
     kind = SETTINGS[stage]
     names = kind.__dataclass_fields__
-    defaults = config[stage]["defaults"] | {"seed": SEED, "template": "dialogue", "datasets": []}
+    defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue", "datasets": []}
     if stage == "rlhf":
         defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
         defaults |= {"reward": "model", "reward_templates": {"model": "dialogue"}}

@@ -1,4 +1,4 @@
-"""One of two processes of a job is killed: the job ends, and the same command goes on."""
+"""Jobs of two processes at ZeRO 3: one is killed and the same command goes on; distillation."""
 
 import json
 import random
@@ -37,6 +37,9 @@ RECIPE = {
     "dtype": "fp32",
     "placement": {"deployment": "cpu"},
 }
+# Nearly greedy: each process samples with random numbers of its own.
+DISTILLED = {**RECIPE, "algorithm": "distill", "teacher": "rlhf/teacher", "temperature": 1e-4}
+RECIPES = {"killed": RECIPE, "whole": RECIPE, "teacher": RECIPE, "distilled": DISTILLED}
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +49,7 @@ def command(tokenizer, tmp_path_factory):
     records = [tuple(row.values()) for row in rows]
     folder = tmp_path_factory.mktemp("killed")
     rows = {"train": records, "eval": records}
-    recipes = {"rlhf": dict.fromkeys(("killed", "whole"), RECIPE)}
-    with stages_of_small_model(folder, tokenizer, rows, recipes) as stages:
+    with stages_of_small_model(folder, tokenizer, rows, {"rlhf": RECIPES}) as stages:
 
         def run(name, phase="none"):
             settings, inputs = stages.describe("train_rlhf", name)[:2]
@@ -68,6 +70,7 @@ def command(tokenizer, tmp_path_factory):
                 raise
             return process.returncode, output, folder
 
+        run.stages = stages
         yield run
 
 
@@ -96,3 +99,14 @@ def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes
     ]
     assert files[0] == files[1]
     assert any(re.fullmatch(r"model.*[.]safetensors", name) for name in files[0])
+
+
+def test_processes_that_partition_a_teacher_distill_like_one(command):
+    code, output, folder = command("distilled")
+    assert code == 0, output
+    folders = folder / "output/rlhf/distilled", command.stages.result("train_rlhf", "distilled")
+    several, one = (
+        json.loads((path / "metrics.jsonl").read_text().splitlines()[0]) for path in folders
+    )
+    for name in ("objective/kl_to_teacher", "policy/loss", "policy/grad_norm"):
+        assert several[name] == pytest.approx(one[name], rel=1e-3) and one[name]
