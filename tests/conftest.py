@@ -64,7 +64,7 @@ def pytest_addoption(parser):
         type=int,
         default=2,
         help="kills of each job (test_kill.py); faults of each kind and program (test_faults.py);"
-        " more than 2: all phases of test_killed_ranks.py",
+        " more than 2: all phases of test_partitioned_rlhf.py",
     )
 
 

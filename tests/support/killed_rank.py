@@ -1,4 +1,4 @@
-"""RLHF training of which a process kills itself, for tests/programs/test_killed_ranks.py.
+"""RLHF training of which a process kills itself, for tests/programs/test_partitioned_rlhf.py.
 
 Arguments: the phase in which it dies (or none), a file for the time of its death, and those of the
 program. Inputs that need a whole build are not checked.
