@@ -12,7 +12,8 @@ chinese: DPO on pairs of ../shared/data/dpo_demo_zh: accuracy of the implicit re
 gsm8k: SFT on rows of ../shared/data/gsm8k: perplexity of held-out responses, and greedy responses
     to held-out questions: the share that ends with "#### number", and of right answers.
 rl: GRPO on sums and products of one-digit numbers, with rewards/math_answer.py and the column
-    `solution`: success on questions that training does not have, before and after.
+    `solution`, and distillation of the initial model from the result: success on questions that
+    training does not have, before and after.
 sorting: SFT on a few right responses, then GRPO with rewards/exact_match.py and several seeds, to
     sort three numbers: success on triples that training does not have.
 """
@@ -64,6 +65,19 @@ SAMPLING = {
     "actor": "models/smollm2",
     "lr_schedule": "constant",
     "max_prompt_length": 192,
+}
+ARITHMETIC = {
+    **SAMPLING,
+    **TRAINING,
+    "reward": None,
+    "reward_functions": {"math_answer": 1},
+    "datasets": [{"arithmetic": 0.5}],
+    "max_response_length": 32,
+    "rollout_batch_size": 8,
+    "num_generations": 8,
+    "global_batch_size": 32,
+    "actor_learning_rate": 2e-5,
+    "placement": {**TRAINING["placement"], "micro_batch_tokens": 8192},
 }
 SORTING = {
     **SAMPLING,
@@ -123,21 +137,8 @@ RECIPES = {
             "global_batch_size": 8,
             "actor_learning_rate": 1e-9,
         },
-        "arithmetic": {
-            **SAMPLING,
-            **TRAINING,
-            "algorithm": "grpo",
-            "reward": None,
-            "reward_functions": {"math_answer": 1},
-            "datasets": [{"arithmetic": 0.5}],
-            "max_response_length": 32,
-            "rollout_batch_size": 8,
-            "num_generations": 8,
-            "global_batch_size": 32,
-            "kl_coef": 0.02,
-            "actor_learning_rate": 2e-5,
-            "placement": {**TRAINING["placement"], "micro_batch_tokens": 8192},
-        },
+        "arithmetic": {**ARITHMETIC, "algorithm": "grpo", "kl_coef": 0.02},
+        "distilled": {**ARITHMETIC, "algorithm": "distill", "teacher": "rlhf/arithmetic"},
         **{f"sorting-{seed}": {**SORTING, "seed": seed} for seed in SEEDS},
     },
 }
@@ -358,11 +359,16 @@ def gsm8k(folder):
 
 
 def rl(folder):
-    """Success of the initial and of the trained model, sampled and greedy, and KL."""
-    build(folder, "rlhf/arithmetic")
-    metrics = read_metrics(folder, "rlhf/arithmetic")
+    """Success of the initial, the GRPO and the distilled model, sampled and greedy, and KL."""
+    return {name: success(folder, name) for name in ("arithmetic", "distilled")}
+
+
+def success(folder, recipe):
+    """Success before and after a recipe."""
+    build(folder, f"rlhf/{recipe}")
+    metrics = read_metrics(folder, f"rlhf/{recipe}")
     names = {"before": "base", "after": "rlhf"}
-    folders = {"before": "models/smollm2", "after": "rlhf/arithmetic"}
+    folders = {"before": "models/smollm2", "after": f"rlhf/{recipe}"}
     return {
         "questions": metrics["num_prompts"],
         # The reward function: 1 is a success.
@@ -433,7 +439,7 @@ def proportion(fraction, count):
 def greedy_success(model, questions):
     """Return the fraction of questions that a model answers."""
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
-    limit = RECIPES["rlhf"]["arithmetic"]["max_response_length"]
+    limit = ARITHMETIC["max_response_length"]
     texts, ended = greedy_responses(model, [row["prompt"] for row in rows], limit)
     return float(np.mean(ended & are_right(texts, [str(row["solution"]) for row in rows])))
 
