@@ -17,7 +17,7 @@ from snakechat.algorithms.reward_models import RewardModel, choose_reader, reade
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.references import input_names, parse_reference, weighted_references
+from snakechat.config.references import input_names, weighted_references
 from snakechat.data.dialogues import Turn
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
@@ -107,7 +107,7 @@ def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardMode
     )
     module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement, examples)
     weight = weighted_references(settings.reward)[name]
-    return RewardModel("/".join(parse_reference(name, "reward")), module, weight, reader)
+    return RewardModel(name, module, weight, reader)
 
 
 def scored_prompts(

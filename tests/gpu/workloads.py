@@ -182,7 +182,7 @@ def make_job(stage, inputs, result, placement, **settings):
     defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue", "datasets": []}
     if stage == "rlhf":
         defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
-        defaults |= {"reward": "model", "reward_templates": {"model": "dialogue"}}
+        defaults |= {"reward": "reward/model", "reward_templates": {"reward/model": "dialogue"}}
         defaults |= {"llm_judges": {}, "eval_prompts": 0}
     values = {key: value for key, value in (defaults | settings).items() if key in names}
     rule = f"train_{stage}"

@@ -46,8 +46,8 @@ ONE_MODEL = {**SMALL, "max_length": 384, "learning_rate": 1.0e-3}
 GRPO = {
     **SMALL,
     "algorithm": "grpo",
-    "actor": "family",
-    "reward": "family",
+    "actor": "sft/family",
+    "reward": "reward/family",
     "max_prompt_length": 384,
     "max_response_length": 8,
     "rollout_batch_size": 4,

@@ -28,7 +28,7 @@ COMMON = {"model": "random", "datasets": ["toy"], "dtype": "fp32"}
 COMMON["placement"] = {"deployment": "cpu"}
 GENERATIONS = {
     **COMMON,
-    "reward": {"tiny": 0.5},
+    "reward": {"reward/tiny": 0.5},
     # Longer responses are better.
     "reward_functions": {"length_bounds": {"weight": 2, "arguments": {"min_characters": 12}}},
     "max_prompt_length": 60,

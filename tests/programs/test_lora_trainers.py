@@ -29,8 +29,8 @@ ONE_MODEL = {**SIZES, "model": "random", "max_length": 64, "global_batch_size": 
 ONE_MODEL |= {"learning_rate": 0.01, "weight_decay": 0.0}
 RLHF = {
     **SIZES,
-    "actor": "plain",
-    "reward": "plain",
+    "actor": "sft/plain",
+    "reward": "reward/plain",
     "max_prompt_length": 64,
     "max_response_length": 4,
     "rollout_batch_size": 8,
@@ -46,7 +46,7 @@ TRAINING_KEYS += ("loss", "label_smoothing", "margin", "sft_coef")
 TRAINING_KEYS += ("scale_by_std", "loss_aggregation", "importance_sampling_level")
 TRAINING_KEYS += ("clip_range_high", "drop_uniform_groups")
 # With `distill`: the model that its actor starts from.
-TEACHER = {"teacher": "plain"}
+TEACHER = {"teacher": "sft/plain"}
 PLACEMENT_KEYS = ("zero_stage", "critic_zero_stage", "offload", "offload_frozen")
 PLACEMENT_KEYS += ("activation_checkpointing",)
 

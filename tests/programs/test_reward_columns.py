@@ -20,7 +20,7 @@ def score(prompts, responses, messages, value, **columns):
 
 RECIPE = {
     "preset": "grpo",
-    "actor": "tiny",
+    "actor": "sft/tiny",
     "reward": None,
     "judge": None,
     "num_generations": 2,

@@ -90,7 +90,7 @@ def test_distillation_decreases_the_kl_to_the_teacher(train):
 @pytest.mark.parametrize("adapters", [{}, {"lora_rank": 4}])
 def test_the_actor_learns_nothing_from_itself(adapters, train, inputs, monkeypatch):
     monkeypatch.setitem(inputs, "teacher", inputs["actor"])
-    job = train(**DISTILL | {"reward": "tiny"}, **adapters)
+    job = train(**DISTILL | {"reward": "reward/tiny"}, **adapters)
     assert values(job, "objective/kl_to_teacher") == pytest.approx([0, 0], abs=1e-5)
     assert values(job, "policy/grad_norm") == pytest.approx([0, 0], abs=1e-4)
     # The scores of a reward model are logged, and train nothing.

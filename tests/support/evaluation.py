@@ -60,12 +60,12 @@ def evaluation_job(tokenizer, tmp_path):
         "llm_judge": None,
         "llm_judge_prompts": 2,
         "llm_judges": {},
-        "reward": "tiny",
-        "judge": "judge",
+        "reward": "reward/tiny",
+        "judge": "reward/judge",
         "template": "dialogue",
     }
     settings |= {"datasets": [["toy", 1.0]], "trained_on": {}}
-    settings["reward_templates"] = {"tiny": "dialogue", "judge": "dialogue"}
+    settings["reward_templates"] = {"reward/tiny": "dialogue", "reward/judge": "dialogue"}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings, reward_functions={}),
         placement=PLACEMENT,

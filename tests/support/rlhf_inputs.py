@@ -25,7 +25,7 @@ NUM_PROMPTS, NUM_PAIRS, NUM_PROBES = 240, 64, 16
 SETTINGS = load().program_settings("rlhf", "tiny")
 SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
 SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
-SETTINGS |= {"template": "dialogue", "reward_templates": {"tiny": "dialogue"}}
+SETTINGS |= {"template": "dialogue", "reward_templates": {"reward/tiny": "dialogue"}}
 
 
 def make_inputs(folder, tokenizer):

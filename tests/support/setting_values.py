@@ -49,8 +49,8 @@ STAGES = {
         ("dpo", BETAS, stale("train_dpo")),
         # In 16 bits, the reference follows the batches of the training.
         ("dpo", {"max_steps": 5, "epochs": 7, "global_batch_size": 7}, stale("compute_reference")),
-        ("rlhf", {"actor": "other"}, SFT | stale("train_rlhf")),
-        ("rlhf", {"reward": "other"}, REWARD | stale("train_rlhf")),
+        ("rlhf", {"actor": "sft/other"}, SFT | stale("train_rlhf")),
+        ("rlhf", {"reward": "reward/other"}, REWARD | stale("train_rlhf")),
         ("rlhf", DATASETS, DATASET | stale("tokenize_rlhf")),
         ("rlhf", {"max_prompt_length": 47}, stale("tokenize_rlhf")),
         ("rlhf", RL | BETAS | {"max_steps": 5}, stale("train_rlhf")),
@@ -58,7 +58,7 @@ STAGES = {
         ("generations", {"max_prompt_length": 47}, stale("tokenize_generations")),
         ("generations", {"model": "tiny"}, stale("generate_responses")),
         ("generations", SAMPLING, stale("generate_responses")),
-        ("generations", {"reward": "other"}, TRAINED_REWARD | stale("score_responses")),
+        ("generations", {"reward": "reward/other"}, TRAINED_REWARD | stale("score_responses")),
         ("generations", {"reward_functions": {"shop": 1}}, stale("score_responses")),
     )
     for key, value in settings.items()

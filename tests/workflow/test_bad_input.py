@@ -16,7 +16,7 @@ CONFIGS = {
         "config: sft.recipes.tiny.learning_rate: '1e-5' is not of type 'number'",
     ),
     "reference": (
-        "rlhf: {recipes: {tiny: {actor: tinny}}}",
+        "rlhf: {recipes: {tiny: {actor: sft/tinny}}}",
         "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes",
     ),
 }

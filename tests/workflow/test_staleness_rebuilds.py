@@ -94,7 +94,7 @@ STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
 
 def stub_config(*changes):
     """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
-    settings = {"reward": "other", "num_generations": 2, "reward_functions": {"shop": 1}}
+    settings = {"reward": "reward/other", "num_generations": 2, "reward_functions": {"shop": 1}}
     return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 
@@ -119,8 +119,8 @@ def run_records(workflow):
 
 def test_actor_and_reward_model_swapped_are_stale(stubs):
     assert stubs.planned(*STUBS) == set()
-    actor, reward = ("rlhf.recipes.tiny.actor", "other"), ("rlhf.recipes.tiny.reward", "tiny")
-    write_stub_config(stubs.folder, stub_config(nested(*actor), nested(*reward)))
+    swapped = {"actor": "sft/other", "reward": "reward/tiny"}
+    write_stub_config(stubs.folder, stub_config(nested("rlhf.recipes.tiny", swapped)))
     assert stubs.planned(*STUBS) == stale("train_rlhf")
 
 

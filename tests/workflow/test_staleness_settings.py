@@ -215,7 +215,8 @@ SETTINGS = {
         tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
     ),
     "rlhf.judge": Row(
-        tiny_rlhf(judge="other"), {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
+        tiny_rlhf(judge="reward/other"),
+        {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")},
     ),
     "rlhf.ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
     "evaluation.num_prompts": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
@@ -357,7 +358,9 @@ VALUES = {
     "a base model instead of the SFT model as actor": Row(
         tiny_rlhf(actor="models/tiny"), stale("train_rlhf")
     ),
-    "a reward model with a weight": Row(tiny_rlhf(reward={"tiny": 0.5}), stale("train_rlhf")),
+    "a reward model with a weight": Row(
+        tiny_rlhf(reward={"reward/tiny": 0.5}), stale("train_rlhf")
+    ),
     "an LLM judge instead of a reward model": Row(
         tiny_rlhf(reward="llm_judges/wise"), stale("train_rlhf")
     ),
@@ -370,14 +373,14 @@ VALUES = {
     ),
     # mine.yaml has the keys in their order: the report shows the first one.
     "another reward model in addition": Row(
-        tiny_rlhf(reward={"other": 0.5, "tiny": 1}),
+        tiny_rlhf(reward={"reward/other": 0.5, "reward/tiny": 1}),
         REWARD | stale("train_rlhf"),
     ),
     "a classifier as reward model": Row(
         tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
     ),
     "a classifier as judge": Row(
-        tiny_rlhf(judge={"models/classifier": 2, "tiny": 1}),
+        tiny_rlhf(judge={"models/classifier": 2, "reward/tiny": 1}),
         {"fetch_model", *stale("evaluate_rlhf")},
     ),
     "prompts of a dataset taken twice": Row(

@@ -64,7 +64,7 @@ def choose_reader(
     """
     tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(actor)
     encoder: ConversationEncoder
-    is_foreign = parse_reference(reference, "reward").section == "models"
+    is_foreign = parse_reference(reference).section == "models"
     if is_foreign and resolved_template(tokenizer, template) == "chat":
         encoder = ChatEncoder(tokenizer)
     else:

@@ -17,7 +17,7 @@ from snakechat.algorithms.reward_models import (
     reader_examples,
 )
 from snakechat.algorithms.sanity_checks import check_probes
-from snakechat.config.references import input_names, parse_reference, weighted_references
+from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
@@ -163,7 +163,7 @@ def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel
                 scorer, folder, job.inputs[f"tokens.{key}"], job.placement.micro_batch_tokens
             )
     weight = weighted_references(settings.reward)[name]
-    return RewardModel("/".join(parse_reference(name, "reward")), module, weight, reader)
+    return RewardModel(name, module, weight, reader)
 
 
 def warn_of_family(folder: Path, scorer: Scorer, actor: Policy) -> None:

@@ -175,15 +175,10 @@ def check_cycles(config: Config) -> None:
 def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
     """Yield the recipes that a recipe names, as far as they exist."""
     settings = config.recipe(*recipe)
-    references = [
-        parse_reference(settings[key], section)
-        for key, section in (("model", "models"), ("actor", "sft"), ("teacher", "sft"))
-        if settings.get(key) is not None
-    ]
+    texts = [settings[key] for key in ("model", "actor", "teacher") if settings.get(key)]
     for key in ("reward", "judge"):
-        for text in weighted_references(settings.get(key)):
-            references.append(parse_reference(text, "reward"))
-    references += [parse_reference(text, "models") for text in settings.get("compare_with", ())]
+        texts += weighted_references(settings.get(key))
+    references = [parse_reference(text) for text in (*texts, *settings.get("compare_with", ()))]
     if settings.get("ptx") is not None:
         references.append(Reference("sft", settings["ptx"]))
     for dataset, _ in config.blend(*recipe):

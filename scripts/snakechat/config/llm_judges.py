@@ -39,7 +39,7 @@ Judges = Mapping[str, Mapping[str, Any]]
 def judge_names(*references: RewardReferences) -> list[str]:
     """Return the names of the LLM judges among values of `reward` or `judge`."""
     texts = itertools.chain(*map(weighted_references, references))
-    found = (parse_reference(text, "reward") for text in texts)
+    found = (parse_reference(text) for text in texts)
     return list(dict.fromkeys(name for section, name in found if section == JUDGES))
 
 

@@ -25,12 +25,12 @@ from snakechat.workflow.store_space import parse_size
 from snakechat.workflow.stored_versions import Version, find_version, is_version
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
-# Stages whose models the `model` of a recipe may name, as STAGE/NAME.
-MODEL_STAGES = {
-    "sft": (),
-    "reward": ("sft",),
-    "dpo": ("sft", "dpo"),
-    "generations": ("sft", "dpo", "rlhf"),
+# Sections whose models the `model` of a recipe may name, as SECTION/NAME.
+MODEL_SECTIONS = {
+    "sft": ("models",),
+    "reward": ("sft", "models"),
+    "dpo": ("sft", "dpo", "models"),
+    "generations": ("sft", "dpo", "rlhf", "models"),
 }
 # As common.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
@@ -89,15 +89,19 @@ class Config:
             name: Name of the entry.
             used_by: The key that names the entry, for the error.
         """
-        entries = self.values
-        for key in section.split("."):
-            entries = entries[key]
+        entries = self._entries(section)
         if name not in entries:
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
                 f" {available(name, entries)}{new_entry(section)}"
             )
         return entries[name]
+
+    def _entries(self, section: str) -> dict[str, Any]:
+        entries = self.values
+        for key in section.split("."):
+            entries = entries[key]
+        return entries
 
     def recipe(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe.
@@ -153,6 +157,9 @@ class Config:
         """
         settings = {**self.recipe(stage, name), "datasets": self.blend(stage, name)}
         settings["template"] = self.template(stage, name)
+        if "model" in settings:
+            # Both forms of the name are the same setting.
+            settings["model"] = settings["model"].removeprefix("models/")
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
@@ -190,12 +197,9 @@ class Config:
 
         For a recipe of generations, it is the model that generates.
         """
-        model, used_by = self.recipe(stage, name)["model"], f"{stage}.recipes.{name}.model"
-        section, slash, recipe = model.partition("/")
-        if slash and section in MODEL_STAGES[stage]:
-            self.entry(f"{section}.recipes", recipe, used_by)
-            return f"train_{section}", recipe
-        return self.pretrained_model(model, used_by)
+        text = "/".join(parse_reference(self.recipe(stage, name)["model"]))
+        sections, used_by = MODEL_SECTIONS[stage], f"{stage}.recipes.{name}.model"
+        return self.model_job(self._reference(text, sections, used_by))
 
     def records_job(self, dataset: str) -> Job:
         """Return the job that makes the records of a dataset."""
@@ -255,16 +259,25 @@ class Config:
         return judge_settings(self.values[JUDGES], names)
 
     def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
-        """Return the recipe or model that a key of a recipe names; NAME is of the first section."""
-        found = parse_reference(text, sections[0])
-        if found.section not in sections:
-            *others, last = ["NAME", *(f"{section}/NAME" for section in sections)]
+        """Return the recipe or model that a key of a recipe names as SECTION/NAME.
+
+        A plain NAME is an error, because it meant another section in each key before.
+        """
+        section, slash, name = text.partition("/")
+        paths = {key: key if key in ("models", JUDGES) else f"{key}.recipes" for key in sections}
+        forms = " or ".join(f"{key}/NAME" for key in sections)
+        if not slash:
+            found = [f"{key}/{text}" for key, path in paths.items() if text in self._entries(path)]
             raise ConfigError(
-                f"config: {used_by} names {text!r}, expected {', '.join(others)} or {last}"
+                f"config: {used_by} names {text!r} without a section: write"
+                f" {' or '.join(found) or forms}"
             )
-        is_recipe = found.section not in ("models", JUDGES)
-        self.entry(found.section + ".recipes" * is_recipe, found.name, used_by)
-        return found
+        if section not in paths:
+            # Names on the Hub have a slash, too.
+            hint = "" if section in self.values else new_entry("models")
+            raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
+        self.entry(paths[section], name, used_by)
+        return Reference(section, name)
 
     def model_job(self, model: Reference) -> Job:
         """Return the job that makes the model of a recipe, or a model of `models`."""
@@ -310,7 +323,7 @@ class Config:
 
     def reward_templates(self, models: RewardReferences) -> dict[str, str]:
         """Return the prompt template of each model of `reward` or `judge`, by reference."""
-        references = {text: parse_reference(text, "reward") for text in weighted_references(models)}
+        references = {text: parse_reference(text) for text in weighted_references(models)}
         return {
             text: self.template(*model)
             for text, model in references.items()

@@ -1,4 +1,4 @@
-"""References of rlhf recipes to models and judges: NAME, STAGE/NAME, models/NAME, llm_judges/NAME.
+"""References to models and judges: SECTION/NAME, such as sft/NAME, models/NAME or llm_judges/NAME.
 
 Standard library only: the workflow and the programs import this module.
 """
@@ -22,13 +22,13 @@ class Reference(NamedTuple):
     name: str
 
 
-def parse_reference(text: str, default: str) -> Reference:
-    """Return the section and the name of a reference; a plain NAME is one of the default section.
+def parse_reference(text: str) -> Reference:
+    """Return the section and the name of a reference; a plain NAME is one of `models`.
 
     The name of a recipe has no slash.
     """
     section, slash, name = text.partition("/")
-    return Reference(section, name) if slash else Reference(default, text)
+    return Reference(section, name) if slash else Reference("models", text)
 
 
 def weighted_references(value: RewardReferences) -> dict[str, float]:
@@ -49,11 +49,7 @@ def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     The input of a single model has the name of the key, those of several are KEY.REFERENCE. LLM
     judges are no inputs.
     """
-    names = [
-        name
-        for name in weighted_references(value)
-        if parse_reference(name, "reward").section != JUDGES
-    ]
+    names = [name for name in weighted_references(value) if parse_reference(name).section != JUDGES]
     if isinstance(value, str):
         return {key: value} if names else {}
     return {f"{key}.{name}": name for name in names}

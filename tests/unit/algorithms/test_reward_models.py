@@ -48,13 +48,13 @@ def other_tokenizer():
 
 def test_a_reward_model_like_the_actor_reads_ids(tokenizer, saved):
     actor, reward = saved("actor", tokenizer), saved("reward", tokenizer)
-    reader = choose_reader("mine", reward, "dialogue", actor, "dialogue")
+    reader = choose_reader("reward/mine", reward, "dialogue", actor, "dialogue")
     assert reader.encoder is None and reader.shares_tokenizer
 
 
 def test_a_reward_model_with_another_vocabulary_reads_text(tokenizer, other_tokenizer, saved):
     actor, reward = saved("actor", tokenizer), saved("reward", other_tokenizer)
-    for name in ("mine", "models/mine"):
+    for name in ("reward/mine", "models/mine"):
         reader = choose_reader(name, reward, "dialogue", actor, "dialogue")
         assert reader.encoder is not None and not reader.shares_tokenizer
         assert len(reader.tokenizer) == 290
@@ -62,7 +62,7 @@ def test_a_reward_model_with_another_vocabulary_reads_text(tokenizer, other_toke
 
 def test_a_reward_model_with_another_template_reads_text_but_can_start_a_critic(tokenizer, saved):
     folder = saved("both", as_chatml(tokenizer))
-    reader = choose_reader("mine", folder, "chat", folder, "dialogue")
+    reader = choose_reader("reward/mine", folder, "chat", folder, "dialogue")
     assert reader.encoder is not None and reader.shares_tokenizer
 
 
@@ -71,7 +71,7 @@ def test_a_classifier_reads_ids_only_if_its_template_ends_as_responses_do(tokeni
     chatml = as_chatml(tokenizer)
     folder = saved("both", chatml)
     assert choose_reader("models/a", folder, "chat", folder, "chat").encoder is not None
-    assert choose_reader("a", folder, "chat", folder, "chat").encoder is None
+    assert choose_reader("reward/a", folder, "chat", folder, "chat").encoder is None
     chatml.chat_template = chatml.chat_template.replace(
         "<|im_end|>\n", "<|im_end|>{{ '' if loop.last else '\n' }}"
     ).replace("{%- if add_generation_prompt -%}\n", "{%- if add_generation_prompt -%}\n{{ '\n' }}")

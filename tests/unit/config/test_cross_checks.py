@@ -52,9 +52,9 @@ MISTAKES = {
     ),
     "unknown model": (tiny("sft", model="tinny"), "sft.recipes.tiny.model"),
     "unknown dataset": (tiny("reward", datasets=["toy", "toys"]), "reward.recipes.tiny.datasets"),
-    "unknown recipe": (tiny("rlhf", actor="tinny"), "rlhf.recipes.tiny.actor"),
+    "unknown recipe": (tiny("rlhf", actor="sft/tinny"), "rlhf.recipes.tiny.actor"),
     "unknown deployment": (tiny("sft", placement="laptop"), "sft.recipes.tiny.placement"),
-    "name outside of output": ({"rlhf": {"recipes": {"../x": {"actor": "tiny"}}}}, "rlhf.recipes"),
+    "name outside of output": ({"rlhf": {"recipes": {"../x": {}}}}, "rlhf.recipes"),
     "glob outside of the dataset": (with_dataset(train="../*.parquet"), "datasets.mine.train"),
     "no source": ({"datasets": {"mine": {"format": "plain"}}}, "datasets.mine"),
     "invalid regular expression": (with_dataset(remove="[0-9"), "datasets.mine.remove"),
@@ -68,7 +68,7 @@ MISTAKES = {
     ),
     "recipe on its own responses": (
         {
-            "generations": {"recipes": {"mine": {"model": "dpo/mine", "reward": "tiny"}}},
+            "generations": {"recipes": {"mine": {"model": "dpo/mine", "reward": "reward/tiny"}}},
             "datasets": {"mine": {"generations": "mine", "select": "best_and_worst"}},
             "dpo": {"recipes": {"mine": {"datasets": ["mine"]}}},
         },
@@ -246,10 +246,57 @@ def test_a_parameter_with_a_default_is_an_argument_of_a_reward_function(root):
     load(tiny("rlhf", reward_functions={"scaled": {"weight": 1, "arguments": {"scale": 2}}}), root)
 
 
+# Changes with a plain name, the key, the name, and what the error suggests.
+PLAIN_NAMES = [
+    (tiny("rlhf", actor="japanese"), "rlhf.recipes.tiny.actor", "japanese", "sft/japanese"),
+    (
+        tiny("rlhf", actor="tiny"),
+        "rlhf.recipes.tiny.actor",
+        "tiny",
+        "sft/tiny or dpo/tiny or models/tiny",
+    ),
+    (
+        tiny("rlhf", algorithm="distill", teacher="1.3b"),
+        "rlhf.recipes.tiny.teacher",
+        "1.3b",
+        "sft/1.3b or dpo/1.3b or rlhf/1.3b",
+    ),
+    (tiny("sft", teacher="opt-125m"), "sft.recipes.tiny.teacher", "opt-125m", "models/opt-125m"),
+    (tiny("rlhf", reward="judge"), "rlhf.recipes.tiny.reward", "judge", "reward/judge"),
+    (
+        tiny("rlhf", reward={"reward/tiny": 0.5, "judge": 0.5}),
+        "rlhf.recipes.tiny.reward",
+        "judge",
+        "reward/judge",
+    ),
+    (
+        tiny("generations", reward="judge"),
+        "generations.recipes.tiny.reward",
+        "judge",
+        "reward/judge",
+    ),
+    (judge() | tiny("rlhf", judge="wise"), "rlhf.recipes.tiny.judge", "wise", "llm_judges/wise"),
+    (
+        tiny("rlhf", judge="recipes"),
+        "rlhf.recipes.tiny.judge",
+        "recipes",
+        "reward/NAME or models/NAME or llm_judges/NAME",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "name", "suggestion"), PLAIN_NAMES)
+def test_a_plain_name_is_an_error_that_suggests_sections(changes, key, name, suggestion):
+    with pytest.raises(ConfigError) as error:
+        load(changes)
+    message = f"config: {key} names {name!r} without a section: write {suggestion}"
+    assert str(error.value) == message
+
+
 def test_dataset_without_pairs_serves_sft_and_rlhf(root):
     load(with_dataset("sft", format="messages"), root)
     changes = with_dataset("rlhf", format="messages")
-    changes["rlhf"]["recipes"]["mine"] = {"actor": "tiny", "reward": "tiny", "datasets": ["mine"]}
+    changes["rlhf"]["recipes"]["mine"] = {"actor": "sft/tiny", "datasets": ["mine"]}
     load(changes, root)
 
 

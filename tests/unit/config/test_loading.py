@@ -72,7 +72,7 @@ def test_sweep_adds_a_recipe_for_each_combination():
         (
             {
                 **sweep(over={"seed": [1]}),
-                "rlhf": {"recipes": {"mine-seed-1": {"actor": "tiny", "reward": "tiny"}}},
+                "rlhf": {"recipes": {"mine-seed-1": {"actor": "sft/tiny"}}},
             },
             "config: sweeps.mine makes recipe mine-seed-1, which exists",
         ),

@@ -35,7 +35,7 @@ def test_layers_of_settings():
             "rlhf": {
                 "defaults": {"gamma": 0.9, "kl_coef": 0.3, "clip_range": 0.3},
                 "presets": {"mine": {"kl_coef": 0.4, "clip_range": 0.4}},
-                "recipes": {"mine": {"actor": "tiny", "reward": "tiny", "preset": "mine", **own}},
+                "recipes": {"mine": {"actor": "sft/tiny", "preset": "mine", **own}},
             }
         }
     )
@@ -60,7 +60,7 @@ def test_layers_of_settings():
     ],
 )
 def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
-    recipe = {**own, "actor": "tiny", "reward": "tiny", "global_batch_size": 64}
+    recipe = {**own, "actor": "sft/tiny", "reward": "reward/tiny", "global_batch_size": 64}
     settings = load({"rlhf": {"recipes": {"mine": recipe}}}).program_settings("rlhf", "mine")
     assert (settings["kl_in"], settings["kl_estimator"]) == (kl_in, estimator)
 

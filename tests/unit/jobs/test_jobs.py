@@ -206,7 +206,7 @@ def test_the_data_of_teachers_counts_too(load):
     changes = {
         "sft": {"recipes": {"taught": taught}},
         "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 0}}},
-        "rlhf": {"recipes": {"mine": {"actor": "taught", "reward_functions": {"shop": 1}}}},
+        "rlhf": {"recipes": {"mine": {"actor": "sft/taught", "reward_functions": {"shop": 1}}}},
     }
     changes["rlhf"]["recipes"]["mine"] |= {"reward": None, "datasets": ["toy-judge"]}
     changes["datasets"]["toy-judge"]["split"]["rlhf"] = 1
@@ -215,7 +215,8 @@ def test_the_data_of_teachers_counts_too(load):
 
 
 def test_responses_do_not_depend_on_what_scores_them(load):
-    recipes = {"mine": {"model": "rlhf/tiny", "reward": "tiny"}, "other": {"model": "rlhf/tiny"}}
+    recipes = {name: {"model": "rlhf/tiny"} for name in ("mine", "other")}
+    recipes["mine"] |= {"reward": "reward/tiny"}
     recipes["other"] |= {"reward": None, "reward_functions": {"shop": 2}}
     config = load({"generations": {"recipes": recipes}})
     assert settings_of(config, "generate_responses", "mine") == settings_of(
@@ -224,6 +225,17 @@ def test_responses_do_not_depend_on_what_scores_them(load):
     assert inputs_of(config, "generate_responses", "mine")["model"] == ("train_rlhf", "tiny")
     assert inputs_of(config, "score_responses", "mine")["reward"] == ("train_reward", "tiny")
     assert "reward" not in inputs_of(config, "score_responses", "other")
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "generations"])
+def test_a_plain_model_is_one_of_the_section_models(load, stage):
+    rule = "generate_responses" if stage == "generations" else f"train_{stage}"
+    short, full = (
+        describe(load({stage: {"recipes": {"tiny": {"model": name}}}}), rule, "tiny")
+        for name in ("opt-125m", "models/opt-125m")
+    )
+    assert short.inputs["model"] == ("fetch_model", "opt-125m")
+    assert full == short
 
 
 # An actor from a folder with a chat template, and a classifier without one.
@@ -257,12 +269,12 @@ def test_rlhf_from_plain_models_needs_no_other_recipe(load):
 
 
 def test_several_reward_models_keep_their_order_and_weights(load):
-    rewards = {"tiny": 1, "reward/judge": 0.5}
+    rewards = {"reward/tiny": 1, "reward/judge": 0.5}
     config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
     settings = config.program_settings("rlhf", "tiny")
-    assert settings["reward"] == [("tiny", 1), ("reward/judge", 0.5)]
+    assert settings["reward"] == [("reward/tiny", 1), ("reward/judge", 0.5)]
     inputs = inputs_of(config, "train_rlhf", "tiny")
-    assert inputs["reward.tiny"] == ("train_reward", "tiny")
+    assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
     assert inputs["tokens.reward.reward/judge"] == ("tokenize_reward", "judge")
     assert "reward" not in inputs
     assert (

@@ -12,7 +12,7 @@ from support.specs import ONE_GPU
 
 @pytest.mark.parametrize("lora_rank", [0, 128])
 def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
-    recipe = {"actor": "1.3b", "lora_rank": lora_rank, "lora_alpha": 1}
+    recipe = {"actor": "sft/1.3b", "lora_rank": lora_rank, "lora_alpha": 1}
     recipe |= {"algorithm": "distill", "teacher": "models/opt-6.7b"}
     config = load({"rlhf": {"recipes": {"mine": recipe}}})
     specs = {
