@@ -406,6 +406,8 @@ class Config:
         for values in itertools.product(*over.values()):
             changes = dict(zip(over, values, strict=True))
             name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
+            # A model is SECTION/NAME.
+            name = name.replace("/", "-")
             if not RECIPE_NAME.fullmatch(name):
                 raise ConfigError(
                     f"config: sweeps.{sweep}.over: {name!r} is not a valid recipe name:"

@@ -59,6 +59,13 @@ def test_sweep_adds_a_recipe_for_each_combination():
     assert config.compared_recipes("rlhf", "tiny-vs-mine") == ["tiny", *names]
 
 
+def test_sweep_over_models():
+    config = load(sweep(over={"actor": ["sft/tiny", "models/tiny"]}))
+    names = ["mine-actor-sft-tiny", "mine-actor-models-tiny"]
+    assert list(config.sweep_recipes("mine")) == names
+    assert config.actor(names[1]) == ("models", "tiny")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
