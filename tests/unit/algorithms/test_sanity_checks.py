@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from snakechat.algorithms import sanity_checks
 from snakechat.algorithms.sanity_checks import (
@@ -37,6 +38,7 @@ class LastToken(nn.Linear):
     """A scorer whose score is the id of the last token times its weight."""
 
     supports_packing = True
+    model = SimpleNamespace(config=PreTrainedConfig())
 
     def __init__(self, weight=1.0):
         super().__init__(1, 1, bias=False)

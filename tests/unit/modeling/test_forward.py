@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import softplus
+from transformers import PreTrainedConfig
 
 from snakechat.algorithms.preference import (
     divergent_positions,
@@ -305,9 +306,10 @@ def test_an_empty_response_has_probability_1(policy):
 
 @pytest.fixture
 def module():
-    """A module of which only the device and supports_packing are read."""
+    """A module of which only the device, supports_packing and the config are read."""
     module = nn.Linear(1, 1)
     module.supports_packing = True
+    module.model = SimpleNamespace(config=PreTrainedConfig())
     return module
 
 
