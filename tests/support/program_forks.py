@@ -44,8 +44,8 @@ LIBRARIES = (
 )
 # Variables that libraries read once: with other values, programs run in plain Python.
 READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORCH", "TRANSFORMERS_")
-# Except those that rules, scripts/launch.py and torchrun set for each program. The server has UTF-8,
-# too, and a fork the path of its program.
+# Except those that rules, scripts/launch.py and torchrun set for each program. The server has UTF-8
+# too, and a fork has the path of its program.
 OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_NCCL_")
 
 
