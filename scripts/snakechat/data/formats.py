@@ -108,11 +108,12 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
 
 
 def missing_hint(column: str, names: Iterable[str]) -> str:
-    """Return what to do about a column that is not among the names; an empty text if unknown."""
+    """Return what to do about a column that is not among the names."""
     if similar := difflib.get_close_matches(column, map(str, names), 1, SIMILARITY):
         return f": rename it, or name {similar[0]} under columns or keep of the dataset"
-    advice = ": list the other columns under columns if there are no rejected responses"
-    return advice if column == "rejected" else ""
+    if column == "rejected":
+        return ": list the other columns under columns if there are no rejected responses"
+    return ": check format and columns of the dataset"
 
 
 def column_paths(columns: Columns) -> list[str]:
