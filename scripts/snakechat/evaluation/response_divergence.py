@@ -1,11 +1,10 @@
 """The KL divergence of a model from another one, estimated on its own responses.
 
-The log-ratio of a sampled response has the KL as its mean and a large variance: at each token, it
-knows one draw. Here, the sum over the vocabulary is taken over the model's k most probable tokens,
-and the sampled token stands for all others only if it is none of them (a Rao-Blackwellized
-estimate, as in Amini et al. 2025, "Better estimation of the KL divergence between language
-models", with the rest of the vocabulary sampled). It has the same mean, and is exact at each token
-if k is the size of the vocabulary. One model is in memory at a time.
+The mean log-ratio of sampled responses estimates the KL divergence with a large variance, because
+each token is a single sample. Here, the KL of a token is summed over the k most probable tokens of
+the model, and the log-ratio of the sampled token counts only if it is none of them. The estimate has
+the same mean; with k the size of the vocabulary, it is the exact KL at each token (Amini et al. 2025,
+"Better estimation of the KL divergence between language models"). One model is in memory at a time.
 
 Shapes: n prompts with A responses each, N tokens of all responses: the first responses to all
 prompts come first.
