@@ -2,9 +2,10 @@
 
 The mean log-ratio of sampled responses estimates the KL divergence with a large variance, because
 each token is a single sample. Here, the KL of a token is summed over the k most probable tokens of
-the model, and the log-ratio of the sampled token counts only if it is none of them. The estimate has
-the same mean; with k the size of the vocabulary, it is the exact KL at each token (Amini et al. 2025,
-"Better estimation of the KL divergence between language models"). One model is in memory at a time.
+the model, and the log-ratio of the sampled token counts only if it is none of them. The estimate
+has the same mean; with k the size of the vocabulary, it is the exact KL at each token (Amini et al.
+2025, "Better estimation of the KL divergence between language models"). One model is in memory at a
+time.
 
 Shapes: n prompts with A responses each, N tokens of all responses: the first responses to all
 prompts come first.
