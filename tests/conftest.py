@@ -18,7 +18,7 @@ import pytest
 
 from snakechat.workflow.placement import SERIAL
 from support.browser import browser, find_browser
-from support.program_forks import ProgramForks
+from support.program_forks import ProgramForks, imported_with
 from support.snakemake_fork import run_snakemake
 
 # Before torch is imported. Test processes and their builds share the cores: with several threads,
@@ -74,6 +74,13 @@ def program_forks():
     forks = ProgramForks(ENVIRONMENT)
     atexit.register(forks.stop)
     return forks.environment
+
+
+@pytest.fixture(autouse=True)
+def variables_of_forks():
+    """An error for a test that leaves a variable with which programs do not start as forks."""
+    yield
+    assert imported_with(os.environ) == imported_with(ENVIRONMENT)
 
 
 # A program that prints the specs of the jobs of a target.

@@ -47,6 +47,8 @@ READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORC
 # Except those that rules, scripts/launch.py and torchrun set for each program. The server has UTF-8
 # too, and a fork has the path of its program.
 OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_NCCL_")
+# Set by torch in a process that compiles, such as that of other tests.
+OF_COMPILER = ("TORCHINDUCTOR_CACHE_DIR",)
 
 
 class ProgramForks:
@@ -93,7 +95,7 @@ def imported_with(environment):
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(READ_AT_IMPORT) and not name.startswith(OF_LAUNCHERS)
+        if name.startswith(READ_AT_IMPORT) and not name.startswith((*OF_LAUNCHERS, *OF_COMPILER))
     }
 
 

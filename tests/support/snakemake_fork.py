@@ -24,11 +24,14 @@ FORKS.set_forkserver_preload(["support.snakemake_preload"])
 # Both start() and join() read the exit codes of finished processes, also of other threads. Of two
 # threads that read the same one, the second gets 255.
 EXIT_CODES = threading.Lock()
+# Of two threads that change a variable at once, the second would keep the value of the first.
+START = threading.Lock()
 
 
 def run_snakemake(folder, arguments, environment):
     """Run Snakemake in a folder; return the finished process with its output as text."""
-    _start_server()
+    with START:
+        _start_server()
     with tempfile.NamedTemporaryFile() as output:
         process = FORKS.Process(target=_main, args=(output.name, folder, arguments, environment))
         with EXIT_CODES:
