@@ -37,7 +37,12 @@ def main(job: Job[Any]) -> None:
             lengths = examples.prompt_lengths + examples.response_lengths
             check_sequence_length(model.module.model, int(lengths.max(initial=0)))
             targets = TeacherSplit(job.result, split, examples, settings.train_on == "all_tokens")
-            targets.compute(model.module, settings.teacher_top_k, job.placement.micro_batch_tokens)
+            targets.compute(
+                model.module,
+                settings.teacher_top_k,
+                len(tokenizer),
+                job.placement.micro_batch_tokens,
+            )
 
 
 if __name__ == "__main__":

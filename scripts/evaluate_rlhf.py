@@ -191,7 +191,11 @@ class Evaluator:
             sampled = self._sample(model, settings.temperature, settings.num_generations)
             responses = ModelResponses(self, sampled)
             responses.candidates = find_candidates(
-                model.module, responses.examples, self.micro_batch_tokens, settings.temperature
+                model.module,
+                responses.examples,
+                len(self.tokenizer),
+                self.micro_batch_tokens,
+                settings.temperature,
             )
             if self.is_correct or self.functions:
                 greedy = ModelResponses(self, self._sample(model, 0, 1))

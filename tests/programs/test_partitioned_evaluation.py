@@ -19,8 +19,6 @@ from support.launching import launch
 pytestmark = pytest.mark.slow
 
 PROCESSES = 2
-# Its ids need more than 16 bits.
-LARGE_VOCABULARY = 70_000
 # Fewer prompts than processes.
 PROMPTS = {"one": ["Where can I get a pie?"]}
 PAIRS = {"pairs": [{"prompt": "Hello", "chosen": "Good day!", "rejected": "No."}]}
@@ -50,7 +48,8 @@ def jobs(job, tokenizer, tmp_path):
             files[path.relative_to(tmp_path).as_posix()] = file_digest(path)
     inputs = {name: str(path) for name, path in job.inputs.items()}
     teacher = load_causal(job.inputs["sft"], "fp32", tokenizer)
-    teacher.resize_token_embeddings(LARGE_VOCABULARY, mean_resizing=False)
+    # Its output layer is padded beyond the tokens of the student.
+    teacher.resize_token_embeddings(4 * len(tokenizer), mean_resizing=False)
     save_model(teacher, tokenizer, tmp_path / "teacher")
     taught = {"teacher": str(tmp_path / "teacher"), "tokenizer": inputs["sft"]}
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
@@ -101,7 +100,7 @@ def described(jobs, folder, **placement):
     return described
 
 
-def test_processes_that_share_the_models_evaluate_as_one(jobs, tmp_path):
+def test_processes_that_share_the_models_evaluate_as_one(jobs, tokenizer, tmp_path):
     for program, job in described(jobs, tmp_path / "alone").items():
         run(program, job)
     several = described(jobs, tmp_path / "several", nodes=PROCESSES, zero_stage=3)
@@ -112,6 +111,8 @@ def test_processes_that_share_the_models_evaluate_as_one(jobs, tmp_path):
     assert process.returncode == 0, output[-5000:]
     # Printed by one process.
     assert output.count("perplexity") == 1
+    tokens = np.load(tmp_path / "several/compute_teacher/train.tokens.npy")
+    assert tokens.max() < len(tokenizer)
     for program in jobs:
         assert_equal_results(tmp_path / "alone" / program, tmp_path / "several" / program)
 

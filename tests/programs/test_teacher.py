@@ -7,6 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from conftest import INIT
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.teacher_split import TeacherSplit
 from snakechat.workflow.errors import InputError
 from support.stages import stages_of_small_model
 
@@ -18,6 +23,8 @@ ROWS = [
     ("\n\nHuman: Hi.\n\nAssistant:", " Hi."),
 ]
 TOP_K = 5
+# Its ids need more than 16 bits.
+LARGE_VOCABULARY = 70_000
 COMMON = {"model": "random", "datasets": ["toy"], "max_length": 90, "epochs": 1, "dtype": "fp32"}
 COMMON |= {"global_batch_size": 8, "max_steps": 1, "placement": {"deployment": "cpu"}}
 TAUGHT = {**COMMON, "teacher": "sft/plain", "teacher_top_k": TOP_K}
@@ -95,3 +102,17 @@ def test_rows_longer_than_the_positions_of_the_teacher_are_an_error(tokenizer, t
         pytest.raises(InputError, match="128 tokens exceed the model's 96 positions"),
     ):
         stages.run("compute_teacher", "long")
+
+
+@pytest.mark.parametrize("vocab_size", [LARGE_VOCABULARY, 300])
+def test_tokens_of_a_large_output_layer_are_those_of_the_vocabulary(
+    vocab_size, tokenizer, tmp_path
+):
+    policy = Policy(make_causal(INIT, tokenizer, 1))
+    policy.model.resize_token_embeddings(LARGE_VOCABULARY, mean_resizing=False)
+    split = TeacherSplit(tmp_path, "train", Examples([[2, 5]], [[7, 8, 3]]), False)
+    split.compute(policy, TOP_K, vocab_size, 300)
+    tokens = torch.from_numpy(np.load(tmp_path / "train.tokens.npy").astype(np.int64))
+    logits = policy.model(torch.tensor([[2, 5, 7, 8]])).logits[0, 1:].detach()
+    expected = logits[:, :vocab_size].topk(TOP_K).values
+    torch.testing.assert_close(logits.gather(1, tokens), expected)

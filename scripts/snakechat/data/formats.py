@@ -112,8 +112,8 @@ def missing_hint(column: str, names: Iterable[str]) -> str:
     if similar := difflib.get_close_matches(column, map(str, names), 1, SIMILARITY):
         return f": rename it, or name {similar[0]} under columns or keep of the dataset"
     if column == "rejected":
-        return ": list the other columns under columns if there are no rejected responses"
-    return ": check format and columns of the dataset"
+        return ": if the dataset has no rejected responses, set columns to the other columns"
+    return ": check format, columns and keep of the dataset"
 
 
 def column_paths(columns: Columns) -> list[str]:

@@ -36,10 +36,17 @@ class Candidates(NamedTuple):
 
 @torch.no_grad()
 def find_candidates(
-    policy: Policy, examples: Examples, micro_batch_tokens: int, temperature: float
+    policy: Policy,
+    examples: Examples,
+    vocab_size: int,
+    micro_batch_tokens: int,
+    temperature: float,
 ) -> Candidates:
-    """Return the candidates at each token of the responses of a model, over all ranks."""
-    k = min(TOP_K, policy.model.config.vocab_size)
+    """Return the candidates at each token of the responses of a model, over all ranks.
+
+    vocab_size: The size of the vocabulary that all models share.
+    """
+    k = min(TOP_K, vocab_size)
     num_tokens = int(examples.response_lengths.sum())
     found = Candidates(
         torch.zeros(num_tokens, 1 + k, dtype=torch.int32), torch.zeros(num_tokens, 1 + k)
@@ -47,7 +54,8 @@ def find_candidates(
     for micro_batch in evaluation_batches(policy, examples, micro_batch_tokens):
         batch = micro_batch.batch
         sampled = batch.inputs.input_ids.flatten()[batch.target_index]
-        tokens = torch.cat([sampled[:, None], policy(batch, top_k=k).tokens], dim=1)
+        top = policy(batch, top_k=k, vocab_size=vocab_size)
+        tokens = torch.cat([sampled[:, None], top.tokens], dim=1)
         values = tokens, policy(batch, temperature, candidates=tokens)
         if micro_batch.counted:
             places = response_tokens(examples, micro_batch)

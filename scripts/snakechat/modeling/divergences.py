@@ -32,18 +32,24 @@ class TopLogprobs(NamedTuple):
 
 @torch.no_grad()
 def top_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, k: int
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    vocab_size: int | None = None,
 ) -> TopLogprobs:
     """Return the k most probable tokens after each state, from the most probable on.
 
     Args:
         hidden: [N, D]. weight: [V, D]. bias: [V] or None.
+        vocab_size: only tokens below this number. V may be larger, and differs between models with
+            the same tokenizer.
     """
     logprobs = torch.empty(len(hidden), k, device=hidden.device)
     tokens = torch.empty_like(logprobs, dtype=torch.int64)
     for chunk, logits in logit_chunks(hidden, weight, bias):
         for rows, _, table in fp32_logprobs(chunk, logits):
-            torch.topk(table, k, dim=1, out=(logprobs[rows], tokens[rows]))
+            torch.topk(table[:, :vocab_size], k, dim=1, out=(logprobs[rows], tokens[rows]))
     return TopLogprobs(tokens, logprobs)
 
 

@@ -60,6 +60,7 @@ class Policy(nn.Module):
         return_entropies: bool = False,
         return_sum: bool = False,
         top_k: int = 0,
+        vocab_size: int | None = None,
         candidates: torch.Tensor | None = None,
         teacher: TopLogprobs | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +69,8 @@ class Policy(nn.Module):
         Args:
             return_entropies: also return the entropy [N] of each token's distribution.
             return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
-            top_k: return TopLogprobs of this number of tokens instead, without gradient.
+            top_k: return TopLogprobs of this number of tokens below vocab_size instead, without
+                gradient.
             candidates: return the log-probabilities of these tokens [N, m] instead, without
                 gradient.
             teacher: return the sum of the divergences from a teacher instead.
@@ -77,7 +79,7 @@ class Policy(nn.Module):
         tokens = batch.inputs.input_ids.flatten()[batch.target_index]
         head = self.model.get_output_embeddings()
         if top_k:
-            return top_logprobs(hidden, head.weight, head.bias, top_k)
+            return top_logprobs(hidden, head.weight, head.bias, top_k, vocab_size)
         if candidates is not None:
             return candidate_logprobs(hidden, head.weight, head.bias, candidates, temperature)
         if teacher is not None:

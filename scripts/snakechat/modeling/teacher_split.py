@@ -37,19 +37,22 @@ class TeacherSplit:
         self.examples, self.with_prompts = examples, with_prompts
         self.offsets = np.concatenate([[0], np.cumsum(examples.num_tokens(with_prompts))])
 
-    def compute(self, teacher: Policy, k: int, micro_batch_tokens: int) -> None:
-        """Compute and write the files. All processes compute it together, and the first writes."""
-        blocks = self._blocks(teacher, k, micro_batch_tokens)
+    def compute(self, teacher: Policy, k: int, vocab_size: int, micro_batch_tokens: int) -> None:
+        """Compute and write the files. All processes compute it together, and the first writes.
+
+        vocab_size: The size of the vocabulary that teacher and student share.
+        """
+        blocks = self._blocks(teacher, k, vocab_size, micro_batch_tokens)
         if rank() == 0:
-            # Not the rows of the output layer: with ZeRO 3, this process has none of them.
-            is_small = teacher.model.config.vocab_size <= 1 << 16
-            self._write(blocks, k, np.dtype(np.uint16 if is_small else np.uint32))
+            self._write(blocks, k, np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32))
         else:
             for _ in blocks:
                 pass
 
     @torch.no_grad()
-    def _blocks(self, teacher: Policy, k: int, micro_batch_tokens: int) -> Iterator[TopLogprobs]:
+    def _blocks(
+        self, teacher: Policy, k: int, vocab_size: int, micro_batch_tokens: int
+    ) -> Iterator[TopLogprobs]:
         """Yield the target tokens of all rows, block by block."""
         num_rows, device = len(self.examples), next(teacher.parameters()).device
         progress = ProgressLines("teacher", "rows", num_rows, next_line=FIRST_LINE)
@@ -62,7 +65,7 @@ class TeacherSplit:
             for micro_batch in self.examples.micro_batches(
                 rows, micro_batch_tokens, teacher.supports_packing, device, self.with_prompts
             ):
-                found = teacher(micro_batch.batch, top_k=k)
+                found = teacher(micro_batch.batch, top_k=k, vocab_size=vocab_size)
                 if micro_batch.counted:
                     places = torch.from_numpy(self._targets(micro_batch.rows) - first)
                     for values, new in zip(block, found, strict=True):

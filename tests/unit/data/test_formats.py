@@ -484,7 +484,7 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
     [
         (
             {"other": 1},
-            "column solution is missing; the row has other: check format and columns",
+            "column solution is missing; the row has other: check format, columns and keep",
         ),
         ({"solution": b"x"}, "column solution: .*bytes is not JSON serializable"),
         ({"solution": float("nan")}, "column solution: .*not JSON compliant"),

@@ -70,7 +70,7 @@ def test_divergences_are_those_of_transformers(tokenizer, monkeypatch, micro_bat
     monkeypatch.setattr(response_divergence, "TOP_K", k)
     policy, other = (initialized(tokenizer, seed) for seed in (1, 2))
     examples = Examples(PROMPTS, *RESPONSES)
-    candidates = find_candidates(policy, examples, micro_batch_tokens, TEMPERATURE)
+    candidates = find_candidates(policy, examples, len(tokenizer), micro_batch_tokens, TEMPERATURE)
     found = divergences(other, examples, candidates, micro_batch_tokens, TEMPERATURE)
     log_ratios, full = full_divergences(policy, other)
     np.testing.assert_allclose(found[0], log_ratios, rtol=1e-4, atol=1e-5)
@@ -78,3 +78,15 @@ def test_divergences_are_those_of_transformers(tokenizer, monkeypatch, micro_bat
         np.testing.assert_allclose(found[1], full, rtol=1e-4, atol=1e-5)
     else:
         assert np.abs(found[1] - full).min() > 1e-3
+
+
+@torch.no_grad()
+def test_candidates_are_tokens_that_each_model_has(tokenizer):
+    # Output layers are padded differently: the sizes of a family may share a tokenizer.
+    policy, other = (initialized(tokenizer, seed) for seed in (1, 2))
+    policy.model.resize_token_embeddings(4 * len(tokenizer), mean_resizing=False)
+    examples = Examples(PROMPTS, *RESPONSES)
+    candidates = find_candidates(policy, examples, len(tokenizer), 64, TEMPERATURE)
+    assert candidates.tokens.max() < len(tokenizer)
+    found = divergences(other, examples, candidates, 64, TEMPERATURE)
+    assert np.isfinite(found).all()
