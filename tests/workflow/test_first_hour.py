@@ -69,8 +69,8 @@ def test_a_failed_build_ends_with_the_error_of_its_job(sources):
     process = sources.snakemake("--cores", "1", target, "--config", config)
     assert process.returncode == 1
     assert last_line(process) == (
-        "error: mine/train.jsonl: row 1: column chosen is missing; the row has prompt: check format,"
-        " columns and keep of the dataset"
+        "error: mine/train.jsonl: row 1: column chosen is missing; the row has prompt: check"
+        " format, columns and keep of the dataset"
     )
     assert "None" not in process.stdout
     assert process.stdout.count("--placement") == 1
