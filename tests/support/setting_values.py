@@ -71,7 +71,7 @@ def another_value(schema, value):
         return next(choice for choice in schema["enum"] if choice != value)
     if isinstance(value, bool):
         return not value
-    if schema["type"] == "integer":
+    if schema.get("type") == "integer":
         return value + 1
     return value / 2 if value else 0.25
 

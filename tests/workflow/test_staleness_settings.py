@@ -285,8 +285,8 @@ def settings_of(schema, config):
     """
 
     def walk(node, values, path):
-        if "oneOf" in node:
-            return set().union(*(walk(option, values, path) for option in node["oneOf"]))
+        if options := node.get("oneOf") or node.get("anyOf"):
+            return set().union(*(walk(option, values, path) for option in options))
         found = set()
         # One of several types: {NAME: weight}, or the name of one model.
         mappings = [value for value in values if isinstance(value, dict)]
