@@ -22,7 +22,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.config.schema import SETTINGS, config_schema, placement_schema  # noqa: E402
+from snakechat.config.schema import SETTINGS, config_type, json_schema  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 SCALARS = ("integer", "number", "string", "boolean")
@@ -64,11 +64,7 @@ class Page:
         texts = yaml.safe_load((DOCS / "config.texts.yaml").read_text())
         self.labels = {name: label[language] for name, label in texts["page"].items()}
         self.texts = texts["keys"]
-        self.keys = dict(keys_of(config_schema()))
-        for name, schema in placement_schema("rlhf")["properties"].items():
-            if f"deployments.NAME.{name}" not in self.keys:
-                self.keys[f"placement.{name}"] = schema
-        self.keys["placement.deployment"] = {"type": "string"}
+        self.keys = dict(keys_of(json_schema(config_type())))
         self.shared = self.shared_settings()
         self.missing: list[str] = []
 
@@ -80,7 +76,6 @@ class Page:
             if section not in self.shared.get(name, ()):
                 sections.setdefault(section if dot else "", []).append(key)
         order = ["", *(name for name in self.config if name in sections)]
-        order.insert(order.index("deployments") + 1, "placement")
         lines = [f"# {self.labels['title']}", self.labels["intro"]]
         for section in order:
             if section == "sft":
@@ -143,7 +138,7 @@ class Page:
             value = self.type(schema)
         elif schema.get("type") not in SCALARS or "enum" in schema:
             # The default shows the type of any other value.
-            value = f"{default} ({self.type(without_value(schema, default))})"
+            value = f"{default} ({self.type(schema, default)})"
         return f"| `{name}` | {value} | {description} |"
 
     def description(self, key: str) -> str:
@@ -196,22 +191,24 @@ class Page:
             value = value[part]
         return as_code(value)
 
-    def type(self, schema: Schema) -> str:
-        """Return the type of a value with its constraints or choices."""
-        either = f" {self.labels['or']} "
-        if "enum" in schema:
-            return ", ".join(map(as_code, schema["enum"]))
-        if "oneOf" in schema:
-            return either.join(map(self.type, schema["oneOf"]))
-        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return either.join(self.single_type(name, schema) for name in names)
+    def type(self, schema: Schema, default: str = "") -> str:
+        """Return the type of a value with its constraints or choices, without a default."""
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        if choices:
+            return ", ".join(text for text in map(as_code, choices) if text != default)
+        forms = schema.get("anyOf") or schema.get("oneOf")
+        if forms:
+            types = [self.type(form, default) for form in forms]
+            return f" {self.labels['or']} ".join(dict.fromkeys(filter(None, types)))
+        is_default = schema == {"type": "null"} and default == "`null`"
+        return "" if is_default else self.single_type(schema)
 
-    def single_type(self, name: str, schema: Schema) -> str:
-        """Return one of the types of a schema with its constraints."""
-        entries = schema.get("additionalProperties")
+    def single_type(self, schema: Schema) -> str:
+        """Return the type of a schema of one form, with its constraints."""
+        name, entries = schema["type"], schema.get("additionalProperties")
         if name == "array":
             return self.labels["array"].format(self.type(schema["items"]))
-        if name == "object" and entries == {}:
+        if name == "object" and entries is True:
             return "{NAME: ...}"
         if name == "object" and isinstance(entries, dict):
             return f"{{NAME: {self.type(entries)}}}"
@@ -222,29 +219,16 @@ class Page:
         return f"{self.labels[name]} {', '.join(limits) if is_number else ''}".strip()
 
 
-def without_value(schema: Schema, value: str) -> Schema:
-    """Return a schema without one of its choices, and without null if that is the value."""
-    if "enum" in schema:
-        return {**schema, "enum": [each for each in schema["enum"] if as_code(each) != value]}
-    if value == "`null`" and isinstance(schema.get("type"), list):
-        return {**schema, "type": [name for name in schema["type"] if name != "null"]}
-    if value == "`null`" and "oneOf" in schema:
-        return {**schema, "oneOf": [each for each in schema["oneOf"] if each.get("type") != "null"]}
-    return schema
-
-
 def keys_of(schema: Schema, place: tuple[str, ...] = ()) -> Iterator[tuple[str, Schema]]:
     """Yield (key, schema) of all values that a schema allows."""
     properties, entries = schema.get("properties", {}), schema.get("additionalProperties")
-    alternatives = [one for one in schema.get("oneOf", ()) if "properties" in one]
+    forms = schema.get("anyOf") or schema.get("oneOf") or ()
+    alternatives = [form for form in forms if "properties" in form]
     if len(place) > 1 and place[-1] in VALUES:
         yield ".".join(place), schema
     elif "defaults" in properties:
         yield from keys_of(properties["defaults"], place)
     elif properties or alternatives:
-        # The description of a section says what null means.
-        if "null" in schema.get("type", ()) and len(place) > 1:
-            yield ".".join(place), schema
         for each in alternatives or [schema]:
             for name, inner in each["properties"].items():
                 yield from keys_of(inner, (*place, name))

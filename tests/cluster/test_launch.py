@@ -69,12 +69,13 @@ def test_the_top_level_deployment_replaces_all_placements(sources):
         ),
         (
             {"deployments": {"mine": {"nodes": 1}}},
-            "deployments.mine: 'gpus_per_node' is a required property",
+            "deployments.mine.gpus_per_node: this key is required",
         ),
         # Each setting is valid without the other.
         (
             {"sft": {"recipes": {"mine": {"placement": {"offload": "parameters"}}}}},
-            "sft.recipes.mine.placement.zero_stage: 3 was expected",
+            "sft.recipes.mine.placement.zero_stage: auto cannot be combined with offload:"
+            " parameters",
         ),
     ],
 )

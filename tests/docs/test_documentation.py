@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, Workflow, copy_sources
-from snakechat.config.schema import check_schema, config_schema
+from snakechat.config.schema import checked, config_type, json_schema
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -23,7 +23,7 @@ CHINESE = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").rglob("*.md"))]
 DOCS = [*ENGLISH, *CHINESE]
 TRANSLATED = [ROOT / "README.md", *sorted((ROOT / "docs/en").rglob("*.md"))]
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-SCHEMA = config_schema()
+SCHEMA = json_schema(config_type())
 STAGES = ("sft", "reward", "dpo", "rlhf")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Files that tutorials write.
@@ -320,7 +320,7 @@ def test_documented_options_of_programs_exist():
 def test_documented_configs_fit_the_schema():
     for path in DOCS:
         for block in blocks(path, "yaml"):
-            check_schema(merged(CONFIG, yaml.safe_load(block)), SCHEMA)
+            checked(merged(CONFIG, yaml.safe_load(block)), config_type())
 
 
 def merged(below, above):

@@ -24,9 +24,9 @@ RULES = "\n".join(
 LIBRARIES = {
     "deepspeed": {"training"},
     "huggingface_hub": {"data", "modeling", "reporting"},
-    "jsonschema": {"config"},
     "matplotlib": {"reporting"},
     "pyarrow": {"data"},
+    "pydantic": {"config"},
     "snakemake": {"workflow"},
     "vllm": {"modeling"},
 }

@@ -12,8 +12,8 @@ from support.files import KINDS, as_gz, as_jsonl, as_parquet
 # The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 CONFIGS = {
     "schema": (
-        "sft: {recipes: {tiny: {learning_rate: 1e-5}}}",
-        "config: sft.recipes.tiny.learning_rate: '1e-5' is not of type 'number'",
+        "sft: {recipes: {tiny: {learning_rate: -1e-5}}}",
+        "config: sft.recipes.tiny.learning_rate: Input should be greater than 0, found '-1e-5'",
     ),
     "reference": (
         "rlhf: {recipes: {tiny: {actor: sft/tinny}}}",
@@ -282,7 +282,7 @@ def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
     [
         ("{wildcards}", (), "error: "),
         ("it's; $(touch X)", ("--config", "seed=.inf"), "error: config: seed: "),
-        ("a b", ("--config", "store_max_size=nan"), "error: config: store_max_size: nan is not"),
+        ("a b", ("--config", "store_max_size=nan"), "error: config: store_max_size: Out of range"),
     ],
 )
 def test_a_path_or_number_that_cannot_be_used_is_one_line(tmp_path, folder, options, error):

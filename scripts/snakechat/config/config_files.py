@@ -6,7 +6,6 @@ a file that cannot be parsed names neither the file nor the line.
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ from typing import Any
 import yaml
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.plain_values import MAX_DEPTH, shown_key
 
-# Far more than a config has. The values of an alias count at each use.
-MAX_VALUES = 100_000
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
 # Spaces and punctuation of Chinese input methods that look like YAML's.
@@ -28,8 +24,7 @@ def check_config_files(paths: Iterable[Path]) -> None:
     """Check files before Snakemake's values of them are used. A missing file is not an error here.
 
     Raises:
-        ConfigError: A file is not YAML or JSON in UTF-8, a mapping has a key twice or contains
-            itself, or the values are too many or nested too deeply.
+        ConfigError: A file is not YAML or JSON in UTF-8, or a mapping has a key twice.
     """
     for path in paths:
         if path.exists():
@@ -51,41 +46,26 @@ def check_config_text(name: str, content: bytes) -> None:
     if _is_json(text):
         # YAML has no tabs outside of text.
         text = text.replace("\t", " ")
+    loader = yaml.CSafeLoader(text)
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise _too_deep(name, event.start_mark)
-        loader = yaml.CSafeLoader(text)
         root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
+        _check_keys(name, root)
+        loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
-    _check_keys(name, root)
-    try:
-        loader.construct_document(root)
-    except (yaml.YAMLError, ValueError, LookupError) as error:
+    except (ValueError, LookupError) as error:
         # Values that have the form of a date or a number, and are none.
-        reason = _describe(error, text) if isinstance(error, yaml.YAMLError) else error
-        raise ConfigError(f"{name}: a value cannot be read: {reason}") from None
+        raise ConfigError(f"{name}: a value cannot be read: {error}") from None
 
 
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
-
-
-def _too_deep(name: str, mark: Any) -> ConfigError:
-    return ConfigError(
-        f"{name}: line {mark.line + 1} is in more than {MAX_DEPTH} mappings and lists, or in itself"
-        " by an alias: remove some of them"
-    )
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
@@ -107,33 +87,19 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
     )
 
 
-def _check_keys(name: str, root: yaml.Node | None) -> None:
-    """Raise ConfigError for the first mapping that has a key twice, and for too many values."""
-    pending: deque[tuple[str, int, yaml.Node | None]] = deque([("", 0, root)])
-    num_values = 0
-    while pending:
-        path, depth, node = pending.popleft()
-        num_values += 1
-        if num_values > MAX_VALUES:
-            raise ConfigError(
-                f"{name}: more than {MAX_VALUES:,} values, counting those of an alias at each use:"
-                " use fewer aliases"
-            )
-        # An alias is the node that it names, which may contain the alias.
-        if depth > MAX_DEPTH and node is not None:
-            raise _too_deep(name, node.start_mark)
-        if isinstance(node, yaml.SequenceNode):
-            items = enumerate(node.value)
-            pending.extend((f"{path}{number}.", depth + 1, item) for number, item in items)
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[tuple[str, str], int] = {}
-            for key, value in node.value:
-                place = f"{path}{shown_key(key.value)}"
-                written, line = (key.tag, str(key.value)), key.start_mark.line + 1
-                if written in lines and key.tag != MERGE:
-                    raise ConfigError(
-                        f"{name}: {place} is written twice, in lines {lines[written]} and {line}:"
-                        " keep one of them, the first one would be ignored"
-                    )
-                lines[written] = line
-                pending.append((f"{place}.", depth + 1, value))
+def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
+    """Raise ConfigError for the first mapping that has a key twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            _check_keys(name, item, f"{path}{number}.")
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            written, line = (key.tag, str(key.value)), key.start_mark.line + 1
+            if written in lines and key.tag != MERGE:
+                raise ConfigError(
+                    f"{name}: {path}{key.value} is written twice, in lines {lines[written]} and"
+                    f" {line}: keep one of them, the first one would be ignored"
+                )
+            lines[written] = line
+            _check_keys(name, value, f"{path}{key.value}.")

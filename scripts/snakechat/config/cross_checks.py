@@ -16,7 +16,6 @@ from snakechat.config.reward_function_settings import (
     reward_function_problem,
     weighted_functions,
 )
-from snakechat.config.schema import check_schema, placement_schema
 from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpaired
 from snakechat.data.model_files import (
     language_model_problem,
@@ -27,6 +26,12 @@ from snakechat.data.model_files import (
 from snakechat.data.remote_files import is_remote, url_problem
 
 RECIPE_SECTIONS = (*STAGES, "generations")
+# DeepSpeed offloads only what ZeRO partitions.
+STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
+    "none": ("auto", 0, 1, 2, 3),
+    "optimizer": (1, 2, 3, "auto"),
+    "parameters": (3,),
+}
 # Algorithms whose advantages compare the responses to a prompt.
 COMPARING = ("rloo", "grpo")
 
@@ -37,7 +42,13 @@ def check_placements(config: Config) -> None:
         for name in config.values[stage]["recipes"]:
             placement = config.recipe(stage, name)["placement"]
             place = (stage, "recipes", name, "placement")
-            check_schema(placement, placement_schema(stage), *place)
+            for key in ("zero_stage", "critic_zero_stage"):
+                allowed = STAGES_OF_OFFLOAD[placement["offload"]]
+                if placement.get(key, allowed[0]) not in allowed:
+                    raise ConfigError(
+                        f"config: {'.'.join(place)}.{key}: {placement[key]} cannot be combined with"
+                        f" offload: {placement['offload']}: set {key}: {allowed[0]}"
+                    )
             size = placement.get("vllm_tensor_parallel_size", 1)
             if placement["gpus_per_node"] % size:
                 raise ConfigError(

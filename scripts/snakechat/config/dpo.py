@@ -36,7 +36,7 @@ class PreferenceSettings:
 
     loss: PreferenceLoss
     beta: Positive
-    label_smoothing: Annotated[float, Keyword("minimum", 0), Keyword("exclusiveMaximum", 0.5)]
+    label_smoothing: Annotated[float, Keyword("ge", 0), Keyword("lt", 0.5)]
     length_normalized: bool
     margin: NonNegative
     desirable_weight: Positive

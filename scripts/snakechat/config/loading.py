@@ -1,5 +1,6 @@
 """Load the config: values of the command line, the schema, sweeps, all checks."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,8 @@ import yaml
 
 from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
-from snakechat.config.plain_values import check_plain_values
 from snakechat.config.recipes import Config
-from snakechat.config.schema import check_schema, config_schema, recipe_schema
+from snakechat.config.schema import checked, config_type, recipe_type
 
 # Keys whose values are text, even if they look like numbers: a commit may consist of digits.
 TEXT_KEYS = {"revision"}
@@ -32,7 +32,7 @@ def load_config(
     """
     update(values, parse_command_line_values(command_line))
     check_plain_values(values)
-    check_schema(values, config_schema())
+    values |= checked(values, config_type())
     config = Config(values, root, sources)
     add_sweeps(config)
     check_references(config)
@@ -59,6 +59,24 @@ def parse_command_line_values(value: Any) -> Any:
     return loader.construct_object(yaml.ScalarNode(tag, value))
 
 
+def check_plain_values(values: Any, *place: str) -> None:
+    """Raise ConfigError for a value that specs cannot have, which are JSON.
+
+    Examples are infinity, a date, and half of a surrogate pair.
+    """
+    if isinstance(values, dict):
+        for key, value in values.items():
+            check_plain_values(value, *place, str(key))
+    elif isinstance(values, list):
+        for number, value in enumerate(values):
+            check_plain_values(value, *place, str(number))
+    else:
+        try:
+            json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config: {'.'.join(place)}: {error}") from None
+
+
 def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Update nested values in place; keys that changes does not name stay.
 
@@ -83,7 +101,6 @@ def add_sweeps(config: Config) -> None:
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
         for name, recipe in config.sweep_recipes(sweep).items():
-            check_schema(recipe, recipe_schema(stage), "sweeps", sweep, "over")
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
-            recipes[name] = recipe
+            recipes[name] = checked(recipe, recipe_type(stage), "sweeps", sweep, "over")

@@ -1,7 +1,9 @@
 """Settings of reinforcement learning from human feedback (RLHF)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
 
 from snakechat.config.training_settings import LrSchedule, Template, TrainingSettings
 from snakechat.workflow.value_types import (
@@ -17,7 +19,7 @@ from snakechat.workflow.value_types import (
 )
 
 # Weighted models: {NAME: weight}.
-WeightedModels = Annotated[dict[str, float], Keyword("minProperties", 1)]
+WeightedModels = Annotated[dict[str, float], Keyword("min_length", 1)]
 
 
 class WeightedFunction(TypedDict):

@@ -1,37 +1,25 @@
-"""The JSON Schema of the config, derived from the declared types, and the check against it."""
+"""The types of the whole config, the check by pydantic, and its errors as one line."""
 
-import dataclasses
-import re
-import types
-from collections.abc import Iterator
+import difflib
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, NotRequired, get_type_hints
 
-import jsonschema
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.placement_schema import OtherPlacement, RlhfPlacement
-from snakechat.config.plain_values import shown_key
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.schema_errors import describe
 from snakechat.config.sections import RlhfKeys, Sections, TrainingKeys
 from snakechat.config.sft import SftSettings
-from snakechat.workflow.value_types import Keyword, Name, Without, Written
+from snakechat.workflow.placement import Placement
+from snakechat.workflow.value_types import Name
 
-Schema = dict[str, Any]
+# Python's regular expressions look ahead and back.
+OPTIONS = ConfigDict(extra="forbid", allow_inf_nan=False, regex_engine="python-re")
 
 SETTINGS = {
     "sft": SftSettings,
@@ -40,202 +28,164 @@ SETTINGS = {
     "rlhf": RlhfSettings,
     "generations": GenerationSettings,
 }
-TYPE_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+# Fields of settings that the models and judges of a recipe determine.
+DETERMINED = ("template", "reward_templates", "llm_judges")
+# A deployment has values for these, which have no defaults.
+REQUIRED = [key for key in get_type_hints(Placement) if key not in vars(Placement)]
+
+Schema = dict[str, Any]
 
 
-def schema_of(declared: Any) -> Schema:
-    """Return the JSON Schema of a type: scalars, containers, dataclasses and typed dicts."""
-    origin, arguments = get_origin(declared), get_args(declared)
-    if declared is Any:
-        return {}
-    if declared in TYPE_NAMES:
-        return {"type": TYPE_NAMES[declared]}
-    if origin is Annotated:
-        return _annotated(arguments[0], declared.__metadata__)
-    if origin is NotRequired:
-        return schema_of(arguments[0])
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if origin in (Union, types.UnionType):
-        return _union(arguments)
-    if origin is list:
-        return {"type": "array", "items": schema_of(arguments[0])}
-    if origin is tuple:
-        size = len(arguments)
-        items = schema_of(arguments[0])
-        return {"type": "array", "minItems": size, "maxItems": size, "items": items}
-    if origin is dict:
-        names = {} if arguments[0] is str else {"propertyNames": schema_of(arguments[0])}
-        return {"type": "object", **names, "additionalProperties": schema_of(arguments[1])}
-    return _record(declared)
+def _record(name: str, keys: Mapping[str, Any], required: Collection[str] = ()) -> Any:
+    """Return the type of a mapping with these keys and no others."""
+    types = {key: each if key in required else NotRequired[each] for key, each in keys.items()}
+    record = TypedDict(name, types)  # type: ignore[misc]
+    # Typed dicts inside of it have the same options.
+    return with_config(OPTIONS)(record)
 
 
-def _annotated(declared: Any, metadata: tuple[Any, ...]) -> Schema:
-    schema = schema_of(declared)
-    for item in metadata:
-        if isinstance(item, Written):
-            schema = schema_of(item.type)
-        elif isinstance(item, Keyword):
-            schema[item.name] = item.value
-        elif isinstance(item, Without):
-            for key in item.keys:
-                del schema["properties"][key]
-    return schema
+def _keys_of(declared: type) -> dict[str, Any]:
+    """Return the type of each key of a dataclass or a typed dict."""
+    return get_type_hints(declared, include_extras=True)
 
 
-def _union(members: tuple[Any, ...]) -> Schema:
-    """Return the schema of a union; null and plain scalars become a list of types."""
-    schemas = [schema_of(member) for member in members if member is not types.NoneType]
-    if all(schema.keys() == {"type"} for schema in schemas):
-        union: Schema = {"type": [schema["type"] for schema in schemas]}
-    else:
-        union = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
-    if types.NoneType in members:
-        if "enum" in union:
-            union["enum"].append(None)
-        elif "oneOf" in union:
-            union["oneOf"].append({"type": "null"})
-        else:
-            given = union["type"]
-            union["type"] = [*(given if isinstance(given, list) else [given]), "null"]
-    return union
-
-
-def _record(declared: Any) -> Schema:
-    """Return the schema of a dataclass or a typed dict: these keys and no others."""
-    hints = get_type_hints(declared, include_extras=True)
-    if is_typeddict(declared):
-        required = [name for name in hints if name in declared.__required_keys__]
-    else:
-        fields = dataclasses.fields(declared)
-        required = [field.name for field in fields if field.default is dataclasses.MISSING]
-        # `X | None = None` is a key that may be absent; null is not a value of it.
-        for field in fields:
-            if field.default is None:
-                members = [a for a in get_args(hints[field.name]) if a is not types.NoneType]
-                hints[field.name] = members[0]
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": required,
-        "properties": {name: schema_of(hint) for name, hint in hints.items()},
-    }
-
-
-@cache
-def placement_schema(stage: str) -> Schema:
-    """Return the schema of a complete placement of a stage."""
-    return schema_of(RlhfPlacement if stage == "rlhf" else OtherPlacement)
-
-
-def _placement_changes(stage: str) -> Schema:
-    """Return the schema of a recipe's `placement`: a deployment's name, or keys that change one."""
-    keys = placement_schema(stage)["properties"]
-    return {
-        "type": ["string", "object"],
-        "additionalProperties": False,
-        "properties": {**keys, "deployment": {"type": "string"}},
-    }
-
-
-def recipe_schema(stage: str) -> Schema:
-    """Return the schema of a recipe, all of whose keys are optional."""
-    properties: Schema = _record(SETTINGS[stage])["properties"]
-    # The models and judges of a recipe determine them.
-    for key in ("template", "reward_templates", "llm_judges"):
-        properties.pop(key, None)
+def recipe_keys(stage: str) -> dict[str, Any]:
+    """Return the type of each key of a recipe, all of which are optional."""
+    settings = _keys_of(SETTINGS[stage])
+    keys = {key: each for key, each in settings.items() if key not in DETERMINED}
     if stage == "rlhf":
-        properties |= _record(RlhfKeys)["properties"]
+        keys |= _keys_of(RlhfKeys)
     if stage != "generations":
-        properties |= _record(TrainingKeys)["properties"]
-    properties["placement"] = _placement_changes(stage)
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+        keys |= _keys_of(TrainingKeys)
+    # The name of a deployment, or keys that change one.
+    keys["placement"] = str | _record("Changes", {**_keys_of(Placement), "deployment": str})
+    return keys
 
 
-def _stage_schema(stage: str) -> Schema:
-    recipe = recipe_schema(stage)
-    keys = recipe["properties"]
+def _stage(stage: str) -> Any:
+    """Return the type of the section of a stage."""
+    keys = recipe_keys(stage)
     # The seed of a recipe defaults to the one of the top level.
-    defaults = {**recipe, "required": [key for key in keys if key != "seed"]}
-    names = schema_of(Name)
-    properties = {
-        "defaults": defaults,
-        "recipes": {"type": "object", "propertyNames": names, "additionalProperties": recipe},
-    }
+    sections = {"defaults": _record("Defaults", keys, keys.keys() - {"seed"})}
+    sections["recipes"] = dict[Name, _record("Recipe", keys)]  # type: ignore[misc]
     if "preset" in keys:
         # A preset cannot be based on another one.
-        without = {**recipe, "properties": {key: keys[key] for key in keys if key != "preset"}}
-        properties["presets"] = {
-            "type": "object",
-            "propertyNames": names,
-            "additionalProperties": without,
-        }
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(properties),
-        "properties": properties,
-    }
+        preset = _record("Preset", {key: keys[key] for key in keys if key != "preset"})
+        sections["presets"] = dict[Name, preset]  # type: ignore[valid-type]
+    return _record("Stage", sections, sections)
 
 
 @cache
-def config_schema() -> Schema:
-    """Return the schema of the whole config."""
-    schema = schema_of(Sections)
-    for stage in SETTINGS:
-        schema["properties"][stage] = _stage_schema(stage)
-        schema["required"].append(stage)
-    return schema
+def config_type() -> Any:
+    """Return the type of the whole config."""
+    sections = _keys_of(Sections)
+    deployment = _record("Deployment", _keys_of(Placement), REQUIRED)
+    sections["deployments"] = dict[Name, deployment]  # type: ignore[valid-type]
+    sections |= {stage: _stage(stage) for stage in SETTINGS}
+    return _record("Config", sections, sections)
 
 
 @cache
-def _validator_class() -> Any:
-    # Programs count with integers: 2.0 is not one.
-    checker = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, value: type(value) is int
-    )
-    return jsonschema.validators.extend(
-        jsonschema.Draft202012Validator, {"pattern": _pattern}, type_checker=checker
-    )
+def recipe_type(stage: str) -> Any:
+    """Return the type of a recipe."""
+    return _record("Recipe", recipe_keys(stage))
 
 
-def _pattern(_: Any, pattern: str, text: Any, __: Schema) -> Iterator[jsonschema.ValidationError]:
-    """Check the keyword `pattern`: in JSON Schema, $ does not match before a last line break."""
-    if isinstance(text, str) and not re.search(pattern.replace("$", r"\Z"), text):
-        yield jsonschema.ValidationError(f"{text!r} does not match {pattern!r}")
+def checked(values: Any, declared: Any, *place: str) -> Any:
+    """Return values of the config, or those at a place in it, as values of a type.
 
-
-def check_schema(values: Any, schema: Schema, *place: str) -> None:
-    """Check values of the config, or those at a place in it, against a schema.
-
-    An integer becomes a float in place where the schema has a number.
+    Numbers become those of the type: 1 and the text 1e-5, which is no number in YAML, are floats
+    where a float is expected.
 
     Raises:
         ConfigError: A key or value is invalid; the message names the key.
     """
-    validator = _validator_class()(schema, format_checker=jsonschema.FormatChecker(["regex"]))
-    found = describe(validator.iter_errors(values))
-    if found:
-        path, message = found
-        key = ".".join(map(shown_key, [*place, *path])) or "top level"
-        raise ConfigError(f"config: {key}: {message}")
-    _with_floats(values, schema)
+    try:
+        return _adapter(declared).validate_python(values)
+    except ValidationError as error:
+        path, message = _describe(error, values, declared)
+        raise ConfigError(f"config: {'.'.join([*place, *path])}: {message}") from None
 
 
-def _with_floats(value: Any, schema: Schema) -> Any:
-    """Return a valid value with floats where the schema has numbers: 1 is 1.0 for each program.
+@cache
+def _adapter(declared: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(declared, config=None if hasattr(declared, "__total__") else OPTIONS)
 
-    Keys of any type keep what the user wrote. So do the values of a sweep, of which recipes decide.
+
+def _describe(error: ValidationError, values: Any, declared: Any) -> tuple[list[str], str]:
+    """Return the path of the most relevant problem, and a message of one line.
+
+    Where a value may have several forms, those count that it resembles most, of which the problem
+    is deepest inside of it. An unknown key explains that another one is missing.
     """
-    for choice in schema.get("oneOf", ()):
-        value = _with_floats(value, choice)
-    if type(value) is int and schema.get("type") in ("number", ["number", "null"]):
-        return float(value)
-    if isinstance(value, dict):
-        others = schema.get("additionalProperties")
-        for key, item in value.items():
-            inner = schema.get("properties", {}).get(key, others)
-            value[key] = _with_floats(item, inner) if isinstance(inner, dict) else item
-    elif isinstance(value, list) and "items" in schema:
-        value[:] = [_with_floats(item, schema["items"]) for item in value]
-    return value
+    problems = [(_path(each, values), each) for each in error.errors(include_url=False)]
+    ranks = [(len(path), each["type"] == "extra_forbidden") for path, each in problems]
+    chosen = [problem for problem, rank in zip(problems, ranks, strict=True) if rank == max(ranks)]
+    path, first = chosen[0]
+    shown = [text if text.isprintable() else repr(text) for text in map(str, path)]
+    if first["type"] == "extra_forbidden":
+        return shown, f"unknown key {_hint(path, declared)}"
+    if first["type"] == "missing":
+        return shown, "this key is required"
+    messages = dict.fromkeys(
+        each["msg"].removeprefix("Value error, ") for other, each in chosen if other == path
+    )
+    return shown, f"{' or '.join(messages)}, found {first['input']!r}"
+
+
+def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
+    """Return the keys and indices that lead to a problem, without the types in its location."""
+    path = []
+    for part in problem["loc"]:
+        is_index = isinstance(value, list) and isinstance(part, int)
+        if is_index or (isinstance(value, dict) and part in value):
+            value = value[part]
+            path.append(part)
+    return [*path, problem["loc"][-1]] if problem["type"] == "missing" else path
+
+
+def _hint(path: list[Any], declared: Any) -> str:
+    """Return the keys that are similar to an unknown one, or the page that lists all."""
+    nodes = list(_forms(json_schema(declared)))
+    for part in path[:-1]:
+        inner = [_below(node, part) for node in nodes]
+        nodes = [form for node in inner if node for form in _forms(node)]
+    keys = [key for node in nodes for key in node.get("properties", {})]
+    similar = difflib.get_close_matches(str(path[-1]), dict.fromkeys(keys))
+    if similar:
+        return f"(did you mean {' or '.join(similar)}?)"
+    return "(docs/en/config.md has all keys, docs/en/migration.md those of other libraries)"
+
+
+def _forms(schema: Schema) -> Iterator[Schema]:
+    """Yield the schemas of the forms that a value may have."""
+    forms = schema.get("anyOf") or schema.get("oneOf")
+    yield from forms or [schema]
+
+
+def _below(schema: Schema, part: Any) -> Schema | None:
+    """Return the schema of the value of a key or index; None if it has none."""
+    if isinstance(part, int):
+        return schema.get("items")
+    others = schema.get("additionalProperties")
+    return schema.get("properties", {}).get(part, others or None)
+
+
+def json_schema(declared: Any) -> Schema:
+    """Return the JSON Schema of a type, without references."""
+    schema = _adapter(declared).json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolved(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolved(definitions[node["$ref"].rpartition("/")[2]])
+        if "patternProperties" in node:
+            (others,) = node["patternProperties"].values()
+            return {"type": "object", "additionalProperties": resolved(others)}
+        return {key: resolved(inner) for key, inner in node.items()}
+
+    return resolved(schema)

@@ -1,8 +1,11 @@
 """Keys of the config other than training settings: datasets, models, evaluation and others."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+import re
+from typing import Annotated, Any, Literal, NotRequired, Union
 
-from snakechat.config.placement_schema import OtherPlacement
+from pydantic import AfterValidator, ConfigDict, Discriminator, Tag, with_config
+from typing_extensions import TypedDict
+
 from snakechat.config.rlhf import WeightedModels
 from snakechat.config.training_settings import Template
 from snakechat.data.formats import FORMATS
@@ -14,45 +17,80 @@ from snakechat.workflow.value_types import (
     NonNegative,
     Positive,
     Seed,
+    Written,
 )
 
+
+def _one_of(*keys: str) -> AfterValidator:
+    """Return the check that a mapping has at least one of some keys."""
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        if not values.keys() & {*keys}:
+            raise ValueError(f"expected {' or '.join(keys)}")
+        return values
+
+    return AfterValidator(check)
+
+
+def _form_by_key(forms: dict[str, Any]) -> Written:
+    """Return the type of mappings of several forms, each with a key that the others do not have.
+
+    Errors are those of this form. Without any of the keys, the form is the first one.
+    """
+
+    def form(values: Any) -> str:
+        found = [key for key in forms if isinstance(values, dict) and key in values]
+        return f"with {[*found, *forms][0]}"
+
+    tagged = [Annotated[each, Tag(f"with {key}")] for key, each in forms.items()]
+    return Written(Annotated[Union[tuple(tagged)], Discriminator(form)])  # noqa: UP007
+
+
+def _check_regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression ({error})") from None
+    return text
+
+
 BadRowPolicy = Literal["fail", "skip"]
-NonEmptyText = Annotated[str, Keyword("minLength", 1)]
-PromptSets = Annotated[list[Name], Keyword("minItems", 1), Keyword("uniqueItems", True)]
-Format = Annotated[str, Keyword("enum", list(FORMATS))]
+NonEmptyText = Annotated[str, Keyword("min_length", 1)]
+Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
+PromptSets = Annotated[list[Name], Keyword("min_length", 1)]
+Format = Annotated[str, Written(Literal[tuple(FORMATS)])]
 
 # A variable of a chat template, apart from those that every rendering sets.
 TemplateVariable = Annotated[
     str,
     Keyword(
         "pattern",
-        "^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)$)[A-Za-z_][A-Za-z0-9_]*$",
+        r"^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)\Z)[A-Za-z_]\w*\Z",
     ),
 ]
 TemplateArguments = Annotated[
-    dict[TemplateVariable, float | str | bool], Keyword("minProperties", 1)
+    dict[TemplateVariable, int | float | str | bool], Keyword("min_length", 1)
 ]
 
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
-    str, Keyword("pattern", "^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")
+    str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
 ]
 # An identifier of the Hub or of SPDX.
-License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+$")]
+License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+\Z")]
 # Files of a supported type inside the source.
 Glob = Annotated[
     str,
-    Keyword("pattern", "[.](parquet|arrow|jsonl|jsonl[.]gz|json|csv|[*])([?]download=true)?$"),
-    Keyword("not", {"pattern": "(^/)|(^|/)[.][.](/|$)"}),
+    Keyword(
+        "pattern",
+        r"^(?!/|(.*/)?[.][.](/|\Z)).*[.](parquet|arrow|jsonl|jsonl[.]gz|json|csv|[*])"
+        r"([?]download=true)?\Z",
+    ),
 ]
 # Specs are public: a user name, a password or a query in the address is an error.
-Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?$")]
+Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
 
-# With path, hub is optional: it names what path is a copy of.
-PATH_OR_HUB = Keyword("anyOf", [{"required": ["path"]}, {"required": ["hub"]}])
-
-
-ColumnList = Annotated[list[NonEmptyText], Keyword("minItems", 1)]
+ColumnList = Annotated[list[NonEmptyText], Keyword("min_length", 1)]
 
 
 class PhaseWeights(TypedDict):
@@ -63,22 +101,15 @@ class PhaseWeights(TypedDict):
     rlhf: NonNegative
 
 
-SplitWeights = Annotated[
-    PhaseWeights,
-    Keyword(
-        "anyOf",
-        [{"properties": {phase: {"exclusiveMinimum": 0}}} for phase in ("sft", "reward", "rlhf")],
-    ),
-    Keyword("title", "weights of the phases"),
-]
+def _check_weights(weights: dict[str, float]) -> dict[str, float]:
+    if not any(weights.values()):
+        raise ValueError("all weights are 0")
+    return weights
 
+
+SplitWeights = Annotated[PhaseWeights, AfterValidator(_check_weights)]
 # The phases that share the rows equally.
-PhaseList = Annotated[
-    list[Literal["sft", "reward", "rlhf"]],
-    Keyword("minItems", 1),
-    Keyword("uniqueItems", True),
-    Keyword("title", "a list of phases"),
-]
+PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Keyword("min_length", 1)]
 
 
 class Split(TypedDict):
@@ -97,18 +128,19 @@ class ExcludedFile(TypedDict):
 class ExcludedPattern(TypedDict):
     """A regular expression that matches in a text of the rows."""
 
-    pattern: Annotated[NonEmptyText, Keyword("format", "regex")]
+    pattern: Regex
     because: NonEmptyText
 
 
-# Rows that are removed after the split.
+# Rows that are removed after the split, by digests or patterns.
 Exclude = Annotated[
     list[
-        Annotated[str, Keyword("pattern", "^[0-9a-f]{32}$"), Keyword("title", "a digest of a row")]
-        | Annotated[ExcludedFile, Keyword("title", "a file of digests")]
-        | Annotated[ExcludedPattern, Keyword("title", "a pattern with a reason")]
+        Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")]
+        | Annotated[
+            dict[str, Any], _form_by_key({"file": ExcludedFile, "pattern": ExcludedPattern})
+        ]
     ],
-    Keyword("minItems", 1),
+    Keyword("min_length", 1),
 ]
 
 
@@ -121,8 +153,8 @@ class SourceDataset(TypedDict):
     license: NotRequired[License]
     format: Format
     columns: NotRequired[dict[str, NonEmptyText | ColumnList]]
-    keep: NotRequired[ColumnList | Annotated[dict[str, NonEmptyText], Keyword("minProperties", 1)]]
-    remove: NotRequired[Annotated[NonEmptyText, Keyword("format", "regex")]]
+    keep: NotRequired[ColumnList | Annotated[dict[str, NonEmptyText], Keyword("min_length", 1)]]
+    remove: NotRequired[Regex]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]
     follow_links: NotRequired[bool]
@@ -166,25 +198,33 @@ class LabelledDataset(TypedDict):
     exclude: NotRequired[Exclude]
 
 
-# The titles are for errors.
-Dataset = (
-    Annotated[
-        SourceDataset,
-        PATH_OR_HUB,
-        Keyword("dependentRequired", {"eval": ["train"]}),
-        Keyword("title", "a dataset with path or hub"),
-    ]
-    | Annotated[GeneratedDataset, Keyword("title", "a dataset with generate")]
-    | Annotated[SelectedDataset, Keyword("title", "a dataset with generations")]
-    | Annotated[LabelledDataset, Keyword("title", "a dataset with label")]
-)
+def _check_eval_glob(values: dict[str, Any]) -> dict[str, Any]:
+    if "eval" in values and "train" not in values:
+        raise ValueError("eval needs train, the glob of the other files")
+    return values
+
+
+# With path, hub is optional: it names what path is a copy of.
+Dataset = Annotated[
+    dict[str, Any],
+    _form_by_key(
+        {
+            "path": Annotated[
+                SourceDataset, _one_of("path", "hub"), AfterValidator(_check_eval_glob)
+            ],
+            "generate": GeneratedDataset,
+            "generations": SelectedDataset,
+            "label": LabelledDataset,
+        }
+    ),
+]
 
 
 class TrainedTokenizer(TypedDict):
     """A byte-level BPE tokenizer that is trained on a dataset."""
 
     train_on: str
-    vocab_size: Annotated[int, Keyword("minimum", 260)]
+    vocab_size: Annotated[int, Keyword("ge", 260)]
 
 
 class CopiedTokenizer(TypedDict):
@@ -193,6 +233,7 @@ class CopiedTokenizer(TypedDict):
     path: str
 
 
+@with_config(ConfigDict(extra="allow"))
 class Architecture(TypedDict):
     """A transformers config; it takes any further key."""
 
@@ -214,24 +255,23 @@ class PretrainedModel(TypedDict):
 class InitializedModel(TypedDict):
     """A base model with random weights."""
 
-    init: Annotated[Architecture, Keyword("additionalProperties", True)]
-    tokenizer: (
-        Annotated[TrainedTokenizer, Keyword("title", "a tokenizer with train_on")]
-        | Annotated[CopiedTokenizer, Keyword("title", "a tokenizer with path")]
-    )
+    init: Architecture
+    tokenizer: Annotated[
+        dict[str, Any], _form_by_key({"train_on": TrainedTokenizer, "path": CopiedTokenizer})
+    ]
     template: NotRequired[Template]
     template_arguments: NotRequired[TemplateArguments]
     prompt_sets: NotRequired[PromptSets]
 
 
-Model = (
-    Annotated[PretrainedModel, PATH_OR_HUB, Keyword("title", "a model with path or hub")]
-    | Annotated[InitializedModel, Keyword("title", "a model with init")]
-)
-
-SweepValues = Annotated[
-    list[float | str | bool], Keyword("minItems", 1), Keyword("uniqueItems", True)
+Model = Annotated[
+    dict[str, Any],
+    _form_by_key(
+        {"path": Annotated[PretrainedModel, _one_of("path", "hub")], "init": InitializedModel}
+    ),
 ]
+
+SweepValues = Annotated[list[int | float | str | bool], Keyword("min_length", 1)]
 
 
 class Sweep(TypedDict):
@@ -239,7 +279,7 @@ class Sweep(TypedDict):
 
     stage: Literal["sft", "reward", "dpo", "rlhf"]
     recipe: str
-    over: Annotated[dict[str, SweepValues], Keyword("minProperties", 1)]
+    over: Annotated[dict[str, SweepValues], Keyword("min_length", 1)]
 
 
 class Gate(TypedDict):
@@ -253,7 +293,7 @@ class Gate(TypedDict):
 class TrainingKeys(TypedDict):
     """Keys of recipes of all stages that train; training does not use them."""
 
-    gate: Annotated[Gate, Keyword("anyOf", [{"required": ["min"]}, {"required": ["max"]}])] | None
+    gate: Annotated[Gate, _one_of("min", "max")] | None
     preset: str | None
 
 
@@ -262,7 +302,7 @@ class RlhfKeys(TypedDict):
 
     judge: str | WeightedModels | None
     compare_with: list[
-        Annotated[str, Keyword("pattern", "^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+        Annotated[str, Keyword("pattern", r"^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*\Z")]
     ]
 
 
@@ -279,7 +319,7 @@ class LlmJudge(TypedDict):
     url: Url
     model: NonEmptyText
     rubric: NonEmptyText
-    scale: NotRequired[tuple[float, float]]
+    scale: NotRequired[Annotated[list[float], Keyword("min_length", 2), Keyword("max_length", 2)]]
     parameters: NotRequired[dict[str, Any]]
     key_env: NotRequired[EnvironmentVariable]
     requests_per_minute: NotRequired[Positive]
@@ -293,7 +333,7 @@ class Evaluation(TypedDict):
     num_prompts: Count
     num_generations: Count
     temperature: Positive
-    bootstrap_resamples: Annotated[int, Keyword("minimum", 100)]
+    bootstrap_resamples: Annotated[int, Keyword("ge", 100)]
     llm_judge: str | None
     llm_judge_prompts: Count
 
@@ -303,7 +343,7 @@ class PromptEval(TypedDict):
 
     max_response_length: Count
     temperature: Positive
-    num_beams: Annotated[int, Keyword("minimum", 2)]
+    num_beams: Annotated[int, Keyword("ge", 2)]
 
 
 class ZeroComparison(TypedDict):
@@ -313,7 +353,7 @@ class ZeroComparison(TypedDict):
 
 
 class Sections(TypedDict):
-    """The top level of the config, without the stages."""
+    """The top level of the config, without the deployments and the stages."""
 
     seed: Seed
     template: Template
@@ -321,11 +361,10 @@ class Sections(TypedDict):
     on_bad_row: BadRowPolicy
     save_steps: Count
     shared_store: str | None
-    store_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]$")] | None
+    store_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]\Z")] | None
     language: Literal["en", "zh"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
-    deployments: dict[Name, OtherPlacement]
     deployment: str | None
     split: Split
     datasets: dict[Name, Dataset]

@@ -27,12 +27,9 @@ Template = Literal["auto", "dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
 
 # The name of a dataset, or {name: weight}.
-WeightedDataset = Annotated[
-    dict[str, Positive], Keyword("minProperties", 1), Keyword("maxProperties", 1)
-]
-DatasetList = Annotated[
-    list[str | WeightedDataset], Keyword("minItems", 1), Keyword("uniqueItems", True)
-]
+WeightedDataset = Annotated[dict[str, Positive], Keyword("min_length", 1), Keyword("max_length", 1)]
+DatasetList = Annotated[list[str | WeightedDataset], Keyword("min_length", 1)]
+PairOfRates = Annotated[list[DecayRate], Keyword("min_length", 2), Keyword("max_length", 2)]
 # A program receives the name and the weight of each dataset.
 Blend = Annotated[list[tuple[str, float]], Written(DatasetList)]
 
@@ -45,7 +42,7 @@ class OptimizerSettings:
     warmup_steps: NonNegativeInt
     min_lr_ratio: Fraction
     weight_decay: NonNegative
-    adam_betas: tuple[DecayRate, DecayRate]
+    adam_betas: Annotated[tuple[float, float], Written(PairOfRates)]
     max_grad_norm: Positive
 
 

@@ -1,7 +1,7 @@
 """Types of values in the config, with their constraints.
 
-The constraints are keywords of JSON Schema: `snakechat.config.schema` derives the schema of
-config.yaml from them. Standard library only: the workflow imports this module while it plans.
+`snakechat.config.schema` has pydantic check them. Standard library only: each program imports this
+module.
 """
 
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -10,10 +10,14 @@ from typing import Annotated, Any
 
 @dataclass(frozen=True)
 class Keyword:
-    """A keyword of JSON Schema that constrains an annotated type: Keyword("minimum", 1)."""
+    """A constraint of an annotated type, by the name that pydantic-core has: Keyword("ge", 1)."""
 
     name: str
     value: Any = field(hash=False)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema of the type (source) with this constraint."""
+        return {**handler(source), self.name: self.value}
 
 
 @dataclass(frozen=True)
@@ -22,28 +26,25 @@ class Written:
 
     type: Any
 
-
-@dataclass(frozen=True)
-class Without:
-    """Keys of a record that an annotated type does not have."""
-
-    keys: tuple[str, ...]
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema of the type in config.yaml."""
+        schema: dict[str, Any] = handler.generate_schema(self.type)
+        return schema
 
 
-Count = Annotated[int, Keyword("minimum", 1)]
-NonNegativeInt = Annotated[int, Keyword("minimum", 0)]
-Positive = Annotated[float, Keyword("exclusiveMinimum", 0)]
-NonNegative = Annotated[float, Keyword("minimum", 0)]
-Fraction = Annotated[float, Keyword("minimum", 0), Keyword("maximum", 1)]
-DecayRate = Annotated[float, Keyword("minimum", 0), Keyword("exclusiveMaximum", 1)]
-SequenceLength = Annotated[int, Keyword("minimum", 2)]
-Seed = Annotated[int, Keyword("minimum", 0), Keyword("maximum", 2**32 - 1)]
+Count = Annotated[int, Keyword("ge", 1)]
+NonNegativeInt = Annotated[int, Keyword("ge", 0)]
+Positive = Annotated[float, Keyword("gt", 0)]
+NonNegative = Annotated[float, Keyword("ge", 0)]
+Fraction = Annotated[float, Keyword("ge", 0), Keyword("le", 1)]
+DecayRate = Annotated[float, Keyword("ge", 0), Keyword("lt", 1)]
+SequenceLength = Annotated[int, Keyword("ge", 2)]
+Seed = Annotated[int, Keyword("ge", 0), Keyword("le", 2**32 - 1)]
 
 # No slash, no space and no leading dot: a name is a path below output/ that needs no quoting.
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?<![.]json)"
-Name = Annotated[str, Keyword("pattern", NAME_PATTERN)]
+Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*(?<![.]json)\Z")]
 
-EnvironmentVariable = Annotated[str, Keyword("pattern", "^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvironmentVariable = Annotated[str, Keyword("pattern", r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
 def changed_values(record: Any) -> dict[str, Any]:

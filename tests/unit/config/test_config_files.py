@@ -5,11 +5,6 @@ import pytest
 from snakechat.config.config_files import check_config_text
 from snakechat.config.errors import ConfigError
 
-# A few hundred bytes with a billion values.
-ALIASES = "a0: &a0 {b: 1}\n" + "".join(
-    f"a{n}: &a{n} {{b: *a{n - 1}, c: *a{n - 1}}}\n" for n in range(1, 30)
-)
-
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -22,15 +17,9 @@ ALIASES = "a0: &a0 {b: 1}\n" + "".join(
             "sft:\n  model\uff1aa\n  datasets: [b]\n".encode(),
             "before it (line 2 has the full-width character '\uff1a')",
         ),
-        (b"a: &a [*a]\n", "x.yaml: line 1 is in more than 50 mappings and lists, or in itself"),
-        (b"[" * 100_000, "x.yaml: line 1 is in more than 50"),
-        (
-            ALIASES.encode(),
-            "x.yaml: more than 100,000 values, counting those of an alias",
-        ),
         (b"[1]", "x.yaml: expected sections"),
         (b"seed: 1" + b"0" * 5000, "x.yaml: a value cannot be read: Exceeds the limit (4300"),
-        (b"seed: !!python/name:os.system x", "x.yaml: a value cannot be read: line 1 is not YAML"),
+        (b"seed: !!python/name:os.system x", "x.yaml: line 1 is not YAML: could not"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-import yaml
 
 from conftest import ROOT
 from snakechat.config.errors import ConfigError
@@ -45,16 +44,16 @@ MISTAKES = {
         tiny("reward", gate={"metric": "accuracy"}),
         "reward.recipes.tiny.gate",
     ),
-    "unknown key": (tiny("sft", learning_rat=0.1), "sft.recipes.tiny"),
+    "unknown key": (tiny("sft", learning_rat=0.1), "sft.recipes.tiny.learning_rat"),
     "number as text": (
-        yaml.safe_load("sft: {recipes: {tiny: {learning_rate: 1e-5}}}"),
+        tiny("sft", learning_rate="1,0"),
         "sft.recipes.tiny.learning_rate",
     ),
     "unknown model": (tiny("sft", model="tinny"), "sft.recipes.tiny.model"),
     "unknown dataset": (tiny("reward", datasets=["toy", "toys"]), "reward.recipes.tiny.datasets"),
     "unknown recipe": (tiny("rlhf", actor="sft/tinny"), "rlhf.recipes.tiny.actor"),
     "unknown deployment": (tiny("sft", placement="laptop"), "sft.recipes.tiny.placement"),
-    "name outside of output": ({"rlhf": {"recipes": {"../x": {}}}}, "rlhf.recipes"),
+    "name outside of output": ({"rlhf": {"recipes": {"../x": {}}}}, "rlhf.recipes.../x"),
     "glob outside of the dataset": (with_dataset(train="../*.parquet"), "datasets.mine.train"),
     "no source": ({"datasets": {"mine": {"format": "plain"}}}, "datasets.mine"),
     "invalid regular expression": (with_dataset(remove="[0-9"), "datasets.mine.remove"),
@@ -161,7 +160,7 @@ MISTAKES = {
     ),
     "template argument that every rendering sets": (
         {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
-        "models.opt-125m.template_arguments",
+        "models.opt-125m.template_arguments.tools",
     ),
     "template argument that is a list": (
         {"models": {"opt-125m": {"template_arguments": {"name": [1]}}}},

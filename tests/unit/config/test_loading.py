@@ -1,9 +1,12 @@
 """Values of the command line, nested updates and sweeps."""
 
+import datetime
+import math
+
 import pytest
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.loading import parse_command_line_values, update
+from snakechat.config.loading import check_plain_values, parse_command_line_values, update
 from support.configs import load
 
 
@@ -23,6 +26,25 @@ def test_values_of_the_command_line_are_read_as_yaml(text, value):
     parsed = parse_command_line_values(text)
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+def test_a_revision_of_the_command_line_stays_text():
+    command_line = {"models": {"mine": {"hub": "gpt2", "revision": "0123"}}}
+    assert load(command_line=command_line).values["models"]["mine"]["revision"] == "0123"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": {"b": [1, math.inf]}}, "a.b.1: Out of range float values are not JSON compliant"),
+        ({"a": datetime.date(2026, 1, 2)}, "a: Object of type date is not JSON serializable"),
+        ({"a": "\ud83d"}, "a: 'utf-8' codec can't encode character"),
+    ],
+)
+def test_a_value_that_a_spec_cannot_have_is_an_error_with_its_key(values, message):
+    with pytest.raises(ConfigError) as error:
+        check_plain_values(values)
+    assert str(error.value).startswith(f"config: {message}")
 
 
 def test_update_separates_aliases():
@@ -73,9 +95,12 @@ def test_sweep_over_models():
         (sweep(recipe="tinny"), "config: sweeps.mine.recipe names 'tinny', which is not under"),
         (
             sweep(over={"kl_coeff": [1]}),
-            "config: sweeps.mine.over: Additional properties",
+            "config: sweeps.mine.over.kl_coeff: unknown key (did you mean kl_coef",
         ),
-        (sweep(over={"kl_coef": [-1]}), "config: sweeps.mine.over.kl_coef: -1 is less"),
+        (
+            sweep(over={"kl_coef": [-1]}),
+            "config: sweeps.mine.over.kl_coef: Input should be greater",
+        ),
         (
             {
                 **sweep(over={"seed": [1]}),
