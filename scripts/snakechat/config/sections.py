@@ -94,19 +94,11 @@ class ExcludedFile(TypedDict):
     file: NonEmptyText
 
 
-class ExcludedPattern(TypedDict):
-    """A regular expression that matches in a text of the rows."""
-
-    pattern: Annotated[NonEmptyText, Keyword("format", "regex")]
-    because: NonEmptyText
-
-
 # Rows that are removed after the split.
 Exclude = Annotated[
     list[
         Annotated[str, Keyword("pattern", "^[0-9a-f]{32}$"), Keyword("title", "a digest of a row")]
         | Annotated[ExcludedFile, Keyword("title", "a file of digests")]
-        | Annotated[ExcludedPattern, Keyword("title", "a pattern with a reason")]
     ],
     Keyword("minItems", 1),
 ]
