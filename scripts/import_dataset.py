@@ -7,9 +7,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,13 @@ from snakechat.data.formats import Columns, Record, column_paths, kept_cells, re
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.remote_files import downloaded, is_remote
-from snakechat.data.sources import count_rows, read_rows
+from snakechat.data.sources import read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.printable import printable_line
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
-
-# Rows in which unused columns are looked for.
-CHECKED_ROWS = 100
 
 
 def main(job: Job) -> None:
@@ -155,8 +150,6 @@ def convert_files(
     num_marked = 0
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     used = [*column_paths(columns), *settings.keep.values()]
-    if split == "train":
-        print_unused_columns(job.spec["name"], next(iter(files.values())), used)
     rows = rows_with_progress(split, files, used, position)
     with RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer:
         for name, number, row in rows:
@@ -221,38 +214,11 @@ def record_and_cells(
     return record, kept
 
 
-def print_unused_columns(dataset: str, path: Path, used: Collection[str]) -> None:
-    """Print the columns that have text in the first rows of a file and that nothing uses."""
-    roots = {*used, *(column.partition(".")[0] for column in used)}
-    texts: Counter[str] = Counter()
-    num_rows = 0
-    # A column that nothing uses may be damaged.
-    with suppress(InputError):
-        for _, row in islice(read_rows(path), CHECKED_ROWS):
-            num_rows += 1
-            if isinstance(row, dict):
-                cells = {name: cell for name, cell in row.items() if name not in roots}
-                texts.update(n for n, cell in cells.items() if isinstance(cell, str) and cell)
-    if texts:
-        counts = ", ".join(
-            f"{printable_line(name)} (in {number:,})" for name, number in sorted(texts.items())
-        )
-        print(
-            f"{dataset}: columns that nothing uses have text in the first {num_rows:,} rows:"
-            f" {counts}: name them under columns or keep to use them"
-        )
-
-
 def rows_with_progress(
     split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
 ) -> Generator[tuple[str, int, Any], None, None]:
     """Yield (name of the file, row number, row) of all files; print lines about the progress."""
-    counts = []
-    for index, path in enumerate(files.values()):
-        position.set(index, 0)
-        counts.append(count_rows(path))
-    total = sum(count for count in counts if count is not None) if None not in counts else None
-    progress = ProgressLines(f"import {split}", "rows", total, next_line=FIRST_LINE)
+    progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
     done = 0
     for index, (name, path) in enumerate(files.items()):
         position.set(index, 0)

@@ -1,13 +1,12 @@
-"""Imports of datasets from every source: records, rows of the phases, tokens."""
+"""Imports of datasets from every source."""
 
 import json
-import re
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from conftest import INIT, Workflow, copy_sources
+from conftest import Workflow, copy_sources
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import turns_of
 from support.files import write
@@ -56,16 +55,6 @@ def odd_names(folder):
     return {"path": f"{folder.name}/it's my {{own}} 数据"}
 
 
-def other_columns(folder):
-    rows = [
-        {"question": {"text": row["prompt"]}, "replies": [row["rejected"], row["chosen"]], "id": 1}
-        for row in ROWS
-    ]
-    write(folder / "pairs.parquet", rows)
-    columns = {"prompt": "question.text", "chosen": "replies.1", "rejected": "replies.0"}
-    return {"path": folder.name, "columns": columns}
-
-
 # This one writes HELD_OUT in addition.
 
 
@@ -80,7 +69,7 @@ def git_clone(folder):
     return {"path": folder.name}
 
 
-SOURCES = {form.__name__: form for form in (glob, odd_names, other_columns, git_clone)}
+SOURCES = {form.__name__: form for form in (glob, odd_names, git_clone)}
 
 # Bad rows of every kind as lines of a file, and the start of the reason.
 BAD_LINES = [
@@ -102,86 +91,34 @@ def bad_lines(folder):
     return {"path": folder.name}
 
 
-def messages(folder):
-    rows = [
-        {
-            "messages": [
-                {"role": "system", "content": "Be kind."},
-                {"role": "user", "content": f"Question {n}?"},
-                {"role": "assistant", "content": f"Response {n}."},
-            ]
-        }
-        for n in range(60)
-    ]
-    write(folder / "chats.jsonl", rows)
-    return {"path": folder.name, "format": "messages", "split": {"sft": 1, "reward": 0, "rlhf": 0}}
-
-
-def kto(folder):
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"Question {n}?"},
-                {"role": "assistant", "content": f"Response {n}."},
-            ],
-            "label": n % 4 != 0,
-        }
-        for n in range(60)
-    ]
-    write(folder / "rated.json", rows)
-    return {"path": folder.name, "format": "kto"}
-
-
-def few(folder):
-    write(folder / "pairs.jsonl", ROWS[:3])
-    return {"path": folder.name}
-
-
-OTHERS = [bad_lines, messages, kto, few]
-BLEND = [{"glob": 2}, {"git_clone": 0.5}, "messages", "kto"]
-
-
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
-    """A workflow in which one build has imported and split all datasets."""
+    """A workflow in which one build has imported all datasets."""
     folder = tmp_path_factory.mktemp("imported")
     copy_sources(folder)
     datasets = {}
-    for form in [*SOURCES.values(), *OTHERS]:
+    for form in [*SOURCES.values(), bad_lines]:
         datasets[form.__name__] = {"format": "plain", **form(folder / form.__name__)}
-    config = {
-        "on_bad_row": "skip",
-        "datasets": datasets,
-        "models": {
-            "small": {"tokenizer": {"train_on": "glob", "vocab_size": 300}, "init": INIT},
-        },
-        "reward": {"recipes": {"few": {"model": "small", "datasets": ["few"]}}},
-        "sft": {"recipes": {"blend": {"model": "small", "datasets": BLEND, "max_length": 64}}},
-    }
+    config = {"on_bad_row": "skip", "datasets": datasets}
     (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
-    results = [*(f"data/{name}" for name in datasets), "tokens/sft/blend"]
-    workflow.targets = [f"output/{result}.manifest.json" for result in results]
+    workflow.targets = [f"output/data/{name}.manifest.json" for name in datasets]
     workflow.process = workflow.snakemake(*workflow.targets, "--cores", "2", "--keep-going")
     return workflow
 
 
-def manifest(workflow, stage, name):
-    path = workflow.folder / f"output/{stage}/{name}.manifest.json"
+def manifest(workflow, name):
+    path = workflow.folder / f"output/data/{name}.manifest.json"
     if not path.exists():
         pytest.fail(f"{path} was not built:\n{workflow.process.stdout[-5000:]}")
     return json.loads(path.read_text())
 
 
 def records(workflow, name, split="train"):
-    assert manifest(workflow, "data", name)
+    assert manifest(workflow, name)
     table = pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet")
     rows = table.drop_columns(["digest"]).to_pylist()
     return [{**row, "prompt": render_prompt(turns_of(row["prompt"]))} for row in rows]
-
-
-def stats(workflow, stage, name):
-    return json.loads((workflow.folder / f"output/{stage}/{name}/stats.json").read_text())
 
 
 def test_all_sources_are_built_and_then_up_to_date(imported):
@@ -193,7 +130,7 @@ def test_all_sources_are_built_and_then_up_to_date(imported):
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_gives_the_same_records(imported, source):
     assert records(imported, source) == ROWS
-    assert manifest(imported, "data", source)["facts"]["dropped"]["train"] == {}
+    assert manifest(imported, source)["facts"]["dropped"]["train"] == {}
 
 
 def test_eval_files_become_the_eval_split(imported):
@@ -202,13 +139,12 @@ def test_eval_files_become_the_eval_split(imported):
 
 def test_bad_rows_are_skipped_counted_and_listed(imported):
     assert records(imported, "bad_lines") == ROWS
-    texts = [text for row in ROWS for text in row.values()]
     number = len(BAD_LINES)
-    assert manifest(imported, "data", "bad_lines")["facts"] == {
+    assert manifest(imported, "bad_lines")["facts"] == {
         "dropped": {"train": {"bad row": number}},
         "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
         "licence": None,
-        "size": {"train": {"rows": len(ROWS), "characters": sum(map(len, texts))}},
+        "size": {"train": {"rows": len(ROWS)}},
     }
     text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
     listed = [json.loads(line) for line in text.splitlines()]
@@ -217,54 +153,5 @@ def test_bad_rows_are_skipped_counted_and_listed(imported):
     ]
     for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
         assert bad["reason"].startswith(reason)
-    split = stats(imported, "data", "bad_lines")["train"]
+    split = json.loads((imported.folder / "output/data/bad_lines/stats.json").read_text())["train"]
     assert split["rows"] == len(ROWS) and split["dropped"] == {"bad row": number}
-
-
-def phases(workflow, name):
-    return {phase: facts["rows"] for phase, facts in stats(workflow, "split", name).items()}
-
-
-def test_messages_become_prompts_and_responses_without_pairs(imported):
-    assert records(imported, "messages")[7] == {
-        "prompt": "\n\nSystem: Be kind.\n\nHuman: Question 7?\n\nAssistant:",
-        "chosen": " Response 7.",
-        "rejected": None,
-    }
-    assert stats(imported, "data", "messages")["train"]["pairs"] == 0
-
-
-def test_responses_are_labelled_good_or_bad(imported):
-    responses = [(row["chosen"], row["rejected"]) for row in records(imported, "kto")]
-    expected = [f" Response {n}." for n in range(60)]
-    assert responses == [(text, None) if n % 4 else (None, text) for n, text in enumerate(expected)]
-    dropped = stats(imported, "tokens/sft", "blend")["train"]["dropped"]
-    assert dropped["no chosen response"] > 0
-
-
-def test_blend_of_formats_with_training_weights(imported):
-    found = stats(imported, "tokens/sft", "blend")
-    names = ["glob", "git_clone", "messages", "kto"]
-    rows = {name: phases(imported, name) for name in names}
-    assert all(rows[name]["sft.train"] for name in names) and rows["git_clone"]["sft.eval"]
-    assert found["train"]["rows_of"] == {
-        **{name: rows[name]["sft.train"] for name in names},
-        "glob": 2 * rows["glob"]["sft.train"],
-        "git_clone": rows["git_clone"]["sft.train"] // 2,
-    }
-    assert found["eval"]["rows_of"] == {name: rows[name]["sft.eval"] for name in names}
-    for split in found.values():
-        assert split["rows"] + sum(split["dropped"].values()) == sum(split["rows_of"].values()) > 0
-        assert split["truncated"] == {}
-        assert set(split["tokens"]) == {"prompt", "chosen"}
-
-
-def test_dataset_with_too_few_rows_fails_before_training(imported):
-    process = imported.snakemake("output/tokens/reward/few.manifest.json", "--cores", "1")
-    assert process.returncode == 1 and "Traceback" not in process.stdout, process.stdout
-    # The program prints it, and the build repeats it at its end.
-    (line,) = {line for line in process.stdout.splitlines() if line.startswith("error: ")}
-    assert re.match(
-        r"error: few: the (train|eval) split of phase reward has no rows left of \d ", line
-    )
-    assert not (imported.folder / "output/tokens/reward/few").exists()

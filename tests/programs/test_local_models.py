@@ -29,7 +29,7 @@ def test_files_of_a_model_are_selected():
     assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
 
 
-MODELS = ("whole", "torch", "short", "bare", "template", "plain")
+MODELS = ("whole", "bare", "template")
 ARGUMENTS = {"template_arguments": {"enable_thinking": False}}
 EMPTY = "<think>\n\n</think>\n\n"
 THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}" + EMPTY + "{% endif %}"
@@ -44,7 +44,7 @@ def made(tmp_path_factory, tokenizer):
         yaml.safe_dump(
             {
                 "models": {
-                    name: {"path": f"given/{name}", **(ARGUMENTS if name in MODELS[4:] else {})}
+                    name: {"path": f"given/{name}", **(ARGUMENTS if name == "template" else {})}
                     for name in MODELS
                 }
             }
@@ -58,15 +58,11 @@ def made(tmp_path_factory, tokenizer):
     for name in MODELS[1:]:
         shutil.copytree(whole, folder / "given" / name)
         weights = folder / "given" / name / "model.safetensors"
-        if name == "torch":
-            torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
-        if name in ("torch", "bare"):
+        if name == "bare":
             weights.unlink()
+            torch.save({}, weights.with_name("pytorch_model.bin"))
         if name == "template":
             (folder / "given" / name / "chat_template.jinja").write_text(THINKING)
-        if name == "short":
-            weights.write_bytes(weights.read_bytes()[:-9])
-    torch.save({}, folder / "given/bare/pytorch_model.bin")
     (folder / "given/whole/training_args.bin").write_text("not read")
     workflow = Workflow(folder, "--configfile", "mine.yaml", "--cores", "2", "--keep-going")
     targets = [f"output/models/{name}.manifest.json" for name in MODELS]
@@ -77,21 +73,19 @@ def result(workflow, name):
     return workflow.folder / "output/models" / name
 
 
-@pytest.mark.parametrize("name", ["whole", "torch"])
-def test_model_of_a_folder_is_stored_as_safetensors(made, name):
+def test_model_of_a_folder_is_stored_with_what_it_was_made_from(made):
     workflow, process = made
-    folder = result(workflow, name)
+    folder = result(workflow, "whole")
     assert (folder / "model.safetensors").exists(), process.stdout
     given = load_file(workflow.folder / "given/whole/model.safetensors")
     found = load_file(folder / "model.safetensors")
     assert given.keys() == found.keys()
     assert all(torch.equal(given[key], found[key]) for key in given)
-    assert not list(folder.glob("*.bin"))
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["facts"] == {"licence": "mit"}
-    weights = "model.safetensors" if name == "whole" else "pytorch_model.bin"
-    assert {"config.json", "tokenizer.json", weights} <= manifest["spec"]["files"].keys()
-    assert "training_args.bin" not in manifest["spec"]["files"]
+    files = manifest["spec"]["files"].keys()
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= files
+    assert "training_args.bin" not in files
 
 
 def test_template_arguments_are_part_of_the_stored_template(made):
@@ -113,21 +107,13 @@ def test_template_arguments_are_part_of_the_stored_template(made):
     assert manifest["spec"]["settings"]["template_arguments"] == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("short", "."),
-        ("bare", "weights are missing: lm_head."),
-        ("plain", "template_arguments: enable_thinking: the tokenizer has no chat template"),
-    ],
-)
-def test_damaged_model_is_one_error_line_without_a_result(made, name, reason):
+def test_damaged_model_is_one_error_line_without_a_result(made):
     workflow, process = made
     assert process.returncode == 1
-    log = (workflow.folder / f"output/logs/fetch_model/{name}.log").read_text()
-    assert re.search(rf"^error: model in given/{name}: {reason}", log, re.MULTILINE), log
+    log = (workflow.folder / "output/logs/fetch_model/bare.log").read_text()
+    assert re.search(r"^error: model in given/bare: weights are missing: lm_head", log, re.M), log
     assert "Traceback" not in log
-    assert not result(workflow, name).exists()
+    assert not result(workflow, "bare").exists()
 
 
 def test_folder_without_a_model_is_an_error_while_planning(made):

@@ -229,7 +229,11 @@ PAIR = {"prompt": "?", "chosen": "Yes.", "rejected": "No."}
         ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put the text in quotes"),
         ("prompts", "Hi?\n", "expected a list"),
         ("prompts", "- 'Hi\n", "is not valid YAML: while scanning"),
-        ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found keys prompt, chosen"),
+        (
+            "prompts/pairs",
+            "- {prompt: a, chosen: b}\n",
+            "found {'prompt': 'a', 'chosen': 'b'}",
+        ),
         ("prompts/pairs", "- {prompt: a, chosen: b, rejected: no}\n", "entry 1, rejected: exp"),
     ],
 )

@@ -125,20 +125,10 @@ class ExcludedFile(TypedDict):
     file: NonEmptyText
 
 
-class ExcludedPattern(TypedDict):
-    """A regular expression that matches in a text of the rows."""
-
-    pattern: Regex
-    because: NonEmptyText
-
-
-# Rows that are removed after the split, by digests or patterns.
+# Rows that are removed after the split: their digests, or files of digests.
 Exclude = Annotated[
     list[
-        Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")]
-        | Annotated[
-            dict[str, Any], _form_by_key({"file": ExcludedFile, "pattern": ExcludedPattern})
-        ]
+        Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")] | ExcludedFile
     ],
     Keyword("min_length", 1),
 ]

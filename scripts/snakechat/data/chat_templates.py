@@ -2,15 +2,14 @@
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
-The kernel limits memory, a thread limits time, and numbers of unlimited size are not computed.
+The kernel limits memory, an alarm limits time, and numbers of unlimited size are not computed.
 """
 
-import ctypes
 import os
 import resource
-import threading
-import time
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jinja2 import TemplateError
@@ -23,8 +22,6 @@ from snakechat.workflow.errors import InputError
 # Seconds and bytes that rendering one conversation may take; it usually takes less than 1 ms.
 MAX_SECONDS = 10.0
 MAX_BYTES = 2 << 30
-# Seconds between two checks.
-INTERVAL = 0.05
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Bytes of a product or a power, and decimal places of a rounded number.
 MAX_PRODUCT = 1 << 20
@@ -83,7 +80,7 @@ class LimitExceeded(BaseException):
 
 
 def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-    """Return messages rendered by the chat template of a tokenizer; from any thread.
+    """Return messages rendered by the chat template of a tokenizer; in the main thread.
 
     options: Of apply_chat_template.
 
@@ -93,7 +90,7 @@ def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **option
     """
     source = tokenizer.name_or_path or "tokenizer"
     try:
-        with WATCHDOG:
+        with limited():
             text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         return str(text)
     except TemplateError:
@@ -109,58 +106,30 @@ def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **option
         ) from None
 
 
-class _Watchdog:
-    """A context of limited memory that ends with LimitExceeded in a thread that stays too long.
+@contextmanager
+def limited() -> Iterator[None]:
+    """Limit the memory of a context, and raise LimitExceeded in it if it takes too much time.
 
-    A thread of its own checks the others, since signals reach the main thread only. It raises the
-    exception between two steps of the interpreter, which a template has many of. A single step may
-    allocate any memory: the address space of the process is limited, so that it raises MemoryError.
+    The exception is raised between two steps of the interpreter, which a template has many of. A
+    single step may allocate any memory: the address space of the process is limited, so that it
+    raises MemoryError.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        # Start of each thread in the context.
-        self.threads: dict[int, float] = {}
-        # Limits of the address space outside of the context, while there is another one.
-        self.limits: tuple[int, int] | None = None
-        # The process of the checking thread: a fork does not have it.
-        self.process = 0
-        self.is_needed = threading.Event()
+    def stop(*_: object) -> None:
+        raise LimitExceeded
 
-    def __enter__(self) -> None:
-        if self.process != os.getpid():
-            self.process = os.getpid()
-            threading.Thread(target=self._check, name="template limits", daemon=True).start()
-        with self.lock:
-            if self.limits is None and (size := address_space()):
-                self.limits = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-                limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
-                resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-            self.threads[threading.get_ident()] = time.monotonic()
-        if not self.is_needed.is_set():
-            self.is_needed.set()
-
-    def __exit__(self, *_: object) -> None:
-        # The checker holds the lock while it raises: no exception arrives after this.
-        with self.lock:
-            self.threads.pop(threading.get_ident(), None)
-            if not self.threads and self.limits is not None:
-                resource.setrlimit(resource.RLIMIT_AS, self.limits)
-                self.limits = None
-
-    def _check(self) -> None:
-        while True:
-            self.is_needed.wait()
-            time.sleep(INTERVAL)
-            with self.lock:
-                if not self.threads:
-                    self.is_needed.clear()
-                for thread, start in list(self.threads.items()):
-                    if time.monotonic() - start > MAX_SECONDS:
-                        del self.threads[thread]
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                            ctypes.c_ulong(thread), ctypes.py_object(LimitExceeded)
-                        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    previous = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+        if size := address_space():
+            limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
+            resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGALRM, previous)
 
 
 def address_space() -> int:
@@ -170,6 +139,3 @@ def address_space() -> int:
             return int(file.read().split()[0]) * PAGE_BYTES
     except OSError:
         return 0
-
-
-WATCHDOG = _Watchdog()

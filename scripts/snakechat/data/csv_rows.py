@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.cells import BadRow
-from snakechat.data.row_bounds import MAX_ROW_BYTES
 from snakechat.data.table_rows import check_names
+
+# Characters of a cell. Python's default is 128 KiB.
+MAX_CELL = 16 << 20
 
 
 def read_csv(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
@@ -19,8 +21,7 @@ def read_csv(path: Path, columns: Collection[str] | None = None) -> Iterator[tup
         csv.Error: A quotation mark is at a wrong place or has no end, or a cell is too long.
         InputError: The header has one of the columns to read twice.
     """
-    # The default is 128 KiB per cell.
-    csv.field_size_limit(MAX_ROW_BYTES)
+    csv.field_size_limit(MAX_CELL)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         names = next(reader, [])

@@ -22,12 +22,6 @@ SPLIT_WORDS = {
 }
 # Files that the datasets library writes next to the rows.
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-# Files next to the rows that describe, load or picture them.
-WITHOUT_ROWS = re.compile(
-    r"(readme|license|licence|notice|citation|changelog)(\..*)?|.*\.(md|rst|py|cff|png|jpe?g|svg)"
-)
-# Folders that link to one another have as many paths as they have orders.
-MAX_LINKED_FOLDERS = 10_000
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
 
 
@@ -40,47 +34,29 @@ def kind_of(path: str | Path) -> str | None:
 def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
     """Return the sorted paths of all files in a folder, relative to it.
 
-    The folder may be a link itself. Links to folders are followed, unless they lead to a folder
-    that contains them.
+    The folder may be a link itself. Links to folders are followed, each folder once: folders that
+    link to one another have endless paths.
 
     follow_links: Whether links to folders may lead out of the folder.
 
     Raises:
-        InputError: A link to a folder leads out of it, or links lead to too many folders.
+        InputError: A link to a folder leads out of it.
     """
-    paths: list[str] = []
-    # Prefix of the paths in a folder, and the real paths of the folder and of those above it.
-    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
-    num_linked = 0
-    while pending:
-        prefix, chain = pending.pop()
-        for entry in _entries(chain[-1]):
-            # A link to itself is an error for is_dir.
-            is_link = entry.is_symlink()
-            if not (os.path.isdir(entry.path) if is_link else entry.is_dir()):
-                paths.append(prefix + entry.name)
+    paths = []
+    followed = {os.path.realpath(folder)}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        paths += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
+        for name in sorted(folders):
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
                 continue
-            real = entry.path
-            if is_link:
-                real = os.path.realpath(real)
-                num_linked += 1
-                if num_linked > MAX_LINKED_FOLDERS:
-                    raise InputError(f"links lead to more than {MAX_LINKED_FOLDERS:,} folders")
-                if not follow_links and not entry.name.startswith("."):
-                    check_link(folder, prefix + entry.name)
-            # A link to a parent folder would lead into an endless loop.
-            if real not in chain:
-                pending.append((f"{prefix}{entry.name}/", (*chain, real)))
+            if not follow_links and not name.startswith("."):
+                check_link(folder, os.path.relpath(path, folder))
+            if os.path.realpath(path) in followed:
+                folders.remove(name)
+            followed.add(os.path.realpath(path))
+        folders.sort()
     return sorted(paths)
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none of a folder that cannot be read, such as lost+found."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
 
 
 def check_link(folder: str | Path, path: str) -> None:
@@ -88,15 +64,12 @@ def check_link(folder: str | Path, path: str) -> None:
 
     In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs.
     """
-    link = os.path.join(folder, path)
-    if not os.path.islink(link):
+    link = Path(folder, path)
+    if not link.is_symlink():
         return
-    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(link))
-    roots = [root]
-    for parent in root.parents:
-        if root.relative_to(parent).parts[0] == "snapshots":
-            roots.append(parent / "blobs")
-    if not any(map(target.is_relative_to, roots)):
+    root, target = Path(folder).resolve(), Path(os.path.realpath(link))
+    blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
+    if not any(map(target.is_relative_to, [root, *blobs])):
         raise InputError(
             f"{path} is a link to {target}, outside of the folder: set follow_links: true to read"
             " what it leads to"
@@ -149,7 +122,7 @@ def _no_training_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]
             f"no training files: {_listed(held_out)} was read as eval, because of the split in its"
             f" path: rename it, or set train: {held_out[0]}"
         )
-    others = _other_files(paths)
+    others = _visible_files(paths)
     found = f", found {_listed(others)}" if others else ""
     return f"no training files: expected {EXPECTED_KINDS}{found}"
 
@@ -191,7 +164,7 @@ def _named_split(path: str) -> str:
 
 
 def unread_files(paths: Sequence[str], splits: Mapping[str, Sequence[str]]) -> str | None:
-    """Return a remark on files that may have rows and belong to no split, or None without any.
+    """Return a remark on data files that belong to no split, or None without any.
 
     Test files beside validation files are held out on purpose.
 
@@ -202,24 +175,12 @@ def unread_files(paths: Sequence[str], splits: Mapping[str, Sequence[str]]) -> s
     assigned = {path for files in splits.values() for path in files}
     unread = [path for path in _data_files(paths) if path not in assigned]
     nameless = [path for path in unread if not _named_split(path)]
-    remarks = []
-    if nameless:
-        remarks.append(
-            f"{_listed(nameless)}, because other files have train in their path: rename them, or"
-            " select the files by train:"
-        )
-    if others := _other_files(paths):
-        remarks.append(f"{_listed(others)}: expected {EXPECTED_KINDS}: convert or delete it")
-    return f"not read: {'; '.join(remarks)}" if remarks else None
-
-
-def _other_files(paths: Iterable[str]) -> list[str]:
-    """Return the files that may have rows and are of no kind that is read."""
-    return [
-        path
-        for path in _visible_files(paths)
-        if not kind_of(path) and not WITHOUT_ROWS.fullmatch(path.rpartition("/")[2].lower())
-    ]
+    if not nameless:
+        return None
+    return (
+        f"not read: {_listed(nameless)}, because other files have train in their path: rename them,"
+        " or select the files by train:"
+    )
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def common_length(first: str, second: str) -> int:
 
 
 class Encoder:
-    """Encode prompts and responses by the tokenizers library; safe to call from several threads.
+    """Encode prompts and responses by the tokenizers library.
 
     A response has the ids that follow those of a prompt when both are encoded as one text: this is
     what a model generates after the prompt's ids. They can differ from the ids of the response
@@ -121,7 +121,11 @@ class Encoder:
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[list[int]]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
-        return self._whole_ids(self._rendered(prompts))
+        if self.template == "chat":
+            return self._ids(map(self._chat, prompts), add_special_tokens=False)
+        encoded = self._ids(map(self._dialogue, prompts), add_special_tokens=True)
+        # Without tokens that would end a text.
+        return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each response, followed by the token that ends a turn.
@@ -137,45 +141,12 @@ class Encoder:
             for ids, text in zip(in_context, texts, strict=True)
         ]
 
-    def are_joint(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[bool]:
-        """Return whether a prompt and its response together have the ids of the whole dialogue.
-
-        The whole dialogue is one text, as a chat template renders it: with the response as its last
-        turn, or as an earlier one, which some templates render differently (Qwen3 puts an empty
-        thought in front of the last response).
-
-        Raises:
-            TurnsRejected: The template rejects a dialogue.
-        """
-        ids = zip(self.prompts(prompts), self.responses(responses), strict=True)
-        # Text has no token that ends a response.
-        ours = [[*a, *(b if self.template == "chat" else b[:-1])] for a, b in ids]
-        wholes = [
-            self._whole_ids(self._dialogues(prompt, text))
-            for prompt, text in zip(prompts, responses, strict=True)
-        ]
-        return [
-            any(whole[: len(row)] == row for whole in texts)
-            for row, texts in zip(ours, wholes, strict=True)
-        ]
-
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.
 
         This happens with a chat template only, which writes special tokens as text.
         """
         return self.template == "chat" and self.special.search(text) is not None
-
-    def _rendered(self, prompts: Sequence[list[Turn]]) -> Sequence[str]:
-        """Return prompts as the model reads them."""
-        return list(map(self._chat if self.template == "chat" else self._dialogue, prompts))
-
-    def _dialogues(self, prompt: list[Turn], response: str) -> list[str]:
-        """Return a dialogue as one text, with the response as the last turn and an earlier one."""
-        if self.template == "dialogue":
-            return [render_prompt(prompt) + response]
-        turns = [*prompt, response_turn(response)]
-        return [render_turns(self.tokenizer, each) for each in (turns, [*turns, ("user", USER)])]
 
     def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
         """Return responses as they follow a prompt that the model reads."""
@@ -227,21 +198,24 @@ class Encoder:
         return render_prompt(prompt)
 
     def _compare_with_template(self) -> None:
-        """Raise InputError if the chat template renders a dialogue to other ids than ours.
+        """Raise InputError if the chat template renders a dialogue to another text than ours.
 
-        A template that rejects the dialogues is compared with none: rows report it.
+        The response is the last turn or an earlier one, which some templates render differently
+        (Qwen3 puts an empty thought in front of the last response). A template that rejects the
+        dialogues is compared with none: rows report it.
         """
+        end = self.tokenizer.decode([self.end_id])
         for prompt in PROBES:
+            turns = [*prompt, response_turn(ASSISTANT)]
             try:
-                wholes = self._dialogues(prompt, ASSISTANT)
-                [start] = self._rendered([prompt])
-                [is_joint] = self.are_joint([prompt], [ASSISTANT])
+                wholes = [
+                    render_turns(self.tokenizer, dialogue)
+                    for dialogue in (turns, [*turns, ("user", USER)])
+                ]
+                ours = f"{self._chat(prompt)}{self._response_text(ASSISTANT)}{end}"
             except TurnsRejected:
                 continue
-            [response] = self._as_written([ASSISTANT])
-            ours = f"{start}{response}{self.tokenizer.decode([self.end_id])}"
-            # One token may span the end of the prompt and the start of the response.
-            if not is_joint and not any(whole.startswith(ours) for whole in wholes):
+            if not any(whole.startswith(ours) for whole in wholes):
                 place, whole = max((common_length(ours, whole), whole) for whole in wholes)
                 shown = slice(max(0, place - SHOWN_BEFORE), place + SHOWN)
                 raise InputError(
@@ -257,13 +231,6 @@ class Encoder:
         [[*_, last]] = self._ids([":"], add_special_tokens=False)
         [with_special] = self._ids([":"], add_special_tokens=True)
         return with_special[::-1].index(last)
-
-    def _whole_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts that start a sequence, without tokens that would end them."""
-        if self.template == "chat":
-            return self._ids(texts, add_special_tokens=False)
-        encoded = self._ids(texts, add_special_tokens=True)
-        return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def _alone(self, text: str) -> list[int]:
         """Return the ids of a response without its context."""

@@ -7,49 +7,31 @@ import gzip
 import json
 import re
 from collections.abc import Collection, Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import kind_of
-from snakechat.data.row_bounds import MAX_ROW_BYTES, too_long
 from snakechat.workflow.errors import InputError
 
 BOM = b"\xef\xbb\xbf"
 # Characters of an array that are read at once.
 CHUNK = 4 << 20
+# Characters of an item of an array: each chunk of a long one decodes it from its start again.
+MAX_ITEM = 16 << 20
 SPACE = " \t\n\r"
 # What follows an item of an array.
 SEPARATOR = re.compile(rf"[{SPACE}]*([\],])[{SPACE}]*")
 
 
-def open_lines(path: Path) -> IO[bytes]:
-    """Open a file, compressed or not, for reading bytes."""
-    file: Any = (gzip.open if kind_of(path) == "jsonl.gz" else open)(path, "rb")
-    return file
-
-
 def read_lines(path: Path, _: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
     """Read one object per line; empty lines are skipped but counted."""
-    with open_lines(path) as file:
+    file: Any = (gzip.open if kind_of(path) == "jsonl.gz" else open)(path, "rb")
+    with file:
         # Bytes split at \n only: U+2028 is text.
-        for number, line in enumerate(_bounded_lines(file), start=1):
-            if line is None:
-                yield number, too_long()
-            elif line.strip():
+        for number, line in enumerate(file, start=1):
+            if line.strip():
                 yield number, _row_of_line(line.removeprefix(BOM))
-
-
-def _bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """Yield the lines of a file; None in place of one that exceeds the limit."""
-    for line in iter(partial(file.readline, MAX_ROW_BYTES + 1), b""):
-        if len(line) <= MAX_ROW_BYTES:
-            yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(MAX_ROW_BYTES)
-        yield None
 
 
 def _row_of_line(line: bytes) -> Any:
@@ -102,16 +84,15 @@ def _items(file: TextIO) -> Iterator[Any]:
             raise ValueError("an item is nested too deeply") from None
         except json.JSONDecodeError as error:
             problem, separator = error.msg, None
-        if separator and separator.end() - start <= MAX_ROW_BYTES:
+        if separator and separator.end() - start <= MAX_ITEM:
             yield item
             start = separator.end()
             end = start if separator[1] == "]" else 0
             continue
         # The item is invalid, too long, or not yet read to its end.
         chunk = file.read(CHUNK)
-        if not chunk or len(text) - start > MAX_ROW_BYTES:
-            bound = f"{MAX_ROW_BYTES:,} bytes"
-            raise ValueError(f"an item is invalid or longer than {bound}: {problem}")
+        if not chunk or len(text) - start > MAX_ITEM:
+            raise ValueError(f"an item is invalid or longer than {MAX_ITEM:,} bytes: {problem}")
         text, start = (text[start:] + chunk).lstrip(SPACE), 0
     rest = text[end:]
     while rest:

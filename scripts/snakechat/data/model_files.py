@@ -18,8 +18,8 @@ CARD = "README.md"
 TEXTS = ("vocab.txt", "merges.txt", "dict.txt")
 # The start of the text that Git without LFS has in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
-# Bytes of a header of safetensors, as the library limits them.
-MAX_HEADER = 100_000_000
+# One of these, or a *.model, has the vocabulary of a tokenizer.
+TOKENIZERS = ("tokenizer.json", "vocab.json", *TEXTS)
 
 
 def model_files(paths: Iterable[str]) -> list[str]:
@@ -40,71 +40,34 @@ def model_files(paths: Iterable[str]) -> list[str]:
 
 
 def check_files(folder: Path) -> None:
-    """Check that the files of a model were downloaded completely, as far as their starts show.
+    """Check the files of a model for what the libraries do not report, or without naming the file.
 
     Raises:
-        InputError: A file is missing or truncated, or is a pointer of Git LFS.
+        InputError: A file is a pointer of Git LFS or damaged, or the tokenizer is missing.
     """
-    names = {path.name for path in folder.iterdir()}
-    for name in sorted(names):
-        _check_file(folder / name)
-    if "config.json" not in names:
-        raise InputError("config.json is missing: add it from the repository of the model")
-    if "tokenizer.json" in names or any(name.endswith(".model") for name in names):
-        return
-    pair = {"vocab.json", "merges.txt"}
-    if len(found := pair & names) == 1:
-        [missing], [other] = pair - found, found
-        raise InputError(
-            f"{missing} is missing beside {other}: add it from the repository of the model"
-        )
-    if not names & {*pair, *TEXTS}:
-        raise InputError(
-            "the tokenizer is missing: expected tokenizer.json, vocab.json and merges.txt, or"
-            " tokenizer.model: add them from the repository of the model"
-        )
-
-
-def _check_file(path: Path) -> None:
-    """Raise InputError if a file is a pointer of Git LFS, is truncated, or should be JSON."""
-    with path.open("rb") as file:
-        start = file.read(len(LFS_POINTER))
+    paths = sorted(folder.iterdir())
+    for path in paths:
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
         if start == LFS_POINTER:
             raise InputError(
                 f"{path.name} is a Git LFS pointer instead of the file: run git lfs pull in its"
                 " repository"
             )
-        if path.suffix == ".json":
-            _check_json(path)
         # The end of a zip file, as torch saves weights, has the list of its parts.
         if path.suffix == ".bin" and start.startswith(b"PK") and not zipfile.is_zipfile(path):
-            raise InputError(
-                f"{path.name} is truncated at {path.stat().st_size:,} bytes: download it again"
-            )
-        if path.suffix != ".safetensors":
-            return
-        size = int.from_bytes(start[:8], "little")
-        file.seek(8)
-        header = file.read(min(size, MAX_HEADER))
-    try:
-        tensors = [of for name, of in json.loads(header).items() if name != "__metadata__"]
-        expected = 8 + size + max((of["data_offsets"][1] for of in tensors), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # safetensors describes what is wrong, unless the header is incomplete.
-        expected = 8 + size if size <= MAX_HEADER else 0
-    found = path.stat().st_size
-    if found < expected:
+            raise InputError(f"{path.name} is truncated: download it again")
+        if path.suffix == ".json":
+            try:
+                json.loads(path.read_bytes())
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path.name} is damaged ({error}): download it again") from None
+    # transformers would make an empty one.
+    if not any(path.name in TOKENIZERS or path.suffix == ".model" for path in paths):
         raise InputError(
-            f"{path.name} is truncated: it has {found:,} of {expected:,} bytes: download it again"
+            "the tokenizer is missing: add tokenizer.json, vocab.json and merges.txt, or"
+            " tokenizer.model from the repository of the model"
         )
-
-
-def _check_json(path: Path) -> None:
-    """Raise InputError if a file is not JSON."""
-    try:
-        json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path.name} is damaged ({error}): download it again") from None
 
 
 def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 with a chosen and a rejected response each.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ def read_prompts(
         InputError: A file changed after planning, or has an invalid entry.
     """
     entries = _read_entries("prompts", prompt_sets, files, source)
-    for location, _, prompt in entries:
-        _check_text(prompt, location)
-    return [(name, prompt.strip()) for _, name, prompt in entries]
+    return [(name, _text(prompt, location)) for location, name, prompt in entries]
 
 
 def read_pairs(
@@ -42,22 +40,18 @@ def read_pairs(
     Raises:
         InputError: A file changed after planning, or has an invalid entry.
     """
-    entries = _read_entries("prompts/pairs", prompt_sets, files, source)
-    for location, _, pair in entries:
-        if not isinstance(pair, dict) or sorted(pair) != sorted(PAIR_KEYS):
-            raise InputError(
-                f"{location}: expected the keys {', '.join(PAIR_KEYS)}, found {_describe(pair)}"
-            )
-        for key in PAIR_KEYS:
-            _check_text(pair[key], f"{location}, {key}")
-    return [(name, {key: pair[key].strip() for key in PAIR_KEYS}) for _, name, pair in entries]
+    pairs = []
+    for location, name, pair in _read_entries("prompts/pairs", prompt_sets, files, source):
+        if not isinstance(pair, dict) or pair.keys() != set(PAIR_KEYS):
+            raise InputError(f"{location}: expected the keys {', '.join(PAIR_KEYS)}, found {pair}")
+        pairs.append((name, {key: _text(pair[key], f"{location}, {key}") for key in PAIR_KEYS}))
+    return pairs
 
 
 def _read_entries(
     folder: str, prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
-) -> list[tuple[str, str, Any]]:
-    """Return (location for errors, set, entry) of each entry of some sets in a folder."""
-    entries = []
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield (location for errors, set, entry) of each entry of some sets in a folder."""
     for name in prompt_sets:
         file = f"{folder}/{name}.yaml"
         path = source / file
@@ -70,22 +64,12 @@ def _read_entries(
             raise InputError(
                 f"{path}: expected a list with one entry per prompt, each after a dash"
             )
-        numbered = enumerate(content, start=1)
-        entries += [(f"{path}, entry {number}", name, entry) for number, entry in numbered]
-    return entries
+        for number, entry in enumerate(content, start=1):
+            yield f"{path}, entry {number}", name, entry
 
 
-def _check_text(value: Any, location: str) -> None:
-    """Raise InputError if a value is not a string or is empty."""
+def _text(value: Any, location: str) -> str:
+    """Return a text without the white space around it; raise InputError if there is none."""
     if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"{location}: expected a text, found {_describe(value)}: put the text in quotes"
-        )
-
-
-def _describe(value: Any) -> str:
-    """Describe a YAML value in a few words."""
-    if isinstance(value, dict):
-        return f"keys {', '.join(map(str, value))}"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+        raise InputError(f"{location}: expected a text, found {value!r}: put the text in quotes")
+    return value.strip()

@@ -52,8 +52,7 @@ def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
         read: Notes each row in its position.
 
     Raises:
-        InputError: `read` raised it, crashed, or took too much memory.
-        OSError: `read` raised it.
+        InputError: `read` raised it or an OSError, crashed, or took too much memory.
     """
     position = Position(files)
     context = multiprocessing.get_context("fork")
@@ -61,55 +60,44 @@ def read_in_child(files: list[Path], read: Callable[[Position], Any]) -> Any:
     process = context.Process(target=_send_result, args=(sender, os.getpid(), read, position))
     process.start()
     sender.close()
-    message = b"[]"
+    message = {}
     try:
         # A child that crashes sends nothing.
         with receiver, contextlib.suppress(EOFError):
             # JSON: a child with a crafted file must not choose what the parent would unpickle.
-            message = receiver.recv_bytes()
+            message = json.loads(receiver.recv_bytes())
         process.join()
     finally:
         process.kill()
         process.join()
-    _check_exit(process.exitcode or 0, position)
-    kind, value = json.loads(message)
-    if kind == "InputError":
-        raise InputError(value)
-    if kind == "MemoryError":
-        raise InputError(
-            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory:"
-            " the file is damaged or a decompression bomb"
-        )
-    if kind == "OSError":
-        raise OSError(*value)
-    return value
-
-
-def _check_exit(code: int, position: Position) -> None:
-    """Raise InputError if a signal ended the child; exit if an error did, which it has printed."""
-    if code == -signal.SIGKILL:
-        raise InputError(f"{position}: the process that reads was killed: is the memory full?")
+    code = process.exitcode or 0
     if code < 0:
         name = signal.Signals(-code).name
-        raise InputError(f"{position}: the file is damaged and crashes its parser ({name})")
+        raise InputError(
+            f"{position}: {name} ended the process that reads: the file is damaged, or the memory"
+            " is full"
+        )
+    # The child has printed its error.
     if code:
         sys.exit(code)
+    if "error" in message:
+        raise InputError(message["error"])
+    return message["result"]
 
 
 def _send_result(
     sender: Connection, parent: int, read: Callable[[Position], Any], position: Position
 ) -> None:
-    """Send [kind, value] of the result or the error of read(position)."""
+    """Send {"result": read(position)}, or the message of its error."""
     _end_with(parent)
     try:
         _limit_memory()
-        message: list[Any] = ["result", read(position)]
-    except InputError as error:
-        message = ["InputError", str(error)]
+        message = {"result": read(position)}
     except MemoryError:
-        message = ["MemoryError", None]
-    except OSError as error:
-        message = ["OSError", [error.errno, error.strerror, error.filename and str(error.filename)]]
+        limit = f"{MAX_MEMORY_BYTES >> 20} MiB"
+        message = {"error": f"{position}: the next rows take more than {limit} of memory"}
+    except (InputError, OSError) as error:
+        message = {"error": str(error)}
     except KeyboardInterrupt:
         sys.exit(1)
     sender.send_bytes(json.dumps(message).encode())

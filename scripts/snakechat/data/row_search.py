@@ -117,7 +117,6 @@ class RowSearch:
         self.matches: dict[str, list[Match]] = {}
         self.phases: dict[str, dict[str, Rows]] = {}
         self._manifests: dict[str, list[Manifest]] = {}
-        self._usages: dict[str, Usage | None] = {}
         results = list(results)
         has_eval: dict[str, bool] = {}
         for folder, manifest in results:
@@ -151,87 +150,52 @@ class RowSearch:
 
     def usage(self, manifest: Manifest) -> Usage:
         """Return which of the matching rows a result was made from."""
-        jobs = merge_lineages([manifest])
-        missing = frozenset(name for job in jobs.values() for name in job["inputs"]) - jobs.keys()
-        if missing:
-            return NOTHING._replace(unknown=missing)
-        return _UsageOfJobs(self, jobs)[manifest["spec"]["path"]]
+        jobs, own = merge_lineages([manifest]), manifest["spec"]["path"]
+        usages = [self._usage_of_job(job, jobs) for job in jobs.values()]
+        if jobs[own]["rule"] in RECORD_RULES:
+            usages.append(self._records(own, jobs))
+        return union(usages)
 
-    def usage_of_content(self, content: str) -> Usage | None:
-        """Return which of the matching rows a content was made from, by any result that has it.
+    def _usage_of_job(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
+        """Return which of the matching rows a job of a lineage read itself."""
+        usage = self._read_by(job, jobs)
+        if usage.unknown:
+            # Another result with the same content was made from the same rows.
+            for manifest in self._manifests.get(job["content"], ()):
+                others = merge_lineages([manifest])
+                other = self._read_by(others[manifest["spec"]["path"]], others)
+                if not other.unknown:
+                    return other
+        return usage
 
-        None if each lineage of the content leads to another one that is nowhere to be read.
-        """
-        if content not in self._usages:
-            # Unknown for lineages that lead back to it.
-            self._usages[content] = None
-            usages = map(self.usage, self._manifests.get(content, ()))
-            self._usages[content] = next((usage for usage in usages if not usage.unknown), None)
-        return self._usages[content]
-
-
-class _UsageOfJobs:
-    """The usage of each job of a lineage, by the path of its result."""
-
-    def __init__(self, search: RowSearch, jobs: Lineage) -> None:
-        self.search, self.jobs = search, jobs
-        self.known: dict[str, Usage] = {}
-
-    def __getitem__(self, path: str) -> Usage:
-        if path not in self.known:
-            # A damaged lineage may have a cycle.
-            self.known[path] = NOTHING
-            usages = self._upstream(path)
-            if self.jobs[path]["rule"] in RECORD_RULES:
-                usages.append(self._records(path))
-            usage = union(usages)
-            if usage.unknown:
-                usage = self.search.usage_of_content(self.jobs[path]["content"]) or usage
-            self.known[path] = usage
-        return self.known[path]
-
-    def _upstream(self, path: str) -> list[Usage]:
-        """Return what the inputs of a job were made from, as far as it reads it."""
-        job = self.jobs[path]
-        rule = job["rule"]
-        # It writes row numbers, whose rows its readers have from the records.
-        if rule == "split_dataset":
-            return []
-        usages = []
-        for name in job["inputs"]:
-            upstream_rule = self.jobs[name]["rule"]
-            if upstream_rule not in RECORD_RULES:
-                usages.append(self[name])
-            # The other readers of records read the rows of a phase, or statistics.
-            elif rule in ("init_model", "label_pairs"):
-                usages.append(self._records_read_by(job, name))
-            if upstream_rule == "split_dataset" and rule in PHASE_OF_RULE:
-                usages.append(self._phase(PHASE_OF_RULE[rule], name))
-        return usages
-
-    def _records_read_by(self, job: Mapping[str, Any], name: str) -> Usage:
-        """Return the usage of a job that reads whole records, without the rows that it excludes."""
+    def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
+        inputs = {path: jobs[path]["rule"] for path in job["inputs"]}
+        if job["rule"] in PHASE_OF_RULE:
+            splits = [path for path, rule in inputs.items() if rule == "split_dataset"]
+            return union(self._phase(PHASE_OF_RULE[job["rule"]], path, jobs) for path in splits)
+        if job["rule"] not in ("init_model", "label_pairs"):
+            # It reads no rows, or statistics of them, or writes row numbers.
+            return NOTHING
+        records = [path for path, rule in inputs.items() if rule in RECORD_RULES]
         # A tokenizer is trained on the rows of the train split.
-        splits = SPLITS[:1] if job["rule"] == "init_model" else SPLITS
-        usage = union([*self._upstream(name), self._records(name, splits)])
+        read = SPLITS[:1] if job["rule"] == "init_model" else SPLITS
+        usage = union(self._records(path, jobs, read) for path in records)
         excluded = frozenset(map(bytes.fromhex, job["facts"].get("excluded", ())))
         return usage._replace(rows=usage.rows - excluded)
 
-    def _phase(self, phase: str, split: str) -> Usage:
-        job = self.jobs[split]
-        found = self.search.phases.get(job["content"])
-        if found is None:
-            return NOTHING._replace(unknown=frozenset([split]))
-        rows = {name: found[name] for name in (f"{phase}.train", f"{phase}.eval") if found[name]}
-        names = frozenset(f"{job['name']} {name}" for name in rows)
-        return Usage(frozenset().union(*rows.values()), names, frozenset())
-
-    def _records(self, path: str, splits: Collection[str] = SPLITS) -> Usage:
-        found = self.search.matches.get(self.jobs[path]["content"])
+    def _phase(self, phase: str, path: str, jobs: Lineage) -> Usage:
+        found = self.phases.get(jobs[path]["content"])
         if found is None:
             return NOTHING._replace(unknown=frozenset([path]))
-        rows = frozenset(match.digest for match in found if match.split in splits)
-        return NOTHING._replace(rows=rows)
+        rows = {name: found[name] for name in (f"{phase}.train", f"{phase}.eval") if found[name]}
+        names = frozenset(f"{jobs[path]['name']} {name}" for name in rows)
+        return Usage(frozenset().union(*rows.values()), names, frozenset())
+
+    def _records(self, path: str, jobs: Lineage, splits: Collection[str] = SPLITS) -> Usage:
+        found = self.matches.get(jobs[path]["content"])
+        if found is None:
+            return NOTHING._replace(unknown=frozenset([path]))
+        return NOTHING._replace(rows=frozenset(m.digest for m in found if m.split in splits))
 
 
 def union(usages: Iterable[Usage]) -> Usage:

@@ -1,12 +1,10 @@
 """Rows of source files: parquet, arrow, jsonl, jsonl.gz, json and csv.
 
-Memory is bounded: a few rows are held at a time, and a row that is too long is a bad one or an
-error. The datasets library is not used, because it loses what
+A few rows are held at a time. The datasets library is not used, because it loses what
 tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for a json
 array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
 """
 
-import codecs
 import csv
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -14,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from snakechat.data.cells import BadRow
 from snakechat.data.csv_rows import read_csv
 from snakechat.data.dataset_files import kind_of
-from snakechat.data.json_rows import open_lines, read_json, read_lines
+from snakechat.data.json_rows import read_json, read_lines
 from snakechat.data.table_rows import read_arrow, read_parquet
 from snakechat.workflow.errors import InputError
 
@@ -35,11 +32,8 @@ DAMAGES: tuple[type[Exception], ...] = (
     zlib.error,
     # Also UnicodeDecodeError.
     ValueError,
-    MemoryError,
     RecursionError,
 )
-# Bytes of lines that are counted for lines about the progress.
-COUNTED_BYTES = 256 << 20
 
 
 def read_rows(
@@ -60,21 +54,16 @@ def read_rows(
     if kind is None:
         raise InputError(f"{path}: unknown kind of file, expected one of {', '.join(READERS)}")
     with path.open("rb") as file:
-        start = file.read(40)
-    if start.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
+        if file.read(40).startswith(b"version https://git-lfs"):
+            raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
         for number, row in READERS[kind](path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
     except MemoryError:
-        raise InputError(
-            f"{path}: the rows after row {number} take too much memory, as in a decompression bomb:"
-            " write the file again in smaller row groups or batches"
-        ) from None
+        # That of Arrow is an ArrowException, too.
+        raise
     except DAMAGES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         size = path.stat().st_size
@@ -83,29 +72,6 @@ def read_rows(
         ) from None
     if not number:
         raise InputError(f"{path}: no rows")
-
-
-def count_rows(path: str | Path) -> int | None:
-    """Return the approximate number of rows, for lines about the progress.
-
-    Returns None if only reading the file would give the number.
-    """
-    kind = kind_of(path)
-    try:
-        if kind == "parquet":
-            return pq.ParquetFile(path).metadata.num_rows
-        if kind in ("jsonl", "jsonl.gz", "csv"):
-            with open_lines(Path(path)) as file:
-                lines = 0
-                # A small compressed file may have terabytes of lines.
-                for _ in range(COUNTED_BYTES >> 20):
-                    if not (chunk := file.read(1 << 20)):
-                        return lines
-                    lines += chunk.count(b"\n")
-    except DAMAGES:
-        # read_rows reports the damage.
-        pass
-    return None
 
 
 READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[NumberedRow]]] = {

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,10 @@ import pyarrow.parquet as pq
 from snakechat.data.cells import BadRow
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import missing_hint
-from snakechat.data.row_bounds import MAX_ROW_BYTES, too_long
 from snakechat.workflow.errors import InputError
 
 # Rows may have megabytes: the batches are small so that memory stays bounded.
 ROWS_AT_A_TIME = 64
-# Bytes that the rows of a batch of parquet may have on average.
-MAX_BATCH_BYTES = 64 << 20
-# A file may decode to this many times its size, or to MAX_DECODED_BYTES if that is more.
-MAX_EXPANSION = 1000
-MAX_DECODED_BYTES = 1 << 30
 # Marks the end of an arrow stream. Without it, whole batches may be missing.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -32,15 +25,7 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
     # row groups ahead.
     file = pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
     selected = _select_columns(path, file.schema_arrow.names, columns)
-    rows = _rows_per_batch(file.metadata)
-    return _rows_of(file.iter_batches(rows, columns=selected, use_threads=False), path)
-
-
-def _rows_per_batch(metadata: Any) -> int:
-    """Return the number of rows that have MAX_BATCH_BYTES, by the average size of the rows."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
-    return min(ROWS_AT_A_TIME, max(1, MAX_BATCH_BYTES // max(1, largest)))
+    return _rows_of(file.iter_batches(ROWS_AT_A_TIME, columns=selected, use_threads=False))
 
 
 def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
@@ -48,7 +33,7 @@ def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[t
     with pa.memory_map(str(path)) as file:
         batches = pa.ipc.open_stream(file)
         selected = _select_columns(path, batches.schema.names, columns)
-        yield from _rows_of(_slices(batches, selected), path)
+        yield from _rows_of(_slices(batches, selected))
         file.seek(file.size() - len(END_OF_STREAM))
         if file.read() != END_OF_STREAM:
             raise EOFError("the end of the stream is missing")
@@ -93,43 +78,21 @@ def check_names(path: Path, names: Sequence[str]) -> None:
         raise InputError(f"{path}: column {twice[0]} occurs twice: rename one of them")
 
 
-def _rows_of(batches: Iterable[Any], path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of batches.
-
-    Raises:
-        MemoryError: The cells of the file have so many bytes that it must be a decompression bomb.
-    """
-    number = decoded = 0
-    limit = max(MAX_DECODED_BYTES, MAX_EXPANSION * path.stat().st_size)
-    for encoded in batches:
-        batch = _without_dictionaries(encoded)
-        decoded += batch.nbytes
-        if decoded > limit:
-            raise MemoryError
-        rows = None
-        if batch.nbytes <= MAX_ROW_BYTES:
-            with suppress(ValueError, OverflowError):
-                rows = batch.to_pylist()
-        if rows is None:
+def _rows_of(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of batches."""
+    number = 0
+    for batch in batches:
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
             # Convert row by row to find the bad ones.
-            rows = (_row_of(batch.slice(index, 1)) for index in range(batch.num_rows))
+            rows = [_row_of(batch.slice(index, 1)) for index in range(batch.num_rows)]
         for row in rows:
             number += 1
             yield number, row
 
 
-def _without_dictionaries(batch: Any) -> Any:
-    """Return a batch with texts in place of the numbers by which a dictionary stores them once."""
-    columns = [
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
-
-
 def _row_of(batch: Any) -> Any:
-    if batch.nbytes > MAX_ROW_BYTES:
-        return too_long()
     try:
         return batch.to_pylist()[0]
     except UnicodeDecodeError as error:

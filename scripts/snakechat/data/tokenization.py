@@ -4,12 +4,11 @@ RLHF also keeps the turns of its prompts (snakechat/data/prompt_texts.py).
 """
 
 import json
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,6 @@ from snakechat.workflow.job import Job
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 SPLITS = ("train", "eval")
-# Rows of each dataset that check_rows encodes a second time.
-CHECKED_ROWS = 100
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05
@@ -45,8 +42,6 @@ REJECTED = "rejected by the chat template"
 # {column: cells} of some records, with their numbers from 0 in the column ROW.
 Batch = dict[str, list[Any]]
 ROW = "row"
-
-R = TypeVar("R")
 
 
 class Tokenization(NamedTuple):
@@ -92,8 +87,6 @@ def tokenize_phase(job: Job[Any]) -> None:
         "end_of_turn": tokenizer.convert_ids_to_tokens(encoder.end_id),
         "pad": tokenizer.pad_token,
     }
-    if "chosen" in tokenization.fields:
-        job.facts["rows_as_one_text"] = check_rows(job, tokenization, encoder)
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)
@@ -121,33 +114,6 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
         )
 
 
-def check_rows(job: Job[Any], tokenization: Tokenization, encoder: Encoder) -> dict[str, int]:
-    """Count training rows whose prompt and response have the ids of the whole dialogue.
-
-    The tokenizer's own chat template renders the dialogue. In the other rows, one token spans the
-    end of the prompt and the start of the response, which is encoded as if it stood alone; or the
-    template changes the text of the response, such as white space around it.
-
-    Returns:
-        The numbers of these rows ("equal") and of the rows that were compared ("checked").
-    """
-    rows = phase_rows(job, "train")
-    first = {dataset: numbers[:CHECKED_ROWS] for dataset, numbers in rows.items()}
-    equal: list[bool] = []
-    for _, batch in batches(job, "train", first):
-        texts: Any = zip(batch["prompt"], batch["chosen"], strict=True)
-        for prompt, response in texts:
-            # Rows that the template rejects are reported with their numbers.
-            with suppress(TurnsRejected):
-                if drop_reason(encoder, prompt, response) is None:
-                    equal += encoder.are_joint([prompt], [response])
-    print(
-        f"prompt and response have the ids of the whole dialogue in {sum(equal):,} of"
-        f" {len(equal):,} checked rows"
-    )
-    return {"equal": sum(equal), "checked": len(equal)}
-
-
 def _tokenize_split(
     job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
 ) -> dict[str, Any]:
@@ -158,15 +124,6 @@ def _tokenize_split(
     dropped: Counter[str] = Counter()
     truncated: Counter[str] = Counter()
     whole_lengths: list[np.ndarray] = []
-
-    def encode_batch(dataset: str, batch: Batch) -> tuple[str, Batch, list[Encoded]]:
-        place = f"dataset {dataset}: {records_path(job, dataset, split)}"
-        skips = dataset in getattr(job.settings, "skip_rejected", ())
-        return (
-            dataset,
-            batch,
-            _encode_batch(encoder, job.settings, tokenization, batch, place, skips),
-        )
 
     with ExitStack() as stack:
         writers = [
@@ -181,8 +138,10 @@ def _tokenize_split(
             write_texts = stack.enter_context(open_prompt_texts(job.result, split, kept_names))
             columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
         progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
-        records = batches(job, split, rows, columns)
-        for dataset, batch, encoded in map_in_order(encode_batch, records):
+        for dataset, batch in batches(job, split, rows, columns):
+            place = f"dataset {dataset}: {records_path(job, dataset, split)}"
+            skips = dataset in getattr(job.settings, "skip_rejected", ())
+            encoded = _encode_batch(encoder, job.settings, tokenization, batch, place, skips)
             new = [r for row in encoded for r in (row if isinstance(row, list) else [row])]
             valid = [row for row in new if not isinstance(row, str)]
             dropped.update(row for row in new if isinstance(row, str))
@@ -297,21 +256,3 @@ def records_path(job: Job[Any], dataset: str, split: str) -> Path:
     """Return the records of a split. Without an eval split, its rows are in train.parquet."""
     path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
     return path if path.exists() else path.with_stem("train")
-
-
-def map_in_order(
-    function: Callable[..., R], items: Iterable[tuple[Any, ...]], workers: int = 2
-) -> Iterator[R]:
-    """Yield function(*item) of each item in order, while threads process the next items.
-
-    The tokenizers library releases the GIL and uses all cores; meanwhile another thread reads,
-    truncates and counts.
-    """
-    with ThreadPoolExecutor(workers) as pool:
-        pending: deque[Future[R]] = deque()
-        for item in items:
-            pending.append(pool.submit(function, *item))
-            if len(pending) > workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()

@@ -15,7 +15,6 @@ from snakechat.jobs.files import (
     excluded_files,
     tokenizer_files,
 )
-from snakechat.workflow.digests import digest
 
 # The default of huggingface_hub.
 MAIN_BRANCH = "main"
@@ -118,20 +117,11 @@ def _hub_source(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
-    """Return the part of a job's settings that names the excluded rows of a dataset; {} if none.
-
-    Specs are public: they have the digest of a pattern, which may contain what is to be erased.
-    """
+    """Return the part of a job's settings that names the excluded rows of a dataset; {} if none."""
     entries = config.values["datasets"][dataset].get("exclude")
     if entries is None:
         return {}
-    patterns = [
-        {"sha256": digest(entry["pattern"]), "because": entry["because"]}
-        for entry in entries
-        if "pattern" in entry
-    ]
-    rows = sorted(entry for entry in entries if isinstance(entry, str))
-    return {"exclude": {"rows": rows, "patterns": patterns}}
+    return {"exclude": sorted(entry for entry in entries if isinstance(entry, str))}
 
 
 def _template_arguments(model: dict[str, Any]) -> dict[str, Any]:

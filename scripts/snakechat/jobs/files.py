@@ -135,12 +135,6 @@ def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
     return files
 
 
-def excluded_patterns(config: Config, dataset: str) -> list[str]:
-    """Return the regular expressions that exclude rows of a dataset."""
-    entries = config.values["datasets"][dataset].get("exclude", ())
-    return [entry["pattern"] for entry in entries if "pattern" in entry]
-
-
 def model_folder(config: Config, name: str) -> Path | str | None:
     """Return the folder or the URL of a base model, or None if it has no path."""
     return config.source_of("models", name)

@@ -13,7 +13,6 @@ from snakechat.config.recipes import Config
 from snakechat.jobs.files import (
     dataset_folder,
     excluded_files,
-    excluded_patterns,
     model_folder,
     tokenizer_folder,
 )
@@ -120,7 +119,7 @@ def _init_model(config: Config, name: str) -> dict[str, Any]:
 
 def _exclusions(config: Config, dataset: str) -> dict[str, Any]:
     files = {name: str(path) for name, path in excluded_files(config, dataset).items()}
-    return {"excluded_patterns": excluded_patterns(config, dataset), "excluded_files": files}
+    return {"excluded_files": files}
 
 
 def _label_pairs(config: Config, name: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.dataset_files import kind_of
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 
@@ -241,10 +240,8 @@ def count_rows(source: str, name: str) -> int | None:
     path = Path(source, name.partition("/")[2])
     try:
         # Snakemake's own environment may lack the libraries that read rows.
-        from snakechat.data.sources import count_rows, read_rows
+        from snakechat.data.sources import read_rows
 
-        if kind_of(path) == "parquet":
-            return count_rows(path)
         if path.stat().st_size > MAX_COUNTED_BYTES:
             return None
         return sum(1 for _ in read_rows(path))

@@ -25,7 +25,6 @@ class RunOptions:
         source: Folder or URL of the external files of the job; empty if it has none.
         license: The licence of the dataset or model that the config declares, if any.
         licenses: All licences that the config declares, by the path of the import or the fetch.
-        excluded_patterns: Regular expressions of excluded rows.
         excluded_files: Files with digests of excluded rows, by their names in the spec.
         llm_judges: Where and how LLM judges are asked, by name.
         versions: Folders in the store of compared versions, by recipe and kind of result.
@@ -40,7 +39,6 @@ class RunOptions:
     source: str = ""
     license: str | None = None
     licenses: Mapping[str, str] = field(default_factory=dict)
-    excluded_patterns: list[str] = field(default_factory=list)
     excluded_files: Mapping[str, str] = field(default_factory=dict)
     llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, dict[str, str]] = field(default_factory=dict)

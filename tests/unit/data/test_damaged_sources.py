@@ -6,7 +6,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.sources import count_rows
 from support.files import as_arrow
 from support.source_files import WRITERS, numbered, put, read_error, rows_before_damage, write
 
@@ -27,13 +26,6 @@ def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
     )
     _, message = read_error(path)
     assert "git lfs pull" in message
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
-def test_text_in_utf_16_is_an_error_with_advice(tmp_path, name):
-    path = put(tmp_path / name, '{"a": "问"}\n'.encode("utf-16"))
-    _, message = read_error(path)
-    assert "UTF-16: save the file as text in UTF-8" in message
 
 
 @pytest.mark.parametrize("share", [0.01, 0.999])
@@ -135,13 +127,3 @@ def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
     lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
     path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-def test_count_of_a_damaged_file_is_unknown(tmp_path, name):
-    path = write(tmp_path, name, numbered(1000))
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    assert count_rows(path) is None
-    path.write_bytes(bytes(100))
-    assert count_rows(path) is None

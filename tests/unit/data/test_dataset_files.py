@@ -231,15 +231,19 @@ def test_local_paths_follow_links(tmp_path):
     assert local_paths(tmp_path / "link") == local_paths(folder)
 
 
-def test_folders_that_link_to_one_another_have_too_many_paths(tmp_path, monkeypatch):
-    monkeypatch.setattr("snakechat.data.dataset_files.MAX_LINKED_FOLDERS", 100)
+def test_folders_that_link_to_one_another_are_read_once(tmp_path):
     names = "abcdef"
     fill(tmp_path, *(f"{name}/x.json" for name in names))
     for name in names:
+        (tmp_path / name / "to_all").symlink_to(tmp_path)
         for other in names:
             (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
-    with pytest.raises(InputError, match="links lead to more than 100 folders"):
-        local_paths(tmp_path)
+    found = local_paths(tmp_path)
+    assert {f"{name}/x.json" for name in names} <= set(found)
+    # Each folder itself, and the first link to it.
+    assert len(found) == 2 * len(names)
+    (tmp_path / "self").symlink_to("self")
+    assert set(local_paths(tmp_path)) == {*found, "self"}
 
 
 def test_link_to_a_folder_outside_is_an_error_unless_links_are_followed(tmp_path):

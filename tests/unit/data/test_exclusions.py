@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.data.exclusions import exclude_rows, read_digest_list
+from snakechat.data.exclusions import read_digest_list, removed_rows
 from snakechat.data.records import RecordWriter, read_digests, record_digest
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.run_options import RunOptions
 from support.dialogues import make_record
@@ -23,23 +23,19 @@ def records(tmp_path):
     return path
 
 
-def job(exclude, patterns=(), files=()):
+def job(exclude, files=()):
     """A job with `exclude` in its spec, and its options."""
     return SimpleNamespace(
         spec={"files": {path.name: file_digest(path) for path in files}},
-        options=RunOptions(
-            excluded_patterns=list(patterns),
-            excluded_files={path.name: str(path) for path in files},
-        ),
+        options=RunOptions(excluded_files={path.name: str(path) for path in files}),
         facts={},
-        exclude={"rows": [row.hex() for row in exclude],
-                 "patterns": [{"sha256": digest(p), "because": "a request"} for p in patterns]},
-    )  # fmt: skip
+        settings={"exclude": [row.hex() for row in exclude]},
+    )
 
 
 def excluded(job, path):
     """Return the numbers of the excluded rows."""
-    return exclude_rows(job, job.exclude, {"train": path}, "mine")["train"].tolist()
+    return removed_rows(job, job.settings, {"train": path}, "mine")["train"].tolist()
 
 
 def test_a_digest_distinguishes_missing_texts_and_boundaries():
@@ -52,18 +48,17 @@ def test_records_contain_their_digests(records):
     assert read_digests(records) == [record_digest(row) for row in ROWS]
 
 
-def test_rows_are_excluded_by_digest_pattern_and_file(records, tmp_path):
+def test_rows_are_excluded_by_digest_and_file(records, tmp_path):
     file = tmp_path / "requests.txt"
     digests = [record_digest(row) for row in ROWS]
     # One of another dataset, a comment and a blank line.
     file.write_text(f"{digests[3].hex()}  # a request\n\n# next\n{'0' * 32}\n")
-    assert excluded(job([digests[1]]), records) == [1]
-    # A pattern is searched in all texts.
-    found = job([], patterns=["Ann"])
-    assert excluded(found, records) == [0, 2]
-    assert found.facts["excluded"] == sorted(digests[row].hex() for row in (0, 2))
-    assert excluded(job([], files=[file]), records) == [3]
-    assert excluded(job([digests[1]], ["^Cid"], [file]), records) == [1, 2, 3]
+    found = job([digests[1]])
+    assert excluded(found, records) == [1]
+    assert found.facts["excluded"] == [digests[1].hex()]
+    assert excluded(job([], [file]), records) == [3]
+    assert excluded(job([digests[1]], [file]), records) == [1, 3]
+    assert excluded(SimpleNamespace(settings={}), records) == []
 
 
 def test_a_digest_of_no_row_is_an_error(records):
@@ -74,7 +69,7 @@ def test_a_digest_of_no_row_is_an_error(records):
 def test_a_changed_file_is_an_error(records, tmp_path):
     file = tmp_path / "requests.txt"
     file.write_text("")
-    planned = job([], files=[file])
+    planned = job([], [file])
     file.write_text("# edited\n")
     with pytest.raises(InputError, match="changed since"):
         excluded(planned, records)

@@ -3,13 +3,11 @@
 # Chinese texts have Chinese punctuation.
 
 import json
-from collections import Counter
 
 import pytest
 
-from snakechat.data.cells import BadRow, DroppedRow
+from snakechat.data.cells import BadRow
 from snakechat.data.formats import FORMATS, columns_of, kept_cells, named_columns, record_of
-from snakechat.data.sources import read_rows
 from support.formats import (
     PLAIN,
     PLAIN_RECORD,
@@ -457,12 +455,6 @@ def test_columns_are_joined_by_newlines_without_the_empty_ones(row, prompt):
     assert read({**row, "output": "a"}, "instruct", **columns) == (question(prompt), " a", None)
 
 
-# Joined columns.
-
-
-# Kept cells.
-
-
 def test_kept_cells_are_json():
     row = {"solution": "四", "meta": {"tests": ["assert x", 1.5, True], "none": None}}
     cells = kept_cells(row, ["solution", "meta.tests", "meta.none", "meta.absent"])
@@ -572,17 +564,3 @@ def test_missing_fields_are_named():
     with pytest.raises(ValueError, match="requires messages") as error:
         columns_of("messages", {"system": "s"})
     assert "(fields: messages, system)" in str(error.value)
-
-
-# --- real rows in the layout of other datasets ----------------------------------------------
-
-
-def real(path, format, **columns):
-    """Return the records of a file, and the number of dropped rows by reason."""
-    found, reasons = [], Counter()
-    for _, row in read_rows(path):
-        try:
-            found.append(read(row, format, **columns))
-        except DroppedRow as reason:
-            reasons[str(reason)] += 1
-    return sorted(found, key=str), reasons

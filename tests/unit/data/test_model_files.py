@@ -1,7 +1,5 @@
 """The files of a model: incomplete downloads."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -44,27 +42,12 @@ def test_a_pointer_of_git_lfs(folder, name):
     )
 
 
-@pytest.mark.parametrize("kept", [-1, 60])
-def test_truncated_weights(folder, kept):
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[:kept])
-    size = int.from_bytes(content[:8], "little")
-    # 4000 bytes of weights; a truncated header does not say so.
-    expected = len(content) if kept == -1 else 8 + size
-    assert expected == 8 + size + (4000 if kept == -1 else 0)
-    assert message_of(folder) == (
-        f"model.safetensors is truncated: it has {len(content[:kept]):,} of {expected:,} bytes:"
-        " download it again"
-    )
-
-
 def test_truncated_weights_of_torch(folder):
     path = folder / "pytorch_model.bin"
     torch.save({"a": torch.ones(1000)}, path)
     check_files(folder)
     path.write_bytes(path.read_bytes()[:2000])
-    assert message_of(folder) == "pytorch_model.bin is truncated at 2,000 bytes: download it again"
+    assert message_of(folder) == "pytorch_model.bin is truncated: download it again"
 
 
 @pytest.mark.parametrize("name", ["config.json", "vocab.json"])
@@ -74,27 +57,7 @@ def test_a_page_of_a_server_or_a_part_instead_of_json(folder, name):
     assert message_of(folder).endswith("): download it again")
 
 
-def test_a_header_that_is_no_json_is_left_to_safetensors(folder):
-    (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"nope")
-    check_files(folder)
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        (["merges.txt"], "merges.txt is missing beside vocab.json: add it from the repository"),
-        (["vocab.json"], "vocab.json is missing beside merges.txt: add it from the repository"),
-        (["config.json"], "config.json is missing: add it from the repository"),
-        (["vocab.json", "merges.txt"], "the tokenizer is missing: expected tokenizer.json, "),
-    ],
-)
-def test_a_missing_file(folder, missing, message):
-    for name in missing:
+def test_a_missing_tokenizer(folder):
+    for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink()
-    assert message_of(folder).startswith(message)
-
-
-def test_a_tokenizer_in_one_file_needs_no_others(folder):
-    (folder / "merges.txt").unlink()
-    (folder / "tokenizer.json").write_text(json.dumps({}))
-    check_files(folder)
+    assert message_of(folder).startswith("the tokenizer is missing: add tokenizer.json, ")

@@ -5,17 +5,6 @@ import pytest
 
 from snakechat.data.phase_splits import limited_phases, split_groups, split_rows, weighted_rows
 
-WEIGHTS = [
-    [1],
-    [2, 4, 4],
-    [0, 5, 5],
-    [5, 0, 5],
-    [0, 1, 0],
-    [1000, 1, 1],
-    [0.1, 0.2, 0.7],
-]
-NUMBERS = [*range(6), 97]
-
 
 def lengths(phases):
     return [len(rows) for rows in phases]
@@ -26,7 +15,7 @@ def all_rows(phases):
 
 
 def slices_of_deepspeed_chat(number, weights, seed):
-    """Return the rows of each phase as in data_utils.py, or None if its bounds do not ascend."""
+    """Return the rows of each phase as in data_utils.py."""
     bounds = [0]
     for weight in weights:
         bounds.append(bounds[-1] + round(weight / sum(weights) * float(number)))
@@ -34,8 +23,6 @@ def slices_of_deepspeed_chat(number, weights, seed):
     bounds = [0, *(bound - surplus for bound in bounds[1:])]
     order = np.arange(number, dtype=np.uint32)
     np.random.RandomState(seed).shuffle(order)
-    if bounds != sorted(bounds):
-        return None
     return [order[bounds[i] : bounds[i + 1]].tolist() for i in range(len(weights))]
 
 
@@ -64,33 +51,12 @@ def test_sizes_of_the_phases(number, weights, expected):
 
 
 @pytest.mark.parametrize(
-    ("number", "weights"), [(76256, [2, 4, 4]), (5103, [2, 4, 4]), (33143, [9, 1])]
+    ("number", "weights"), [(76256, [2, 4, 4]), (33143, [9, 1]), (97, [0.1, 0.2, 0.7])]
 )
 def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights):
     expected = slices_of_deepspeed_chat(number, weights, 1234)
     phases = split_rows(number, weights, 1234)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
-
-
-def test_phases_equal_deepspeed_chat_if_its_bounds_ascend():
-    weights_without_zero = [weights for weights in WEIGHTS if 0 not in weights]
-    compared = 0
-    for weights in weights_without_zero:
-        for number in NUMBERS:
-            if expected := slices_of_deepspeed_chat(number, weights, 7):
-                phases = split_rows(number, weights, 7)
-                assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
-                compared += 1
-    # Nearly all: with very uneven weights, DeepSpeed-Chat repeats some rows.
-    assert compared >= 0.9 * len(weights_without_zero) * len(NUMBERS)
-
-
-def test_sizes_deviate_from_the_weights_by_at_most_one_row_per_phase():
-    for number in range(0, 200, 7):
-        for weights in WEIGHTS:
-            shares = np.array(weights) / sum(weights) * number
-            difference = np.abs(lengths(split_rows(number, weights, 5)) - shares)
-            assert difference.max() <= len(weights) / 2
 
 
 @pytest.mark.parametrize("split", [split_rows, lambda n, *rest: split_groups(np.arange(n), *rest)])

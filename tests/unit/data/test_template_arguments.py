@@ -53,14 +53,6 @@ def test_a_saved_tokenizer_renders_as_with_the_arguments(start, end, tmp_path):
     assert rendered(saved) == other
 
 
-def test_prompts_have_the_ids_of_the_arguments():
-    tokenizer = tokenizer_with(THINKING)
-    [without] = Encoder(tokenizer, "chat").prompts([[("user", "Hello")]])
-    set_template_defaults(tokenizer, {"enable_thinking": False})
-    [ids] = Encoder(tokenizer, "chat").prompts([[("user", "Hello")]])
-    assert tokenizer.decode(ids) == tokenizer.decode(without) + EMPTY
-
-
 def test_a_prompt_that_does_not_start_its_dialogue_is_rejected():
     tokenizer = tokenizer_with(PROMPTED)
     Encoder(tokenizer, "chat")
@@ -105,7 +97,6 @@ def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data, tmp_path):
             expected = prompt_ids(given, turns, enable_thinking=False)
             assert prompt_ids(tested, turns) == expected != prompt_ids(given, turns)
             assert Encoder(tested, "chat").prompts([turns]) == [expected]
-            assert Encoder(tested, "chat").are_joint([turns], [" Fine."]) == [True]
 
 
 def test_a_new_model_has_the_arguments_in_its_template(tmp_path):

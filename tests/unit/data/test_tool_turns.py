@@ -63,7 +63,6 @@ def test_a_dialogue_with_tools_has_the_ids_of_the_templates_own_rendering(family
     [before], [response] = encoder.prompts([prompt]), encoder.responses([chosen])
     ids = [*before, *response]
     assert rendered_ids(tokenizer, prompt, chosen)[: len(ids)] == ids
-    assert encoder.are_joint([prompt], [chosen]) == [True]
     texts = {6: "Yes.", 4: CALL_TEXTS[name], 2: "Hi."}
     assert tokenizer.decode(response[:-1]) == texts[end]
     assert "weather" in tokenizer.decode(before)
@@ -121,9 +120,9 @@ def test_the_reason_of_a_template_that_refuses_a_call_is_named(shared_data):
 @pytest.mark.parametrize("name", ["llama3_1", "deepseek_v3"])
 def test_a_real_template_without_calls_is_refused(shared_data, name):
     encoder = Encoder(load_tokenizer(shared_data / "tokenizers" / name), "chat")
-    prompt, chosen = record(*CONVERSATION)
+    prompt, _ = record(*CONVERSATION)
     with pytest.raises(InputError, match="the chat template does not write the definitions"):
-        encoder.are_joint([prompt], [chosen])
+        encoder.prompts([prompt])
 
 
 # --- all turns ------------------------------------------------------------------------------
