@@ -25,7 +25,6 @@ from snakechat.planning.plan import PlannedJob
 from snakechat.planning.planner import parse_arguments, plan_build
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.file_links import copy
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -34,7 +33,7 @@ from snakechat.workflow.manifest import (
     manifest_path,
     read_manifest,
 )
-from snakechat.workflow.shared_store import copy_result, put_result
+from snakechat.workflow.shared_store import copy, copy_result, put_result
 from snakechat.workflow.store import (
     STORE,
     Damaged,

@@ -1,9 +1,9 @@
-"""Write the jobs of a build that take several GPUs or nodes as Kubeflow jobs.
+"""Write the jobs of a build that take several GPUs or nodes for Kubeflow's Training Operator.
 
     python scripts/kubernetes_job.py output/sft/66b | kubectl create --filename -
-    python scripts/kubernetes_job.py output/sft/mine --kind TrainJob --configfile mine.yaml
+    python scripts/kubernetes_job.py output/sft/mine --configfile mine.yaml
 
-Snakemake's own pods run on one node and have little shared memory. Each node of a Kubeflow job runs
+Snakemake's own pods run on one node and have little shared memory. Each node of a PyTorchJob runs
 the same program with the same spec file, so that Snakemake finds the result up to date afterwards.
 The image and the volume are those of the profile (profiles/kubernetes). Jobs with missing inputs
 are skipped; if there are no others, an error names the command that builds the inputs.
@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ PROFILE = ROOT / "profiles/kubernetes/config.yaml"
 SHUTDOWN_TIMEOUT = 3600
 # Attempts after the first.
 RETRIES = 2
-# API group and label prefix of the Kubeflow Trainer.
-TRAINER = "trainer.kubeflow.org"
 
 Document = dict[str, Any]
 
@@ -49,15 +46,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--kind KIND] target [target ...] [options of snakemake]",
+        usage="%(prog)s [-h] target [target ...] [options of snakemake]",
     )
     parser.add_argument("targets", nargs="+", help="as for snakemake")
-    parser.add_argument(
-        "--kind",
-        choices=KINDS,
-        default="PyTorchJob",
-        help="for Kubeflow's Training Operator (PyTorchJob) or Trainer 2 (TrainJob)",
-    )
     arguments, options = parse_arguments(parser, sys.argv[1:])
     jobs = plan_build(arguments.targets, options).stale_jobs
     folder = os.getcwd()
@@ -72,8 +63,7 @@ def main() -> None:
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
         sys.exit(f"error: the inputs of {job_name(spec)} are missing: first run {build}")
     profile = yaml.safe_load(PROFILE.read_text())
-    kind = KINDS[arguments.kind]
-    documents = [document for job in ready for document in kind(job, folder, profile)]
+    documents = [pytorch_job(job, folder, profile) for job in ready]
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
 
@@ -84,14 +74,14 @@ def num_processes(job: PlannedJob) -> int:
     return job.placement.nodes * max(job.placement.gpus_per_node, 1)
 
 
-def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
-    """Yield a PyTorchJob of the Training Operator: a master (the first node) and workers."""
-    template = {"spec": pod_spec(job, folder, profile, "pytorch")}
+def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
+    """Return a PyTorchJob of the Training Operator: a master (the first node) and workers."""
+    template = {"spec": pod_spec(job, folder, profile)}
     replicas = {"Master": 1, "Worker": job.placement.nodes - 1}
-    yield {
+    return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": metadata(job, profile),
+        "metadata": {"name": object_name(job), "namespace": profile["kubernetes-namespace"]},
         "spec": {
             "nprocPerNode": str(max(job.placement.gpus_per_node, 1)),
             "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "None"},
@@ -104,64 +94,14 @@ def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Doc
     }
 
 
-def train_job(job: PlannedJob, folder: str, profile: Document) -> Iterator[Document]:
-    """Yield a TrainingRuntime, which describes a node, and the TrainJob that refers to it."""
-    nodes = job.placement.nodes
-    # A node that fails ends the others; then all of them restart.
-    node = {
-        "name": "node",
-        "template": {
-            "metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}},
-            "spec": {
-                "backoffLimit": 0,
-                "template": {
-                    "spec": {**pod_spec(job, folder, profile, "node"), "restartPolicy": "Never"}
-                },
-            },
-        },
-    }
-    yield {
-        "apiVersion": f"{TRAINER}/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": metadata(job, profile),
-        "spec": {
-            "mlPolicy": {"numNodes": nodes, "torch": {}},
-            "template": {
-                "spec": {"failurePolicy": {"maxRestarts": RETRIES}, "replicatedJobs": [node]}
-            },
-        },
-    }
-    runtime = {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": object_name(job)}
-    yield {
-        "apiVersion": f"{TRAINER}/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": metadata(job, profile),
-        "spec": {"runtimeRef": runtime, "trainer": {"numNodes": nodes}},
-    }
-
-
-KINDS: dict[str, Callable[[PlannedJob, str, Document], Iterator[Document]]] = {
-    "PyTorchJob": pytorch_job,
-    "TrainJob": train_job,
-}
-
-
-def metadata(job: PlannedJob, profile: Document) -> Document:
-    """Return the name and the namespace of a job's objects."""
-    return {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
-
-
 def object_name(job: PlannedJob) -> str:
     """Return a valid Kubernetes name, the same for the same spec, so that no job runs twice."""
     name = re.sub("[^a-z0-9]+", "-", f"{job.spec['rule']}-{job.spec['name']}".lower())
     return f"{name[:40].strip('-')}-{digest(job.spec)[:8]}"
 
 
-def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: str) -> Document:
-    """Return the spec of the pod on each node.
-
-    container_name: the name by which the operator finds the container that trains.
-    """
+def pod_spec(job: PlannedJob, folder: str, profile: Document) -> Document:
+    """Return the spec of the pod on each node."""
     placement = job.placement
     claim, path = profile["kubernetes-persistent-volumes"][0].split(":")
     if not Path(folder).is_relative_to(path):
@@ -174,7 +114,8 @@ def pod_spec(job: PlannedJob, folder: str, profile: Document, container_name: st
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
     container = {
-        "name": container_name,
+        # The operator looks for this name.
+        "name": "pytorch",
         "image": profile["container-image"],
         "workingDir": folder,
         "command": command(job),

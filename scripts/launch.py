@@ -4,9 +4,9 @@
 
 A node without GPUs has one process on its CPU. One process is plain Python; torchrun starts several
 processes of a node. For several nodes, this program starts itself on each node as a step of its
-Slurm job (srun). On Kubernetes, a PyTorchJob or TrainJob starts it on each node. In both cases the
-environment has the number of the node (PET_NODE_RANK or RANK) and the address of the first one
-(PET_MASTER_ADDR and PET_MASTER_PORT, or without PET_).
+Slurm job (srun). On Kubernetes, a PyTorchJob starts it on each node. In both cases the environment
+has the number of the node (PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR
+and PET_MASTER_PORT, or without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables

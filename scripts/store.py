@@ -2,7 +2,7 @@
 
     python scripts/store.py list                      # all results and how many versions they have
     python scripts/store.py list output/rlhf/mine     # its versions, and what changed between them
-    python scripts/store.py gc --max-size 500G --older-than 90d
+    python scripts/store.py gc --max-size 500G
 
 The folder of a version can be used like a result: with transformers, or with scripts/chat.py. Do
 not change its files. scripts/verify.py reads them all and compares their digests.
@@ -10,7 +10,6 @@ not change its files. scripts/verify.py reads them all and compares their digest
 
 import argparse
 import datetime
-import re
 from pathlib import Path
 
 from snakechat.planning.changes import replaced_inputs, spec_changes
@@ -36,17 +35,15 @@ def main() -> None:
     collection = commands.add_parser("gc", parents=[common], help="remove earlier versions")
     collection.add_argument(
         "--max-size",
+        required=True,
         metavar="SIZE",
         help="remove the least recently used results until they use at most this space (500G)",
-    )
-    collection.add_argument(
-        "--older-than", metavar="DAYS", help="remove results that were last used earlier (90d)"
     )
     arguments = parser.parse_args()
     if not arguments.store.is_dir():
         raise InputError(f"{arguments.store} does not exist: set --store to the folder of a store")
     if arguments.command == "gc":
-        remove(arguments.store, arguments.max_size, arguments.older_than)
+        remove(arguments.store, parse_size(arguments.max_size))
     elif arguments.target:
         list_versions(arguments.store, arguments.target)
     else:
@@ -127,33 +124,13 @@ def format_size(number: float) -> str:
 # --- gc ---------------------------------------------------------------------------------------
 
 
-def remove(store: Path, max_size: str | None, older_than: str | None) -> None:
-    """Remove results that no path in output/ leads to, by size and age.
-
-    Raises:
-        InputError: The size or the age is wrong, or both are missing.
-    """
-    if max_size is None and older_than is None:
-        raise InputError("gc needs --max-size, --older-than or both")
-    max_bytes = None if max_size is None else parse_size(max_size)
-    days = None if older_than is None else parse_days(older_than)
-    removed = collect(store, linked_folders(Path("output")), max_bytes, days)
+def remove(store: Path, max_bytes: int) -> None:
+    """Remove results that no path in output/ leads to, the least recently used ones first."""
+    removed = collect(store, linked_folders(Path("output")), max_bytes)
     for result in removed:
         print(f"removed {result.path}, last used {format_time(result.used)}")
     size = format_size(sum(result.num_bytes for result in removed))
     print(f"{len(removed):,} results removed, {size}; {len(stored_results(store)):,} left")
-
-
-def parse_days(text: str) -> int:
-    """Return the number of days of an age such as 90d.
-
-    Raises:
-        InputError: The text is not an age.
-    """
-    match = re.fullmatch(r"(\d+)d", text)
-    if not match:
-        raise InputError(f"{text!r} is not an age: write a number of days, such as 90d")
-    return int(match[1])
 
 
 if __name__ == "__main__":

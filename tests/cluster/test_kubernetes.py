@@ -20,7 +20,6 @@ import pytest
 import snakemake_executor_plugin_kubernetes as plugin
 import yaml
 from kubeflow.training import models as operator
-from kubeflow_trainer_api import models as trainer
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.kubernetes_pods import POD_SECURITY
@@ -310,14 +309,12 @@ def documents_of(workflow, *arguments):
 
 def as_read(document):
     """Return a document as the client of its API reads it, without unknown fields."""
-    if document["apiVersion"] == "kubeflow.org/v1":
-        # The Kubernetes client looks up the types of nested objects here.
-        vars(kubernetes.client.models).update(vars(operator))
-        client = kubernetes.client.ApiClient()
-        response = SimpleNamespace(data=json.dumps(document))
-        read = client.deserialize(response, f"KubeflowOrgV1{document['kind']}")
-        return client.sanitize_for_serialization(read)
-    return getattr(trainer, f"TrainerV1alpha1{document['kind']}").from_dict(document).to_dict()
+    # The Kubernetes client looks up the types of nested objects here.
+    vars(kubernetes.client.models).update(vars(operator))
+    client = kubernetes.client.ApiClient()
+    response = SimpleNamespace(data=json.dumps(document))
+    read = client.deserialize(response, f"KubeflowOrgV1{document['kind']}")
+    return client.sanitize_for_serialization(read)
 
 
 def as_job(template):
@@ -347,21 +344,6 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
     resources = container_of(pod)["resources"]
     assert resources == {"limits": limits, "requests": {**limits, "cpu": "1900m"}}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]
-
-
-def test_a_train_job_has_the_nodes_and_pods_of_a_pytorch_job(two_nodes, prepared):
-    options = ("output/sft/tiny", "--", "--configfile", "gpus.yaml")
-    [pytorch] = documents_of(prepared, *options)
-    runtime, job = documents_of(prepared, "--kind", "TrainJob", *options)
-    assert as_read(runtime) == runtime
-    assert as_read(job) == job
-    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    assert job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == 2
-    [node] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    pod = valid(as_job(node["template"]["spec"]["template"]))
-    same = as_job(pytorch["spec"]["pytorchReplicaSpecs"]["Master"]["template"])
-    container_of(same)["name"] = "node"
-    assert pod == same
 
 
 def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(

@@ -326,7 +326,7 @@ def test_the_placement_sets_variables_of_the_network(start, tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        # torchrun's variables, which TrainJob and PyTorchJob set; PyTorchJob's; Slurm's.
+        # torchrun's variables, which a PyTorchJob sets; its older ones; Slurm's.
         ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         ("RANK", "MASTER_ADDR", "MASTER_PORT"),
         ("SLURM_NODEID", "PET_MASTER_ADDR", "PET_MASTER_PORT"),

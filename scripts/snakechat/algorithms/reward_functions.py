@@ -7,8 +7,8 @@ of each response, None where its dataset has no such column), of an argument in 
 
     messages: For each response the conversation with it, a list of {"role", "content"}.
 
-A program may import modules in rewards/ and scripts/, and read data files in rewards/ that it
-declares: `FILES = ["words.txt"]`. These files are part of its code
+A program may import modules in rewards/ and scripts/, and read data files in rewards/ whose paths
+it has as strings, relative to rewards/: "words.txt". These files are part of its code
 (snakechat.workflow.code_digests).
 """
 
@@ -92,8 +92,8 @@ class RewardFunction:
 
     Raises:
         InputError: Python runs with -O, or the program cannot be run, defines no score, reads a
-            file that it does not declare, or score raises or returns anything but a finite number
-            for each response.
+            file that its code does not name, or score raises or returns anything but a finite
+            number for each response.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
@@ -105,7 +105,7 @@ class RewardFunction:
             )
         try:
             known = reward_function_files(FOLDER.parent / "scripts", [name])
-            self.watch = FileWatch(FOLDER.parent, known, self._undeclared_file_error)
+            self.watch = FileWatch(FOLDER.parent, known, self._unknown_file_error)
             with self.watch.watching():
                 module = RewardModules().load(name)
         except InputError:
@@ -159,23 +159,17 @@ class RewardFunction:
     def _error(self, message: str) -> InputError:
         return InputError(f"rewards/{self.path.name}: {message}")
 
-    def _undeclared_file_error(self, path: Path) -> InputError:
+    def _unknown_file_error(self, path: Path) -> InputError:
         folder = FOLDER.resolve()
         if path.suffix in (".py", ".so"):
             return self._error(
                 f"imports {path}, which is not part of the code that was planned: put it into"
                 " rewards/ or scripts/ and name it in an import statement"
             )
-        if path.is_relative_to(folder):
-            name = path.relative_to(folder).as_posix()
-            return self._error(
-                f"reads {name}, which is not part of the code that was planned: declare it by the"
-                f' line FILES = ["{name}"]'
-            )
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
         return self._error(
             f"reads {path}, which is not part of the code that was planned: put it into rewards/,"
-            f' declare it by the line FILES = ["{path.name}"] and open it as'
-            f' Path(__file__).with_name("{path.name}")'
+            f' and name it by a string: Path(__file__).with_name("{name}")'
         )
 
     def _exception_error(self, error: BaseException) -> InputError:

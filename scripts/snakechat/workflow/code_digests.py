@@ -11,16 +11,14 @@ import ast
 import atexit
 import hashlib
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from snakechat.workflow.digests import digest, file_digest, write_atomically
-from snakechat.workflow.errors import InputError
 
 # The components of a module's name. Those of modules in rewards/ start with REWARDS, which is no
 # name in Python.
@@ -53,6 +51,8 @@ REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
 DATA_FOLDERS = ("templates", "locale", "tables")
+# Strings that may be names of such files.
+FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 # A comment of a template that begins a line; its presence and its signs decide about blanks.
 COMMENT = re.compile(rb"^(\s*\{#[-+]?).*?([-+]?#\})", re.DOTALL | re.MULTILINE)
@@ -83,14 +83,12 @@ class Source(NamedTuple):
         imports: Level, module and attribute of each import. The attribute is "" in `import module`.
         is_dynamic: Whether the module may import modules that no statement names.
         strings: Strings that may be names of data files.
-        declared: The value of FILES, None without it. "" if it is not constant.
     """
 
     digest: str
     imports: list[tuple[int, str, str]]
     is_dynamic: bool
     strings: list[str]
-    declared: Any
 
 
 def read_source(data: bytes, path: str, is_reward: bool) -> Source:
@@ -111,7 +109,6 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
     imports: list[tuple[int, str, str]] = []
     names: set[str] = set()
     strings: set[str] = set()
-    declared: Any = None
     for node in ast.walk(module):
         if isinstance(node, DOCUMENTED) and _has_docstring(node):
             del node.body[0]
@@ -127,21 +124,16 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
             names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             strings.add(node.value)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(each, ast.Name) and each.id == "FILES" for each in targets):
-                declared = _constant(node.value)
     readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
     try:
-        text = repr(_tree(module)).encode() if names.isdisjoint(readers) else data
+        text = ast.dump(module).encode() if names.isdisjoint(readers) else data
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     return Source(
         hashlib.sha256(text).hexdigest(),
         imports,
         not names.isdisjoint(DYNAMIC_IMPORTS),
-        sorted(text for text in strings if re.fullmatch(r"[\w/.-]+\.\w+", text)),
-        declared,
+        sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text)),
     )
 
 
@@ -149,29 +141,6 @@ def _has_docstring(node: ast.AST) -> bool:
     body: list[ast.stmt] = getattr(node, "body", [])
     first = body[0].value if body and isinstance(body[0], ast.Expr) else None
     return isinstance(first, ast.Constant) and isinstance(first.value, str)
-
-
-def _tree(node: Any) -> Any:
-    """Return a syntax tree as nested tuples, the same in all versions of Python.
-
-    Newer versions have further fields, which are empty in older code.
-    """
-    if isinstance(node, ast.Constant):
-        return ("Constant", repr(node.value))
-    if isinstance(node, ast.AST):
-        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
-        return (type(node).__name__, *((name, _tree(value)) for name, value in fields))
-    if isinstance(node, list):
-        return tuple(map(_tree, node))
-    return repr(node)
-
-
-def _constant(node: ast.expr | None) -> Any:
-    """Return the value of an expression; "" if it is not constant."""
-    try:
-        return ast.literal_eval(node) if node else ""
-    except ValueError:
-        return ""
 
 
 class SourceMemory:
@@ -223,14 +192,14 @@ def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> d
 
 
 def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set[Path]:
-    """Return all files of the project that reward functions import or declare.
+    """Return all files of the project that reward functions import or name.
 
     Raises:
         As Modules.code.
     """
     modules = Modules(scripts)
     keys = modules.imported_by((REWARDS, name) for name in reward_functions)
-    return {*map(modules.path, keys), *modules.declared_files(keys).values()}
+    return {*map(modules.path, keys), *modules.data_files(keys)}
 
 
 def _data_digest(path: Path) -> str:
@@ -281,26 +250,25 @@ class Modules:
         the folder `templates`, `locale` or `tables` next to one of the modules; so do the templates
         that it extends or includes.
 
-        A reward function may import modules in rewards/ and our modules. The data files that it
-        reads are those in rewards/ that it declares: `FILES = ["words.txt"]`.
+        A reward function may import modules in rewards/ and our modules. A file in rewards/ that is
+        not a module counts if a string in the code is its path relative to rewards/.
 
         Args:
             program: Name of the program in the folder of our modules.
             reward_functions: Names of the files in rewards/ that the program runs.
 
         Raises:
-            InputError: A file that a reward function declares does not exist.
             FileNotFoundError: A module of ours does not exist.
             SyntaxError, ValueError, OSError: A file cannot be read.
         """
         keys = self.imported_by([(program,), *((REWARDS, name) for name in reward_functions)])
         sources = {key: source for key in keys if (source := self._module(key).source)}
         digests = {self.name(key): source.digest for key, source in sources.items()}
-        digests |= {name: file_digest(path) for name, path in self.declared_files(keys).items()}
-        digests |= {
-            path.relative_to(self.scripts).as_posix(): _data_digest(path)
-            for path in self.data_files(sources)
-        }
+        for path in self.data_files(keys):
+            if path.is_relative_to(self.rewards):
+                digests[path.relative_to(self.scripts.parent).as_posix()] = file_digest(path)
+            else:
+                digests[path.relative_to(self.scripts).as_posix()] = _data_digest(path)
         libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
         return Code(dict(sorted(digests.items())), libraries)
 
@@ -342,49 +310,28 @@ class Modules:
             imports += self._all_modules(key[0] == REWARDS)
         return Module(source, imports, libraries)
 
-    def declared_files(self, keys: Iterable[Key]) -> dict[str, Path]:
-        """Return the files of the constants FILES of those in rewards/, by name in digests.
-
-        Raises:
-            InputError: A constant is not a list of names of files in rewards/.
-        """
-        files = {}
-        for key in keys:
-            source = self._module(key).source
-            if key[0] != REWARDS or source is None or source.declared is None:
-                continue
-            place, names = self.name(key), source.declared
-            if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-                raise InputError(f'{place}: FILES must be a list of names, such as ["words.txt"]')
-            for name in names:
-                path = Path(os.path.normpath(self.rewards / name))
-                if not path.is_file():
-                    raise InputError(f"{place}: FILES names {name}: there is no file {path}")
-                if not path.is_relative_to(self.rewards):
-                    raise InputError(f"{place}: FILES names {name}, which is not in rewards/")
-                # Snapshots have no others.
-                if re.search(r"/(\.|__pycache__)", f"/{path.relative_to(self.rewards)}"):
-                    raise InputError(
-                        f"{place}: FILES names {name}, which is hidden: use names that do not begin"
-                        " with a dot"
-                    )
-                files[path.relative_to(self.rewards.parent).as_posix()] = path
-        return files
-
-    def data_files(self, sources: Mapping[Key, Source]) -> set[Path]:
+    def data_files(self, keys: Iterable[Key]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
-        files: dict[str, list[Path]] = {}
+        sources = {key: source for key in keys if (source := self._module(key).source)}
         parents = {self.path(key).parent for key in sources if key[0] != REWARDS}
-        for folder in (parent / name for parent in parents for name in DATA_FOLDERS):
+        folders = [parent / name for parent in parents for name in DATA_FOLDERS]
+        if any(key[0] == REWARDS for key in sources):
+            folders.append(self.rewards)
+        files: dict[str, list[Path]] = {}
+        for folder in folders:
             for path in folder.rglob("*"):
-                files.setdefault(path.relative_to(folder).as_posix(), []).append(path)
+                name = path.relative_to(folder).as_posix()
+                # Snapshots have neither hidden files nor bytecode; modules count if imported.
+                if path.suffix != ".py" and not re.search(r"/(\.|__pycache__)", f"/{name}"):
+                    files.setdefault(name, []).append(path)
         referenced: set[Path] = set()
         pending = [name for source in sources.values() for name in source.strings]
         while pending:
             for path in files.get(pending.pop(), ()):
                 if path.is_file() and path not in referenced:
                     referenced.add(path)
-                    pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
+                    if not path.is_relative_to(self.rewards):
+                        pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
         return referenced
 
     def _without_suffix(self, key: Key) -> Path:

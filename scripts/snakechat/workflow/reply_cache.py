@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.file_links import NO_LINK
 from snakechat.workflow.shared_store import make_folder
 
 Request = dict[str, Any]
@@ -81,9 +80,8 @@ class ReplyCache:
                 reply = stored
             else:
                 os.replace(temporary, path)
-        except OSError as error:
-            if error.errno not in NO_LINK:
-                raise
+        except OSError:
+            # A file system without links.
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

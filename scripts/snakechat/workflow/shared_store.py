@@ -19,8 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from snakechat.workflow.digests import fsync
-from snakechat.workflow.file_links import copy, link_or_copy
+from snakechat.workflow.digests import CHUNK_BYTES, fsync
 from snakechat.workflow.manifest import MANIFEST, RUN_RECORD, Manifest
 from snakechat.workflow.store import Damaged, check_result, read_checked_manifest
 
@@ -122,6 +121,34 @@ def copy_result(
     # With the manifest, the copy is complete.
     copy(source / MANIFEST, target / MANIFEST)
     fsync(target)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a file with the bytes of another by hard link or copy, stored on disk.
+
+    A hard link shares the file: editing one in place edits both. A symbolic link is not followed.
+
+    Raises:
+        OSError: The source cannot be read, or the target exists or cannot be written.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        # On another file system, without links, or a file of another user.
+        copy(source, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, and store the copy on disk.
+
+    Raises:
+        OSError: As link_or_copy; the source is a symbolic link.
+    """
+    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as old, target.open("xb") as new:
+        shutil.copyfileobj(old, new, CHUNK_BYTES)
+        new.flush()
+        os.fsync(new.fileno())
 
 
 def remove_result(folder: Path) -> bool:

@@ -76,29 +76,23 @@ def stored_results(store: Path) -> list[StoredResult]:
     return sorted(results, key=lambda result: (result.used, result.folder))
 
 
-def collect(
-    store: Path, needed: Collection[Path], max_bytes: int | None, max_age_days: float | None
-) -> list[StoredResult]:
-    """Remove results that were not used for long, then the least recently used ones.
+def collect(store: Path, needed: Collection[Path], max_bytes: int) -> list[StoredResult]:
+    """Remove the least recently used results.
 
     Args:
         store: The store.
         needed: Real paths of folders that stay and do not count.
-        max_bytes: Space that the others may use, None for any.
-        max_age_days: Days after the last use, None for any.
+        max_bytes: Space that the others may use.
 
     Returns:
         The results that were removed.
     """
-    now = time.time()
-    _delete_leftovers(store, now)
+    _delete_leftovers(store)
     results = [result for result in stored_results(store) if result.folder.resolve() not in needed]
     num_bytes = sum(result.num_bytes for result in results)
     removed = []
     for result in results:
-        is_old = max_age_days is not None and result.used < now - max_age_days * DAY_SECONDS
-        is_too_much = max_bytes is not None and num_bytes > max_bytes
-        if (is_old or is_too_much) and remove_result(result.folder):
+        if num_bytes > max_bytes and remove_result(result.folder):
             removed.append(result)
             num_bytes -= result.num_bytes
     return removed
@@ -110,8 +104,9 @@ def keep_limit(store: Path, needed: Callable[[], Collection[Path]], max_bytes: i
     Results that were used in the last hour stay: another job may be about to link them.
 
     Args:
-        store, max_bytes: As in collect.
+        store: The store.
         needed: Returns what collect does not remove.
+        max_bytes: As in collect, None for any.
     """
     stamp = store / "collected"
     try:
@@ -126,14 +121,14 @@ def keep_limit(store: Path, needed: Callable[[], Collection[Path]], max_bytes: i
         stamp.chmod(store.stat().st_mode & 0o666)
     start = time.time() - HOUR_SECONDS
     recent = {result.folder.resolve() for result in stored_results(store) if result.used > start}
-    collect(store, {*needed(), *recent}, max_bytes, None)
+    collect(store, {*needed(), *recent}, max_bytes)
 
 
-def _delete_leftovers(store: Path, now: float) -> None:
+def _delete_leftovers(store: Path) -> None:
     """Delete the temporary folders of killed processes; younger ones may be in use."""
     for parent, folders, _ in os.walk(store):
         for leftover in [Path(parent, name) for name in folders if name.endswith(".tmp")]:
-            if _newest_time(leftover) < now - DAY_SECONDS:
+            if _newest_time(leftover) < time.time() - DAY_SECONDS:
                 shutil.rmtree(leftover, ignore_errors=True)
         folders[:] = [name for name in folders if not name.endswith(".tmp")]
 

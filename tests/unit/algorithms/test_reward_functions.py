@@ -148,12 +148,12 @@ def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
 READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
 
 
-def test_a_function_reads_files_that_it_declares(write, tmp_path):
+def test_a_function_reads_files_that_it_names(write, tmp_path):
     (tmp_path / "rewards/words.txt").write_text("good")
     read = "open(__file__.replace('mine.py', 'words.txt')).read()"
-    write(f'FILES = ["words.txt"]\nWORDS = {read}\n\n\n{READER.format("WORDS")}')
+    write(f"WORDS = {read}\n\n\n{READER.format('WORDS')}")
     assert mine().tolist() == [4] * 3
-    write(f'FILES = ["words.txt"]\n{READER.format(read)}')
+    write(READER.format(read))
     assert mine().tolist() == [4] * 3
 
 
@@ -178,21 +178,21 @@ def test_a_function_reads_files_outside_the_project_only(
     [
         (
             "open(FOLDER + '/rewards/words.txt').read()",
-            'declare it by the line FILES = ["words.txt"]',
+            'name it by a string: Path(__file__).with_name("words.txt")',
         ),
         (
             "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
-            'open it as Path(__file__).with_name("words.txt")',
+            "put it into rewards/",
         ),
         # Even if it goes on without the file.
-        ("caught()", "open it as"),
+        ("caught()", "put it into rewards/"),
         (
             "__import__('sys').path.insert(0, FOLDER + '/data') or __import__('tool').TEXT",
             "imports ",
         ),
     ],
 )
-def test_a_file_of_the_project_that_is_not_declared_is_refused(
+def test_a_file_of_the_project_that_is_not_named_is_refused(
     write, tmp_path, monkeypatch, line, advice
 ):
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -223,16 +223,10 @@ def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypat
         folder.mkdir(parents=True)
         (folder / "words.txt").write_text("good")
     read = "open(__file__.replace('mine.py', 'words.txt')).read()"
-    declaration = 'FILES = ["words.txt"]\n'
-    (snapshot / "mine.py").write_text(declaration + READER.format(read))
-    assert mine().tolist() == [4] * 3
     (snapshot / "mine.py").write_text(READER.format(read))
-    with pytest.raises(InputError, match=r"reads words\.txt, which is not part of the code"):
-        mine()
-    (snapshot / "mine.py").write_text(
-        declaration + READER.format("open('rewards/words.txt').read()")
-    )
-    with pytest.raises(InputError, match=r"open it as Path\(__file__\)\.with_name"):
+    assert mine().tolist() == [4] * 3
+    (snapshot / "mine.py").write_text(READER.format("open('rewards/words.txt').read()"))
+    with pytest.raises(InputError, match=r"name it by a string: Path\(__file__\)\.with_name"):
         mine()
 
 

@@ -1,11 +1,10 @@
-"""Reward functions, the modules that they import and the files that they declare are code."""
+"""Reward functions, the modules that they import and the files that they name are code."""
 
 from functools import partial
 
 import pytest
 
 from snakechat.workflow.code_digests import program_code
-from snakechat.workflow.errors import InputError
 from support.sources import write_sources
 
 
@@ -22,7 +21,7 @@ REWARD = {
     "pkg/tools.py": "def sign():\n    return 1\n\n\ndef other():\n    return 2\n",
     "tools.py": "def weight():\n    return 3\n",
     "../rewards/mine.py": "from pkg.tools import sign\nfrom words import count\n\n"
-    'FILES = ["words.txt", "lists/more.txt"]\n\n\n'
+    'FILES = ["words.txt", "lists/more words.txt"]\n\n\n'
     "def score(prompts, responses):\n    return [sign() * count(each) for each in responses]\n",
     "../rewards/words.py": "from . import length\n\n\ndef count(text):\n"
     "    return length.length(text)\n\n\ndef unused():\n    return 4\n",
@@ -30,7 +29,8 @@ REWARD = {
     "def length(text):\n    return weight() * len(text) + bool(scipy)\n",
     "../rewards/other.py": "print()\n",
     "../rewards/words.txt": "good\n",
-    "../rewards/lists/more.txt": "better\n",
+    "../rewards/others.txt": "one\n",
+    "../rewards/lists/more words.txt": "better\n",
 }
 
 
@@ -46,7 +46,8 @@ REWARD = {
         ("../rewards/length.py", "* len", "* -len", "rewards/length.py"),
         ("../rewards/other.py", "print()", "print(1)", None),
         ("../rewards/words.txt", "good", "bad", "rewards/words.txt"),
-        ("../rewards/lists/more.txt", "better", "worse", "rewards/lists/more.txt"),
+        ("../rewards/others.txt", "one", "two", None),
+        ("../rewards/lists/more words.txt", "better", "worse", "rewards/lists/more words.txt"),
     ],
 )
 def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file, old, new, name):
@@ -61,26 +62,6 @@ def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file
     assert different == {name} - {None}
     assert before.imports == {"scipy"}
     assert program_code(root / "program.py").digests.keys() == {"program.py"}
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ('["none.txt"]', "rewards/mine.py: FILES names none.txt: there is no file "),
-        ('["lists"]', "rewards/mine.py: FILES names lists: there is no file "),
-        (
-            '["../scripts/tools.py"]',
-            "rewards/mine.py: FILES names ../scripts/tools.py, which is not in rewards/",
-        ),
-        ('"words.txt"', "rewards/mine.py: FILES must be a list of names, such as"),
-        ("glob('*')", "rewards/mine.py: FILES must be a list of names, such as"),
-    ],
-)
-def test_a_wrong_list_of_files_of_a_reward_function_is_an_error(write, files, message):
-    root = write({**REWARD, "../rewards/mine.py": f"FILES = {files}\n"})
-    with pytest.raises(InputError) as error:
-        program_code(root / "program.py", ["mine"])
-    assert str(error.value).startswith(message)
 
 
 def test_a_reward_function_finds_modules_in_rewards_and_our_modules_do_not(write):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow import file_links
+from snakechat.workflow import shared_store
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.store import (
@@ -183,7 +183,7 @@ def test_a_file_system_without_links_gets_copies(store, shared, monkeypatch):
     def link(source, target, **_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    monkeypatch.setattr(file_links.os, "link", link)
+    monkeypatch.setattr(shared_store.os, "link", link)
     folder = make_result(store)
     for copied in exchange(folder, shared):
         assert contents(copied) == contents(folder)
@@ -221,20 +221,17 @@ def aged(store):
     return folders
 
 
-@pytest.mark.parametrize(
-    ("max_bytes", "max_age_days", "kept"),
-    [(None, None, 3), (6, None, 3), (5, None, 2), (4, None, 1), (0, None, 0), (None, 1.5, 1)],
-)
-def test_the_least_recently_used_results_are_removed(store, aged, max_bytes, max_age_days, kept):
-    removed = collect(store, (), max_bytes, max_age_days)
+@pytest.mark.parametrize(("max_bytes", "kept"), [(6, 3), (5, 2), (4, 1), (0, 0)])
+def test_the_least_recently_used_results_are_removed(store, aged, max_bytes, kept):
+    removed = collect(store, (), max_bytes)
     assert [result.folder for result in removed] == aged[kept:][::-1]
     assert [result.folder for result in stored_results(store)] == aged[:kept][::-1]
 
 
 def test_what_a_path_leads_to_stays_and_does_not_count(store, aged):
     link_result("output/sft/tiny", aged[2])
-    assert collect(store, linked_folders(Path("output")), 5, None) == []
-    collect(store, linked_folders(Path("output")), 0, 0)
+    assert collect(store, linked_folders(Path("output")), 5) == []
+    collect(store, linked_folders(Path("output")), 0)
     assert [result.folder for result in stored_results(store)] == [aged[2]]
 
 
@@ -243,7 +240,7 @@ def test_leftovers_are_removed_after_a_day(store, aged):
     for leftover in leftovers:
         leftover.mkdir()
     os.utime(leftovers[1], (time.time() - 2 * DAY,) * 2)
-    collect(store, (), None, None)
+    collect(store, (), 6)
     assert [leftover.exists() for leftover in leftovers] == [True, False]
 
 
