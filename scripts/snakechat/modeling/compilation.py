@@ -39,7 +39,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     Raises:
         InputError: There is no compiler.
     """
-    check_compiler("compile: true")
+    check_compiler()
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             cast(Any, layer).forward = compiled_without_cache(layer.forward, backend)
@@ -76,22 +76,22 @@ def compile_up_to(max_versions: int, function: Callable[..., Any], **options: An
 def can_compile() -> bool:
     """Return whether layers can be compiled for a GPU on this machine."""
     try:
-        check_compiler("compile")
+        check_compiler()
     except InputError:
         return False
     return importlib.util.find_spec("triton") is not None
 
 
-def check_compiler(setting: str) -> None:
-    """Raise InputError if a setting needs a compiler, and that or Python's headers are missing."""
+def check_compiler() -> None:
+    """Raise InputError if a compiler or Python's headers are missing."""
     if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", "")))):
         raise InputError(
-            f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
-            " install one, or remove the setting"
+            f"placement: compile: true needs a C compiler, and {', '.join(COMPILERS)} are not in"
+            " PATH: install one, or remove the setting"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
         raise InputError(
-            f"placement: {setting} needs the headers of Python, and there is no {header}: install"
-            " them (python3-dev on Debian), or remove the setting"
+            f"placement: compile: true needs the headers of Python, and there is no {header}:"
+            " install them (python3-dev on Debian), or remove the setting"
         )

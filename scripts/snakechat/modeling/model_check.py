@@ -91,13 +91,11 @@ def check_model(
 
 def can_use_fp32(module: Policy | Scorer) -> bool:
     """Return whether a model can be compared in fp32: it is small, and no kernel excludes it."""
-    choices = acceleration.current()
     weights = list(module.parameters())
     return (
         sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
         and all(weight.shape == whole_shape(weight) for weight in weights)
-        and not choices.compile
-        and choices.attn_implementation in ("sdpa", "auto")
+        and not acceleration.current().compile
     )
 
 

@@ -280,23 +280,17 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
 @pytest.mark.parametrize(
     ("device", "placement", "expected"),
     [
-        ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
+        ("cpu", {"cuda_graphs": True}, Acceleration()),
         ("cpu", {"compile": True}, Acceleration(compile=True)),
         (
             "cuda",
-            {"pad_to_multiple_of": None, "prefetch": None},
+            {},
             Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto"),
         ),
         (
             "cuda",
-            {
-                "pad_to_multiple_of": 1,
-                "prefetch": False,
-                "cuda_graphs": False,
-                "generate_tokens": 9,
-                "attn_implementation": "flex",
-            },
-            Acceleration(1, False, 8, False, 9, "flex"),
+            {"cuda_graphs": False, "generate_tokens": 9, "attn_implementation": "sdpa"},
+            Acceleration(128, True, 8, False, 9, "sdpa"),
         ),
     ],
 )
