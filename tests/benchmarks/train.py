@@ -30,12 +30,14 @@ from itertools import islice, product
 from pathlib import Path
 from types import SimpleNamespace
 
-from data import ROOT, SHARED, peak_mb
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.run_options import RunOptions  # noqa: E402
 
 STAGES = ("sft", "reward", "dpo")
+SHARED = ROOT.parent / "shared/data"
 ROWS = SHARED / "hh_harmless/train.parquet"
 # The tokenizer of OPT, and one that is trained on the rows.
 VOCABULARIES = ("50,272", "8,192")
@@ -55,7 +57,7 @@ MICRO_BATCH_TOKENS = 4096
 
 
 def main():
-    """Prepare the data, measure, print a table to standard error and JSON to standard output."""
+    """Prepare and measure; print progress to standard error and results to standard output."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="steps before those timed")
@@ -97,7 +99,6 @@ def main():
     for vocabulary, stage in cases:
         for entry in metrics[vocabulary][stage].values():
             compare(metrics[vocabulary][stage]["ours"], entry)
-    print(table(metrics), file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
     about |= {"rounds": arguments.rounds, "warm_up": warm_up, "steps": steps, "batch": BATCH}
     print(json.dumps({**about, "model": MODEL, "figures": metrics}, indent=1))
@@ -148,23 +149,6 @@ def compare(ours, entry, speed="tokens_per_second"):
     for name, what in (("speed", speed), ("memory", "peak_mb_above_idle")):
         ratio = ours[what]["median"] / entry[what]["median"]
         entry[f"{name}_of_ours_over_this"] = round(ratio, 2)
-
-
-def table(metrics):
-    """Format the results as a table."""
-    lines = [
-        f"{'vocab':8}{'stage':7}{'method':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
-        f"{'first loss':>12}{'speed ratio':>13}"
-    ]
-    for vocabulary, stage in product(VOCABULARIES, STAGES):
-        for method, entry in metrics[vocabulary][stage].items():
-            rate, rows = entry["tokens_per_second"], entry["rows_per_second"]["median"]
-            lines.append(
-                f"{vocabulary:8}{stage:7}{method:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
-                f"{rows:9.2f}{entry['peak_mb_above_idle']['median']:8,.0f}"
-                f"{entry['first_loss']:12.4f}{entry['speed_of_ours_over_this']:13.2f}"
-            )
-    return "\n".join(lines)
 
 
 def prepare(steps, folder):
@@ -318,10 +302,15 @@ class Clock:
         self.step = {}
 
 
-def rss_mb():
+def rss_mb(kind="VmRSS"):
     """Return the resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+    return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) / 1024
+
+
+def peak_mb():
+    """Return the peak memory of this process. getrusage would include that of its parent."""
+    return rss_mb("VmHWM")
 
 
 def deepspeed_chat(stage, folder):

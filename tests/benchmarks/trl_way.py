@@ -23,8 +23,7 @@ from pathlib import Path
 os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
-from data import peak_mb
-from train import BATCH, BETAS, LIMIT, RATE, SEED, longest, rss_mb
+from train import BATCH, BETAS, LIMIT, RATE, SEED, longest, peak_mb, rss_mb
 from transformers import (
     AutoTokenizer,
     OPTForCausalLM,  # noqa: F401 imported late otherwise, when idle memory has been read

@@ -60,9 +60,12 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
     [alone] = run(tmp_path / "model", 1, 0, lora_rank)
     ranks = run(tmp_path / "model", 4, 3, lora_rank)
 
-    for rank in ranks:
+    for number, rank in enumerate(ranks):
         assert rank["losses"] == pytest.approx(alone["losses"], abs=1e-5)
         peaks = rank["peaks"]
+        saving = peaks.pop("save") - peaks["resident"]
+        # The first process has a file of the whole model; the others far less than a copy.
+        assert saving < (0.3 if number else 1.2) * whole
         if lora_rank:
             assert peaks["load"] < 0.75 * whole
         else:
@@ -72,8 +75,6 @@ def test_no_process_holds_a_whole_model(family, lora_rank, tokenizer, tmp_path, 
             assert peaks["evaluated"] < 0.45 * whole
             # Weights, masters and two moments of a quarter of the model, and what is gathered.
             assert max(peaks.values()) < 0.55 * max(alone["peaks"].values())
-        # What saving adds to the resident memory is far less than a copy.
-        assert peaks["save"] - peaks["resident"] < 0.3 * whole
     saved, expected = (
         load_file(tmp_path / f"model/saved-{stage}/model.safetensors") for stage in (3, 0)
     )
