@@ -121,6 +121,7 @@ WITHOUT_KEY = {
     "actor_dropout": NO_DROPOUT,
     "actor_lora_module_name": ALL_LAYERS,
     "add_eot_token": TEMPLATE_END,
+    "align_overflow": "a step whose gradients overflow is skipped in the model that it concerns",
     "compute_fp32_loss": "losses are always computed in fp32",
     "critic_dropout": NO_DROPOUT,
     "critic_lora_module_name": ALL_LAYERS,

@@ -68,20 +68,6 @@ def make_engine(
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
-def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
-    """Update the weights of several engines.
-
-    align_overflow: skip the step of all engines if the fp16 gradients of one overflow.
-    """
-    # Not short-circuited: overflows() communicates between processes.
-    overflows = [align_overflow and engine.overflows() for engine in engines]
-    for engine, overflow in zip(engines, overflows, strict=True):
-        if any(overflows) and not overflow:
-            engine.skip()
-        else:
-            engine.step()
-
-
 def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "FrozenModel[M]":
     """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
 
@@ -207,14 +193,6 @@ class Engine(ABC):
     @abstractmethod
     def step(self) -> None:
         """Update the weights, unless fp16 gradients overflowed."""
-
-    @abstractmethod
-    def skip(self) -> None:
-        """Discard the gradients of the coming step."""
-
-    @abstractmethod
-    def overflows(self) -> bool:
-        """Return whether the fp16 gradients of the coming step overflow in any process."""
 
     @abstractmethod
     def update_weights(self) -> None:
@@ -373,13 +351,6 @@ class ReplicatedEngine(Engine):
         self.scheduler.step()
         self.gradients.zero_()
         self.update_weights()
-
-    def skip(self) -> None:
-        self.gradients.zero_()
-
-    def overflows(self) -> bool:
-        # fp16 trains at stages 2 and 3 only.
-        return False
 
     def update_weights(self) -> None:
         for weights, master in zip(self.weights, self.master_weights, strict=True):

@@ -14,7 +14,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import make_causal
 from snakechat.training import deepspeed_engine
-from snakechat.training.engine import make_engine, step_engines
+from snakechat.training.engine import make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import LOCK, read_lock
@@ -182,34 +182,6 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_s
     assert weights_of(module).tolist() == pytest.approx([0.49, 0.49], abs=0.001)
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
-@pytest.mark.parametrize("align_overflow", [False, True])
-def test_align_overflow_skips_the_step_of_both_engines(zero_stage, align_overflow, fp16_on_cpu):
-    (first, too_large), (second, fine) = (
-        fp16_layer(zero_stage, weight_decay=0.0, lr_schedule="linear") for _ in range(2)
-    )
-    inputs = torch.ones(1, 2, dtype=torch.float16)
-    # Times the loss scale of 65,536, the first overflows fp16; the second is 64.
-    slopes = {too_large: 1.0, fine: 1 / 1024}
-    for _ in range(2):
-        for engine, slope in slopes.items():
-            engine.backward(engine(inputs).float().sum() * slope, last=True)
-        step_engines(too_large, fine, align_overflow=align_overflow)
-    assert weights_of(first).tolist() == [0.5, 0.5]
-    assert (too_large.skipped_steps, too_large.loss_scale) == (2, 32768)
-    # The loss scale of the other engine is unchanged.
-    assert (fine.skipped_steps, fine.loss_scale) == (2 if align_overflow else 0, 65536)
-    assert weights_of(second).tolist() == pytest.approx(
-        [0.5 if align_overflow else 0.48] * 2, abs=1e-3
-    )
-    # The gradients of a skipped step are discarded.
-    for engine, slope in slopes.items():
-        engine.backward(engine(inputs).float().sum() * slope / 1024, last=True)
-    step_engines(too_large, fine, align_overflow=align_overflow)
-    for engine, slope in slopes.items():
-        assert engine.grad_norm == pytest.approx(math.sqrt(2) * slope / 1024, rel=1e-3)
-
-
 def test_the_loss_scale_grows_after_100_steps_and_is_saved(fp16_on_cpu):
     inputs = torch.ones(1, 2, dtype=torch.float16)
     _, engine = fp16_layer(num_steps=1000)
@@ -247,7 +219,8 @@ def test_two_engines_train_independently():
             for engine, sign in zip(engines, (1, -1), strict=True):
                 loss = squared_error(engine(inputs[chunk]), sign * targets[chunk], 8)
                 engine.backward(loss, last=number == 1)
-        step_engines(*engines)
+        for engine in engines:
+            engine.step()
     assert_equal_weights(weights_of(first), plain_weights(steps)[0])
     assert_equal_weights(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
