@@ -15,7 +15,6 @@ from conftest import INIT, SEQUENCES
 from snakechat.modeling import weight_writing
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
-    adapted_share,
     add_lora,
     base_weights,
     disable_adapters,
@@ -213,19 +212,6 @@ SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
 
 
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
-
-
-def test_the_share_of_adapted_weights_is_a_warning_for_experts(capsys):
-    config = AutoConfig.for_model("mixtral", **SIZE, **ATTENTION, num_local_experts=4)
-    add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
-    # Of a block: 3,072 weights in the projections of attention; 24,576 in experts, 128 in their
-    # router and 64 in norms are parameters of other modules.
-    assert "linear layers with 11% of the weights" in capsys.readouterr().err
-    config = AutoConfig.for_model("llama", **SIZE, **ATTENTION)
-    model = add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
-    # 9,216 of 9,280: all but the norms.
-    assert adapted_share(model) == 9216 / 9280
-    assert not capsys.readouterr().err
 
 
 def test_layers_that_peft_does_not_support_are_an_error_of_one_line():

@@ -61,7 +61,7 @@ def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(make_job, ca
 LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
 
 
-def test_responses_are_logged_as_json_lines_and_to_tensorboard(make_job):
+def test_responses_are_logged_as_json_lines(make_job):
     job = make_job()
     with MetricsLogger(job, 2) as logger:
         logger.log_responses(1, LINES)
@@ -70,13 +70,6 @@ def test_responses_are_logged_as_json_lines_and_to_tensorboard(make_job):
         logger.log_responses(2, LINES)
     lines = (job.result / "responses.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": n, **LINES[0]} for n in (1, 2)]
-    events = EventAccumulator(str(job.log_folder / "tensorboard"))
-    events.Reload()
-    logged = events.Tensors("responses/text_summary")
-    assert [event.step for event in logged] == [1, 2]
-    text = logged[1].tensor_proto.string_val[0].decode()
-    # Indented, which is code in Markdown.
-    assert text == "\n\n    Human: *Hi* <b>Yes</b>\n    [score 0.1235]"
 
 
 def scalars(job, name):
