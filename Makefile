@@ -85,9 +85,9 @@ reproduce: $(VENV)/demo
 	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
 	$(ACTIVATE) python scripts/verify.py reproduced/output --same-as output
 
-# SFT, reward model and DPO, compared with DeepSpeed-Chat's method and TRL.
-bench-train: $(VENV)/demo $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
+# SFT, reward model and DPO, compared with DeepSpeed-Chat's method.
+bench-train: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/train.py > $(VENV)/train.json
 	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
 
 # Steps of RLOO and GRPO, compared with TRL.

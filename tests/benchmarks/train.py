@@ -1,16 +1,15 @@
 """Throughput and memory of SFT, reward model and DPO training on two cores (make bench-train).
 
-Compares Snakechat with (a) the method of DeepSpeed-Chat and (b) TRL with its fastest settings
-(trl_way.py). All train the same small OPT (random weights; the vocabulary of OPT, and one of 8,192)
-on the same rows of ../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with
-fp32 master weights. (a) is a plain loop below, with torch's fused AdamW instead of DeepSpeed's:
-every sequence is padded to 512, logits and scores are computed at all positions, and the reference
-model runs in every step of DPO.
+Compares Snakechat with the method of DeepSpeed-Chat. Both train the same small OPT (random weights;
+the vocabulary of OPT, and one of 8,192) on the same rows of ../shared/data/hh_harmless, in the same
+steps of 8 rows or pairs, in bf16 with fp32 master weights. The method of DeepSpeed-Chat is a plain
+loop below, with torch's fused AdamW instead of DeepSpeed's: every sequence is padded to 512, logits
+and scores are computed at all positions, and the reference model runs in every step of DPO.
 
 Tokens are those of prompt and response without padding, of both sequences of a pair. Memory is the
 peak above that of a process after its imports. The losses of the first step agree except where they
-differ by definition: (a) compares scores at every position where the responses differ, Snakechat
-and TRL at the last one, and each score head has its own random weights; DPO starts at log 2. Each
+differ by definition: DeepSpeed-Chat compares scores at every position where the responses differ,
+Snakechat at the last one, and each score head has its own random weights; DPO starts at log 2. Each
 measurement is a separate process; the methods alternate, and the results are medians.
 """
 
@@ -62,7 +61,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="steps before those timed")
     parser.add_argument("--steps", type=int, default=8, help="steps timed")
-    parser.add_argument("--trl-python", default=str(ROOT / ".venv-trl/bin/python"))
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -78,7 +76,6 @@ def main():
         commands = {
             "ours": [*ours, "ours"],
             "deepspeed_chat": [*ours, "deepspeed_chat"],
-            "trl": [arguments.trl_python, str(Path(__file__).with_name("trl_way.py"))],
         }
         cases = list(product(VOCABULARIES, STAGES))
         for vocabulary in VOCABULARIES:
@@ -351,11 +348,6 @@ def deepspeed_chat(stage, folder):
         first = loss.item() if first is None else first
         ends.append(time.perf_counter())
     return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": peak_mb()}
-
-
-def longest(row):
-    """Return the tokens of the longest sequence of a row."""
-    return len(row["prompt"]) + max(len(row["chosen"]), len(row.get("rejected", ())))
 
 
 class Masters:
