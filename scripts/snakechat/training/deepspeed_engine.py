@@ -309,17 +309,9 @@ class DeepSpeedEngine(Engine):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        if self.stage < 3:
-            with super().sampling():
+        with super().sampling():
+            if self.stage < 3:
                 yield
-            return
-        # With activation checkpointing, a module in training mode generates without a KV cache.
-        self.module.eval()
-        with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
-            yield
-        self.module.train()
-
-    def _gather(self) -> AbstractContextManager[Any]:
-        if self.stage == 3:
-            return deepspeed.zero.unwrap_model_for_generation(self.engine)
-        return contextlib.nullcontext()
+                return
+            with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
+                yield

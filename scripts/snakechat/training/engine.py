@@ -217,10 +217,6 @@ class Engine(ABC):
         All processes call it together. A weight that is not trained must be gathered.
         """
 
-    @abstractmethod
-    def _gather(self) -> AbstractContextManager[Any]:
-        """Return a context in which every process has all weights."""
-
     @property
     def learning_rate(self) -> float:
         """Learning rate of the coming step."""
@@ -232,23 +228,16 @@ class Engine(ABC):
         return {"grad_norm": self.grad_norm}
 
     @contextlib.contextmanager
-    def gathered_weights(self) -> Iterator[None]:
-        """Gather all weights in each process within the context."""
-        # With activation checkpointing, a module in training mode generates without a KV cache.
-        self.module.eval()
-        with self._gather():
-            yield
-        self.module.train()
-
-    @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """Context in which this process may call the model any number of times.
 
         All processes enter the context, and leave it together. Inside, nothing but calls of the
         model communicates.
         """
-        with self.gathered_weights():
-            yield
+        # With activation checkpointing, a module in training mode generates without a KV cache.
+        self.module.eval()
+        yield
+        self.module.train()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps change: weights and moments of this process, and learning rates."""
@@ -364,9 +353,6 @@ class ReplicatedEngine(Engine):
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
         return self.masters.get(id(weight), weight.detach()).float()
-
-    def _gather(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from snakechat.modeling import acceleration, fixed_decoding, generation
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import make_sampler, pad_left, sample_responses
+from snakechat.modeling.generation import make_sampler, sample_responses
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS
@@ -38,15 +38,6 @@ def ending(model, tokenizer):
     with torch.no_grad():
         model.model.decoder.final_layer_norm.bias += 6.0 * eos / eos.square().sum()
     return model
-
-
-def test_pad_left_masks_by_length():
-    # The pad id also occurs in a prompt.
-    prompts = [np.array(ids, dtype=np.uint16) for ids in ([8], [5, 65535, 7], [1, 1])]
-    input_ids, attention_mask = pad_left(prompts, 1, torch.device("cpu"))
-    assert input_ids.tolist() == [[1, 1, 8], [5, 65535, 7], [1, 1, 1]]
-    assert attention_mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
-    assert input_ids.dtype == attention_mask.dtype == torch.int64
 
 
 def sample_several(

@@ -200,15 +200,6 @@ def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, mo
     assert sampler.sample(PROMPTS) == first
 
 
-def test_the_engine_stays_awake_on_a_cpu(sampler, model):
-    sampler.update(model)
-    sampler.sleep()
-    sampler.update(model)
-    sampler.sample(PROMPTS)
-    assert "sleep" not in sampler.llm.events
-    assert sampler.llm.options.items() >= CPU_OPTIONS.items()
-
-
 @pytest.mark.usefixtures("gpu")
 def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model):
     sampler = make_sampler(SETTINGS, STOPS, 8192, folder)

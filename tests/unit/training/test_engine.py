@@ -1,5 +1,6 @@
 """Optimizer steps of the engines, compared with plain PyTorch, in one process on the CPU."""
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from torch import nn
 from conftest import INIT
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training import deepspeed_engine
 from snakechat.training.engine import make_engine
 from snakechat.training.process_group import init_process_group
@@ -39,6 +40,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("group"),
 ]
+
+
+# Of network(), whose first layer is frozen: a norm of 8, and 8 weights and a bias.
+NUM_TRAINED = 2 * 8 + 8 + 1
 
 
 def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
@@ -144,7 +149,7 @@ def test_adapters_follow_the_schedule_with_lora_learning_rate(zero_stage):
     engine = engine_for(module, num_steps=2, zero_stage=zero_stage, **changes)
     engine.backward(engine(torch.ones(1)).sum(), last=True)
     engine.step()
-    with engine.gathered_weights():
+    with engine.gathered(list(module.parameters())):
         moved = {name: start[name] - weight.item() for name, weight in module.named_parameters()}
     expected = {"weight": RATE, "bias": RATE, "lora_A": 0.05}
     assert moved == {name: pytest.approx(rate, abs=1e-6) for name, rate in expected.items()}
@@ -298,3 +303,61 @@ def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
     engine_for(module, zero_stage=zero_stage, dtype="bf16")
     assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
     assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+
+
+# States of checkpoints.
+
+
+def trained(zero_stage, dtype="bf16", steps=0, shift=0.0):
+    """Return a module with a frozen layer and its engine after steps.
+
+    shift: Added to the trained weights, so that none is correct by chance.
+    """
+    module = network().to(DTYPES[dtype])
+    module[0].requires_grad_(False)
+    for weight in module.parameters():
+        weight.data.add_(shift * weight.requires_grad)
+    schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
+    engine = engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
+    continue_training(engine, 0, steps, dtype)
+    return module, engine
+
+
+def continue_training(engine, first, end, dtype="bf16"):
+    for seed in range(first, end):
+        inputs, targets = rows(8, seed)
+        run_step(engine, inputs.to(DTYPES[dtype]), targets, micro_batches=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16")]
+)
+def test_a_restored_engine_continues_as_if_it_had_not_stopped(zero_stage, dtype):
+    module, engine = trained(zero_stage, dtype, steps=3)
+    state = copy.deepcopy(engine.state_dict())
+    again, resumed = trained(zero_stage, dtype, shift=0.5)
+    resumed.load_state_dict(state)
+    # As the actor, which generates before it trains.
+    assert torch.equal(weights_of(again), weights_of(module))
+    for each in (engine, resumed):
+        continue_training(each, 3, 6, dtype)
+    assert torch.equal(weights_of(again), weights_of(module))
+    expected, restored = engine.state_dict(), resumed.state_dict()
+    assert restored.keys() == expected.keys()
+    for name, value in expected.items():
+        equal = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
+        assert equal(restored[name], value), name
+    # fp32 weights and two moments of the trained weights, whose groups are padded.
+    tensors = [value for value in expected.values() if torch.is_tensor(value)]
+    assert {value.dtype for value in tensors} == {torch.float32}
+    size = sum(value.numel() for value in tensors if value.ndim)
+    assert 3 * NUM_TRAINED <= size <= 3 * (NUM_TRAINED + 4)
+
+
+def test_a_state_of_another_zero_stage_is_rejected():
+    state = trained(2)[1].state_dict()
+    # Stage 1 runs as stage 2 in bf16.
+    trained(1)[1].load_state_dict(state)
+    with pytest.raises(InputError, match="the saved state has ZeRO stage 2, this run has stage 3"):
+        trained(3)[1].load_state_dict(state)

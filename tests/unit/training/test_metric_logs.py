@@ -141,11 +141,3 @@ def test_times_are_written_to_the_log_folder_and_not_into_the_result(make_job):
     assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
     assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
     assert "times" not in (job.result / "metrics.jsonl").read_text()
-
-
-def log_times(job, *steps):
-    with MetricsLogger(job, 4) as logger:
-        for step in steps:
-            logger.log(step, [], loss=1.0)
-            logger.log_times(step, {"all": 1.0}, 1)
-    return [line["step"] for line in times_of(job)]
